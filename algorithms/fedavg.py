@@ -1,0 +1,53 @@
+"""FedAvg: everybody trains the same model, and the server averages it.
+
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas. AISTATS 2017. https://arxiv.org/abs/1602.05629
+Participants start from the server's model, train it on their own data and send it back whole. The server
+replaces its model with their mean, weighted by the number of training samples.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from raysim.core import Algorithm, Client, ClientId, Server, Weights, message, weights
+from raysim.core.ops import cross_entropy, weighted_mean
+
+
+@message
+class Model:
+    """A whole model: parameters and, unless left out, BatchNorm's running statistics."""
+
+    w: Weights
+
+
+@dataclass(frozen=True)
+class FedAvg(Algorithm[Model, Model, Weights]):
+    """Average whole models of one architecture, weighted by sample counts."""
+
+    paper: ClassVar[str] = "McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629"
+    one_architecture: ClassVar[bool] = True
+
+    avg_bn_buffers: bool = True
+    """Average BatchNorm's running mean and variance with the parameters. `false` leaves each client's
+    own, as libraries do that average parameters only."""
+
+    def server_start(self, server: Server[Weights], hellos: Mapping[ClientId, Any]) -> Weights:
+        # The weights that every client of the one architecture starts from.
+        return self._shared(server.task.model(server.task.architectures[0]))
+
+    def server_send(self, server: Server[Weights], to: ClientId) -> Model:
+        return Model(server.state)
+
+    def client_receive(self, client: Client, down: Model) -> None:
+        client.net.load_state_dict(down.w, strict=self.avg_bn_buffers)
+
+    def client_update(self, client: Client, down: Model | None) -> Model:
+        client.fit(cross_entropy)
+        return Model(self._shared(client.net))
+
+    def server_update(self, server: Server[Weights], ups: Mapping[ClientId, Model]) -> None:
+        server.state = weighted_mean((server.num_samples[k], up.w) for k, up in ups.items())
+
+    def _shared(self, net: Any) -> Weights:
+        parameters = {name for name, _ in net.named_parameters()}
+        return {name: w for name, w in weights(net).items() if self.avg_bn_buffers or name in parameters}

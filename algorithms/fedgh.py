@@ -1,0 +1,87 @@
+"""FedGH: the server trains one header for everybody, on class means of everybody's representations.
+
+Yi, Wang, Liu, Shi, Yu. ACM MM 2023. https://arxiv.org/abs/2303.13137
+A participant replaces its header with the server's, trains everything, and sends the mean representation of each
+class it owns. The server trains its header on those means with their labels; next round clients start from it.
+
+Shapes: C classes, S classes one client owns, D representation width, N samples of one client.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from raysim.core import Algorithm, Client, ClientId, Count, Positive, Server, Weights, message, weights
+from raysim.core.ops import class_means, cross_entropy
+
+
+@message
+class Header:
+    """The last linear layer."""
+
+    w: Weights  # weight [C, D], bias [C]
+
+
+@message
+class ClassMeans:
+    """What a client says of its classes (the paper: local averaged representations, LARs)."""
+
+    class_S: Tensor  # int32: ids of the classes it owns, ascending
+    mean_SD: Tensor  # mean representation of each
+
+
+@dataclass(frozen=True)
+class FedGH(Algorithm[Header, ClassMeans, nn.Linear]):
+    """The server trains one global header on the clients' class-mean representations."""
+
+    paper: ClassVar[str] = "Yi et al., ACM MM 2023, https://arxiv.org/abs/2303.13137"
+
+    header_lr: Positive = 0.01
+    """Learning rate of the server's SGD on the class means (the paper's eta_theta)."""
+    server_mode: Literal["per_lar", "per_client", "frozen_random"] = "per_lar"
+    """What one server step learns from: one class mean (the paper's main text), or all means of one client
+    (its variant); `frozen_random` never trains the header, which is what the authors' released code does."""
+    server_epochs: Count = 1
+    """Passes of the server over a round's class means."""
+
+    def server_start(self, server: Server[nn.Linear], hellos: Mapping[ClientId, Any]) -> nn.Linear:
+        return nn.Linear(server.task.feature_dim, server.task.num_classes)
+
+    def server_send(self, server: Server[nn.Linear], to: ClientId) -> Header:
+        return Header(weights(server.state))
+
+    def client_receive(self, client: Client, down: Header) -> None:
+        client.net.header.load_state_dict(down.w)
+
+    def client_update(self, client: Client, down: Header | None) -> ClassMeans:
+        client.fit(cross_entropy)
+        feature_ND = client.outputs(client.net.features)
+        class_S, mean_SD, _ = class_means(feature_ND, client.data.y)
+        return ClassMeans(class_S.int(), mean_SD)
+
+    def server_update(self, server: Server[nn.Linear], ups: Mapping[ClientId, ClassMeans]) -> None:
+        if self.server_mode == "frozen_random":
+            return
+        header = server.state
+        sgd = torch.optim.SGD(header.parameters(), lr=self.header_lr)
+        loss = torch.zeros(())
+        for _ in range(self.server_epochs):
+            for class_S, mean_SD in self._steps(ups):
+                loss = F.cross_entropy(header(mean_SD), class_S.long())
+                sgd.zero_grad()
+                loss.backward()
+                sgd.step()
+        sgd.zero_grad(set_to_none=True)
+        server.log("header_loss", loss.item())
+
+    def _steps(self, ups: Mapping[ClientId, ClassMeans]) -> Iterator[tuple[Tensor, Tensor]]:
+        """What each server step sees: clients in id order, classes ascending."""
+        for up in ups.values():
+            if self.server_mode == "per_client":
+                yield up.class_S, up.mean_SD
+            else:
+                yield from zip(up.class_S.split(1), up.mean_SD.split(1), strict=True)

@@ -1,0 +1,49 @@
+"""LG-FedAvg: extractors stay private, the header is averaged.
+
+Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency. 2020. https://arxiv.org/abs/2001.01523
+Participants replace their header with the server's, train everything, and send the header back. The server
+averages headers, weighted by the number of training samples; classes play no part.
+
+Shapes: C classes, D representation width.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from raysim.core import Algorithm, Client, ClientId, Server, Weights, message, weights
+from raysim.core.ops import cross_entropy, weighted_mean
+
+
+@message
+class Header:
+    """The last linear layer."""
+
+    w: Weights  # weight [C, D], bias [C]
+
+
+@dataclass(frozen=True)
+class LGFedAvg(Algorithm[Header, Header, Header]):
+    """Average the linear headers; each client keeps its own feature extractor."""
+
+    paper: ClassVar[str] = "Liang et al., 2020, https://arxiv.org/abs/2001.01523"
+
+    def server_start(self, server: Server[Header], hellos: Mapping[ClientId, Any]) -> Header:
+        return Header(weights(nn.Linear(server.task.feature_dim, server.task.num_classes)))
+
+    def server_send(self, server: Server[Header], to: ClientId) -> Header:
+        return server.state
+
+    def client_receive(self, client: Client, down: Header) -> None:
+        client.net.header.load_state_dict(down.w)
+
+    def client_update(self, client: Client, down: Header | None) -> Header:
+        client.fit(cross_entropy)
+        return Header(weights(client.net.header))
+
+    def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:
+        server.state = Header(weighted_mean((server.num_samples[k], up.w) for k, up in ups.items()))
+        server.log("header_norm", float(torch.linalg.vector_norm(server.state.w["weight"])))

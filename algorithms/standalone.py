@@ -1,0 +1,21 @@
+"""Standalone: every client trains alone, and nothing is ever sent. The yardstick for all other methods.
+
+The papers call it Standalone or Local-T. Only the sampled participants train in a round, so that every client
+gets the same number of local epochs as under the method it is compared with.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from raysim.core import Algorithm, Client
+from raysim.core.ops import cross_entropy
+
+
+@dataclass(frozen=True)
+class Standalone(Algorithm[None, None, None]):
+    """Every client trains alone; nothing is sent."""
+
+    paper: ClassVar[str] = "The baseline of every paper: local training without communication"
+
+    def client_update(self, client: Client, down: None) -> None:
+        client.fit(cross_entropy)

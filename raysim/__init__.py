@@ -1,0 +1,1 @@
+"""raysim: simulate model-heterogeneous federated learning on Ray."""

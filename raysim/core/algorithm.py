@@ -1,0 +1,184 @@
+"""The seam: what a federated-learning algorithm is, and what it is handed.
+
+A round has four arrows, and four hooks are named after them; three more run once:
+
+    once:        client_model   client_join   server_start
+    each round:  server_send -> client_receive -> client_update -> server_update
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from raysim.core.data import Batch, Samples
+from raysim.core.fields import check_settings
+from raysim.core.fit import FitJob, LocalTraining, Loss, Trainer, fit_one, has_batchnorm
+from raysim.core.meter import FlopMeter, Ledger
+
+ClientId = int
+Down = TypeVar("Down")  # server -> client message
+Up = TypeVar("Up")  # client -> server message
+State = TypeVar("State")  # what the server keeps between rounds
+
+
+class SplitModel(Protocol):
+    """Every model in raysim: a feature extractor of any shape, then a linear header."""
+
+    header: nn.Linear  # weight [C, D], bias [C]
+
+    def features(self, x: Tensor) -> Tensor:
+        """The representation [B, D] of images [B, ...]."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The logits [B, C] of images [B, ...]."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What all parties agree on before training."""
+
+    num_classes: int  # C
+    feature_dim: int  # D, the same for every architecture
+    architectures: tuple[str, ...]  # the clients' different ones, in order of first use
+    model: Callable[[str], Any]  # name -> a fresh SplitModel with the weights that all its clients start from
+
+
+@dataclass
+class Client:
+    """One client, as its algorithm sees it. `net` is all that lives on between rounds."""
+
+    id: ClientId
+    task: Task
+    data: Samples  # what it trains on
+    net: Any  # built by client_model
+    local: LocalTraining
+    rng: torch.Generator  # on the CPU; starts anew each round, keyed by run seed, round and client
+    t: int = 0  # round, counted from 1
+    arch: str = ""  # name of its architecture
+    ledger: Ledger = field(default_factory=Ledger)
+    meter: FlopMeter | None = None  # None: nothing is counted
+    trainer: Trainer = fit_one
+
+    def fit(self, loss: Loss, given: Any = None) -> None:
+        """Minimise `loss(net, batch, given)` over the local data, as the scenario's `training` says.
+
+        The loss reads every trained tensor through its `net` argument and every per-client tensor through
+        `given` or `batch`, so that the engine may train many clients with one call.
+        """
+        batches = self.data.shuffled(
+            self.local.batch_size, self.local.epochs, self.rng, drop_single=has_batchnorm(self.net)
+        )
+        result = self.trainer(FitJob(self.net, loss, given, batches, self.local))
+        self.ledger.loss_sum += result.loss_sum
+        self.ledger.samples += result.samples
+        if self.meter is not None:
+            key = (self.arch, getattr(loss, "__qualname__", repr(loss)), given is None)
+            self.ledger.flops += result.samples * self.meter.of(key, lambda: self._probe(loss, given), 2)
+
+    @torch.no_grad()
+    def outputs(self, f: Callable[[Tensor], Tensor]) -> Tensor:
+        """`f` over the local data, in data order, un-augmented, in eval mode: [N, ...]."""
+        self.net.eval()
+        found = torch.cat([f(batch.x) for batch in self.data.in_order(self.local.batch_size)])
+        if self.meter is not None:
+            key = (self.arch, getattr(f, "__qualname__", repr(f)), "forward")
+            flops = self.meter.of(key, lambda: f(self._probe_batch().x), 2)
+            self.ledger.flops += len(self.data) * flops
+        return found
+
+    def log(self, name: str, value: float) -> None:
+        """Record a number of this client's round; its mean over the participants is tracked as `client/<name>`."""
+        self.ledger.values[name] = float(value)
+
+    def _probe_batch(self) -> Batch:
+        # Two samples, the fewest that BatchNorm can train on.
+        return next(self.data.subset(torch.tensor([0, min(1, len(self.data) - 1)])).in_order(2))
+
+    def _probe(self, loss: Loss, given: Any) -> None:
+        """One step's forward and backward pass, which leaves no trace on the network."""
+        buffers = {name: value.clone() for name, value in self.net.named_buffers()}
+        loss(self.net, self._probe_batch(), given).backward()
+        with torch.no_grad():
+            for name, value in self.net.named_buffers():
+                value.copy_(buffers[name])
+        self.net.zero_grad(set_to_none=True)
+
+
+@dataclass
+class Server(Generic[State]):
+    """The server, as its algorithm sees it. `state` is all that lives on between rounds."""
+
+    task: Task
+    rng: torch.Generator  # on the CPU; starts anew each round, keyed by run seed and round
+    num_samples: Mapping[ClientId, int] = field(default_factory=dict)  # n_k, told once when clients register
+    t: int = 0  # round, counted from 1
+    state: State = field(default=None)  # type: ignore[assignment]
+    values: dict[str, float] = field(default_factory=dict)
+
+    def log(self, name: str, value: float) -> None:
+        """Record a number of this round, tracked as `server/<name>`."""
+        self.values[name] = float(value)
+
+
+@dataclass(frozen=True)
+class Algorithm(ABC, Generic[Down, Up, State]):
+    """One federated algorithm: hyper-parameters in fields, behaviour in hooks.
+
+    An algorithm object is frozen and is copied to every process: a `client_*` hook may change only its client, a
+    `server_*` hook only its server. Round t runs, for each sampled client, server_send -> client_receive ->
+    client_update, and then server_update once. Hooks draw random numbers from torch's global generator (seeded
+    by the engine before each hook, keyed by hook, round and client) or from `client.rng` and `server.rng`.
+
+    Fields outside their `Range` or choices raise `ValueError` at construction.
+    """
+
+    paper: ClassVar[str] = ""  # citation and address
+    one_architecture: ClassVar[bool] = False  # True: whole models are exchanged, so all clients need the same
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    def check(self, task: Task) -> None:
+        """Raise `ValueError` when these settings cannot work for this task. Default: they can."""
+
+    # -- once --------------------------------------------------------------------------------------
+    def client_model(self, model: Any, task: Task) -> nn.Module:
+        """What a client keeps, trains and predicts with. Default: its own architecture."""
+        return model
+
+    def client_join(self, client: Client) -> Any:
+        """What every client tells the server before round 1. Default: nothing."""
+        return None
+
+    def server_start(self, server: Server[State], hellos: Mapping[ClientId, Any]) -> State:
+        """The server's state before round 1. Default: none."""
+        return None  # type: ignore[return-value]
+
+    # -- every round -------------------------------------------------------------------------------
+    def server_send(self, server: Server[State], to: ClientId) -> Down | None:
+        """What the server sends one sampled client. Default: nothing.
+
+        A message that does not depend on `to` is best kept ready in `server.state`: messages that share storage
+        are shipped once.
+        """
+        return None
+
+    def client_receive(self, client: Client, down: Down) -> None:
+        """Take in what arrived, before training; the client can be evaluated after this."""
+
+    @abstractmethod
+    def client_update(self, client: Client, down: Down | None) -> Up:
+        """Train locally and return what goes up (`None`: nothing)."""
+
+    def server_update(self, server: Server[State], ups: Mapping[ClientId, Up]) -> None:
+        """Fold the uploads, in client-id order, into `server.state`. Default: ignore them."""
+
+
+AnyAlgorithm = Algorithm[Any, Any, Any]
+

@@ -1,0 +1,114 @@
+"""Samples a client owns, and the batches a loss sees.
+
+Images stay uint8 where they were loaded (one array per node, shared by every actor); a batch is gathered,
+normalised and augmented as tensors on the client's device.
+
+Shapes: N samples of one client, B samples of one batch, C channels, H x W pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from raysim.core.messages import message
+
+
+class Transform(Protocol):
+    """From stored uint8 images to what a network reads. Implemented in raysim/data/transform.py."""
+
+    def plain(self, raw_BHWC: Tensor) -> Tensor:
+        """Normalised float32 images [B, C, H, W], channels last in memory."""
+
+    def augmented(self, raw_BHWC: Tensor, rng: torch.Generator) -> Tensor:
+        """As `plain`, after random augmentation; every draw comes from `rng` (a CPU generator)."""
+
+
+@message
+class Batch:
+    """What a loss function sees of one step."""
+
+    x: Tensor  # [B, C, H, W] float32
+    y: Tensor  # [B] int64 class ids
+    index: Tensor  # [B] position of each sample in its client's data, for per-sample teachers
+    weight: Tensor | None = None  # [B] 1 for a real sample, 0 for padding; None: all are real
+
+    def mean(self, per_sample_B: Tensor) -> Tensor:
+        """Mean over the real samples, a scalar. Losses reduce with this, never with `.mean()`."""
+        if self.weight is None:
+            return per_sample_B.mean()
+        return (per_sample_B * self.weight).sum() / self.weight.sum()
+
+
+@dataclass(frozen=True)
+class Samples:
+    """One client's part of a data set, in a fixed order."""
+
+    raw_NHWC: Tensor  # uint8, on the device that trains
+    y: Tensor  # [N] int64 class ids, on the same device
+    transform: Transform
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def x(self) -> Tensor:
+        """All images, normalised and not augmented: [N, C, H, W]. Costs 4 bytes per pixel while held."""
+        return self.transform.plain(self.raw_NHWC)
+
+    def subset(self, index: Tensor) -> Samples:
+        """The samples at these positions, in this order."""
+        index = index.to(self.y.device)
+        return Samples(self.raw_NHWC[index], self.y[index], self.transform)
+
+    def in_order(self, batch_size: int) -> Iterator[Batch]:
+        """Un-augmented batches in data order; the last one may be short."""
+        for index in torch.arange(len(self), device=self.y.device).split(batch_size):
+            yield Batch(self.transform.plain(self.raw_NHWC[index]), self.y[index], index)
+
+    def shuffled(
+        self, batch_size: int, epochs: int, rng: torch.Generator, drop_single: bool = False
+    ) -> Iterator[Batch]:
+        """Augmented batches, in a fresh random order each epoch; the last of an epoch may be short.
+
+        drop_single: leave out a last batch of one sample, which BatchNorm cannot train on.
+        """
+        for _ in range(epochs):
+            order = torch.randperm(len(self), generator=rng).to(self.y.device)
+            for index in order.split(batch_size):
+                if drop_single and len(index) == 1:
+                    continue
+                yield Batch(self.transform.augmented(self.raw_NHWC[index], rng), self.y[index], index)
+
+
+@dataclass(frozen=True, eq=False)
+class Shards:
+    """One part (say, training) of every client: positions in the data set, client after client."""
+
+    index: NDArray[np.int64]
+    """Positions, ascending within a client."""
+    offset: NDArray[np.int64]
+    """[N+1]; client k has index[offset[k] : offset[k + 1]]."""
+
+    def __len__(self) -> int:
+        return len(self.offset) - 1
+
+    def of(self, client: int) -> NDArray[np.int64]:
+        """Positions of one client's samples, ascending."""
+        return self.index[self.offset[client] : self.offset[client + 1]]
+
+    @property
+    def size_N(self) -> NDArray[np.int64]:  # noqa: N802
+        """How many samples each client has."""
+        return np.diff(self.offset)
+
+    @property
+    def owner(self) -> NDArray[np.int64]:
+        """The client of every entry of `index`."""
+        return np.repeat(np.arange(len(self)), self.size_N)

@@ -1,0 +1,19 @@
+"""The two ways a run can be refused, each with its exit code."""
+
+from __future__ import annotations
+
+
+class RaysimError(Exception):
+    """Something that one sentence can explain to a user; shown without a traceback."""
+
+    exit_code = 1
+
+
+class ScenarioError(RaysimError, ValueError):
+    """What was asked for cannot be: a wrong key, value, file or combination. Exit code 2."""
+
+    exit_code = 2
+
+
+class RunError(RaysimError, RuntimeError):
+    """A run that had begun could not go on. Exit code 1."""

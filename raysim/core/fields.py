@@ -1,0 +1,112 @@
+"""Fields of user-facing settings: their ranges, meanings and defaults, written once beside the field.
+
+A settings class is a frozen dataclass; the string under a field is its meaning, and an annotation such as
+`Positive` its range. The scenario loader, the JSON schema and `raysim describe` all read them from here.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bounds of a number; `None` leaves a side open."""
+
+    gt: float | None = None
+    ge: float | None = None
+    lt: float | None = None
+    le: float | None = None
+
+    def holds(self, value: float) -> bool:
+        """Whether `value` lies inside."""
+        return (
+            (self.gt is None or value > self.gt)
+            and (self.ge is None or value >= self.ge)
+            and (self.lt is None or value < self.lt)
+            and (self.le is None or value <= self.le)
+        )
+
+    def __str__(self) -> str:
+        names = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
+        return " and ".join(
+            f"{words} {getattr(self, name):g}" for name, words in names.items() if getattr(self, name) is not None
+        )
+
+
+Positive = Annotated[float, Range(gt=0)]
+NonNegative = Annotated[float, Range(ge=0)]
+Fraction = Annotated[float, Range(ge=0, le=1)]
+Count = Annotated[int, Range(ge=1)]
+
+
+@dataclass(frozen=True)
+class FieldInfo:
+    """One field of a settings class, as a user meets it."""
+
+    name: str
+    type: Any  # without the Range
+    range: Range | None
+    default: Any  # dataclasses.MISSING when the field is required
+    doc: str
+
+    @property
+    def allowed(self) -> str:
+        """What may be given, in words."""
+        if get_origin(self.type) is Literal:
+            return ", ".join(str(arg) for arg in get_args(self.type))
+        name = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}.get(self.type)
+        name = name or str(self.type).replace("typing.", "")
+        return f"{name} {self.range}" if self.range else name
+
+
+def field_docs(cls: type) -> dict[str, str]:
+    """The string literal under each annotated field of a class, its bases included."""
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if not dataclasses.is_dataclass(base):
+            continue
+        try:
+            (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        except (OSError, TypeError):  # made in an interactive session: it has no source
+            continue
+        assert isinstance(tree, ast.ClassDef)
+        for field, text in zip(tree.body, tree.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                if isinstance(text.value, ast.Constant) and isinstance(text.value.value, str):
+                    assert isinstance(field.target, ast.Name)
+                    docs[field.target.id] = inspect.cleandoc(text.value.value).replace("\n", " ")
+    return docs
+
+
+def settings_fields(cls: type) -> list[FieldInfo]:
+    """Every field of a frozen dataclass of settings, in order."""
+    hints = get_type_hints(cls, include_extras=True)
+    docs = field_docs(cls)
+    found = []
+    for field in dataclasses.fields(cls):
+        hint, bounds = hints[field.name], None
+        if get_origin(hint) is Annotated:
+            hint, *extras = get_args(hint)
+            bounds = next((extra for extra in extras if isinstance(extra, Range)), None)
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        found.append(FieldInfo(field.name, hint, bounds, default, docs.get(field.name, "")))
+    return found
+
+
+def check_settings(settings: Any) -> None:
+    """Raise `ValueError` naming the first field whose value is outside its range or choices."""
+    for info in settings_fields(type(settings)):
+        value = getattr(settings, info.name)
+        is_choice = get_origin(info.type) is Literal
+        if (is_choice and value not in get_args(info.type)) or (
+            info.range is not None and value is not None and not info.range.holds(value)
+        ):
+            raise ValueError(f"{info.name}: {value!r} given; allowed: {info.allowed}")

@@ -1,0 +1,127 @@
+"""Messages: the only things that cross between a client and the server, and what they weigh.
+
+A message is a frozen dataclass of tensors, numbers and (nested) dicts or tuples of them. Packing turns it into plain
+bytes that share no memory with the sender, in one format for both backends, so that the in-process
+backend isolates sender from receiver exactly as Ray does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, TypeVar, dataclass_transform
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+T = TypeVar("T")
+Weights = dict[str, Tensor]
+
+
+@dataclass_transform(frozen_default=True)
+def message(cls: type[T]) -> type[T]:
+    """A frozen dataclass of tensors and numbers that torch can map over, stack and count."""
+    made = dataclass(frozen=True)(cls)
+    names = [field.name for field in fields(made)]  # type: ignore[arg-type]
+    pytree.register_pytree_node(
+        made,
+        lambda msg: ([getattr(msg, name) for name in names], None),
+        lambda values, _: made(*values),
+        serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
+    )
+    return made
+
+
+def weights(module: nn.Module) -> Weights:
+    """A copy of a module's parameters and buffers, detached from training."""
+    return {name: value.detach().clone() for name, value in module.state_dict().items()}
+
+
+@dataclass(frozen=True)
+class PackedTensor:
+    """A tensor as bytes: readable without torch, mapped without a copy by Ray's object store."""
+
+    data: NDArray[np.uint8]
+    dtype: str
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> PackedTensor:
+        flat = tensor.detach().to("cpu", copy=True).contiguous().reshape(-1)
+        return cls(flat.view(torch.uint8).numpy(), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+
+    def tensor(self, device: torch.device | str = "cpu") -> Tensor:
+        """A fresh tensor; the packed bytes may be read-only shared memory and are never handed out."""
+        flat = torch.empty(len(self.data), dtype=torch.uint8)
+        flat.numpy()[:] = self.data
+        return flat.view(getattr(torch, self.dtype)).reshape(self.shape).to(device)
+
+
+def pack(msg: T) -> T:
+    """`msg` with every tensor replaced by its bytes. Tensors that share storage are packed once."""
+    seen: dict[tuple[Any, ...], PackedTensor] = {}
+    keep = []  # hold every tensor until the end, so that no storage address is used twice
+
+    def one(tensor: Tensor) -> PackedTensor:
+        key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        if key not in seen or not tensor.numel():
+            keep.append(tensor)
+            seen[key] = PackedTensor.of(tensor)
+        return seen[key]
+
+    return pytree.tree_map_only(Tensor, one, msg)
+
+
+def unpack(msg: T, device: torch.device | str = "cpu") -> T:
+    """What the receiver gets: the same values, in memory of its own."""
+    seen: dict[int, Tensor] = {}
+
+    def one(packed: PackedTensor) -> Tensor:
+        if id(packed) not in seen:
+            seen[id(packed)] = packed.tensor(device)
+        return seen[id(packed)]
+
+    return pytree.tree_map_only(PackedTensor, one, msg)
+
+
+def wire_bytes(msg: object) -> int:
+    """Payload of a message in bytes: tensors at their dtype, Python numbers as 8 bytes, `None` as none."""
+    return sum(_leaf_bytes(leaf) for leaf in pytree.tree_leaves(msg))
+
+
+def wire_params(msg: object) -> int:
+    """How many numbers a message carries, whatever their width."""
+    return sum(
+        leaf.numel() if isinstance(leaf, Tensor) else 1 for leaf in pytree.tree_leaves(msg) if leaf is not None
+    )
+
+
+def wire_components(msg: object) -> dict[str, int]:
+    """Bytes by field of the message, for example `{"class_S": 40, "mean_SD": 20000}`."""
+    if isinstance(msg, Mapping):
+        return {str(name): wire_bytes(value) for name, value in msg.items()}
+    if is_dataclass(msg):
+        return {field.name: wire_bytes(getattr(msg, field.name)) for field in fields(msg)}
+    return {"message": wire_bytes(msg)} if msg is not None else {}
+
+
+def nonfinite(msg: object) -> bool:
+    """Whether any floating-point number in a message is NaN or infinite."""
+    return any(
+        not bool(torch.isfinite(leaf).all())
+        for leaf in pytree.tree_leaves(msg)
+        if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+    )
+
+
+def _leaf_bytes(leaf: object) -> int:
+    if leaf is None:
+        return 0
+    if isinstance(leaf, Tensor):
+        return leaf.numel() * leaf.element_size()
+    if isinstance(leaf, bool | int | float):
+        return 8
+    raise TypeError(f"a message may hold tensors and numbers, not {type(leaf).__name__}")

@@ -1,0 +1,48 @@
+"""Floating-point operations, counted by torch once per piece of work and multiplied from then on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+
+def flops_of(work: Callable[[], object]) -> int:
+    """Run `work` once and return its floating-point operations (2 per multiply-add).
+
+    torch's global generators are left as they were, so that counting never changes a result.
+    """
+    cuda = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=cuda), FlopCounterMode(display=False) as counter:
+        work()
+    return counter.get_total_flops()
+
+
+@dataclass
+class FlopMeter:
+    """Operations per sample of each kind of work, keyed by architecture and function."""
+
+    per_sample: dict[Hashable, float] = field(default_factory=dict)
+
+    def of(self, key: Hashable, probe: Callable[[], object], probe_samples: int) -> float:
+        """Operations per sample of the work `key`; runs `probe` on `probe_samples` samples the first time."""
+        if key not in self.per_sample:
+            self.per_sample[key] = flops_of(probe) / probe_samples
+        return self.per_sample[key]
+
+
+@dataclass
+class Ledger:
+    """What one client's turn cost and how its training went."""
+
+    flops: float = 0.0
+    loss_sum: float = 0.0
+    samples: int = 0
+    values: dict[str, float] = field(default_factory=dict)  # what the algorithm logged
+
+    @property
+    def train_loss(self) -> float:
+        """Mean loss per sample over the turn's training; NaN when nothing was trained."""
+        return self.loss_sum / self.samples if self.samples else float("nan")

@@ -1,0 +1,55 @@
+"""Pure functions that several algorithms share; a new one moves here at its third user.
+
+Shapes: N samples, B batch, C classes, D representation width, S classes that one client owns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raysim.core.data import Batch
+from raysim.core.messages import Weights
+
+
+def cross_entropy(net: Any, batch: Batch, given: Any) -> Tensor:
+    """The plain classification loss, a scalar; `given` is not read."""
+    return batch.mean(F.cross_entropy(net(batch.x), batch.y, reduction="none"))
+
+
+def class_means(value_ND: Tensor, label_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean of the rows of each class that occurs.
+
+    Returns (class_S int64 ascending, mean_SD in value_ND's type, count_S int64). Exact sums over samples in
+    float64, so that the result does not depend on batching (algorithms.md, section 1.4, point 6).
+    """
+    class_S, position_N, count_S = torch.unique(label_N, return_inverse=True, return_counts=True)
+    sum_SD = torch.zeros(len(class_S), value_ND.shape[1], dtype=torch.float64, device=value_ND.device)
+    sum_SD.index_add_(0, position_N, value_ND.double())
+    return class_S, (sum_SD / count_S[:, None]).to(value_ND.dtype), count_S
+
+
+def weighted_mean(parts: Iterable[tuple[float, Weights]]) -> Weights:
+    """`sum(n_k * w_k) / sum(n_k)` per tensor, summed in the order given, in float64.
+
+    Integer tensors (BatchNorm's batch counter) are taken from the first part, not averaged.
+    Raises `ValueError` when there are no parts or all weights are zero.
+    """
+    listed = list(parts)
+    total = sum(weight for weight, _ in listed)
+    if not total:
+        raise ValueError("a weighted mean needs at least one part with a positive weight")
+    mean: Weights = {}
+    for name, first in listed[0][1].items():
+        if not first.is_floating_point():
+            mean[name] = first.clone()
+            continue
+        acc = torch.zeros(first.shape, dtype=torch.float64, device=first.device)
+        for weight, tensors in listed:
+            acc += tensors[name].double() * (weight / total)
+        mean[name] = acc.to(first.dtype)
+    return mean

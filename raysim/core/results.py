@@ -1,0 +1,98 @@
+"""What a run reports: a row per round and a row per round and measured client, and who takes them in.
+
+The names here are the names everywhere: MLflow metrics, Parquet columns and the table in the terminal agree.
+Accuracies are fractions in [0, 1] in data and per cent only where printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+Status = Literal["running", "finished", "failed", "interrupted"]
+
+METRICS: Mapping[str, str] = {
+    "accuracy/participants": "mean test accuracy of the round's participants, each on its own test samples",
+    "accuracy/all": "mean test accuracy of all clients, each with its latest model",
+    "accuracy/all_std": "standard deviation of that accuracy over clients",
+    "accuracy/worst_decile": "mean of that accuracy over the tenth of the clients that is worst off",
+    "accuracy/best": "greatest accuracy/all so far",
+    "accuracy/best_participants": "greatest accuracy/participants so far",
+    "accuracy/global": "mean accuracy of the participants' models on the whole published test set",
+    "loss/train": "mean over participants of their mean training loss per sample",
+    "loss/test": "mean over all clients of the mean test loss per sample, each with its latest model",
+    "comm/up_bytes": "bytes that the participants sent in this round",
+    "comm/down_bytes": "bytes that the server sent in this round",
+    "comm/total_bytes": "bytes in both directions, from the first round on",
+    "comm/up_params": "numbers that the participants sent in this round",
+    "comm/down_params": "numbers that the server sent in this round",
+    "compute/flops": "floating-point operations of the participants in this round, evaluation apart",
+    "compute/server_flops": "floating-point operations of the server in this round",
+    "compute/total_flops": "operations of clients and server, from the first round on",
+    "time/round_s": "seconds of the round",
+    "time/train_s": "seconds that client hooks took, summed over participants",
+    "time/aggregate_s": "seconds of the server's hooks",
+    "time/evaluate_s": "seconds of evaluation, summed over clients",
+    "time/total_s": "seconds since the first round began",
+    "engine/restarts": "actors or rounds started again after a failure, so far",
+    "engine/moved_clients": "clients whose state moved to another actor in this round",
+    "memory/host_mb": "resident memory of the run's processes, in MiB",
+    "memory/gpu_peak_mb": "greatest GPU memory of any actor so far, in MiB",
+}
+"""Every metric the engine reports and what it means; algorithms add `client/<name>` and `server/<name>`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRow:
+    """One client in one round: a row of `clients.parquet`. Names that end in `_s` are timings."""
+
+    round: int  # 0: before the first round
+    client: int
+    model: str
+    participated: bool
+    accuracy: float | None  # correct / total; None when it was not measured in this round
+    correct: int | None
+    total: int | None  # its test samples
+    loss: float | None  # mean test cross-entropy per sample
+    global_accuracy: float | None  # on the whole published test set, where the scenario asks
+    train_loss: float | None  # mean training loss per sample of the round; None for a client that did not train
+    train_samples: int  # seen in training, counted once per epoch
+    up_bytes: int
+    down_bytes: int
+    up_params: int
+    down_params: int
+    flops: float
+    train_s: float
+    evaluate_s: float
+
+
+@dataclass(frozen=True)
+class RunCard:
+    """What identifies a run, for whoever records it."""
+
+    name: str  # of the scenario
+    run_id: str
+    folder: Path
+    parameters: Mapping[str, str | int | float | bool | None]  # the resolved scenario, flat, dotted keys
+    tags: Mapping[str, str]
+    dataset: str
+    dataset_source: str
+    dataset_digest: str
+    partition_digest: str
+    num_samples: int
+    num_clients: int
+
+
+class Tracker(Protocol):
+    """Whoever takes in a run's results. Calls come from one thread, rounds in order."""
+
+    def open(self, card: RunCard) -> None:
+        """The run begins. Raises `ScenarioError` when results could not be taken in."""
+
+    def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
+        """Round `t` is done (0: the state before the first). `values` are metrics by name; absent: not measured."""
+
+    def close(self, status: Status, summary: Mapping[str, object]) -> None:
+        """The run ended. `summary` is what goes into `summary.json`."""

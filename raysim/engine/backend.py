@@ -1,0 +1,49 @@
+"""The door between the round loop and whoever runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raysim.core.algorithm import ClientId
+from raysim.core.results import ClientRow
+from raysim.engine.host import Turn
+from raysim.engine.server import ServerReport
+from raysim.engine.world import World
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What a backend says of a round."""
+
+    turns: Mapping[ClientId, Turn]  # in client-id order
+    server: ServerReport
+    moved: int = 0  # clients whose state moved to another actor
+
+
+class Backend(Protocol):
+    """Runs clients and the server somewhere. All backends give bit-identical results."""
+
+    def start(self, world: World, image_MHWC: NDArray[np.uint8]) -> None:
+        """Bring everything up: hosts, server, hellos, the server's first state."""
+
+    def round(
+        self, t: int, cohort: Sequence[ClientId], evaluate: bool, progress: Callable[[int], None]
+    ) -> RoundReport:
+        """One round. `progress` hears how many of the cohort are done, now and then."""
+
+    def evaluate(self, t: int, ids: Sequence[ClientId]) -> list[ClientRow]:
+        """Measure clients as they are, in id order."""
+
+    def digests(self) -> tuple[dict[ClientId, str], str]:
+        """SHA-256 of every client's state and of the server's."""
+
+    def memory(self) -> tuple[float, float]:
+        """(resident memory of the run's processes, greatest GPU memory of any), in MiB."""
+
+    def close(self) -> None:
+        """Let everything go; safe to call twice."""

@@ -1,0 +1,295 @@
+"""A host holds clients: it builds them, runs their part of a round, and measures them.
+
+A plain class: the in-process backend has one, the Ray backend makes each actor one. What a client does depends on its
+state, its message, the run's seed and the round, never on the host or on who else lives there.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from raysim.core.algorithm import Algorithm, Client, ClientId
+from raysim.core.data import Samples
+from raysim.core.messages import Weights, pack, unpack, weights, wire_bytes, wire_components, wire_params
+from raysim.core.meter import FlopMeter
+from raysim.core.results import ClientRow
+from raysim.core.seeds import global_seed, seeded
+from raysim.core.state import digest
+from raysim.engine.hooks import hook
+from raysim.engine.world import World
+
+EVALUATION_BATCH = 512
+
+
+@dataclass(frozen=True)
+class Outbox:
+    """What the server sends in one round: each distinct message once, and who gets which."""
+
+    messages: tuple[Any, ...]  # packed
+    of: Mapping[ClientId, int | None]  # client -> position in `messages`; None: nothing is sent
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What is known of one client after its part of a round, besides its upload."""
+
+    row: ClientRow
+    values: Mapping[str, float]  # what the algorithm logged
+    up_components: Mapping[str, int]  # bytes by field of the message
+    down_components: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A model's result on one set of test samples."""
+
+    correct: int
+    total: int
+    loss_sum: float
+
+    @property
+    def accuracy(self) -> float | None:
+        """correct / total; None without test samples, which is not the same as 0."""
+        return self.correct / self.total if self.total else None
+
+    @property
+    def loss(self) -> float | None:
+        """Mean cross-entropy per sample."""
+        return self.loss_sum / self.total if self.total else None
+
+
+class ClientHost:
+    """Some of a run's clients, with their models, on one device."""
+
+    def __init__(self, world: World, image_MHWC: NDArray[np.uint8], device: str = "cpu") -> None:
+        self.world = world
+        self.device = torch.device(device)
+        with warnings.catch_warnings():
+            # The images are read-only shared memory; nothing here writes to them.
+            warnings.simplefilter("ignore")
+            self.image_MHWC = torch.from_numpy(image_MHWC)
+        self.label_M = torch.from_numpy(world.labels.copy())
+        self.nets: dict[ClientId, nn.Module] = {}
+        self.templates: dict[str, nn.Module] = {}
+        self.template_digests: dict[str, str] = {}
+        self.meter = FlopMeter()
+
+    # -- the round ---------------------------------------------------------------------------------
+
+    def join(self, ids: Iterable[ClientId]) -> dict[ClientId, Any]:
+        """Every client's hello, packed."""
+        hellos = {}
+        for k in ids:
+            client = self._client(k, t=0)
+            with self._hook("client_join", 0, k):
+                hellos[k] = pack(self.world.algorithm.client_join(client))
+        return hellos
+
+    def work(
+        self, t: int, ids: Sequence[ClientId], outbox: Outbox, evaluate: bool
+    ) -> Iterator[tuple[ClientId, Any, Turn]]:
+        """Round `t` of these clients, one after another: (client, packed upload, turn)."""
+        received: dict[int, Any] = {}
+        for k in ids:
+            position = outbox.of[k]
+            if position is not None and position not in received:
+                received[position] = unpack(outbox.messages[position], self.device)
+            yield self._turn(k, t, received.get(position) if position is not None else None, evaluate)
+
+    def evaluate(self, t: int, ids: Iterable[ClientId]) -> list[ClientRow]:
+        """Measure clients as they are, without a turn."""
+        return [self._row(k, t, *self._measured(k)) for k in ids]
+
+    # -- state -------------------------------------------------------------------------------------
+
+    def release(self, ids: Iterable[ClientId]) -> dict[ClientId, Any]:
+        """Give clients away: their packed states, gone from here."""
+        return {k: pack(weights(self.nets.pop(k))) for k in ids if k in self.nets}
+
+    def adopt(self, states: Mapping[ClientId, Any]) -> None:
+        """Take in clients that another host released."""
+        for k, packed in states.items():
+            state: Weights = unpack(packed)
+            self._net(k).load_state_dict(state)
+
+    def digests(self, ids: Iterable[ClientId]) -> dict[ClientId, str]:
+        """SHA-256 of each client's state."""
+        found = {}
+        for k in ids:
+            if k in self.nets or self.world.independent_init:
+                found[k] = digest(self._net(k))
+            else:
+                # Untouched clients of one architecture are all alike.
+                arch = self.world.arch(k)
+                if arch not in self.template_digests:
+                    self.template_digests[arch] = digest(self._template(arch))
+                found[k] = self.template_digests[arch]
+        return found
+
+    def gpu_peak_mb(self) -> float:
+        """Greatest GPU memory this process has used, in MiB; 0 on a CPU."""
+        return torch.cuda.max_memory_allocated(self.device) / 2**20 if self.device.type == "cuda" else 0.0
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _turn(self, k: ClientId, t: int, down: Any, evaluate: bool) -> tuple[ClientId, Any, Turn]:
+        algorithm, world = self.world.algorithm, self.world
+        client = self._client(k, t)
+        measured, evaluate_s = None, 0.0
+        start = perf_counter()
+        if down is not None:
+            with self._hook("client_receive", t, k, down):
+                algorithm.client_receive(client, down)
+        if evaluate and world.evaluate_when == "after_receive":
+            measured, evaluate_s = self._measured(k)
+        with self._hook("client_update", t, k, down):
+            up = algorithm.client_update(client, down)
+        packed = pack(up)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        train_s = perf_counter() - start - evaluate_s
+        if evaluate and world.evaluate_when == "after_update":
+            measured, evaluate_s = self._measured(k)
+        ledger = client.ledger
+        row = self._row(
+            k,
+            t,
+            measured,
+            evaluate_s,
+            participated=True,
+            train_loss=ledger.train_loss if ledger.samples else None,
+            train_samples=ledger.samples,
+            up_bytes=wire_bytes(up),
+            down_bytes=wire_bytes(down),
+            up_params=wire_params(up),
+            down_params=wire_params(down),
+            flops=ledger.flops,
+            train_s=train_s,
+        )
+        return k, packed, Turn(row, ledger.values, wire_components(up), wire_components(down))
+
+    def _row(
+        self,
+        k: ClientId,
+        t: int,
+        measured: tuple[Measure, Measure | None] | None,
+        evaluate_s: float,
+        participated: bool = False,
+        train_loss: float | None = None,
+        train_samples: int = 0,
+        up_bytes: int = 0,
+        down_bytes: int = 0,
+        up_params: int = 0,
+        down_params: int = 0,
+        flops: float = 0.0,
+        train_s: float = 0.0,
+    ) -> ClientRow:
+        local, everyone = measured or (None, None)
+        return ClientRow(
+            round=t,
+            client=k,
+            model=self.world.arch(k),
+            participated=participated,
+            accuracy=local.accuracy if local else None,
+            correct=local.correct if local else None,
+            total=local.total if local else None,
+            loss=local.loss if local else None,
+            global_accuracy=everyone.accuracy if everyone else None,
+            train_loss=train_loss,
+            train_samples=train_samples,
+            up_bytes=up_bytes,
+            down_bytes=down_bytes,
+            up_params=up_params,
+            down_params=down_params,
+            flops=flops,
+            train_s=train_s,
+            evaluate_s=evaluate_s,
+        )
+
+    def _measured(self, k: ClientId) -> tuple[tuple[Measure, Measure | None], float]:
+        """(on its own test samples, on the published test set where asked), seconds."""
+        start = perf_counter()
+        self._set_threads(k)
+        net = self.nets.get(k)
+        if net is None:
+            # A client that never had a turn is its architecture's template; no copy is made to look at it.
+            net = self._net(k) if self.world.independent_init else self._template(self.world.arch(k))
+        local = self._score(net, self.world.test.of(k))
+        everyone = None if self.world.global_test is None else self._score(net, self.world.global_test)
+        return (local, everyone), perf_counter() - start
+
+    @torch.inference_mode()
+    def _score(self, net: nn.Module, index_M: NDArray[np.int64]) -> Measure:
+        net.eval()
+        correct, loss_sum = 0, 0.0
+        for batch in self._samples(index_M).in_order(EVALUATION_BATCH):
+            logits_BC: Tensor = net(batch.x)
+            correct += int((logits_BC.argmax(1) == batch.y).sum())
+            loss_sum += float(F.cross_entropy(logits_BC.double(), batch.y, reduction="sum"))
+        return Measure(correct, len(index_M), loss_sum)
+
+    def _samples(self, index_M: NDArray[np.int64]) -> Samples:
+        index = torch.from_numpy(np.asarray(index_M, dtype=np.int64).copy())
+        raw_NHWC = self.image_MHWC[index].to(self.device)
+        return Samples(raw_NHWC, self.label_M[index].to(self.device), self.world.transform)
+
+    def _client(self, k: ClientId, t: int) -> Client:
+        world = self.world
+        self._set_threads(k)
+        return Client(
+            id=k,
+            task=world.task,
+            data=self._samples(world.train.of(k)),
+            net=self._net(k),
+            local=world.local,
+            rng=seeded(world.seed, "client", t, k),
+            t=t,
+            arch=world.arch(k),
+            meter=self.meter,
+        )
+
+    def _net(self, k: ClientId) -> nn.Module:
+        if k not in self.nets:
+            arch = self.world.arch(k)
+            if self.world.independent_init:
+                self.nets[k] = self._build(arch, k)
+            else:
+                self.nets[k] = copy.deepcopy(self._template(arch))
+        return self.nets[k]
+
+    def _template(self, arch: str) -> nn.Module:
+        if arch not in self.templates:
+            self.templates[arch] = self._build(arch)
+        return self.templates[arch]
+
+    def _build(self, arch: str, *key: int) -> nn.Module:
+        world = self.world
+        model = world.fresh_model(arch, *key)
+        with global_seed(world.seed, "client_model", arch, *key):
+            net = world.algorithm.client_model(model, world.task)
+        # Images come channels last; convolutions on CPU are 1.2 to 1.35 times faster when weights are too.
+        return net.to(device=self.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+    def _set_threads(self, k: ClientId) -> None:
+        threads = self.world.threads[k % len(self.world.threads)]
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+
+    def _hook(self, name: str, t: int, k: ClientId, msg: Any = None) -> Any:
+        return hook(self.world.seed, name, t, k, self.world.algorithm, self.device, msg)
+
+
+def joins(algorithm: Algorithm[Any, Any, Any]) -> bool:
+    """Whether clients have anything to tell the server before round 1."""
+    return type(algorithm).client_join is not Algorithm.client_join

@@ -1,0 +1,187 @@
+"""Where clients live: pure functions from facts to a plan, and from a cohort to work lists. Nothing here acts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from raysim.core.algorithm import ClientId
+from raysim.core.errors import ScenarioError
+
+GPU_ACTORS = 4
+"""Actors that `auto` puts on one GPU: more share it with little gain, each costing a CUDA context."""
+
+MOVE_PAYS = 0.02
+"""A client moves only if that shortens the round by this share of it: moving costs a copy of its state."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a scenario asks for a group of clients."""
+
+    clients: tuple[ClientId, ...]
+    actors: int | None  # None: auto
+    clients_per_actor: int | None  # None: auto
+    cpus_per_actor: float
+    gpus_per_actor: float | None  # None: auto
+    key: str = "resources"  # where in the scenario it stands, for errors
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What there is to place actors on."""
+
+    cpus: float
+    gpus: float
+    nodes: int = 1
+    elastic: bool = False  # True: CPUs are ours to share out (a local Ray), so actors may outnumber them
+
+
+@dataclass(frozen=True)
+class Group:
+    """Actors that are alike, and the clients that live on them."""
+
+    clients: tuple[ClientId, ...]
+    actors: int
+    cpus_per_actor: float
+    gpus_per_actor: float
+    pinned: bool  # clients stay where they are first placed
+
+    @property
+    def threads(self) -> int:
+        """Intra-op threads of each actor."""
+        return max(1, int(self.cpus_per_actor))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All actors of a run."""
+
+    groups: tuple[Group, ...]
+    notes: tuple[str, ...] = ()  # what the user should know, a sentence each
+
+    @property
+    def num_actors(self) -> int:
+        """Client actors of all groups."""
+        return sum(group.actors for group in self.groups)
+
+    @property
+    def cpus(self) -> float:
+        """CPUs that all actors reserve."""
+        return sum(group.actors * group.cpus_per_actor for group in self.groups)
+
+    @property
+    def gpus(self) -> float:
+        """GPUs that all actors reserve."""
+        return sum(group.actors * group.gpus_per_actor for group in self.groups)
+
+
+def make_plan(asks: Sequence[Ask], machine: Machine, participation: float) -> Plan:
+    """Decide how many actors each group gets and what each may use.
+
+    Raises `ScenarioError`, one sentence naming the key, when it cannot fit.
+    """
+    notes: list[str] = []
+    groups: list[Group] = []
+    shares = [ask for ask in asks if ask.clients]
+    for ask in shares:
+        gpus = _gpus_per_actor(ask, machine, notes)
+        count = len(ask.clients)
+        if ask.clients_per_actor is not None:
+            needed = math.ceil(count / ask.clients_per_actor)
+            if ask.actors is not None and ask.actors < needed:
+                raise ScenarioError(
+                    f"{ask.key}.actors: {ask.actors} given, but {count} clients at {ask.clients_per_actor} per actor "
+                    f"need {needed}; allowed: {needed} or more, or auto"
+                )
+            actors = min(ask.actors or needed, count)
+        elif ask.actors is not None:
+            actors = min(ask.actors, count)
+        else:
+            by_cpu = machine.cpus / ask.cpus_per_actor / len(shares)
+            by_gpu = machine.gpus / gpus / len(shares) if gpus else math.inf
+            busy = max(1, round(count * participation))
+            actors = max(1, min(int(by_cpu + 1e-9), int(min(by_gpu + 1e-9, 1e9)), busy))
+        if ask.gpus_per_actor is None and machine.gpus:
+            gpus = _round_share(machine.gpus / len(shares) / actors)
+        groups.append(Group(ask.clients, actors, ask.cpus_per_actor, gpus, ask.clients_per_actor is not None))
+    plan = Plan(tuple(groups))
+    if plan.gpus > machine.gpus + 1e-6:
+        raise ScenarioError(
+            f"resources.gpus_per_actor: the plan needs {plan.gpus:g} GPUs ({_recipe(groups)}), but there "
+            f"{'is' if machine.gpus == 1 else 'are'} {machine.gpus:g}; allowed: fewer actors, smaller shares, 0 or auto"
+        )
+    if plan.cpus > machine.cpus + 1e-6:
+        if not machine.elastic:
+            raise ScenarioError(
+                f"resources.cpus_per_actor: the plan needs {plan.cpus:g} CPUs ({_recipe(groups)}), but the cluster has "
+                f"{machine.cpus:g}; allowed: fewer actors or smaller shares"
+            )
+        notes.append(f"{plan.num_actors} actors share {machine.cpus:g} CPUs: rounds take longer, results are the same")
+    return Plan(plan.groups, tuple(dict.fromkeys(notes)))
+
+
+def assign(
+    cohort: Collection[ClientId],
+    cost: Mapping[ClientId, float],
+    owner: Mapping[ClientId, int],
+    groups: Sequence[Group],
+) -> dict[int, list[ClientId]]:
+    """Work lists of a round: actor -> clients, longest first.
+
+    Longest job first onto the actor that is free first, but a client stays with its owner unless moving it makes
+    the round shorter. Actors are numbered through all groups. Only speed depends on the answer, never a result.
+    """
+    lists: dict[int, list[ClientId]] = {}
+    base = 0
+    for group in groups:
+        own = set(group.clients)
+        members = sorted((k for k in cohort if k in own), key=lambda k: (-cost[k], k))
+        load = {actor: 0.0 for actor in range(base, base + group.actors)}
+        slack = MOVE_PAYS * sum(cost[k] for k in members)
+        for k in members:
+            if group.pinned:
+                actor = base + group.clients.index(k) % group.actors
+            else:
+                actor = min(load, key=lambda a: (load[a], a))
+                home = owner.get(k)
+                if home in load and load[home] <= load[actor] + slack:
+                    actor = home
+            load[actor] += cost[k]
+            lists.setdefault(actor, []).append(k)
+        base += group.actors
+    return lists
+
+
+def parse_ranges(text: str) -> set[int]:
+    """"0-9,12" -> {0, ..., 9, 12}. Raises `ValueError` when it is not such a list."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise ValueError(text)
+        found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def _gpus_per_actor(ask: Ask, machine: Machine, notes: list[str]) -> float:
+    if ask.gpus_per_actor is None:
+        if not machine.gpus:
+            notes.append("no GPU found: clients train on the CPU (resources.gpus_per_actor: auto)")
+            return 0.0
+        return 1.0 / GPU_ACTORS
+    if ask.gpus_per_actor and not machine.gpus:
+        raise ScenarioError(
+            f"{ask.key}.gpus_per_actor: {ask.gpus_per_actor:g} given, but there is no GPU; allowed here: 0 or auto"
+        )
+    return ask.gpus_per_actor
+
+
+def _round_share(share: float) -> float:
+    # Ray keeps shares to 4 digits; above 1 it takes whole GPUs only.
+    return float(int(share)) if share >= 1 else math.floor(share * 1e4) / 1e4
+
+
+def _recipe(groups: Sequence[Group]) -> str:
+    return " + ".join(f"{g.actors} x ({g.cpus_per_actor:g} CPU, {g.gpus_per_actor:g} GPU)" for g in groups)

@@ -1,0 +1,113 @@
+"""The server's part of a run: it holds the algorithm's state, sends, and folds uploads in client-id order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from raysim.core.algorithm import ClientId, Server
+from raysim.core.messages import nonfinite, pack, unpack
+from raysim.core.meter import flops_of
+from raysim.core.seeds import seeded
+from raysim.core.state import digest
+from raysim.engine.hooks import hook
+from raysim.engine.host import Outbox
+from raysim.engine.world import World
+
+
+@dataclass(frozen=True)
+class ServerReport:
+    """What is known of the server after a round."""
+
+    values: Mapping[str, float]  # what the algorithm logged
+    flops: float
+    seconds: float  # in its hooks, sending included
+    rejected: tuple[ClientId, ...]  # uploads with a NaN or infinity, which it never saw
+
+
+@dataclass
+class ServerHost:
+    """The one server of a run. A plain class: the Ray backend makes it an actor."""
+
+    world: World
+    server: Server[Any] = field(init=False)
+    _flops: dict[Any, int] = field(default_factory=dict)
+    _send_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        world = self.world
+        self.server = Server(world.task, seeded(world.seed, "server_start", 0), world.num_samples)
+
+    def start(self, hellos: Sequence[Mapping[ClientId, Any]] = ()) -> None:
+        """Make the state before round 1."""
+        torch.set_num_threads(self.world.server_threads)
+        heard = {k: hello for part in hellos for k, hello in part.items()}
+        unpacked = {k: unpack(heard[k]) for k in sorted(heard)}
+        with self._hook("server_start", 0):
+            self.server.state = self.world.algorithm.server_start(self.server, unpacked)
+
+    def send(self, t: int, cohort: Iterable[ClientId]) -> Outbox:
+        """Ask the algorithm for each participant's message; what is the same object is packed once."""
+        start = perf_counter()
+        self._begin("server_send", t)
+        messages: list[Any] = []
+        position: dict[int, int] = {}
+        of: dict[ClientId, int | None] = {}
+        for k in cohort:
+            with self._hook("server_send", t):
+                down = self.world.algorithm.server_send(self.server, k)
+            if down is None:
+                of[k] = None
+                continue
+            if id(down) not in position:
+                position[id(down)] = len(messages)
+                messages.append(down)
+            of[k] = position[id(down)]
+        # Packed together, so that messages that share tensors share their bytes.
+        outbox = Outbox(tuple(pack(messages)), of)
+        self._send_s = perf_counter() - start
+        return outbox
+
+    def update(self, t: int, uploads: Sequence[Mapping[ClientId, Any]]) -> ServerReport:
+        """Fold a round's uploads into the state."""
+        start = perf_counter()
+        self._begin("server_update", t)
+        packed = {k: up for part in uploads for k, up in part.items() if up is not None}
+        ups, rejected = {}, []
+        for k in sorted(packed):
+            up = unpack(packed[k])
+            if nonfinite(up):
+                rejected.append(k)
+            else:
+                ups[k] = up
+        flops = 0
+        if ups:
+            # Counting slows small operations down, so it is done once per signature of the uploads.
+            key = tuple(tuple(leaf.shape) for leaf in pytree.tree_leaves(ups) if isinstance(leaf, Tensor))
+            with self._hook("server_update", t, next(iter(ups.values()))):
+                if key in self._flops:
+                    self.world.algorithm.server_update(self.server, ups)
+                else:
+                    self._flops[key] = flops_of(lambda: self.world.algorithm.server_update(self.server, ups))
+            flops = self._flops[key]
+        seconds = perf_counter() - start + self._send_s
+        return ServerReport(dict(self.server.values), float(flops), seconds, tuple(rejected))
+
+    def digest(self) -> str:
+        """SHA-256 of the server's state."""
+        return digest(self.server.state)
+
+    def _begin(self, purpose: str, t: int) -> None:
+        torch.set_num_threads(self.world.server_threads)
+        self.server.t = t
+        self.server.rng = seeded(self.world.seed, purpose, t)
+        self.server.values = {}
+
+    def _hook(self, name: str, t: int, msg: Any = None) -> Any:
+        return hook(self.world.seed, name, t, None, self.world.algorithm, torch.device("cpu"), msg)

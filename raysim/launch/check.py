@@ -1,0 +1,190 @@
+"""Everything that can be known to be wrong before data is read or Ray is started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from raysim.core.algorithm import Task
+from raysim.core.errors import ScenarioError
+from raysim.core.fit import LocalTraining
+from raysim.data.partition import PARTITIONS, check_partition, default_split
+from raysim.data.specs import DATASETS, DatasetSpec
+from raysim.engine.placement import Ask, parse_ranges
+from raysim.engine.sampling import cohort_size
+from raysim.models import MODELS, build_model, common_feature_dim, misfit
+from raysim.scenario.load import Key, Loaded, named_settings
+from raysim.scenario.registry import suggest
+from raysim.scenario.schema import Override, Resources
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A scenario whose names are resolved and whose parts fit each other."""
+
+    loaded: Loaded
+    dataset: DatasetSpec
+    partition: Any  # one of the settings in PARTITIONS
+    split: str
+    feature_dim: int
+    participants: int  # K
+    asks: tuple[Ask, ...]
+    task: Task
+
+    @property
+    def build(self) -> Any:
+        """name -> a fresh model for this task; picklable."""
+        return _builder(self.dataset, self.feature_dim)
+
+    @property
+    def local(self) -> LocalTraining:
+        """How clients train."""
+        return LocalTraining(**self.loaded.scenario.training.model_dump())
+
+
+def check(loaded: Loaded) -> Checked:
+    """Resolve names and refuse combinations that cannot be. Raises `ScenarioError`, one sentence."""
+    scenario, origin = loaded.scenario, loaded.origin
+    clients = scenario.clients
+    if scenario.data.name not in DATASETS:
+        raise origin.error(
+            ("data", "name"),
+            f"unknown data set {scenario.data.name!r}{suggest(scenario.data.name, DATASETS)} "
+            f"(there are: {', '.join(DATASETS)})",
+        )
+    dataset = DATASETS[scenario.data.name]
+    partition = named_settings(scenario.data.partition, ("data", "partition"), PARTITIONS, origin)
+    split = default_split(partition) if scenario.data.split == "auto" else scenario.data.split
+    try:
+        check_partition(
+            partition,
+            split,
+            dataset.num_classes,
+            clients.count,
+            dataset.train_size,
+            dataset.train_size + dataset.test_size,
+            dataset.name,
+        )
+    except ScenarioError as error:
+        raise _placed(error, loaded, ("data",)) from None
+    participants = cohort_size(clients.participation, clients.count)
+    if participants < 1:
+        raise origin.error(
+            ("clients", "participation"),
+            f"{clients.participation:g} given, which selects nobody of {clients.count} clients; "
+            f"allowed: {1 / clients.count:g} to 1",
+        )
+    feature_dim = _check_models(loaded, dataset)
+    if scenario.evaluation.global_test and split == "pooled811":
+        raise origin.error(
+            ("evaluation", "global_test"),
+            "true given, but data.split pooled811 deals the published test images to clients to train on; "
+            "allowed with split published or pfedhn",
+        )
+    task = Task(
+        dataset.num_classes,
+        feature_dim,
+        tuple(dict.fromkeys(clients.models[: clients.count])),
+        _builder(dataset, feature_dim),
+    )
+    if loaded.algorithm.one_architecture and len(task.architectures) > 1:
+        raise origin.error(
+            ("clients", "models"),
+            f"{len(task.architectures)} architectures given ({', '.join(task.architectures)}), but "
+            f"{loaded.resolved['algorithm']['name']} exchanges whole models; allowed: one architecture",
+        )
+    try:
+        loaded.algorithm.check(task)
+    except ValueError as error:
+        raise origin.error(("algorithm",), str(error)) from None
+    return Checked(loaded, dataset, partition, split, feature_dim, participants, _asks(loaded), task)
+
+
+def _builder(dataset: DatasetSpec, feature_dim: int) -> Any:
+    return partial(
+        build_model, num_classes=dataset.num_classes, image_shape=dataset.image_shape, feature_dim=feature_dim
+    )
+
+
+def _check_models(loaded: Loaded, dataset: DatasetSpec) -> int:
+    """See that every model exists and fits the images; the representation width that all share."""
+    clients, origin = loaded.scenario.clients, loaded.origin
+    fitting = [name for name in MODELS if misfit(name, dataset.image_shape) is None]
+    for i, name in enumerate(clients.models):
+        key = ("clients", "models", str(i))
+        if name not in MODELS:
+            raise origin.error(
+                key, f"unknown model {name!r}{suggest(name, MODELS)} (those that fit: {', '.join(fitting)})"
+            )
+        reason = misfit(name, dataset.image_shape)
+        if reason:
+            shape = "x".join(map(str, dataset.image_shape))
+            raise origin.error(
+                key, f"{reason}, but {dataset.name} has {shape} images; allowed: {', '.join(fitting)}"
+            )
+    if clients.feature_dim != "auto":
+        return clients.feature_dim
+    try:
+        return common_feature_dim(clients.models)
+    except ValueError as error:
+        raise _placed(ScenarioError(str(error)), loaded, ("clients", "models")) from None
+
+
+def _asks(loaded: Loaded) -> tuple[Ask, ...]:
+    """The scenario's resources as groups of clients; the first override that matches a client counts."""
+    scenario, origin = loaded.scenario, loaded.origin
+    resources, count = scenario.resources, scenario.clients.count
+    models = scenario.clients.models
+    left = list(range(count))
+    asks = []
+    for i, override in enumerate(resources.overrides):
+        key: Key = ("resources", "overrides", str(i))
+        if (override.models is None) == (override.clients is None):
+            raise origin.error(key, "give either models or clients, to say whom it is for")
+        if override.models is not None:
+            strange = [name for name in override.models if name not in models]
+            if strange:
+                raise origin.error(
+                    (*key, "models"), f"{strange[0]!r} is not among clients.models ({', '.join(dict.fromkeys(models))})"
+                )
+            chosen = {k for k in left if models[k % len(models)] in override.models}
+        else:
+            assert override.clients is not None
+            try:
+                chosen = parse_ranges(override.clients)
+            except ValueError:
+                raise origin.error(
+                    (*key, "clients"), f'{override.clients!r} given; allowed: ranges of ids such as "0-9,12"'
+                ) from None
+            if max(chosen, default=0) >= count:
+                raise origin.error(
+                    (*key, "clients"), f"client {max(chosen)} does not exist; allowed: 0 to {count - 1}"
+                )
+        asks.append(_ask([k for k in left if k in chosen], override, resources, ".".join(key)))
+        left = [k for k in left if k not in chosen]
+    asks.append(_ask(left, resources, resources, "resources"))
+    return tuple(asks)
+
+
+def _ask(clients: Sequence[int], given: Override | Resources, default: Resources, key: str) -> Ask:
+    cpus = default.cpus_per_actor if given.cpus_per_actor is None else given.cpus_per_actor
+    gpus = default.gpus_per_actor if given.gpus_per_actor is None else given.gpus_per_actor
+    return Ask(
+        tuple(clients),
+        None if given.actors == "auto" else given.actors,
+        None if given.clients_per_actor == "auto" else given.clients_per_actor,
+        cpus,
+        None if gpus == "auto" else gpus,
+        key,
+    )
+
+
+def _placed(error: ScenarioError, loaded: Loaded, key: Key) -> ScenarioError:
+    """An error of another room, with the file or override in front."""
+    text = str(error)
+    named = tuple(text.split(":", 1)[0].split("."))
+    if named[0] in type(loaded.scenario).model_fields:
+        return ScenarioError(f"{loaded.origin.of(named)}: {text}")
+    return loaded.origin.error(key, text)

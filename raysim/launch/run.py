@@ -1,0 +1,341 @@
+"""From a scenario to a finished run folder: the one place that knows all rooms."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+
+from raysim.core.errors import RunError
+from raysim.core.results import RunCard, Status, Tracker
+from raysim.data.datasets import ImageData, load_dataset
+from raysim.data.heatmap import draw_heatmap
+from raysim.data.partition import make_partition
+from raysim.data.shards import Partition
+from raysim.data.transform import transform_for
+from raysim.engine.backend import Backend
+from raysim.engine.hooks import HookError
+from raysim.engine.inprocess import InProcess
+from raysim.engine.placement import Machine, Plan, make_plan
+from raysim.engine.run import Progress, Schedule, run_rounds, state_digest
+from raysim.engine.world import World
+from raysim.launch.check import Checked, check
+from raysim.report.load import read_rounds
+from raysim.report.plots import plot_accuracy
+from raysim.report.progress import make_progress
+from raysim.scenario.load import Loaded
+from raysim.tracking.folder import RunFolder
+from raysim.tracking.mlflow import MlflowTracker
+from raysim.tracking.store import check_uri
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run that ended well."""
+
+    folder: Path
+    summary: Mapping[str, Any]
+
+    @property
+    def state_digest(self) -> str:
+        """SHA-256 over all client and server state; equal digests mean bit-identical runs."""
+        return str(self.summary["state_digest"])
+
+
+def run(loaded: Loaded, *, quiet: bool = False, trackers: Sequence[Tracker] = ()) -> Result:
+    """Run a scenario to its end.
+
+    quiet: show no progress. trackers: told of every round, besides the run folder and MLflow.
+    Raises `ScenarioError` when it cannot start, `RunError` when it cannot go on; what was done until then is kept in
+    the run folder. Ctrl-C and SIGTERM end it cleanly with `KeyboardInterrupt`.
+    """
+    checked = check(loaded)
+    scenario = loaded.scenario
+    check_uri(scenario.tracking.uri)
+    plan = None if attaches(checked) else make_plan(checked.asks, local_machine(), scenario.clients.participation)
+    data = read_data(checked)
+    partition = deal(checked, data)
+    run_id = f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    with _interruptible(), contextlib.ExitStack() as cleanup:
+        folder = RunFolder.create(scenario.output_folder, scenario.name, run_id)
+        mlflow = MlflowTracker(
+            scenario.tracking.uri, scenario.tracking.experiment or scenario.name, scenario.tracking.tags
+        )
+        shown = [] if quiet else [make_progress(scenario.rounds, scenario.clients.count)]
+        session = _Session(
+            checked=checked,
+            data=data,
+            partition=partition,
+            card=_card(checked, data, partition, folder, run_id),
+            folder=folder,
+            mlflow=mlflow,
+            trackers=[*shown, *trackers, folder, mlflow],
+            note=shown[0].note if shown else _nowhere,
+        )
+        return session.run(plan, cleanup)
+
+
+def attaches(checked: Checked) -> bool:
+    """Whether the run joins a Ray that is already there, whose size is known only after joining."""
+    if checked.loaded.scenario.backend != "ray":
+        return False
+    ray = sys.modules.get("ray")
+    return bool(os.environ.get("RAY_ADDRESS")) or (ray is not None and ray.is_initialized())
+
+
+@dataclass
+class _Session:
+    """One run from the moment its folder exists: whatever happens, the folder says how it ended."""
+
+    checked: Checked
+    data: ImageData
+    partition: Partition
+    card: RunCard
+    folder: RunFolder
+    mlflow: MlflowTracker
+    trackers: list[Any]
+    note: Callable[[str], None]
+
+    def run(self, plan: Plan | None, cleanup: contextlib.ExitStack) -> Result:
+        """Start everything, run every round, end everything."""
+        loaded = self.checked.loaded
+        progress = Progress()
+        began = time.perf_counter()
+        status: Status = "failed"
+        facts: dict[str, Any] = {}
+        try:
+            self._write_inputs()
+            for tracker in self.trackers:
+                tracker.open(self.card)
+            plan, backend = _backend(self.checked, plan, cleanup)
+            facts["actors"] = plan.num_actors
+            for text in plan.notes:
+                self.note(text)
+            world = world_of(self.checked, self.data, self.partition, plan)
+            backend.start(world, self.data.image_MHWC)
+            schedule = Schedule(loaded.scenario.rounds, self.checked.participants, loaded.scenario.evaluation.every)
+            run_rounds(world, schedule, backend, self.trackers, progress, self.note)
+            facts["state_digest"] = state_digest(backend)
+            status = "finished"
+        except KeyboardInterrupt:
+            status = "interrupted"
+            raise
+        except OSError as error:
+            facts["error"] = f"{error.filename or self.card.folder}: {error.strerror or error}"
+            raise RunError(str(facts["error"])) from error
+        except BaseException as error:
+            facts["error"] = str(error) or type(error).__name__
+            if isinstance(error, HookError) and error.trace:
+                self.folder.write_text("logs/error.txt", error.trace)
+            raise
+        finally:
+            facts["seconds"] = time.perf_counter() - began
+            summary = self._summary(status, progress, facts)
+            self._close(status, summary)
+        return Result(self.card.folder, summary)
+
+    def _write_inputs(self) -> None:
+        self.folder.write_text("scenario.yaml", self.checked.loaded.text)
+        self.folder.write_text("resolved.yaml", self.checked.loaded.resolved_yaml())
+        pq.write_table(self.partition.table(self.data.label_M), self.card.folder / "partition.parquet")
+
+    def _close(self, status: Status, summary: dict[str, Any]) -> None:
+        """End the folder, draw the pictures, then let MLflow take both. One that fails does not stop the others."""
+        failed: list[Exception] = []
+        summary["mlflow"] = self.mlflow.where
+        for tracker in self.trackers:
+            try:
+                if tracker is self.mlflow:
+                    self._draw()
+                tracker.close(status, summary)
+                for text in getattr(tracker, "warnings", []):
+                    self.note(text)
+            except Exception as error:
+                failed.append(error)
+        if failed and status == "finished":
+            raise failed[0]
+
+    def _draw(self) -> None:
+        plots = self.card.folder / "plots"
+        plots.mkdir(exist_ok=True)
+        draw_heatmap(self.partition, self.data.label_M, self.checked.dataset.num_classes, plots / "partition.png")
+        rounds = read_rounds(self.card.folder)
+        if rounds.num_rows:
+            plot_accuracy(rounds, plots / "accuracy.png", title=self.card.name)
+
+    def _summary(self, status: Status, progress: Progress, facts: Mapping[str, Any]) -> dict[str, Any]:
+        loaded = self.checked.loaded
+        turns = max(1, progress.t * self.checked.participants)
+        up, down = sum(progress.up_components.values()), sum(progress.down_components.values())
+        return {
+            "scenario": loaded.scenario.name,
+            "algorithm": loaded.resolved["algorithm"]["name"],
+            "run_id": self.card.run_id,
+            "status": status,
+            "seed": loaded.scenario.seed,
+            "backend": loaded.scenario.backend,
+            "rounds": progress.t,
+            "rounds_asked": loaded.scenario.rounds,
+            "clients": loaded.scenario.clients.count,
+            "participants_per_round": self.checked.participants,
+            "best_round": progress.best_round,
+            "final": dict(progress.final),
+            "up_bytes_per_participant": up / turns,
+            "down_bytes_per_participant": down / turns,
+            "up_bytes_by_field": progress.up_components,
+            "down_bytes_by_field": progress.down_components,
+            "rejected_uploads": progress.rejected,
+            "state_digest": facts.get("state_digest"),
+            "error": facts.get("error"),
+            "dataset": {"name": self.data.name, "source": self.data.source, "digest": self.data.digest},
+            "partition_digest": self.card.partition_digest,
+            "actors": facts.get("actors", 0),
+            "seconds": {"total": facts["seconds"], **progress.seconds},
+            "versions": versions(),
+            "folder": str(self.card.folder),
+        }
+
+
+def read_data(checked: Checked) -> ImageData:
+    """The scenario's images. Raises `ScenarioError` when they are not there or damaged."""
+    given = checked.loaded.scenario.data
+    return load_dataset(given.name, given.root, given.format)
+
+
+def deal(checked: Checked, data: ImageData) -> Partition:
+    """Who holds which image."""
+    scenario = checked.loaded.scenario
+    return make_partition(
+        data.label_M,
+        data.num_train,
+        checked.dataset.num_classes,
+        scenario.clients.count,
+        checked.partition,
+        checked.split,
+        scenario.seed,
+    )
+
+
+def world_of(checked: Checked, data: ImageData, partition: Partition, plan: Plan) -> World:
+    """What every process of the run is told."""
+    scenario = checked.loaded.scenario
+    threads = dict.fromkeys(range(scenario.clients.count), 1)
+    for group in plan.groups:
+        threads |= dict.fromkeys(group.clients, group.threads)
+    published = np.arange(data.num_train, len(data.label_M), dtype=np.int64)
+    return World(
+        algorithm=checked.loaded.algorithm,
+        seed=scenario.seed,
+        num_classes=checked.dataset.num_classes,
+        feature_dim=checked.feature_dim,
+        models=tuple(scenario.clients.models),
+        build_model=checked.build,
+        transform=transform_for(data.name, scenario.data.augment),
+        local=checked.local,
+        train=partition.train,
+        test=partition.test,
+        threads=tuple(threads[k] for k in range(scenario.clients.count)),
+        global_test=published if scenario.evaluation.global_test else None,
+        evaluate_when=scenario.evaluation.when,
+        independent_init=scenario.clients.independent_init,
+        labels=data.label_M,
+        image_shape_HWC=tuple(data.image_MHWC.shape[1:]),
+    )
+
+
+def local_machine() -> Machine:
+    """This machine as a local Ray would share it out."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return Machine(float(os.cpu_count() or 1), float(gpus), elastic=True)
+
+
+def versions() -> dict[str, str]:
+    """The versions that can change a number."""
+    return {
+        "raysim": metadata.version("raysim"),
+        "python": sys.version.split()[0],
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+    }
+
+
+def _nowhere(text: str) -> None:
+    """Where notes go that nobody is to see."""
+
+
+def _backend(checked: Checked, plan: Plan | None, cleanup: contextlib.ExitStack) -> tuple[Plan, Backend]:
+    """The scenario's backend, not yet started, and the plan that it follows. `cleanup` closes it."""
+    scenario = checked.loaded.scenario
+    backend: Backend
+    if scenario.backend == "in_process":
+        assert plan is not None
+        wanted = any(group.gpus_per_actor for group in plan.groups)
+        backend = InProcess("cuda" if wanted and torch.cuda.is_available() else "cpu")
+        plan = replace(plan, groups=tuple(replace(group, actors=0) for group in plan.groups))
+        cleanup.callback(backend.close)
+        return plan, backend
+    from raysim.engine import ray_backend
+
+    owned = ray_backend.connect(plan.cpus if plan else None)
+    if owned:
+        cleanup.callback(ray_backend.disconnect)
+    if plan is None:
+        plan = make_plan(checked.asks, ray_backend.machine(), scenario.clients.participation)
+    backend = ray_backend.RayBackend(plan)
+    cleanup.callback(backend.close)
+    return plan, backend
+
+
+def _card(checked: Checked, data: ImageData, partition: Partition, folder: RunFolder, run_id: str) -> RunCard:
+    scenario = checked.loaded.scenario
+    return RunCard(
+        name=scenario.name,
+        run_id=run_id,
+        folder=folder.path,
+        parameters=checked.loaded.flat(),
+        tags={
+            "algorithm": checked.loaded.resolved["algorithm"]["name"],
+            "dataset": data.name,
+            "partition": scenario.data.partition["name"],
+            "clients": str(scenario.clients.count),
+            "seed": str(scenario.seed),
+        },
+        dataset=data.name,
+        dataset_source=data.source,
+        dataset_digest=data.digest,
+        partition_digest=partition.digest,
+        num_samples=len(data.label_M),
+        num_clients=scenario.clients.count,
+    )
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does. Python allows this in the main thread only; elsewhere nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,204 @@
+"""The networks a client can have, by the names that scenario files use.
+
+To add one: write a builder that returns a `SplitNet` and add one entry to `MODELS`; the shape tests pick it
+up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+
+from raysim.core.errors import ScenarioError
+from raysim.models.backbones import imagenet_resnet, small_vit
+from raysim.models.cnn import ImageShape, five_by_five_cnn, mlp, small_cnn
+from raysim.models.resnet import small_image_resnet
+from raysim.models.split import SplitNet
+
+__all__ = [
+    "MODELS",
+    "ImageShape",
+    "ModelSpec",
+    "SplitNet",
+    "build_model",
+    "common_feature_dim",
+    "misfit",
+]
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """One architecture: what it is, which images it reads, how to build it.
+
+    Batch norm cannot train on one sample whose feature map is 1x1 (torch raises ValueError): with 32x32
+    images, resnet10 to resnet152 need batches of two or more.
+    """
+
+    name: str
+    summary: str  # one line for `raysim list models`
+    native_dim: int | None  # representation width D of its paper; None: it has no width of its own
+    build: Callable[[int, ImageShape, int], SplitNet]  # num_classes, image_shape (C, H, W), feature_dim
+    image_shape: ImageShape | None = None  # the only (C, H, W) that it reads; None: the limits below
+    channels: tuple[int, ...] = (1, 3)
+    min_size: int = 8  # smallest H and W
+    patch: int | None = None  # images must be square, with a side that this divides
+
+
+_CIFAR: ImageShape = (3, 32, 32)
+_FASHION: ImageShape = (1, 28, 28)
+_DIGITS: ImageShape = (1, 8, 8)
+
+
+def _cifar_cnn(name: str, conv2: int, fc1: int) -> ModelSpec:
+    summary = f"two 5x5 convolutions (16, {conv2}), fc {fc1}; CIFAR, FedGH family"
+    build = partial(five_by_five_cnn, conv1=16, conv2=conv2, fc1=fc1)
+    return ModelSpec(name, summary, 500, build, _CIFAR)
+
+
+def _fashion_cnn(name: str, fc1: int) -> ModelSpec:
+    summary = f"two 5x5 convolutions (20, 20), fc {fc1}; Fashion-MNIST, FedRAL family"
+    build = partial(five_by_five_cnn, conv1=20, conv2=20, fc1=fc1)
+    return ModelSpec(name, summary, 50, build, _FASHION)
+
+
+def _hks_resnet(name: str, blocks: int) -> ModelSpec:
+    summary = f"three stages (16, 32, 64) of {blocks} residual block(s); any small image, HKS and FedCache"
+    build = partial(small_image_resnet, widths=(16, 32, 64), blocks=(blocks,) * 3, kaiming=True)
+    return ModelSpec(name, summary, 64, build)
+
+
+def _resnet(name: str, blocks: tuple[int, ...], bottleneck: bool = False) -> ModelSpec:
+    kind = "bottleneck" if bottleneck else "basic"
+    summary = f"torchvision-style, {kind} blocks {list(blocks)}, 7x7/2 stem; high heterogeneity"
+    return ModelSpec(name, summary, 500, partial(imagenet_resnet, blocks=blocks, bottleneck=bottleneck))
+
+
+_SPECS = (
+    _cifar_cnn("cnn1", conv2=32, fc1=2000),
+    _cifar_cnn("cnn2", conv2=16, fc1=2000),
+    _cifar_cnn("cnn3", conv2=32, fc1=1000),
+    _cifar_cnn("cnn4", conv2=32, fc1=800),
+    _cifar_cnn("cnn5", conv2=32, fc1=500),
+    _fashion_cnn("fmnist_cnn1", fc1=300),
+    _fashion_cnn("fmnist_cnn2", fc1=200),
+    _fashion_cnn("fmnist_cnn3", fc1=150),
+    _fashion_cnn("fmnist_cnn4", fc1=100),
+    _fashion_cnn("fmnist_cnn5", fc1=50),
+    ModelSpec("digits_mlp64", "64-32-10 perceptron; 8x8 digits", 32, partial(mlp, hidden=()), _DIGITS),
+    ModelSpec(
+        "digits_mlp128", "64-128-32-10 perceptron; 8x8 digits", 32, partial(mlp, hidden=(128,)), _DIGITS
+    ),
+    ModelSpec(
+        "digits_cnn_s", "one 3x3 convolution (8); 8x8 digits", 32, partial(small_cnn, filters=(8,)), _DIGITS
+    ),
+    ModelSpec(
+        "digits_cnn_m",
+        "two 3x3 convolutions (16, 32), fc 64; 8x8 digits",
+        32,
+        partial(small_cnn, filters=(16, 32), hidden=(64,)),
+        _DIGITS,
+    ),
+    ModelSpec(
+        "digits_resnet",
+        "two residual blocks (16, 32); 8x8 digits",
+        32,
+        partial(small_image_resnet, widths=(16, 32), blocks=(1, 1)),
+        _DIGITS,
+    ),
+    _hks_resnet("hks_resnet8", blocks=1),
+    _hks_resnet("hks_resnet16", blocks=2),
+    _hks_resnet("hks_resnet20", blocks=3),
+    ModelSpec(
+        "resnet18_500",
+        "ResNet-18 with the CIFAR stem and a linear layer to D; any small image, FedGH text",
+        500,
+        partial(small_image_resnet, widths=(64, 128, 256, 512), blocks=(2, 2, 2, 2), always_project=True),
+    ),
+    _resnet("resnet4", (1,)),
+    _resnet("resnet6", (1, 1)),
+    _resnet("resnet8", (1, 1, 1)),
+    _resnet("resnet10", (1, 1, 1, 1)),
+    _resnet("resnet18", (2, 2, 2, 2)),
+    _resnet("resnet34", (3, 4, 6, 3)),
+    _resnet("resnet50", (3, 4, 6, 3), bottleneck=True),
+    _resnet("resnet101", (3, 4, 23, 3), bottleneck=True),
+    _resnet("resnet152", (3, 8, 36, 3), bottleneck=True),
+    ModelSpec(
+        "vit_small",
+        "vision transformer, patch 4, width 192, depth 6, 3 heads; high heterogeneity",
+        500,
+        partial(small_vit, patch=4, width=192, depth=6, heads=3),
+        patch=4,
+    ),
+)
+
+MODELS: dict[str, ModelSpec] = {spec.name: spec for spec in _SPECS}
+
+
+def misfit(name: str, image_shape: ImageShape) -> str | None:
+    """Why the model cannot read images of that (C, H, W), as in "cnn1 needs 3x32x32 images"; else None.
+
+    Raises ScenarioError (a ValueError) for an unknown name.
+    """
+    spec = _spec(name)
+    channels, height, width = image_shape
+    if spec.image_shape is not None:
+        return None if image_shape == spec.image_shape else f"{name} needs {_sizes(spec.image_shape)} images"
+    if channels not in spec.channels:
+        return f"{name} needs images of {' or '.join(map(str, spec.channels))} channels"
+    if min(height, width) < spec.min_size:
+        return f"{name} needs images of at least {spec.min_size}x{spec.min_size} pixels"
+    if spec.patch is not None and (height != width or height % spec.patch):
+        return f"{name} needs square images whose side is a multiple of {spec.patch}"
+    return None
+
+
+def build_model(name: str, *, num_classes: int, image_shape: ImageShape, feature_dim: int) -> SplitNet:
+    """A freshly initialised network on the CPU, its weights drawn from torch's global generator alone.
+
+    Raises ScenarioError (a ValueError) for an unknown name, images that do not fit, or a width or class count
+    below 1.
+    """
+    spec = _spec(name)
+    if feature_dim < 1:
+        raise ScenarioError(f"feature_dim must be at least 1, not {feature_dim}")
+    if num_classes < 1:
+        raise ScenarioError(f"num_classes must be at least 1, not {num_classes}")
+    why = misfit(name, image_shape)
+    if why is not None:
+        raise ScenarioError(f"{why}, not {_sizes(image_shape)}")
+    return spec.build(num_classes, image_shape, feature_dim)
+
+
+def common_feature_dim(names: Iterable[str]) -> int:
+    """The representation width on which all the named models agree.
+
+    Raises ScenarioError (a ValueError) for an unknown name, or where the models' own widths differ or none
+    has one.
+    """
+    width_of = {name: _spec(name).native_dim for name in names}
+    widths = {width for width in width_of.values() if width is not None}
+    if len(widths) == 1:
+        return widths.pop()
+    if not widths:
+        raise ScenarioError(
+            f"no width of representation follows from {list(width_of)}: set clients.feature_dim"
+        )
+    listed = ", ".join(f"{name} {width}" for name, width in width_of.items() if width is not None)
+    raise ScenarioError(
+        f"the models' representations differ in width ({listed}): set clients.feature_dim to a common one"
+    )
+
+
+def _spec(name: str) -> ModelSpec:
+    if name in MODELS:
+        return MODELS[name]
+    near = get_close_matches(name, MODELS, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else "`raysim list models` names all of them"
+    raise ScenarioError(f"unknown model {name!r}: {hint}")
+
+
+def _sizes(image_shape: ImageShape) -> str:
+    return "x".join(map(str, image_shape))

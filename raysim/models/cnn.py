@@ -1,0 +1,81 @@
+"""Plain convolutional networks and perceptrons: the CNN-1..5 families of the papers, small ones for digits.
+
+The five members of a family have two 5x5 convolutions and two dense layers, and differ in the filters of
+conv2 and in the width of fc1. FedGH, FedSSA and FedRAL use them on CIFAR, FedRAL also on Fashion-MNIST.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from itertools import pairwise
+
+from torch import nn
+
+from raysim.models.split import SplitNet, projection
+
+ImageShape = tuple[int, int, int]  # C, H, W
+
+
+def five_by_five_cnn(
+    num_classes: int, image_shape: ImageShape, feature_dim: int, *, conv1: int, conv2: int, fc1: int
+) -> SplitNet:
+    """Two unpadded 5x5 convolutions with 2x2 pooling, then fc1 and fc2; fc2 (width D) is the representation.
+
+    Images are C x H x W with H and W at least 16, so that pooling never meets an empty map.
+    """
+    channels, height, width = image_shape
+    flat = conv2 * _after_two_convs(height) * _after_two_convs(width)
+    # ReLU follows the pooling, not the convolution as the papers draw it: max and ReLU commute, so outputs
+    # and gradients are bit-identical, and with a quarter of the elements to pass, a CPU step gets faster.
+    extractor = nn.Sequential(
+        OrderedDict[str, nn.Module](
+            conv1=nn.Conv2d(channels, conv1, 5),
+            pool1=nn.MaxPool2d(2),
+            relu1=nn.ReLU(),
+            conv2=nn.Conv2d(conv1, conv2, 5),
+            pool2=nn.MaxPool2d(2),
+            relu2=nn.ReLU(),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(flat, fc1),
+            relu3=nn.ReLU(),
+            fc2=nn.Linear(fc1, feature_dim),
+            relu4=nn.ReLU(),
+        )
+    )
+    return SplitNet(extractor, nn.Linear(feature_dim, num_classes))
+
+
+def _after_two_convs(side: int) -> int:
+    return ((side - 4) // 2 - 4) // 2
+
+
+def mlp(num_classes: int, image_shape: ImageShape, feature_dim: int, *, hidden: tuple[int, ...]) -> SplitNet:
+    """Flattened pixels through the `hidden` widths to D, a ReLU after each layer."""
+    channels, height, width = image_shape
+    widths = (channels * height * width, *hidden, feature_dim)
+    layers = [projection(wide, narrow) for wide, narrow in pairwise(widths)]
+    return SplitNet(nn.Sequential(nn.Flatten(), *layers), nn.Linear(feature_dim, num_classes))
+
+
+def small_cnn(
+    num_classes: int,
+    image_shape: ImageShape,
+    feature_dim: int,
+    *,
+    filters: tuple[int, ...],
+    hidden: tuple[int, ...] = (),
+) -> SplitNet:
+    """Padded 3x3 convolutions, each with 2x2 pooling, then the `hidden` dense widths and D.
+
+    H and W must be at least 2 ** len(filters).
+    """
+    channels, height, width = image_shape
+    layers: list[nn.Module] = []
+    for count in filters:
+        # Pooling before ReLU: see five_by_five_cnn.
+        layers += [nn.Conv2d(channels, count, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]
+        channels, height, width = count, height // 2, width // 2
+    layers.append(nn.Flatten())
+    widths = (channels * height * width, *hidden, feature_dim)
+    layers += [projection(wide, narrow) for wide, narrow in pairwise(widths)]
+    return SplitNet(nn.Sequential(*layers), nn.Linear(feature_dim, num_classes))

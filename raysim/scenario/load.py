@@ -1,0 +1,288 @@
+"""From a YAML file and `--set` overrides to a validated scenario, or one sentence that says what is wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from raysim.core.algorithm import AnyAlgorithm
+from raysim.core.errors import ScenarioError
+from raysim.scenario.registry import algorithm_class, suggest
+from raysim.scenario.schema import Scenario, settings_model
+
+Key = tuple[str, ...]
+
+# Sections whose `name` decides what their other keys are.
+NAMED_SECTIONS: tuple[Key, ...] = (("algorithm",), ("data", "partition"))
+
+ALLOWED: Mapping[str, str] = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a mapping of keys and values",
+    "model_type": "a mapping of keys and values",
+    "none_required": "null",
+    "greater_than": "greater than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "literal_error": "{expected}",
+    "string_pattern_mismatch": "letters, digits, dots, dashes and underscores, beginning with a letter or digit",
+    "string_too_long": "at most {max_length} characters",
+    "too_short": "at least {min_length} entry",
+    "finite_number": "a finite number",
+}
+
+
+class Loader(yaml.SafeLoader):
+    """Safe YAML that also reads 1e-3 as a number and refuses a key given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, str | int | float) and key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", key_node.start_mark)
+            seen.add(key if isinstance(key, str | int | float) else id(key))
+        return super().construct_mapping(node, deep)
+
+
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where each key came from, so that an error names the right place."""
+
+    file: str
+    sets: Mapping[Key, str]
+
+    def of(self, key: Key) -> str:
+        """The `--set` that gave this key, or the file."""
+        for path, text in self.sets.items():
+            if key[: len(path)] == path:
+                return f"--set {text}"
+        return self.file
+
+    def error(self, key: Key, text: str) -> ScenarioError:
+        """The one sentence about a key."""
+        return ScenarioError(f"{self.of(key)}: {'.'.join(key) or 'scenario'}: {text}")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A scenario, validated, with its algorithm constructed."""
+
+    scenario: Scenario
+    algorithm: AnyAlgorithm
+    origin: Origin
+    text: str  # as given
+    resolved: Mapping[str, Any]  # every key with its value, defaults filled in
+
+    def resolved_yaml(self) -> str:
+        """The resolved scenario as YAML; loading it gives the same run."""
+        return yaml.safe_dump(dict(self.resolved), sort_keys=False, allow_unicode=True)
+
+    def flat(self) -> dict[str, str | int | float | bool | None]:
+        """The resolved scenario with dotted keys; lists as YAML text."""
+        return dict(_flatten(self.resolved))
+
+
+def load_scenario(source: str | Path | Mapping[str, Any], sets: Sequence[str] = ()) -> Loaded:
+    """Read and validate a scenario.
+
+    source: a YAML file, or the same content as a mapping. sets: overrides such as "training.lr=0.1"; values are YAML.
+    Raises `ScenarioError`, one sentence naming the file or override, the key, what was given and what is allowed.
+    """
+    if isinstance(source, Mapping):
+        file, text = "scenario", yaml.safe_dump(dict(source), sort_keys=False)
+    else:
+        file = str(source)
+        text = _read(Path(source))
+    raw = _parse(text, file)
+    overrides = [_parse_set(item) for item in sets]
+    origin = Origin(file, {path: item for (path, _), item in zip(overrides, sets, strict=True)})
+    # Names first: `--set algorithm.mu0=1 --set algorithm.name=fedssa` means the same in either order.
+    for path, value in sorted(overrides, key=lambda override: override[0][:-1] not in NAMED_SECTIONS or override[0][-1] != "name"):
+        _apply(raw, path, value, origin)
+    scenario = _validate(Scenario, raw, origin, ())
+    algorithm, fields = _named(scenario.algorithm, ("algorithm",), origin)
+    cls = algorithm_class_at(algorithm, origin)
+    settings = _validate(settings_model(cls), fields, origin, ("algorithm",))
+    try:
+        constructed = cls(**settings.model_dump())
+    except ValueError as error:
+        raise origin.error(("algorithm",), str(error)) from None
+    resolved = scenario.model_dump(mode="json")
+    resolved["algorithm"] = {"name": algorithm, **settings.model_dump(mode="json")}
+    return Loaded(scenario, constructed, origin, text, resolved)
+
+
+def algorithm_class_at(name: str, origin: Origin) -> type[AnyAlgorithm]:
+    """`algorithm_class`, with the place of the name in the error."""
+    try:
+        return algorithm_class(name)
+    except ScenarioError as error:
+        raise ScenarioError(f"{origin.of(('algorithm', 'name'))}: {error}") from None
+
+
+def named_settings(section: Mapping[str, Any], key: Key, classes: Mapping[str, type], origin: Origin) -> Any:
+    """The settings object of a section such as `data.partition`: its `name` chooses the class."""
+    name, fields = _named(section, key, origin)
+    if name not in classes:
+        raise origin.error(
+            (*key, "name"), f"unknown name {name!r}{suggest(name, classes)} (there are: {', '.join(classes)})"
+        )
+    settings = _validate(settings_model(classes[name]), fields, origin, key)
+    return classes[name](**settings.model_dump())
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ScenarioError(f"{path}: there is no such file") from None
+    except IsADirectoryError:
+        raise ScenarioError(f"{path}: this is a folder; give a scenario file (.yaml)") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ScenarioError(f"{path}: cannot be read: {reason}") from None
+
+
+def _parse(text: str, file: str) -> dict[str, Any]:
+    try:
+        raw = yaml.load(text, Loader)  # noqa: S506 - Loader is a SafeLoader
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error).split("\n")[0] or type(error).__name__
+        raise ScenarioError(f"{file}{where}: not valid YAML: {problem}") from None
+    if not isinstance(raw, dict):
+        raise ScenarioError(f"{file}: a scenario is a mapping of keys and values, not {_show(raw)}")
+    return raw
+
+
+def _parse_set(item: str) -> tuple[Key, Any]:
+    path, equals, text = item.partition("=")
+    keys = tuple(path.strip().split("."))
+    if not equals or not all(keys):
+        raise ScenarioError(f"--set {item}: write it as key.key=value, for example training.lr=0.1")
+    try:
+        return keys, yaml.load(text, Loader)  # noqa: S506 - Loader is a SafeLoader
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise ScenarioError(f"--set {item}: the value is not valid YAML") from None
+
+
+def _apply(raw: dict[str, Any], path: Key, value: Any, origin: Origin) -> None:
+    section = raw
+    for depth, key in enumerate(path[:-1]):
+        section = section.setdefault(key, {})
+        if not isinstance(section, dict):
+            raise origin.error(path, f"{'.'.join(path[: depth + 1])} is not a mapping; it has no keys to set")
+    if path[:-1] in NAMED_SECTIONS and path[-1] == "name" and section.get("name") != value:
+        section.clear()  # the other method's fields mean nothing to this one
+    section[path[-1]] = value
+
+
+def _named(section: Mapping[str, Any], key: Key, origin: Origin) -> tuple[str, dict[str, Any]]:
+    fields = dict(section)
+    name = fields.pop("name", None)
+    if not isinstance(name, str):
+        given = "it is missing" if name is None else f"{_show(name)} given"
+        raise origin.error((*key, "name"), f"{given}; allowed: a name")
+    return name, fields
+
+
+def _validate(model: type[Any], raw: Mapping[str, Any], origin: Origin, prefix: Key) -> Any:
+    strange = next((key for key in _keys(raw) if not isinstance(key[-1], str)), None)
+    if strange is not None:
+        raise origin.error((*prefix, *map(str, strange)), "keys are text")
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        raise _sentence(error, model, origin, prefix) from None
+
+
+def _keys(raw: Any, path: tuple[Any, ...] = ()) -> Iterable[tuple[Any, ...]]:
+    if isinstance(raw, Mapping):
+        for key, value in raw.items():
+            yield (*path, key)
+            yield from _keys(value, (*path, key))
+
+
+def _sentence(error: ValidationError, model: type[BaseModel], origin: Origin, prefix: Key) -> ScenarioError:
+    """The first problem; the alternatives of a union (`a whole number or 'auto'`) are one problem."""
+    problems = [(_real_key(item["loc"], model), item) for item in error.errors(include_url=False)]
+    # Unknown keys first: a misspelt required key is both unknown and missing, and the first says more.
+    problems.sort(key=lambda problem: problem[1]["type"] != "extra_forbidden")
+    key, first = problems[0]
+    full = (*prefix, *key)
+    if first["type"] == "extra_forbidden":
+        names = list(_section_at(model, key[:-1]).model_fields)
+        return origin.error(full, f"unknown key{suggest(key[-1], names)} (allowed: {', '.join(names) or 'none'})")
+    if first["type"] == "missing":
+        return origin.error(full, "is required and was not given")
+    allowed = dict.fromkeys(
+        ALLOWED.get(item["type"], item["msg"]).format(**item.get("ctx", {})) for at, item in problems if at == key
+    )
+    return origin.error(full, f"{_show(first['input'])} given; allowed: {' or '.join(allowed)}")
+
+
+def _real_key(loc: Sequence[int | str], model: type[BaseModel]) -> Key:
+    """A pydantic location without the tags that it adds for unions."""
+    key: list[str] = []
+    section: Any = model
+    for part in loc:
+        if isinstance(part, int):
+            key.append(str(part))
+            continue
+        fields = getattr(section, "model_fields", None)
+        if fields is None:
+            break
+        key.append(part)
+        if part in fields:
+            section = _model_in(fields[part].annotation)
+        else:
+            break
+    return tuple(key)
+
+
+def _section_at(model: type[BaseModel], key: Key) -> type[BaseModel]:
+    section = model
+    for part in key:
+        if not part.isdigit():
+            section = _model_in(section.model_fields[part].annotation)
+    return section
+
+
+def _model_in(annotation: Any) -> Any:
+    """The pydantic model inside an annotation such as `list[Override]`, or None."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for arg in get_args(annotation) if (found := _model_in(arg)) is not None), None)
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flatten(inner, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, list):
+        yield prefix, yaml.safe_dump(value, default_flow_style=True, width=10**6).strip()
+    else:
+        yield prefix, value

@@ -1,0 +1,174 @@
+"""A whole run as typed objects: every key of a scenario file, its meaning, default and range."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from raysim.core.fields import settings_fields
+
+Auto = Literal["auto"]
+AtLeastOne = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """Strict and closed: a wrong type or an unknown key is an error, never a guess."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+
+class Data(Section):
+    """What is learned from, and how it is dealt to the clients."""
+
+    name: str
+    """The data set: see `raysim list datasets`."""
+    root: str | None = None
+    """Folder that holds it. Default: the environment variable RAYSIM_DATA, then the cache in the home folder."""
+    format: Literal["auto", "parquet", "torchvision", "folder"] = "auto"
+    """How the files are laid out; `auto` looks for every layout it knows."""
+    partition: dict[str, Any] = Field(default_factory=lambda: {"name": "iid"})
+    """How samples are dealt to clients: `name` and that partition's fields; see `raysim list partitions`."""
+    split: Literal["auto", "pooled811", "pfedhn", "published"] = "auto"
+    """Which images become a client's training and test samples. `pooled811`: all images are dealt, then
+    split 8:1:1 per client and class. `pfedhn`: published training and test images dealt apart, 4:1:1.
+    `published`: published training images train, published test images test. `auto`: what the partition asks for."""
+    augment: bool = False
+    """Augment training batches with random flips, crops and erasing."""
+
+
+class Clients(Section):
+    """Who takes part."""
+
+    count: AtLeastOne
+    """Number of clients."""
+    participation: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the clients that takes part in each round, drawn anew each time."""
+    models: Annotated[list[str], Field(min_length=1)]
+    """Architectures; client k gets models[k % len(models)]. See `raysim list models`."""
+    feature_dim: AtLeastOne | Auto = "auto"
+    """Width of the representation that all architectures share; `auto`: their native one."""
+    independent_init: bool = False
+    """Draw initial weights per client instead of once per architecture."""
+
+
+class Training(Section):
+    """How every client trains in its turn, whatever the algorithm."""
+
+    epochs: AtLeastOne = 1
+    """Passes over the client's training samples per turn."""
+    batch_size: AtLeastOne = 64
+    """Samples per step."""
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """Optimizer; it starts anew each turn."""
+    lr: Annotated[float, Field(gt=0)] = 0.01
+    """Learning rate."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Momentum of SGD."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """L2 penalty added to the gradient."""
+    clip: Annotated[float, Field(gt=0)] | None = None
+    """Greatest norm of a step's gradient; longer ones are scaled down. `null`: no limit."""
+
+
+class Evaluation(Section):
+    """What is measured, and when."""
+
+    every: AtLeastOne = 1
+    """Measure after every so many rounds (and after the last)."""
+    when: Literal["after_update", "after_receive"] = "after_update"
+    """Measure participants after their local training, or after they took in the server's message and before it."""
+    global_test: bool = False
+    """Also measure participants on the whole published test set (data.split published or pfedhn)."""
+
+
+class Override(Section):
+    """Other resources for some of the clients."""
+
+    models: list[str] | None = None
+    """The clients with these architectures."""
+    clients: str | None = None
+    """The clients in these ranges of ids, for example "0-9,12"."""
+    actors: AtLeastOne | Auto = "auto"
+    clients_per_actor: AtLeastOne | Auto = "auto"
+    cpus_per_actor: Annotated[float, Field(gt=0)] | None = None
+    gpus_per_actor: Annotated[float, Field(ge=0)] | Auto | None = None
+
+
+class Resources(Section):
+    """Where the clients live. Never changes a result, `cpus_per_actor` apart (threads can change a sum)."""
+
+    actors: AtLeastOne | Auto = "auto"
+    """Client actors; `auto`: as many as the CPUs and GPUs allow, at most one per participant."""
+    clients_per_actor: AtLeastOne | Auto = "auto"
+    """Pin so many clients to each actor, 1 for one actor per client; `auto` packs them and moves them when it pays."""
+    cpus_per_actor: Annotated[float, Field(gt=0)] = 1.0
+    """CPUs of an actor; its whole part (at least 1) is the number of threads that train a client."""
+    gpus_per_actor: Annotated[float, Field(ge=0)] | Auto = "auto"
+    """GPUs of an actor, 0.25 for four actors on a GPU; `auto` shares what there is and else uses the CPU."""
+    overrides: list[Override] = Field(default_factory=list)
+    """Other resources per architecture or client range; the first that matches a client counts."""
+
+
+class Tracking(Section):
+    """MLflow."""
+
+    uri: str | None = None
+    """Tracking server or store. Default: the environment variable MLFLOW_TRACKING_URI, then sqlite:///mlflow.db here."""
+    experiment: str | None = None
+    """Name of the experiment. Default: the scenario's name."""
+    tags: dict[str, str] = Field(default_factory=dict)
+    """Tags of the run."""
+
+
+class Checkpoint(Section):
+    """Snapshots of all client and server state in the run folder."""
+
+    every: Annotated[int, Field(ge=0)] = 0
+    """Keep the state after every so many rounds, and after the last; 0: never."""
+
+
+class Scenario(Section):
+    """One run."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+    """Names the run's folder and, by default, its MLflow experiment."""
+    seed: Annotated[int, Field(ge=0)] = 1
+    """Decides every random draw; the same seed gives the same result on any number of actors."""
+    rounds: AtLeastOne
+    """Rounds of communication."""
+    backend: Literal["ray", "in_process"] = "ray"
+    """Where clients run: Ray actors, or this process (to step through; same results)."""
+    output: str = "runs"
+    """Folder of the run folders."""
+    algorithm: dict[str, Any]
+    """The method: `name` and its own fields; see `raysim list algorithms` and `raysim describe NAME`."""
+    data: Data
+    clients: Clients
+    training: Training = Training()
+    evaluation: Evaluation = Evaluation()
+    resources: Resources = Resources()
+    tracking: Tracking = Tracking()
+    checkpoint: Checkpoint = Checkpoint()
+
+    @property
+    def output_folder(self) -> Path:
+        """Where run folders go, absolute."""
+        return Path(self.output).expanduser().absolute()
+
+
+def settings_model(cls: type) -> type[BaseModel]:
+    """A strict pydantic model with the fields of a frozen dataclass of settings, ranges and meanings included."""
+    fields: dict[str, Any] = {}
+    for info in settings_fields(cls):
+        hint = info.type
+        if info.range is not None:
+            bounds = {side: value for side, value in asdict(info.range).items() if value is not None}
+            hint = Annotated[hint, Field(**bounds)]
+        default = ... if info.default is MISSING else info.default
+        fields[info.name] = (hint, Field(default, description=info.doc))
+    return create_model(cls.__name__, __base__=Section, **fields)

@@ -1,0 +1,269 @@
+"""Every network: its size, its shapes, its initialisation, and the sentences that refuse a wrong request."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from raysim.models import MODELS, ModelSpec, SplitNet, build_model, common_feature_dim, misfit
+
+CIFAR = (3, 32, 32)
+FASHION = (1, 28, 28)
+DIGITS = (1, 8, 8)
+
+# Built once for shapes and never trained here: too slow for the tests that build or step twice.
+LARGE = {"resnet18_500", "resnet34", "resnet50", "resnet101", "resnet152"}
+SMALL = sorted(set(MODELS) - LARGE)
+DIGITS_NAMES = sorted(name for name in MODELS if name.startswith("digits_"))
+
+
+def image_shape(spec: ModelSpec) -> tuple[int, int, int]:
+    """The one shape that the model reads, or a small one that it accepts."""
+    return spec.image_shape or (max(spec.channels), 16, 16)
+
+
+def build(name: str, *, num_classes: int = 10, feature_dim: int | None = None, seed: int = 0) -> SplitNet:
+    spec = MODELS[name]
+    torch.manual_seed(seed)
+    return build_model(
+        name,
+        num_classes=num_classes,
+        image_shape=image_shape(spec),
+        feature_dim=feature_dim or spec.native_dim or 7,
+    )
+
+
+def images(shape: tuple[int, int, int], count: int = 2) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(count, *shape, generator=generator).to(memory_format=torch.channels_last)
+
+
+def channels_last(net: SplitNet) -> SplitNet:
+    return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
+
+
+def count_params(net: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in net.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "num_classes", "params"),
+    [
+        ("cnn1", CIFAR, 10, 2_621_558),
+        ("cnn2", CIFAR, 10, 1_815_142),
+        ("cnn3", CIFAR, 10, 1_320_558),
+        ("cnn4", CIFAR, 10, 1_060_358),
+        ("cnn5", CIFAR, 10, 670_058),
+        ("cnn1", CIFAR, 100, 2_666_648),
+        ("cnn2", CIFAR, 100, 1_860_232),
+        ("cnn3", CIFAR, 100, 1_365_648),
+        ("cnn4", CIFAR, 100, 1_105_448),
+        ("cnn5", CIFAR, 100, 715_148),
+        ("fmnist_cnn1", FASHION, 10, 122_400),
+        ("fmnist_cnn2", FASHION, 10, 85_300),
+        ("fmnist_cnn3", FASHION, 10, 66_750),
+        ("fmnist_cnn4", FASHION, 10, 48_200),
+        ("fmnist_cnn5", FASHION, 10, 29_650),
+        ("hks_resnet8", (3, 28, 28), 10, 78_042),
+        ("hks_resnet16", (3, 28, 28), 10, 175_258),
+        ("hks_resnet20", (3, 28, 28), 10, 272_474),
+        ("resnet18_500", CIFAR, 100, 11_475_432),
+        ("digits_mlp64", DIGITS, 10, 64 * 32 + 32 + 32 * 10 + 10),
+    ],
+)
+def test_parameter_counts_are_the_published_ones(
+    name: str, shape: tuple[int, int, int], num_classes: int, params: int
+) -> None:
+    net = build_model(
+        name, num_classes=num_classes, image_shape=shape, feature_dim=MODELS[name].native_dim or 0
+    )
+    assert count_params(net) == params
+
+
+@pytest.mark.parametrize(
+    ("name", "backbone_dim", "params"),
+    [
+        # Torchvision's published totals less its own 1000-class layer.
+        ("resnet18", 512, 11_689_512 - 513_000),
+        ("resnet34", 512, 21_797_672 - 513_000),
+        ("resnet50", 2048, 25_557_032 - 2_049_000),
+        ("resnet101", 2048, 44_549_160 - 2_049_000),
+        ("resnet152", 2048, 60_192_808 - 2_049_000),
+    ],
+)
+def test_deep_backbones_are_torchvisions(name: str, backbone_dim: int, params: int) -> None:
+    with torch.device("meta"):
+        net = build_model(name, num_classes=100, image_shape=CIFAR, feature_dim=500)
+    assert count_params(net) == params + (backbone_dim * 500 + 500) + (500 * 100 + 100)
+
+
+@pytest.mark.parametrize(
+    ("name", "macs"),
+    [
+        ("cnn1", 4_825_800),
+        ("cnn2", 3_385_800),
+        ("cnn3", 3_525_800),
+        ("cnn4", 3_265_800),
+        ("cnn5", 2_875_800),
+    ],
+)
+def test_forward_macs_of_the_cifar_cnns(name: str, macs: int) -> None:
+    net = build(name)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        net(images(CIFAR, count=1))
+    assert counter.get_total_flops() == 2 * macs
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_shapes(name: str) -> None:
+    net = channels_last(build(name, num_classes=7, feature_dim=24))
+    x_BCHW = images(image_shape(MODELS[name]))
+    with torch.no_grad():
+        features_BD = net.features(x_BCHW)
+        logits_BK = net.eval()(x_BCHW)
+        assert torch.equal(net.header(net.features(x_BCHW)), logits_BK)
+    assert isinstance(net.header, nn.Linear)
+    assert (net.feature_dim, net.num_classes) == (24, 7)
+    assert features_BD.shape == (2, 24)
+    assert logits_BK.shape == (2, 7)
+    assert features_BD.min() >= 0, "the representation comes after a ReLU"
+    assert logits_BK.isfinite().all()
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_same_seed_same_weights(name: str) -> None:
+    first, again, other = build(name, seed=3), build(name, seed=3), build(name, seed=4)
+    pairs = zip(first.state_dict().values(), again.state_dict().values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert not torch.equal(first.header.weight, other.header.weight)
+    # The first matrix or kernel: a transformer's class token is zero whatever the seed.
+    one, two = (next(p for p in net.parameters() if p.dim() > 1 and p.any()) for net in (first, other))
+    assert not torch.equal(one, two)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_parameter_gets_a_gradient(name: str) -> None:
+    net = channels_last(build(name))
+    # Sixteen samples: with two, batch norm over a 1x1 map gives exact zeros.
+    net(images(image_shape(MODELS[name]), count=16)).logsumexp(1).sum().backward()
+    missing = [key for key, parameter in net.named_parameters() if parameter.grad is None]
+    assert missing == []
+    first = next(parameter for parameter in net.extractor.parameters() if parameter.dim() > 1)
+    assert first.grad is not None and first.grad.isfinite().all() and first.grad.any()
+
+
+@pytest.mark.parametrize("name", ["cnn5", "fmnist_cnn5", "digits_cnn_m", "digits_resnet", "hks_resnet8"])
+def test_channels_last_changes_no_number(name: str) -> None:
+    net = build(name).double().eval()
+    x_BCHW = images(image_shape(MODELS[name])).double()
+    with torch.no_grad():
+        plain_BK = net(x_BCHW.contiguous())
+        last_BK = channels_last(net)(x_BCHW)
+    torch.testing.assert_close(plain_BK, last_BK, rtol=1e-10, atol=1e-10)
+
+
+def test_the_cifar_cnn_is_the_published_formula() -> None:
+    """Pooling before ReLU, as we compute it, equals ReLU before pooling, as the papers write it."""
+    net = build("cnn5")
+    layer = dict(net.extractor.named_children())
+    x_BCHW = images(CIFAR)
+    with torch.no_grad():
+        maps = nn.functional.max_pool2d(layer["conv1"](x_BCHW).relu(), 2)
+        maps = nn.functional.max_pool2d(layer["conv2"](maps).relu(), 2)
+        features_BD = layer["fc2"](layer["fc1"](maps.flatten(1)).relu()).relu()
+        torch.testing.assert_close(net.features(x_BCHW), features_BD)
+
+
+def test_digits_networks_are_five_small_different_ones() -> None:
+    sizes = {name: count_params(build(name)) for name in DIGITS_NAMES}
+    assert len(sizes) == 5
+    assert len(set(sizes.values())) == 5
+    assert max(sizes.values()) < 50_000
+    assert common_feature_dim(DIGITS_NAMES) == 32
+
+
+def test_hks_resnets_project_only_to_another_width() -> None:
+    assert count_params(build("hks_resnet8", feature_dim=64)) == 78_042
+    projected = build("hks_resnet8", feature_dim=50)
+    assert count_params(projected) == 78_042 - (64 * 10 + 10) + (64 * 50 + 50) + (50 * 10 + 10)
+
+
+def test_hks_resnets_start_from_kaiming_fan_out() -> None:
+    convs = [module for module in build("hks_resnet20").modules() if isinstance(module, nn.Conv2d)]
+    last = convs[-1].weight
+    assert last.std().item() == pytest.approx((2 / (64 * 9)) ** 0.5, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["hks_resnet8", "resnet4", "resnet10", "vit_small"])
+def test_general_models_read_grey_images(name: str) -> None:
+    net = build_model(name, num_classes=10, image_shape=FASHION, feature_dim=12)
+    assert net(images(FASHION)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "why"),
+    [
+        ("cnn1", CIFAR, None),
+        ("cnn1", FASHION, "cnn1 needs 3x32x32 images"),
+        ("fmnist_cnn3", CIFAR, "fmnist_cnn3 needs 1x28x28 images"),
+        ("digits_mlp64", FASHION, "digits_mlp64 needs 1x8x8 images"),
+        ("hks_resnet8", DIGITS, None),
+        ("hks_resnet8", (2, 28, 28), "hks_resnet8 needs images of 1 or 3 channels"),
+        ("hks_resnet8", (1, 28, 7), "hks_resnet8 needs images of at least 8x8 pixels"),
+        ("vit_small", (3, 64, 64), None),
+        ("vit_small", (3, 30, 30), "vit_small needs square images whose side is a multiple of 4"),
+        ("vit_small", (3, 32, 28), "vit_small needs square images whose side is a multiple of 4"),
+    ],
+)
+def test_misfit(name: str, shape: tuple[int, int, int], why: str | None) -> None:
+    assert misfit(name, shape) == why
+
+
+def test_refusals_are_one_sentence() -> None:
+    with pytest.raises(ValueError, match=r"^cnn1 needs 3x32x32 images, not 1x28x28$"):
+        build_model("cnn1", num_classes=10, image_shape=FASHION, feature_dim=500)
+    with pytest.raises(ValueError, match=r"^feature_dim must be at least 1, not 0$"):
+        build_model("cnn1", num_classes=10, image_shape=CIFAR, feature_dim=0)
+    with pytest.raises(ValueError, match=r"^num_classes must be at least 1, not 0$"):
+        build_model("cnn1", num_classes=0, image_shape=CIFAR, feature_dim=500)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "hint"),
+    [
+        ("cnn_1", "did you mean 'cnn1'"),
+        ("resnet_18", "did you mean 'resnet18'"),
+        ("hks-resnet16", "did you mean 'hks_resnet16'"),
+        ("zzz", "`raysim list models` names all of them"),
+    ],
+)
+def test_unknown_names_get_the_nearest_one(wrong: str, hint: str) -> None:
+    with pytest.raises(ValueError, match=f"^unknown model '{wrong}': {hint}"):
+        build_model(wrong, num_classes=10, image_shape=CIFAR, feature_dim=500)
+    with pytest.raises(ValueError, match="unknown model"):
+        misfit(wrong, CIFAR)
+
+
+def test_common_feature_dim() -> None:
+    assert common_feature_dim(["cnn1", "cnn5", "cnn1", "resnet18", "vit_small"]) == 500
+    assert common_feature_dim(["hks_resnet8", "hks_resnet20"]) == 64
+    with pytest.raises(ValueError, match=r"cnn1 500, hks_resnet8 64.*set clients\.feature_dim"):
+        common_feature_dim(["cnn1", "hks_resnet8"])
+    with pytest.raises(ValueError, match=r"set clients\.feature_dim"):
+        common_feature_dim([])
+
+
+def test_names_and_summaries() -> None:
+    for name, spec in MODELS.items():
+        assert name == spec.name
+        assert spec.summary and "\n" not in spec.summary and len(spec.summary) <= 90
+
+
+def test_importing_the_models_does_not_import_torchvision() -> None:
+    code = "import sys, raysim.models; sys.exit('torchvision' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
