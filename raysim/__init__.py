@@ -1,1 +1,55 @@
-"""raysim: simulate model-heterogeneous federated learning on Ray."""
+"""raysim: simulate model-heterogeneous federated learning on Ray.
+
+    import raysim
+
+    loaded = raysim.load_scenario("scenarios/quickstart.yaml", ["rounds=3"])
+    result = raysim.run(loaded)
+    print(result.folder, result.summary["final"]["accuracy/all"])
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from raysim.core.algorithm import Algorithm
+    from raysim.core.contract import check_algorithm
+    from raysim.core.errors import RaysimError, RunError, ScenarioError
+    from raysim.core.messages import message
+    from raysim.launch.run import Result, run
+    from raysim.scenario.load import Loaded, load_scenario
+
+__all__ = [
+    "Algorithm",
+    "Loaded",
+    "RaysimError",
+    "Result",
+    "RunError",
+    "ScenarioError",
+    "check_algorithm",
+    "load_scenario",
+    "message",
+    "run",
+]
+
+_HOMES = {
+    "Algorithm": "raysim.core.algorithm",
+    "Loaded": "raysim.scenario.load",
+    "RaysimError": "raysim.core.errors",
+    "Result": "raysim.launch.run",
+    "RunError": "raysim.core.errors",
+    "ScenarioError": "raysim.core.errors",
+    "check_algorithm": "raysim.core.contract",
+    "load_scenario": "raysim.scenario.load",
+    "message": "raysim.core.messages",
+    "run": "raysim.launch.run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded when first used: `raysim --help` should not wait for torch.
+    if name in _HOMES:
+        import importlib
+
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'raysim' has no attribute {name!r}")

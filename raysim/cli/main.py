@@ -1,0 +1,189 @@
+"""The `raysim` command: launch, validate, list, describe, schema, ui, completion.
+
+Exit codes: 0 done; 1 a run that had begun could not go on; 2 what was asked for cannot be; 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+SCENARIO = click.argument("scenario", type=click.Path())
+SETS = click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a key of the scenario, for example training.lr=0.1; values are YAML. May be given often.",
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="raysim")
+def cli() -> None:
+    """Simulate model-heterogeneous federated learning on Ray.
+
+    \b
+    A first run, on data that comes with the dependencies:
+        raysim launch scenarios/quickstart.yaml
+    The same with another method, and its results in the browser:
+        raysim launch scenarios/quickstart.yaml --set algorithm.name=lg_fedavg
+        raysim ui
+    """
+
+
+@cli.command()
+@SCENARIO
+@SETS
+@click.option("--dry-run", is_flag=True, help="Show where clients would live and what a round would take, then stop.")
+@click.option("--quiet", is_flag=True, help="Show no progress, only the closing table.")
+def launch(scenario: str, sets: tuple[str, ...], dry_run: bool, quiet: bool) -> None:
+    """Run a scenario to its end.
+
+    Results go to a folder under ./runs (or `output`) and to MLflow: rounds.parquet has a row per round,
+    clients.parquet a row per round and measured client, summary.json the outcome.
+
+    \b
+    Examples:
+        raysim launch scenarios/quickstart.yaml
+        raysim launch scenarios/cifar100_hetero.yaml --set rounds=3 --set data.root=path/to/data
+        raysim launch scenarios/quickstart.yaml --set 'algorithm={name: fedgh, server_epochs: 5}'
+        raysim launch scenarios/quickstart.yaml --set backend=in_process   # without Ray, to step through
+    """
+    from raysim.scenario.load import load_scenario
+
+    loaded = load_scenario(scenario, sets)
+    if dry_run:
+        from raysim.cli.show import show_preview
+        from raysim.launch.check import check
+        from raysim.launch.preview import preview
+
+        show_preview(preview(check(loaded)), loaded)
+        return
+    from rich.console import Console
+
+    from raysim.launch.run import run
+    from raysim.report.table import closing_table
+
+    result = run(loaded, quiet=quiet)
+    # No width limit but the terminal's: paths and commands are for copying.
+    Console().print(closing_table(result.summary))
+    click.echo(f"See it in the browser:  {_ui_line(loaded.scenario.tracking.uri)}")
+
+
+@cli.command()
+@SCENARIO
+@SETS
+def validate(scenario: str, sets: tuple[str, ...]) -> None:
+    """Check a scenario without running it, and print it with every default filled in.
+
+    Nothing is read but the scenario: data files and free memory are looked at by `launch`.
+    """
+    from raysim.launch.check import check
+    from raysim.scenario.load import load_scenario
+
+    loaded = load_scenario(scenario, sets)
+    check(loaded)
+    click.echo(loaded.resolved_yaml(), nl=False)
+    click.echo(f"{scenario}: valid", err=True)
+
+
+@cli.command("list")
+@click.argument("what", type=click.Choice(["algorithms", "models", "datasets", "partitions", "metrics", "all"]), default="all")
+def list_(what: str) -> None:
+    """List what scenarios can name: algorithms, models, datasets, partitions, metrics."""
+    from raysim.cli.show import show_list
+
+    show_list(what)
+
+
+@cli.command()
+@click.argument("name")
+def describe(name: str) -> None:
+    """Explain an algorithm, model, dataset, partition, metric, or a section of a scenario such as `clients`.
+
+    For an algorithm: its paper, what is sent, and every field with default, range and meaning.
+    """
+    from raysim.cli.show import show_description
+
+    show_description(name)
+
+
+@cli.command()
+@click.option("--output", "-o", type=click.Path(dir_okay=False, writable=True), help="Write to a file instead.")
+def schema(output: str | None) -> None:
+    """Print the JSON schema of scenario files, for editors.
+
+    \b
+    With the YAML extension of VS Code, put this as a scenario's first line:
+        # yaml-language-server: $schema=./schema.json
+    """
+    from raysim.scenario.json_schema import scenario_schema
+    from raysim.data.partition import PARTITIONS
+
+    text = json.dumps(scenario_schema(PARTITIONS), indent=2) + "\n"
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        from pathlib import Path
+
+        Path(output).write_text(text, encoding="utf-8")
+
+
+@cli.command()
+@click.option("--uri", help="Store or server. Default: MLFLOW_TRACKING_URI, then sqlite:///mlflow.db here.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; others than this machine may see it if you change it.")
+@click.option("--port", default=5000, show_default=True, type=click.IntRange(1, 65535), help="Port to listen on.")
+def ui(uri: str | None, host: str, port: int) -> None:
+    """Open the MLflow UI on the store that runs are tracked in; Ctrl-C stops it."""
+    from raysim.tracking.ui import serve_ui
+
+    sys.exit(serve_ui(uri, host, port))
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print a shell's completion script.
+
+    \b
+    For bash, put this into ~/.bashrc:
+        eval "$(raysim completion bash)"
+    """
+    from click.shell_completion import get_completion_class
+
+    found = get_completion_class(shell)
+    assert found is not None
+    click.echo(found(cli, {}, "raysim", "_RAYSIM_COMPLETE").source())
+
+
+def _ui_line(uri: str | None) -> str:
+    return "raysim ui" if uri is None else f"raysim ui --uri {uri}"
+
+
+def main(args: Sequence[str] | None = None) -> Any:
+    """Run the command; what a user can mend is one sentence and an exit code, never a traceback."""
+    try:
+        cli.main(args=None if args is None else list(args), prog_name="raysim", standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except KeyboardInterrupt:
+        click.echo("raysim: stopped", err=True)
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except Exception as error:
+        from raysim.core.errors import RaysimError  # brings torch; `--help` should not wait for it
+
+        if not isinstance(error, RaysimError):
+            raise
+        trace = getattr(error, "trace", "")
+        if trace:
+            click.echo(trace, err=True)
+        click.echo(f"raysim: {error}", err=True)
+        sys.exit(error.exit_code)

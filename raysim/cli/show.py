@@ -1,0 +1,169 @@
+"""What `list`, `describe` and `--dry-run` print."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from dataclasses import MISSING
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from raysim.core.errors import ScenarioError
+from raysim.core.fields import settings_fields
+from raysim.core.results import METRICS
+from raysim.data.partition import PARTITIONS
+from raysim.data.specs import DATASETS
+from raysim.launch.preview import Preview
+from raysim.models import MODELS
+from raysim.report.units import human_seconds
+from raysim.scenario.load import Loaded
+from raysim.scenario.registry import algorithm_class, algorithm_names, suggest
+from raysim.scenario.schema import Scenario, Section
+
+KINDS = ("algorithms", "models", "datasets", "partitions", "metrics")
+
+
+def show_list(what: str) -> None:
+    """Names and a line each."""
+    console = Console()
+    for kind in KINDS if what == "all" else (what,):
+        table = _table(kind.capitalize() if what == "all" else None, "name", "what it is")
+        for name, text in _entries(kind):
+            table.add_row(Text(name), Text(text))
+        console.print(table)
+
+
+def show_description(name: str) -> None:
+    """Everything there is to say of one name. Raises `ScenarioError` when nothing has it."""
+    console = Console()
+    if name in algorithm_names():
+        cls = algorithm_class(name)
+        module = inspect.getmodule(cls)
+        console.print(Text(inspect.cleandoc(module.__doc__ or cls.__doc__ or ""), overflow="fold"))
+        console.print(Text(f"\nPaper: {cls.paper}"))
+        console.print(Text(f"File:  algorithms/{name}.py\n"))
+        _show_fields(console, cls, f"algorithm: {{name: {name}}}")
+    elif name in PARTITIONS:
+        cls = PARTITIONS[name]
+        console.print(Text(inspect.cleandoc(cls.__doc__ or "") + "\n"))
+        _show_fields(console, cls, f"data: {{partition: {{name: {name}}}}}")
+    elif name in MODELS:
+        spec = MODELS[name]
+        console.print(Text(f"{spec.summary}\nRepresentation width: {spec.native_dim}"))
+    elif name in DATASETS:
+        dataset = DATASETS[name]
+        shape = " x ".join(map(str, dataset.image_shape))
+        console.print(
+            Text(
+                f"{dataset.summary}\n{dataset.num_classes} classes; {dataset.train_size:,} training and "
+                f"{dataset.test_size:,} test images of {shape} (channels, height, width)"
+            )
+        )
+    elif name in METRICS:
+        console.print(Text(METRICS[name]))
+    elif name in Scenario.model_fields or name == "scenario":
+        _show_section(console, name)
+    else:
+        known = [*algorithm_names(), *PARTITIONS, *MODELS, *DATASETS, *METRICS, *Scenario.model_fields]
+        raise ScenarioError(f"describe {name}: nothing has this name{suggest(name, known)} (`raysim list` shows all)")
+
+
+def show_preview(found: Preview, loaded: Loaded) -> None:
+    """The placement plan and the estimate of `--dry-run`."""
+    console = Console()
+    machine = found.machine
+    console.print(
+        Text(
+            f"{loaded.scenario.name}: {loaded.scenario.clients.count} clients, {found.participants} per round, "
+            f"{loaded.scenario.rounds} rounds, on {machine.nodes} node{'s' if machine.nodes > 1 else ''} with "
+            f"{machine.cpus:g} CPUs and {machine.gpus:g} GPUs"
+        )
+    )
+    actors = _table("Client actors", "actors", "clients", "clients per actor", "CPUs each", "GPUs each")
+    for group in found.plan.groups:
+        pinned = " (pinned)" if group.pinned else ""
+        actors.add_row(
+            str(group.actors),
+            str(len(group.clients)),
+            f"{found.share(group):.3g}{pinned}",
+            f"{group.cpus_per_actor:g}",
+            f"{group.gpus_per_actor:g}",
+        )
+    console.print(actors)
+    models = _table("Architectures", "model", "clients", "parameters", "one step on this CPU")
+    for model in found.models:
+        models.add_row(model.name, str(model.clients), f"{model.params:,}", f"{model.step_s * 1e3:.3g} ms")
+    console.print(models)
+    memory = found.process_memory_mb * (found.plan.num_actors + 2) + found.client_memory_mb + found.images_mb
+    console.print(
+        Text(
+            f"Estimate, from those steps: {found.steps_per_turn:.3g} steps per participant and round, "
+            f"{human_seconds(found.round_s)} per round, {human_seconds(found.total_s)} in all on CPUs like this one.\n"
+            f"Memory: at most {memory / 1024:.1f} GiB ({found.plan.num_actors} actors, server and driver at up to "
+            f"{found.process_memory_mb:.0f} MiB each, {found.client_memory_mb:.0f} MiB of client weights, "
+            f"{found.images_mb:.0f} MiB of images once per node)."
+        )
+    )
+    for note in found.plan.notes:
+        console.print(Text(f"Note: {note}"))
+    console.print(Text("Nothing was started."))
+
+
+def _entries(kind: str) -> Iterable[tuple[str, str]]:
+    if kind == "algorithms":
+        return [(name, _first_line(algorithm_class(name))) for name in algorithm_names()]
+    if kind == "models":
+        return [(name, spec.summary) for name, spec in MODELS.items()]
+    if kind == "datasets":
+        return [(name, spec.summary) for name, spec in DATASETS.items()]
+    if kind == "partitions":
+        return [(name, _first_line(cls)) for name, cls in PARTITIONS.items()]
+    return list(METRICS.items())
+
+
+def _first_line(cls: type) -> str:
+    return inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].replace("\n", " ")
+
+
+def _show_fields(console: Console, cls: type, where: str) -> None:
+    fields = settings_fields(cls)
+    if not fields:
+        console.print(Text(f"It has no fields: {where}"))
+        return
+    table = _table(None, "field", "default", "allowed", "meaning")
+    for field in fields:
+        default = "required" if field.default is MISSING else _plain(field.default)
+        table.add_row(Text(field.name), Text(default), Text(field.allowed), Text(field.doc))
+    console.print(table)
+
+
+def _show_section(console: Console, name: str) -> None:
+    annotation: Any = Scenario if name == "scenario" else Scenario.model_fields[name].annotation
+    if not (isinstance(annotation, type) and issubclass(annotation, Section)):
+        console.print(Text(str(Scenario.model_fields[name].description or name)))
+        return
+    console.print(Text(inspect.cleandoc(annotation.__doc__ or "") + "\n"))
+    table = _table(None, "key", "default", "meaning")
+    for key, field in annotation.model_fields.items():
+        default = "required" if field.is_required() else _plain(field.get_default(call_default_factory=True))
+        table.add_row(Text(key), Text(default), Text((field.description or "").replace("\n", " ")))
+    console.print(table)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Section):
+        return "see `raysim describe " + type(value).__name__.lower() + "`"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
+
+
+def _table(title: str | None, *columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
+    for i, column in enumerate(columns):
+        table.add_column(column, no_wrap=i == 0, overflow="fold")
+    return table

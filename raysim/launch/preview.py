@@ -1,0 +1,109 @@
+"""What a run would do, without doing it: the placement, and seconds and memory measured on a few steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import perf_counter
+
+import psutil
+import torch
+
+from raysim.core.data import Batch
+from raysim.core.fit import FitJob, fit_one
+from raysim.core.ops import cross_entropy
+from raysim.engine.placement import Group, Machine, Plan, make_plan
+from raysim.launch.check import Checked
+from raysim.launch.run import attaches, local_machine
+
+SPLIT_TRAIN: Mapping[str, float] = {"pooled811": 0.8, "published": 1.0, "pfedhn": 0.8}
+"""Share of a split's images that train: of all images for pooled811, of the published training images otherwise."""
+
+
+@dataclass(frozen=True)
+class ModelCost:
+    """One architecture of the scenario, measured here."""
+
+    name: str
+    clients: int
+    params: int
+    step_s: float  # one training step of the scenario's batch size, on one thread of this machine's CPU
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What `raysim launch --dry-run` shows."""
+
+    machine: Machine
+    plan: Plan
+    models: tuple[ModelCost, ...]
+    participants: int
+    samples_per_client: float
+    steps_per_turn: float
+    round_s: float  # estimate, on this machine's CPU
+    total_s: float
+    client_memory_mb: float  # weights of all clients
+    process_memory_mb: float  # this process after importing what an actor imports
+    images_mb: float
+
+    def share(self, group: Group) -> float:
+        """Clients of a group per actor."""
+        return len(group.clients) / group.actors
+
+
+def preview(checked: Checked) -> Preview:
+    """Plan the run and measure two training steps per architecture on this machine's CPU.
+
+    Raises `ScenarioError` when the plan does not fit.
+    """
+    scenario = checked.loaded.scenario
+    if attaches(checked):
+        from raysim.engine import ray_backend
+
+        ray_backend.connect()
+        machine = ray_backend.machine()
+    else:
+        machine = local_machine()
+    plan = make_plan(checked.asks, machine, scenario.clients.participation)
+    models = tuple(_measure(checked, name) for name in checked.task.architectures)
+    count = scenario.clients.count
+    dataset = checked.dataset
+    pool = dataset.train_size + (dataset.test_size if checked.split == "pooled811" else 0)
+    samples = getattr(checked.partition, "samples_per_client", SPLIT_TRAIN[checked.split] * pool / count)
+    steps = scenario.training.epochs * samples / scenario.training.batch_size
+    turn_s = sum(model.step_s * model.clients for model in models) / count * steps
+    lanes = min(plan.num_actors, machine.cpus, checked.participants)
+    channels, height, width = dataset.image_shape
+    return Preview(
+        machine=machine,
+        plan=plan,
+        models=models,
+        participants=checked.participants,
+        samples_per_client=samples,
+        steps_per_turn=steps,
+        round_s=turn_s * checked.participants / lanes,
+        total_s=turn_s * checked.participants / lanes * scenario.rounds,
+        client_memory_mb=sum(model.params * model.clients for model in models) * 4 / 2**20,
+        process_memory_mb=psutil.Process().memory_info().rss / 2**20,
+        images_mb=(dataset.train_size + dataset.test_size) * channels * height * width / 2**20,
+    )
+
+
+def _measure(checked: Checked, name: str) -> ModelCost:
+    scenario = checked.loaded.scenario
+    size = scenario.training.batch_size
+    model = checked.build(name).to(memory_format=torch.channels_last)
+    x = torch.rand(size, *checked.dataset.image_shape).contiguous(memory_format=torch.channels_last)
+    batch = Batch(x, torch.zeros(size, dtype=torch.int64), torch.arange(size))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for _ in range(2):  # the first step also warms up
+            start = perf_counter()
+            fit_one(FitJob(model, cross_entropy, None, [batch], checked.local))
+            step_s = perf_counter() - start
+    finally:
+        torch.set_num_threads(threads)
+    models = scenario.clients.models
+    clients = sum(1 for k in range(scenario.clients.count) if models[k % len(models)] == name)
+    return ModelCost(name, clients, sum(p.numel() for p in model.parameters()), step_s)

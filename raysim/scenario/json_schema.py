@@ -1,0 +1,42 @@
+"""The JSON schema of scenario files: the same classes that validate them, with every named section spelled out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from raysim.scenario.registry import algorithm_class, algorithm_names
+from raysim.scenario.schema import Scenario, settings_model
+
+
+def scenario_schema(partitions: Mapping[str, type]) -> dict[str, Any]:
+    """A JSON schema (draft 2020-12) in which `algorithm` and `data.partition` know each name's fields."""
+    schema = Scenario.model_json_schema()
+    definitions = schema["$defs"]
+    algorithms = {name: algorithm_class(name) for name in algorithm_names()}
+    schema["properties"]["algorithm"] = _choice(
+        algorithms, "algorithm", definitions, schema["properties"]["algorithm"]
+    )
+    data = definitions["Data"]["properties"]
+    data["partition"] = _choice(dict(partitions), "partition", definitions, data["partition"])
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _choice(classes: Mapping[str, type], kind: str, definitions: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """A section whose `name` decides its other keys."""
+    for name, cls in classes.items():
+        section = settings_model(cls).model_json_schema()
+        section["title"] = name
+        doc = (cls.__doc__ or "").strip().split("\n")[0]
+        section["description"] = doc
+        section["properties"] = {"name": {"const": name, "description": doc}, **section.get("properties", {})}
+        section["required"] = ["name", *section.get("required", [])]
+        definitions[f"{kind}.{name}"] = section
+    kept = {key: before[key] for key in ("description", "default") if key in before}
+    return {
+        **kept,
+        "type": "object",
+        "required": ["name"],
+        "properties": {"name": {"enum": list(classes)}},
+        "oneOf": [{"$ref": f"#/$defs/{kind}.{name}"} for name in classes],
+    }
