@@ -1,10 +1,10 @@
 """raysim: simulate model-heterogeneous federated learning on Ray.
 
-    import raysim
+import raysim
 
-    loaded = raysim.load_scenario("scenarios/quickstart.yaml", ["rounds=3"])
-    result = raysim.run(loaded)
-    print(result.folder, result.summary["final"]["accuracy/all"])
+loaded = raysim.load_scenario("scenarios/quickstart.yaml", ["rounds=3"])
+result = raysim.run(loaded)
+print(result.folder, result.summary["final"]["accuracy/all"])
 """
 
 from __future__ import annotations

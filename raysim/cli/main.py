@@ -93,7 +93,9 @@ def validate(scenario: str, sets: tuple[str, ...]) -> None:
 
 
 @cli.command("list")
-@click.argument("what", type=click.Choice(["algorithms", "models", "datasets", "partitions", "metrics", "all"]), default="all")
+@click.argument(
+    "what", type=click.Choice(["algorithms", "models", "datasets", "partitions", "metrics", "all"]), default="all"
+)
 def list_(what: str) -> None:
     """List what scenarios can name: algorithms, models, datasets, partitions, metrics."""
     from raysim.cli.show import show_list
@@ -122,8 +124,8 @@ def schema(output: str | None) -> None:
     With the YAML extension of VS Code, put this as a scenario's first line:
         # yaml-language-server: $schema=./schema.json
     """
-    from raysim.scenario.json_schema import scenario_schema
     from raysim.data.partition import PARTITIONS
+    from raysim.scenario.json_schema import scenario_schema
 
     text = json.dumps(scenario_schema(PARTITIONS), indent=2) + "\n"
     if output is None:
@@ -136,7 +138,12 @@ def schema(output: str | None) -> None:
 
 @cli.command()
 @click.option("--uri", help="Store or server. Default: MLFLOW_TRACKING_URI, then sqlite:///mlflow.db here.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; others than this machine may see it if you change it.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on; others than this machine may see it if you change it.",
+)
 @click.option("--port", default=5000, show_default=True, type=click.IntRange(1, 65535), help="Port to listen on.")
 def ui(uri: str | None, host: str, port: int) -> None:
     """Open the MLflow UI on the store that runs are tracked in; Ctrl-C stops it."""

@@ -181,4 +181,3 @@ class Algorithm(ABC, Generic[Down, Up, State]):
 
 
 AnyAlgorithm = Algorithm[Any, Any, Any]
-

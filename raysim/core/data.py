@@ -104,7 +104,7 @@ class Shards:
         return self.index[self.offset[client] : self.offset[client + 1]]
 
     @property
-    def size_N(self) -> NDArray[np.int64]:  # noqa: N802
+    def size_N(self) -> NDArray[np.int64]:
         """How many samples each client has."""
         return np.diff(self.offset)
 

@@ -77,10 +77,11 @@ def field_docs(cls: type) -> dict[str, str]:
             continue
         assert isinstance(tree, ast.ClassDef)
         for field, text in zip(tree.body, tree.body[1:], strict=False):
-            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
-                if isinstance(text.value, ast.Constant) and isinstance(text.value.value, str):
-                    assert isinstance(field.target, ast.Name)
-                    docs[field.target.id] = inspect.cleandoc(text.value.value).replace("\n", " ")
+            if not (isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)):
+                continue
+            if isinstance(text.value, ast.Constant) and isinstance(text.value.value, str):
+                assert isinstance(field.target, ast.Name)
+                docs[field.target.id] = inspect.cleandoc(text.value.value).replace("\n", " ")
     return docs
 
 

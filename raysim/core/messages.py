@@ -94,9 +94,7 @@ def wire_bytes(msg: object) -> int:
 
 def wire_params(msg: object) -> int:
     """How many numbers a message carries, whatever their width."""
-    return sum(
-        leaf.numel() if isinstance(leaf, Tensor) else 1 for leaf in pytree.tree_leaves(msg) if leaf is not None
-    )
+    return sum(leaf.numel() if isinstance(leaf, Tensor) else 1 for leaf in pytree.tree_leaves(msg) if leaf is not None)
 
 
 def wire_components(msg: object) -> dict[str, int]:

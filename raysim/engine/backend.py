@@ -31,9 +31,7 @@ class Backend(Protocol):
     def start(self, world: World, image_MHWC: NDArray[np.uint8]) -> None:
         """Bring everything up: hosts, server, hellos, the server's first state."""
 
-    def round(
-        self, t: int, cohort: Sequence[ClientId], evaluate: bool, progress: Callable[[int], None]
-    ) -> RoundReport:
+    def round(self, t: int, cohort: Sequence[ClientId], evaluate: bool, progress: Callable[[int], None]) -> RoundReport:
         """One round. `progress` hears how many of the cohort are done, now and then."""
 
     def evaluate(self, t: int, ids: Sequence[ClientId]) -> list[ClientRow]:

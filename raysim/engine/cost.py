@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from raysim.core.meter import flops_of
@@ -16,5 +18,5 @@ def forward_flops(world: World) -> dict[str, float]:
         raw_BHWC = torch.zeros(2, *world.image_shape_HWC, dtype=torch.uint8)
         model = world.fresh_model(name).eval()
         with torch.no_grad():
-            found[name] = flops_of(lambda model=model, raw=raw_BHWC: model(world.transform.plain(raw))) / 2
+            found[name] = flops_of(partial(model, world.transform.plain(raw_BHWC))) / 2
     return found

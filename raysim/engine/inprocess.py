@@ -31,9 +31,7 @@ class InProcess:
         hellos = self.host.join(range(world.num_clients)) if joins(world.algorithm) else {}
         self.server.start([hellos])
 
-    def round(
-        self, t: int, cohort: Sequence[ClientId], evaluate: bool, progress: Callable[[int], None]
-    ) -> RoundReport:
+    def round(self, t: int, cohort: Sequence[ClientId], evaluate: bool, progress: Callable[[int], None]) -> RoundReport:
         outbox = self.server.send(t, cohort)
         uploads: dict[ClientId, object] = {}
         turns: dict[ClientId, Turn] = {}

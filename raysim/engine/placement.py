@@ -138,7 +138,7 @@ def assign(
     for group in groups:
         own = set(group.clients)
         members = sorted((k for k in cohort if k in own), key=lambda k: (-cost[k], k))
-        load = {actor: 0.0 for actor in range(base, base + group.actors)}
+        load = dict.fromkeys(range(base, base + group.actors), 0.0)
         slack = MOVE_PAYS * sum(cost[k] for k in members)
         for k in members:
             if group.pinned:
@@ -155,7 +155,7 @@ def assign(
 
 
 def parse_ranges(text: str) -> set[int]:
-    """"0-9,12" -> {0, ..., 9, 12}. Raises `ValueError` when it is not such a list."""
+    """ "0-9,12" -> {0, ..., 9, 12}. Raises `ValueError` when it is not such a list."""
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")

@@ -172,7 +172,7 @@ def machine() -> Machine:
 
 @dataclass
 class RayBackend:
-    """See `raysim.engine.backend.Backend`. Actors are created at once, so that they import while the driver loads data."""
+    """See `raysim.engine.backend.Backend`. Actors are created at once, so that they import meanwhile."""
 
     plan: Plan
     owner: dict[ClientId, int] = field(default_factory=dict)  # client -> the actor that holds its state
@@ -199,9 +199,7 @@ class RayBackend:
         self.world = world
         self.flops = forward_flops(world)
         images, shared = ray.put(image_MHWC), ray.put(world)
-        begun = [
-            host.setup.remote(shared, images, share) for host, share in zip(self.hosts, self.shares, strict=True)
-        ]
+        begun = [host.setup.remote(shared, images, share) for host, share in zip(self.hosts, self.shares, strict=True)]
         self._get([*begun, self.server.setup.remote(shared)], "starting", timeout=START_TIMEOUT_S)
         hellos = []
         if joins(world.algorithm):
@@ -210,9 +208,7 @@ class RayBackend:
             hellos = [self.hosts[actor].join.remote(ids) for actor, ids in everyone.items()]
         self._get(self.server.start.remote(*hellos), "round 0")
 
-    def round(
-        self, t: int, cohort: Sequence[ClientId], evaluate: bool, progress: Callable[[int], None]
-    ) -> RoundReport:
+    def round(self, t: int, cohort: Sequence[ClientId], evaluate: bool, progress: Callable[[int], None]) -> RoundReport:
         where = f"round {t}"
         lists = assign(cohort, {k: self._expected(k) for k in cohort}, self.owner, self.plan.groups)
         outbox = self.server.send.remote(t, cohort)
@@ -220,9 +216,9 @@ class RayBackend:
         # Old owners give up before any new work is queued behind it.
         given = {k: self.hosts[old].release.remote([k]) for k, old in moved.items()}
         streams = {
-            self.hosts[actor].work.options(num_returns="streaming").remote(
-                t, ids, evaluate, outbox, *(given[k] for k in ids if k in given)
-            ): actor
+            self.hosts[actor]
+            .work.options(num_returns="streaming")
+            .remote(t, ids, evaluate, outbox, *(given[k] for k in ids if k in given)): actor
             for actor, ids in lists.items()
         }
         self.owner |= {k: actor for actor, ids in lists.items() for k in ids}

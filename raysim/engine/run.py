@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -72,7 +73,7 @@ def run_rounds(
         start = perf_counter()
         due = t % schedule.evaluate_every == 0 or t == schedule.rounds
         members = cohort(world.seed, t, eligible, schedule.participants)
-        report = backend.round(t, members, due, lambda done: within_round(done, len(members)))
+        report = backend.round(t, members, due, partial(_within, within_round, len(members)))
         rows = [turn.row for turn in report.turns.values()]
         if due:
             missed = sorted(progress.stale - set(members))
@@ -97,12 +98,19 @@ def state_digest(backend: Backend) -> str:
     return combined_digest({f"client/{k:09d}": sha for k, sha in clients.items()} | {"server": server})
 
 
+def _within(tell: Callable[[int, int], None], of: int, done: int) -> None:
+    tell(done, of)
+
+
 def _values(report: RoundReport, rows: Sequence[ClientRow], progress: Progress, due: bool) -> dict[str, Any]:
     turns = report.turns.values()
     values: dict[str, Any] = measured(PARTICIPANTS, [row for row in rows if row.participated])
     if due:
         values |= measured(EVERYBODY, list(progress.latest.values()))
-        for best, source in (("accuracy/best", "accuracy/all"), ("accuracy/best_participants", "accuracy/participants")):
+        for best, source in (
+            ("accuracy/best", "accuracy/all"),
+            ("accuracy/best_participants", "accuracy/participants"),
+        ):
             if source in values and values[source] > progress.best.get(best, -1.0):
                 progress.best[best] = values[source]
                 if best == "accuracy/best":

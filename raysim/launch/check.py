@@ -121,9 +121,7 @@ def _check_models(loaded: Loaded, dataset: DatasetSpec) -> int:
         reason = misfit(name, dataset.image_shape)
         if reason:
             shape = "x".join(map(str, dataset.image_shape))
-            raise origin.error(
-                key, f"{reason}, but {dataset.name} has {shape} images; allowed: {', '.join(fitting)}"
-            )
+            raise origin.error(key, f"{reason}, but {dataset.name} has {shape} images; allowed: {', '.join(fitting)}")
     if clients.feature_dim != "auto":
         return clients.feature_dim
     try:
@@ -159,9 +157,7 @@ def _asks(loaded: Loaded) -> tuple[Ask, ...]:
                     (*key, "clients"), f'{override.clients!r} given; allowed: ranges of ids such as "0-9,12"'
                 ) from None
             if max(chosen, default=0) >= count:
-                raise origin.error(
-                    (*key, "clients"), f"client {max(chosen)} does not exist; allowed: 0 to {count - 1}"
-                )
+                raise origin.error((*key, "clients"), f"client {max(chosen)} does not exist; allowed: 0 to {count - 1}")
         asks.append(_ask([k for k in left if k in chosen], override, resources, ".".join(key)))
         left = [k for k in left if k not in chosen]
     asks.append(_ask(left, resources, resources, "resources"))

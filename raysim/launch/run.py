@@ -228,6 +228,7 @@ def deal(checked: Checked, data: ImageData) -> Partition:
         checked.partition,
         checked.split,
         scenario.seed,
+        data.name,
     )
 
 

@@ -14,15 +14,15 @@ def scenario_schema(partitions: Mapping[str, type]) -> dict[str, Any]:
     schema = Scenario.model_json_schema()
     definitions = schema["$defs"]
     algorithms = {name: algorithm_class(name) for name in algorithm_names()}
-    schema["properties"]["algorithm"] = _choice(
-        algorithms, "algorithm", definitions, schema["properties"]["algorithm"]
-    )
+    schema["properties"]["algorithm"] = _choice(algorithms, "algorithm", definitions, schema["properties"]["algorithm"])
     data = definitions["Data"]["properties"]
     data["partition"] = _choice(dict(partitions), "partition", definitions, data["partition"])
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
-def _choice(classes: Mapping[str, type], kind: str, definitions: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+def _choice(
+    classes: Mapping[str, type], kind: str, definitions: dict[str, Any], before: dict[str, Any]
+) -> dict[str, Any]:
     """A section whose `name` decides its other keys."""
     for name, cls in classes.items():
         section = settings_model(cls).model_json_schema()
@@ -32,7 +32,7 @@ def _choice(classes: Mapping[str, type], kind: str, definitions: dict[str, Any],
         section["properties"] = {"name": {"const": name, "description": doc}, **section.get("properties", {})}
         section["required"] = ["name", *section.get("required", [])]
         definitions[f"{kind}.{name}"] = section
-    kept = {key: before[key] for key in ("description", "default") if key in before}
+    kept: dict[str, Any] = {key: before[key] for key in ("description", "default") if key in before}
     return {
         **kept,
         "type": "object",

@@ -51,7 +51,9 @@ class Loader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, str | int | float) and key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is given twice", key_node.start_mark
+                )
             seen.add(key if isinstance(key, str | int | float) else id(key))
         return super().construct_mapping(node, deep)
 
@@ -114,7 +116,9 @@ def load_scenario(source: str | Path | Mapping[str, Any], sets: Sequence[str] = 
     overrides = [_parse_set(item) for item in sets]
     origin = Origin(file, {path: item for (path, _), item in zip(overrides, sets, strict=True)})
     # Names first: `--set algorithm.mu0=1 --set algorithm.name=fedssa` means the same in either order.
-    for path, value in sorted(overrides, key=lambda override: override[0][:-1] not in NAMED_SECTIONS or override[0][-1] != "name"):
+    for path, value in sorted(
+        overrides, key=lambda override: override[0][:-1] not in NAMED_SECTIONS or override[0][-1] != "name"
+    ):
         _apply(raw, path, value, origin)
     scenario = _validate(Scenario, raw, origin, ())
     algorithm, fields = _named(scenario.algorithm, ("algorithm",), origin)
@@ -162,7 +166,7 @@ def _read(path: Path) -> str:
 
 def _parse(text: str, file: str) -> dict[str, Any]:
     try:
-        raw = yaml.load(text, Loader)  # noqa: S506 - Loader is a SafeLoader
+        raw = yaml.load(text, Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
@@ -179,7 +183,7 @@ def _parse_set(item: str) -> tuple[Key, Any]:
     if not equals or not all(keys):
         raise ScenarioError(f"--set {item}: write it as key.key=value, for example training.lr=0.1")
     try:
-        return keys, yaml.load(text, Loader)  # noqa: S506 - Loader is a SafeLoader
+        return keys, yaml.load(text, Loader)
     except (yaml.YAMLError, ValueError, RecursionError):
         raise ScenarioError(f"--set {item}: the value is not valid YAML") from None
 

@@ -118,7 +118,7 @@ class Tracking(Section):
     """MLflow."""
 
     uri: str | None = None
-    """Tracking server or store. Default: the environment variable MLFLOW_TRACKING_URI, then sqlite:///mlflow.db here."""
+    """Tracking server or store. Default: the variable MLFLOW_TRACKING_URI, then sqlite:///mlflow.db here."""
     experiment: str | None = None
     """Name of the experiment. Default: the scenario's name."""
     tags: dict[str, str] = Field(default_factory=dict)

@@ -1,0 +1,90 @@
+"""Decoded images kept on disk, so that the second start of a data set takes less than a second.
+
+One data set is two files in `<cache>/decoded`: the pixels as .npy, mapped into memory rather than read, and
+everything else as .npz. Neither is ever unpickled. A cache that cannot be written or read is only slower.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from raysim.data.sources import Decoded, Source
+
+_VERSION = "1"  # raise when the decoding changes
+
+
+def cache_root() -> Path:
+    """RAYSIM_CACHE, or the folder `raysim` in the user's cache folder. Need not exist."""
+    if own := os.environ.get("RAYSIM_CACHE"):
+        return Path(own).expanduser()
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared).expanduser() / "raysim"
+    return Path("~/.cache/raysim").expanduser()
+
+
+def cache_key(name: str, source: Source) -> str:
+    """A file name that changes with the path, size or time stamp of any file of the source."""
+    told = hashlib.sha256(f"{_VERSION}\n{name}\n{source.format}\n".encode())
+    for path in source.files:  # up to 110,000 of them
+        stat = path.stat()
+        told.update(f"{path}\n{stat.st_size}\n{stat.st_mtime_ns}\n".encode())
+    return f"{name}-{told.hexdigest()[:16]}"
+
+
+def load(key: str) -> Decoded | None:
+    """What `save` wrote, its pixels a read-only map of the file; None if it is not there or is damaged."""
+    base = cache_root() / "decoded" / key
+    try:
+        with base.with_suffix(".npz").open("rb") as file, np.load(file, allow_pickle=False) as rest:
+            label_M, names, num_train = rest["label_M"], rest["class_names"], int(rest["num_train"])
+            digest = str(rest["digest"])
+        image_MHWC = np.asarray(np.load(base.with_suffix(".npy"), mmap_mode="r", allow_pickle=False))
+        decoded = Decoded(image_MHWC, label_M, num_train, tuple(map(str, names)))
+        return decoded if digest_of(decoded) == digest else None
+    except Exception:  # however it is damaged, the answer is to decode again
+        return None
+
+
+def save(key: str, decoded: Decoded) -> None:
+    """Write both files, each complete or not at all. Silent when the disk is full or read-only."""
+    base = cache_root() / "decoded" / key
+    with suppress(OSError):
+        base.parent.mkdir(parents=True, exist_ok=True)
+        _replace(base.with_suffix(".npy"), lambda file: np.save(file, decoded.image_MHWC, allow_pickle=False))
+        _replace(
+            base.with_suffix(".npz"),
+            lambda file: np.savez(
+                file,
+                label_M=decoded.label_M,
+                num_train=np.int64(decoded.num_train),
+                class_names=np.array(decoded.class_names, dtype=np.str_),
+                digest=np.array(digest_of(decoded)),
+            ),
+        )
+
+
+def digest_of(decoded: Decoded) -> str:
+    """SHA-256, in hex, of pixels and labels, their order, and where the test part begins."""
+    told = hashlib.sha256(f"{decoded.image_MHWC.shape} {decoded.num_train}".encode())
+    told.update(np.ascontiguousarray(decoded.image_MHWC).data)
+    told.update(np.ascontiguousarray(decoded.label_M, dtype="<i8").data)
+    return told.hexdigest()
+
+
+def _replace(path: Path, write: Callable[[IO[bytes]], None]) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,189 @@
+"""Loads a published image data set by name, from wherever it is on this machine or from the network.
+
+Shapes: M images of one data set (the published train part, then the test part), H x W pixels, C channels.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import threading
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raysim.core.errors import ScenarioError
+from raysim.data import cache, sources
+from raysim.data.specs import DATASETS, Augment, DatasetSpec, spec_for
+
+__all__ = ["DATASETS", "Augment", "DatasetSpec", "Format", "ImageData", "load_dataset", "spec_for"]
+
+Format = Literal["auto", "parquet", "torchvision", "folder"]
+_PROBE_S = 5.0
+_STALL_S = 30.0
+
+
+@dataclass(frozen=True, eq=False)
+class ImageData:
+    """A whole data set. The arrays are read-only: they may be a map of a file, shared by every process."""
+
+    name: str
+    image_MHWC: NDArray[np.uint8]
+    label_M: NDArray[np.int64]
+    num_train: int
+    """Images [0, num_train) are the published train part, the others the published test part."""
+    class_names: tuple[str, ...]
+    source: str
+    """Where it came from, in words."""
+
+    def __len__(self) -> int:
+        return len(self.label_M)
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are, present in the labels or not."""
+        return len(self.class_names)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256, in hex, of pixels and labels, their order, and where the test part begins."""
+        return cache.digest_of(
+            sources.Decoded(self.image_MHWC, self.label_M, self.num_train, self.class_names)
+        )
+
+
+def load_dataset(
+    name: str, root: str | None = None, format: Format = "auto", download: bool = True
+) -> ImageData:
+    """The data set called `name` (a key of DATASETS).
+
+    Looked for in `root`, or else in the folder RAYSIM_DATA, then in the cache folder
+    (`~/.cache/raysim/data`); in each of them in a sub-folder with the data set's name, then in the folder
+    itself. If it is in none, torchvision downloads it into the cache folder, unless `download` is off.
+    Decoded pixels are cached for the next time.
+
+    Raises ScenarioError, one sentence, if the data set is unknown, not found, damaged, or cannot be
+    downloaded.
+    """
+    spec = spec_for(name)
+    if format not in get_args(Format):
+        raise ScenarioError(f"data.format: {format!r} given, but allowed are {', '.join(get_args(Format))}")
+    if not spec.folders:
+        return _digits(spec)
+    formats = ("parquet", "torchvision", "folder") if format == "auto" else (format,)
+    for base in _bases(root):
+        with sources.one_sentence(base):
+            if source := sources.find(spec, base, formats):
+                return _load(spec, source)
+    wanted = sources.looked_for(spec, formats)
+    if root is not None:
+        state = "" if Path(root).expanduser().is_dir() else " (no such folder)"
+        raise ScenarioError(
+            f"data.root: no {name} in {root}{state}: looked there and in its sub-folders "
+            f"{', '.join(spec.folders)} for {wanted}"
+        )
+    problem = "download is off" if spec.torchvision else "it cannot be downloaded automatically"
+    if download and spec.torchvision and "torchvision" in formats:
+        problem = _download(spec)
+        if not problem and (source := sources.find(spec, _download_folder(), ("torchvision",))):
+            return _load(spec, source)
+    raise ScenarioError(
+        f"data.name: {name} was not found and {problem}: give its folder as data.root, or in the environment "
+        f"variable RAYSIM_DATA, or put it into {_download_folder()}"
+        f"{' on a connected machine, where it downloads by itself' if spec.torchvision else ''}; "
+        f"accepted there: {wanted}"
+    )
+
+
+def _bases(root: str | None) -> list[Path]:
+    if root is not None:
+        return [Path(root).expanduser()]
+    named = os.environ.get("RAYSIM_DATA")
+    return ([Path(named).expanduser()] if named else []) + [_download_folder()]
+
+
+def _download_folder() -> Path:
+    return cache.cache_root() / "data"
+
+
+def _load(spec: DatasetSpec, source: sources.Source) -> ImageData:
+    key = cache.cache_key(spec.name, source)
+    decoded = cache.load(key)
+    if decoded is None:
+        decoded = sources.read(spec, source)
+        cache.save(key, decoded)
+    return _read_only(spec, decoded, str(source))
+
+
+def _read_only(spec: DatasetSpec, decoded: sources.Decoded, source: str) -> ImageData:
+    decoded.image_MHWC.setflags(write=False)
+    decoded.label_M.setflags(write=False)
+    return ImageData(spec.name, *decoded, source)
+
+
+def _digits(spec: DatasetSpec) -> ImageData:
+    from sklearn.datasets import load_digits
+
+    raw = load_digits()
+    # Sixteenths of full ink become the nearest of 256 levels; no two levels fall together.
+    image_MHWC = np.rint(raw.images * 255 / 16).astype(np.uint8)[..., None]
+    decoded = sources.Decoded(
+        image_MHWC, raw.target.astype(np.int64), spec.train_size, tuple(map(str, raw.target_names))
+    )
+    return _read_only(spec, decoded, "scikit-learn's load_digits (first 1,437 as train, last 360 as test)")
+
+
+def _download(spec: DatasetSpec) -> str:
+    """Let torchvision download into the cache folder. Returns what went wrong in a few words, or nothing."""
+    from torchvision import datasets
+
+    assert spec.torchvision is not None and spec.torchvision_folder is not None
+    cls = getattr(datasets, spec.torchvision)
+    url = cls.url if hasattr(cls, "url") else cls.mirrors[0] + cls.resources[0][0]
+    if not _reachable(url):
+        return f"{url.split('/')[2]}, where it would be downloaded from, does not answer"
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(_STALL_S)  # torchvision sets none: a stalled transfer would hang for ever
+    try:
+        _download_folder().mkdir(parents=True, exist_ok=True)
+        # Into a folder aside first: a download that breaks off must not look like a damaged data set later.
+        with tempfile.TemporaryDirectory(dir=_download_folder(), prefix=".download-") as aside:
+            cls(aside, download=True)
+            top = Path(spec.torchvision_folder).parts[0]
+            (Path(aside) / top).replace(_download_folder() / top)
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return f"its download failed ({lines[0]})"
+    finally:
+        socket.setdefaulttimeout(before)
+    return ""
+
+
+def _reachable(url: str) -> bool:
+    """Whether the server of `url` answers at all within seconds, through a proxy if one is configured."""
+    answered = threading.Event()
+
+    def ask() -> None:
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_PROBE_S):
+                answered.set()
+        except urllib.error.HTTPError as error:
+            error.close()
+            answered.set()  # a refusal of HEAD is an answer
+        except Exception:
+            pass
+        finally:
+            done.set()
+
+    # In a thread, because looking up a name has no timeout of its own.
+    done = threading.Event()
+    threading.Thread(target=ask, daemon=True, name="raysim-probe").start()
+    done.wait(2 * _PROBE_S)
+    return answered.is_set()

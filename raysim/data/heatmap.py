@@ -1,0 +1,89 @@
+"""Draws how a partition spreads the classes over the clients.
+
+Shapes: N clients, C classes, M samples of the data set.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from raysim.data.shards import Partition
+from raysim.data.split import Ints
+
+_INK, _FAINT, _BAR = "#1f2a37", "#8a94a3", "#3b6ea8"
+_ROOM_FOR_NUMBERS = 300
+_ROOM_FOR_LINES = 1200
+
+
+def draw_heatmap(partition: Partition, label_M: Ints, num_classes: int, path: str | Path) -> None:
+    """Write a PNG of training samples per class and client, with each client's total above it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    count_CN = partition.count_NC(label_M, num_classes).T
+    classes, clients = count_CN.shape
+    # A cell is as large as fits: from 0.38 inch for a handful down to one that is still a few pixels wide.
+    width = float(np.clip(0.38 * clients, 4.5, 13.0))
+    height = float(np.clip(min(0.38, max(width / clients, 0.05)) * classes, 2.6, 8.0))
+    figure = Figure(figsize=(width + 1.7, height + 2.0), dpi=160, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    bars, cells = figure.subplots(2, 1, sharex=True, height_ratios=[0.9, height])
+
+    blues = LinearSegmentedColormap.from_list(
+        "raysim", ["#e3edf7", "#9dc3e2", "#4a8cc3", "#1d5494", "#0b2b5a"]
+    )
+    colors = blues.with_extremes(bad="white")  # white is none at all, so that one sample still shows
+    most = max(int(count_CN.max(initial=0)), 1)
+    shown = np.ma.masked_equal(count_CN, 0)
+    # A square-root scale: in a skewed partition, most cells are far below the largest.
+    image = cells.imshow(
+        shown, cmap=colors, norm=PowerNorm(0.5, 0, most), aspect="auto", interpolation="nearest"
+    )
+    if classes * clients <= _ROOM_FOR_LINES:
+        cells.set_xticks(np.arange(clients + 1) - 0.5, minor=True)
+        cells.set_yticks(np.arange(classes + 1) - 0.5, minor=True)
+        cells.grid(which="minor", color="#e8ebef", linewidth=0.8)
+        cells.tick_params(which="minor", length=0)
+    if classes * clients <= _ROOM_FOR_NUMBERS and most < 10_000:
+        size = 7 if most < 1000 else 6
+        for cls, client in zip(*np.nonzero(count_CN), strict=True):
+            color = "white" if count_CN[cls, client] > 0.3 * most else _INK
+            number = f"{count_CN[cls, client]}"
+            cells.text(client, cls, number, ha="center", va="center", fontsize=size, color=color)
+    cells.set_xlabel("client", color=_INK)
+    cells.set_ylabel("class", color=_INK)
+    for axis, length in ((cells.xaxis, clients), (cells.yaxis, classes)):
+        if length <= 20:
+            axis.set_ticks(range(length))
+        else:
+            axis.set_major_locator(MaxNLocator(10, integer=True))
+    scale = figure.colorbar(image, ax=cells, pad=0.015, fraction=0.04, aspect=4 * height)
+    scale.set_label("training samples", color=_INK)
+    scale.outline.set_visible(False)
+
+    bars.bar(np.arange(clients), count_CN.sum(0), width=0.72 if clients <= 60 else 1.0, color=_BAR)
+    bars.set_ylabel("total", color=_INK)
+    bars.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+    bars.tick_params(axis="x", which="both", length=0, labelbottom=False)
+    for side in ("top", "right", "bottom"):
+        bars.spines[side].set_visible(False)
+    for axes in (bars, cells, scale.ax):
+        axes.tick_params(which="major", colors=_INK, labelsize=8, length=0 if axes is bars else 2.5)
+        for spine in axes.spines.values():
+            spine.set_color(_FAINT)
+    bars.set_xlim(-0.5, clients - 0.5)
+    holders_C = (count_CN > 0).sum(1)
+    held_N = (count_CN > 0).sum(0)
+    spread = f"{_range(held_N)} classes per client, {_range(holders_C)} clients per class"
+    title = f"{clients} clients, {classes} classes: {spread}"
+    bars.set_title(title, fontsize=10, color=_INK, loc="left")
+    figure.savefig(path, format="png")
+
+
+def _range(values: Ints) -> str:
+    low, high = int(values.min()), int(values.max())
+    return f"{low}" if low == high else f"{low} to {high}"

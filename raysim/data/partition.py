@@ -1,0 +1,282 @@
+"""Which client holds which samples, for training, validation and test.
+
+A partition divides the samples of a data set among clients; a split says which of a client's samples are for
+training and which for testing. Everything is drawn from one generator, seeded by the run's seed.
+
+Shapes: N clients, C classes, M samples of the data set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from raysim.core.errors import ScenarioError
+from raysim.core.seeds import seed_for
+from raysim.data import split as sharing
+from raysim.data.shards import PARTS, Partition, Shards, make_shards
+from raysim.data.split import Floats, Ints
+
+__all__ = [
+    "PARTITIONS",
+    "PARTS",
+    "SPLITS",
+    "Dirichlet",
+    "Hks",
+    "Iid",
+    "Partition",
+    "Pathological",
+    "Resample",
+    "Setting",
+    "Shards",
+    "Split",
+    "check_partition",
+    "default_split",
+    "make_partition",
+]
+
+_HKS_MIN_SAMPLES, _HKS_RETRIES = 10, 100
+Split = Literal["pooled811", "pfedhn", "published"]
+SPLITS: tuple[str, ...] = get_args(Split)
+
+
+@dataclass(frozen=True)
+class Iid:
+    """Every client draws from the same distribution: samples are dealt blindly, in equal numbers."""
+
+
+@dataclass(frozen=True)
+class Pathological:
+    """Every client holds a few classes only, and 40 to 60 parts of each, as in pFedHN."""
+
+    classes_per_client: int
+    """How many distinct classes each client holds."""
+
+
+@dataclass(frozen=True)
+class Dirichlet:
+    """Each class is divided among all clients by a Dirichlet draw: clients differ in size and class mix."""
+
+    alpha: float = 0.5
+    """Concentration: towards 0 each class goes to one client, large values approach equal parts."""
+    min_samples: int = 10
+    """Fewest samples a client may hold, its test samples counted only if dealt from the same pool."""
+    max_retries: int = 100
+    """Draws to try before the smallest clients of the best one are topped up from the largest."""
+
+
+@dataclass(frozen=True)
+class Hks:
+    """A Dirichlet draw divides the published training images; the published test images follow it."""
+
+    alpha: float = 1.0
+    """Concentration of the Dirichlet draw; smaller is more skewed."""
+
+
+@dataclass(frozen=True)
+class Resample:
+    """Each client draws that many training samples independently of the others, so clients share samples and
+    any number of clients fits a small data set; for scale tests. Nobody trains on another's test samples.
+    """
+
+    samples_per_client: int
+    """Training samples of every client; validation and test samples come on top, as the split has them."""
+
+
+Setting = Iid | Pathological | Dirichlet | Hks | Resample
+PARTITIONS: dict[str, type[Any]] = {
+    "iid": Iid,
+    "pathological": Pathological,
+    "dirichlet": Dirichlet,
+    "hks": Hks,
+    "resample": Resample,
+}
+
+
+def default_split(setting: Setting) -> Split:
+    """The split a partition has when none is named."""
+    return "published" if isinstance(setting, Hks) else "pooled811"
+
+
+def check_partition(
+    setting: Setting,
+    split: str,
+    num_classes: int,
+    num_clients: int,
+    num_train: int | None = None,
+    num_samples: int | None = None,
+    name: str = "the data set",
+) -> None:
+    """Refuse what cannot be, before any data is loaded. `name` is how a message calls the data set.
+
+    num_train, num_samples: published train images and all images; what depends on them is checked only if
+    given. Raises ScenarioError, one sentence that begins with the scenario key.
+    """
+    if num_clients < 1:
+        raise ScenarioError(f"clients: {num_clients} given: give at least 1")
+    if split not in SPLITS:
+        raise ScenarioError(f"data.split: {split!r} given: give one of {', '.join(SPLITS)}")
+    if isinstance(setting, Hks) and split != "published":
+        raise ScenarioError(
+            f"data.split: {split} given, but partition hks deals the published split: give published"
+        )
+    if isinstance(setting, Dirichlet | Hks) and not (0 < setting.alpha < float("inf")):
+        raise ScenarioError(f"data.partition.alpha: {setting.alpha} given: give a number above 0")
+    if isinstance(setting, Dirichlet):
+        if setting.min_samples < 1:
+            raise ScenarioError(f"data.partition.min_samples: {setting.min_samples} given: give at least 1")
+        if setting.max_retries < 1:
+            raise ScenarioError(f"data.partition.max_retries: {setting.max_retries} given: give at least 1")
+    if isinstance(setting, Pathological) and not 1 <= setting.classes_per_client <= num_classes:
+        raise ScenarioError(
+            f"data.partition.classes_per_client: {setting.classes_per_client} given, but {name} has "
+            f"{num_classes} classes: give 1 to {num_classes}"
+        )
+    if isinstance(setting, Resample) and setting.samples_per_client < 1:
+        raise ScenarioError(
+            f"data.partition.samples_per_client: {setting.samples_per_client} given: give at least 1"
+        )
+    if num_train is None or num_samples is None:
+        return
+    pool = _train_pool(split, num_train, num_samples)
+    if isinstance(setting, Resample):
+        most = _eight_tenths(pool) if split == "pooled811" else pool
+        if setting.samples_per_client > most:
+            raise ScenarioError(
+                f"data.partition.samples_per_client: {setting.samples_per_client} given, but {name} has "
+                f"{most} training samples with split {split}: give 1 to {most}"
+            )
+        return
+    # A client of the 8:1:1 split needs a second sample, or else it has nothing to be tested on.
+    least = _HKS_MIN_SAMPLES if isinstance(setting, Hks) else 2 if split == "pooled811" else 1
+    least = setting.min_samples if isinstance(setting, Dirichlet) else least
+    if num_clients * least > pool:
+        raise ScenarioError(
+            f"clients: {num_clients} given, but {name} has {pool} samples to deal with split {split}, at "
+            f"least {least} for each client: give at most {pool // least}"
+        )
+    if split != "pooled811" and num_clients > num_samples - num_train:
+        raise ScenarioError(
+            f"clients: {num_clients} given, but {name} has {num_samples - num_train} published test images, "
+            f"at least one for each client: give at most {num_samples - num_train} or data.split pooled811"
+        )
+
+
+def make_partition(
+    label_M: Ints,
+    num_train: int,
+    num_classes: int,
+    num_clients: int,
+    setting: Setting,
+    split: str,
+    seed: int,
+    name: str = "the data set",
+) -> Partition:
+    """Deal the samples of a data set, whose first `num_train` are the published train part, to the clients.
+
+    The same arguments always give the same partition. Raises ScenarioError if there are too few samples.
+    """
+    check_partition(setting, split, num_classes, num_clients, num_train, len(label_M), name)
+    rng = np.random.default_rng(seed_for(seed, "partition"))
+    pools = _pools(len(label_M), num_train, split, rng)
+    if isinstance(setting, Resample):
+        return _resample(pools, num_clients, setting.samples_per_client, rng)
+    class_count_C = np.bincount(label_M[pools[0]], minlength=num_classes)
+    share_NC = _shares(setting, class_count_C, num_clients, rng)
+    if isinstance(setting, Pathological) and share_NC is not None:
+        _check_holders(class_count_C, (share_NC > 0).sum(0), num_clients, name)
+    index, client, dealt_to = [], [], []
+    for part, pool in enumerate(pools):
+        if not len(pool):
+            continue
+        class_count_C = np.bincount(label_M[pool], minlength=num_classes)
+        if share_NC is None:
+            count_NC = sharing.iid_counts(class_count_C, num_clients, rng)
+        else:
+            few = isinstance(setting, Pathological)  # then everyone who holds a class must see some of it
+            count_NC = sharing.largest_remainder(class_count_C, share_NC.T, nobody_empty=few).T
+            if part > 0:
+                count_NC = sharing.top_up(count_NC, 1, share_NC)
+        if split == "pooled811":
+            count_NCP = sharing.split_811(count_NC)
+        else:
+            count_NCP = np.zeros((*count_NC.shape, len(PARTS)), np.int64)
+            count_NCP[..., part] = count_NC
+        position, place = sharing.deal(label_M[pool], count_NCP, rng)
+        index.append(pool[position])
+        client.append(place // len(PARTS))
+        dealt_to.append(place % len(PARTS))
+    index_Q, client_Q, part_Q = np.concatenate(index), np.concatenate(client), np.concatenate(dealt_to)
+    masks = [part_Q == part for part in range(len(PARTS))]
+    return Partition(*(make_shards(index_Q[mask_Q], client_Q[mask_Q], num_clients) for mask_Q in masks))
+
+
+def _train_pool(split: str, num_train: int, num_samples: int) -> int:
+    """How many samples the clients' classes and shares are drawn over."""
+    return {"pooled811": num_samples, "pfedhn": _four_fifths(num_train), "published": num_train}[split]
+
+
+def _four_fifths(num_train: int) -> int:
+    return round(num_train * 4 / 5)
+
+
+def _pools(num_samples: int, num_train: int, split: str, rng: np.random.Generator) -> tuple[Ints, Ints, Ints]:
+    """Positions that train, validation and test parts are dealt from; all in the first if it has them all."""
+    everything, nothing = np.arange(num_samples), np.zeros(0, np.int64)
+    if split == "pooled811":
+        return everything, nothing, nothing
+    train, test = everything[:num_train], everything[num_train:]
+    if split == "published":
+        return train, nothing, test
+    mixed = rng.permutation(train)
+    return np.sort(mixed[: _four_fifths(num_train)]), np.sort(mixed[_four_fifths(num_train) :]), test
+
+
+def _shares(
+    setting: Setting, class_count_C: Ints, num_clients: int, rng: np.random.Generator
+) -> Floats | None:
+    """Each client's share of each class [N, C]; None where samples are dealt blindly."""
+    match setting:
+        case Pathological(classes_per_client):
+            return sharing.pathological_shares(num_clients, len(class_count_C), classes_per_client, rng)
+        case Dirichlet(alpha, min_samples, max_retries):
+            return sharing.dirichlet_shares(class_count_C, num_clients, alpha, min_samples, max_retries, rng)
+        case Hks(alpha):
+            return sharing.dirichlet_shares(
+                class_count_C, num_clients, alpha, _HKS_MIN_SAMPLES, _HKS_RETRIES, rng
+            )
+    return None
+
+
+def _check_holders(class_count_C: Ints, holders_C: Ints, num_clients: int, name: str) -> None:
+    if (holders_C > class_count_C).any():
+        worst = int((holders_C - class_count_C).argmax())
+        raise ScenarioError(
+            f"clients: {num_clients} given, but {name} has {class_count_C[worst]} samples of class {worst} "
+            f"to deal to the {holders_C[worst]} clients that would hold it: give fewer clients or fewer "
+            f"data.partition.classes_per_client"
+        )
+
+
+def _resample(
+    pools: tuple[Ints, Ints, Ints], num_clients: int, samples: int, rng: np.random.Generator
+) -> Partition:
+    """Independent draws for every client, each without repetition, from pools that do not overlap."""
+    if not len(pools[1]) and not len(pools[2]):
+        mixed, total = rng.permutation(pools[0]), len(pools[0])
+        train, val, test = np.split(mixed, [_eight_tenths(total), (_eight_tenths(total) + total) // 2])
+        pools = train, val, test
+    shards = []
+    for pool in pools:
+        size = min(len(pool), max(1, round(samples * len(pool) / len(pools[0]))))
+        drawn = [rng.choice(pool, size, replace=False, shuffle=False) for _ in range(num_clients)]
+        shards.append(
+            make_shards(np.concatenate(drawn), np.repeat(np.arange(num_clients), size), num_clients)
+        )
+    return Partition(*shards)
+
+
+def _eight_tenths(num_samples: int) -> int:
+    return num_samples * 8 // 10

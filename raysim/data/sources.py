@@ -1,0 +1,318 @@
+"""Finds a data set in a folder and decodes it: Parquet files, torchvision's files, or a tree of images.
+
+Whatever is wrong with a file ends in a ScenarioError of one sentence that names the file.
+
+Shapes: M images of one data set, H x W pixels, C channels.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from PIL import Image
+
+from raysim.core.errors import ScenarioError
+from raysim.data.specs import DatasetSpec
+
+_SUFFIXES = {".jpeg", ".jpg", ".png"}
+_SHARD = re.compile(r"-(\d+)-of-(\d+)")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a data set was found, before anything of it is decoded."""
+
+    format: str
+    folder: Path
+    train: tuple[Path, ...]
+    test: tuple[Path, ...]
+    extra: tuple[Path, ...] = ()
+
+    def __str__(self) -> str:
+        what = {"parquet": "Parquet files", "torchvision": "torchvision's files", "folder": "image files"}
+        return f"{what[self.format]} in {self.folder}"
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Every file the decoded images depend on."""
+        return self.train + self.test + self.extra
+
+
+class Decoded(NamedTuple):
+    """A whole data set in memory: the published train images first, then the published test images."""
+
+    image_MHWC: NDArray[np.uint8]
+    label_M: NDArray[np.int64]
+    num_train: int
+    class_names: tuple[str, ...]
+
+
+def find(spec: DatasetSpec, base: Path, formats: tuple[str, ...]) -> Source | None:
+    """The first of `formats` present in a sub-folder named after the data set or in `base` itself.
+
+    Raises ScenarioError if a data set is there but some of its files are not.
+    """
+    base = base.resolve()
+    for folder in [base / name for name in spec.folders] + [base]:
+        for form in formats:
+            if source := _FIND[form](spec, folder):
+                return source
+    return None
+
+
+def looked_for(spec: DatasetSpec, formats: tuple[str, ...]) -> str:
+    """What `find` accepts, in words."""
+    words = {
+        "parquet": f"Parquet files (train-*.parquet and {spec.test_prefixes[0]}-*.parquet)",
+        "torchvision": f"torchvision's folder {spec.torchvision_folder}" if spec.torchvision else "",
+        "folder": "an image tree (train/<class>/*.JPEG and val)" if spec.image_folder else "",
+    }
+    return " or ".join(words[form] for form in formats if words[form]) or "nothing: it is not published so"
+
+
+def read(spec: DatasetSpec, source: Source) -> Decoded:
+    """Decode everything. Raises ScenarioError, one sentence, for a damaged or unsuitable file."""
+    decoded = _READ[source.format](spec, source)
+    channels, height, width = spec.image_shape
+    shape, label_M = decoded.image_MHWC.shape, decoded.label_M
+    if shape[1:] != (height, width, channels):
+        raise ScenarioError(
+            f"{source.folder}: images are {shape[1:]}, but {spec.name} has {height}x{width}x{channels}"
+        )
+    if len(label_M) != shape[0]:
+        raise ScenarioError(f"{source.folder}: there are {shape[0]} images but {len(label_M)} labels")
+    if not 0 < decoded.num_train < shape[0]:
+        raise ScenarioError(f"{source.folder}: the train part or the test part of {spec.name} is empty")
+    if label_M.min() < 0 or label_M.max() >= spec.num_classes:
+        raise ScenarioError(
+            f"{source.folder}: labels run from {label_M.min()} to {label_M.max()}, "
+            f"but {spec.name} has classes 0 to {spec.num_classes - 1}"
+        )
+    return decoded
+
+
+def _find_parquet(spec: DatasetSpec, folder: Path) -> Source | None:
+    for sub in (folder, folder / "data", folder / "plain_text"):
+        train = tuple(sorted(sub.glob("train-*.parquet")))
+        if not train:
+            continue
+        tests = (tuple(sorted(sub.glob(f"{prefix}*-*.parquet"))) for prefix in spec.test_prefixes)
+        test = next((found for found in tests if found), ())
+        if not test:
+            raise ScenarioError(
+                f"{sub}: there are train-*.parquet files but no {spec.test_prefixes[0]}-*.parquet"
+            )
+        for files in (train, test):
+            shard = _SHARD.search(files[0].name)
+            if shard and int(shard[2]) != len(files):
+                raise ScenarioError(
+                    f"{sub}: {files[0].name} is one of {int(shard[2])} files, {len(files)} are there"
+                )
+        return Source("parquet", sub, train, test)
+    return None
+
+
+def _find_torchvision(spec: DatasetSpec, folder: Path) -> Source | None:
+    if spec.torchvision_folder is None or not (folder / spec.torchvision_folder).is_dir():
+        return None
+    files = sorted(path for path in (folder / spec.torchvision_folder).iterdir() if path.is_file())
+    return Source("torchvision", folder, tuple(files), ())
+
+
+def _find_folder(spec: DatasetSpec, folder: Path) -> Source | None:
+    if not spec.image_folder or not (folder / "train").is_dir() or not (folder / "val").is_dir():
+        return None
+    train, test = (
+        tuple(sorted(path for path in (folder / part).rglob("*") if path.suffix.lower() in _SUFFIXES))
+        for part in ("train", "val")
+    )
+    return Source("folder", folder, train, test, tuple((folder / "val").glob("val_annotations.txt")))
+
+
+def _read_parquet(spec: DatasetSpec, source: Source) -> Decoded:
+    rows = {}
+    for path in source.train + source.test:
+        with one_sentence(path), pq.ParquetFile(path) as file:
+            rows[path] = file.metadata.num_rows
+    total = sum(rows.values())
+    with one_sentence(source.folder):
+        channels, height, width = spec.image_shape
+        image_MHWC = np.empty((total, height, width, channels), np.uint8)
+        label_M = np.empty(total, np.int64)
+    names: tuple[str, ...] = ()
+    start = 0
+    for path in rows:
+        with one_sentence(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+            image_column = _column(path, file.schema_arrow, spec.image_columns)
+            label_column = _column(path, file.schema_arrow, spec.label_columns)
+            names = names or _class_names(path, file.schema_arrow, label_column, spec)
+            stop = start + rows[path]
+            for group in range(file.num_row_groups):
+                table = file.read_row_group(group, columns=[image_column, label_column])
+                label_B = table.column(label_column)
+                if not pa.types.is_integer(label_B.type) or label_B.null_count:
+                    raise ScenarioError(f"{path}: column {label_column} must hold whole numbers without gaps")
+                end = start + len(label_B)
+                label_M[start:end] = label_B.to_numpy()
+                for row, png in enumerate(_encoded(path, image_column, table), start):
+                    image_MHWC[row] = _decode(png, spec, f"{path}: image {row - stop + rows[path]}")
+                start = end
+            if start != stop:
+                raise ScenarioError(
+                    f"{path}: promises {rows[path]} rows but holds {start - stop + rows[path]}"
+                )
+    num_train = sum(rows[path] for path in source.train)
+    return Decoded(image_MHWC, label_M, num_train, names or _numbered(spec))
+
+
+def _column(path: Path, schema: Any, allowed: tuple[str, ...]) -> str:
+    for name in allowed:
+        if name in schema.names:
+            return name
+    raise ScenarioError(
+        f"{path}: has no column {' or '.join(allowed)}, its columns are {', '.join(schema.names)}"
+    )
+
+
+def _encoded(path: Path, column: str, table: Any) -> Iterator[bytes]:
+    """The PNG or JPEG bytes of a struct<bytes, path> column, in order."""
+    for chunk in table.column(column).chunks:
+        if not pa.types.is_struct(chunk.type) or chunk.type.get_field_index("bytes") < 0:
+            raise ScenarioError(f"{path}: column {column} must be struct<bytes, path>, but is {chunk.type}")
+        yield from chunk.field("bytes").to_pylist()
+
+
+def _class_names(path: Path, schema: Any, column: str, spec: DatasetSpec) -> tuple[str, ...]:
+    try:
+        names = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][column]["names"]
+    except (KeyError, TypeError, ValueError):
+        return ()
+    if len(names) != spec.num_classes:
+        raise ScenarioError(f"{path}: has {len(names)} classes, but {spec.name} has {spec.num_classes}")
+    return tuple(map(str, names))
+
+
+def _numbered(spec: DatasetSpec) -> tuple[str, ...]:
+    return tuple(map(str, range(spec.num_classes)))
+
+
+def _decode(encoded: bytes | None, spec: DatasetSpec, where: str) -> NDArray[np.uint8]:
+    """Pixels [H, W, C] of one PNG or JPEG. A grey image of a colour data set is repeated on its channels."""
+    channels, height, width = spec.image_shape
+    if encoded is None:
+        raise ScenarioError(f"{where} is missing")
+    try:
+        # Only the two formats that are published: fewer decoders ever see a stranger's bytes.
+        image = Image.open(io.BytesIO(encoded), formats=("PNG", "JPEG"))
+        if image.size == (width, height):
+            repeat = channels == 3 and image.mode != "RGB"
+            pixel = np.asarray(image.convert("RGB") if repeat else image)
+        else:
+            pixel = None
+    except Exception as error:  # Pillow raises a dozen kinds for damaged bytes
+        raise ScenarioError(f"{where} is not a readable PNG or JPEG ({_first_line(error)})") from None
+    if pixel is None:
+        raise ScenarioError(
+            f"{where} is {image.size[0]}x{image.size[1]}, but {spec.name} has {width}x{height}"
+        )
+    if pixel.dtype != np.uint8 or pixel.size != height * width * channels:
+        raise ScenarioError(
+            f"{where} has mode {image.mode}, but {spec.name} has {channels} channels of 8 bits"
+        )
+    return pixel.reshape(height, width, channels)
+
+
+def _read_torchvision(spec: DatasetSpec, source: Source) -> Decoded:
+    from torchvision import datasets
+    from torchvision.datasets.utils import check_integrity
+
+    assert spec.torchvision is not None and spec.torchvision_folder is not None
+    cls = getattr(datasets, spec.torchvision)
+    # torchvision unpickles CIFAR files, and raysim unpickles nothing that it reads from a disk. The
+    # exception is safe because these are the publisher's own bytes: torchvision knows their checksums,
+    # compares them before it unpickles, and so do we, to name the file that differs.
+    if hasattr(cls, "train_list"):
+        published = [*cls.train_list, *cls.test_list, [cls.meta["filename"], cls.meta["md5"]]]
+        for name, md5 in published:
+            path = source.folder / spec.torchvision_folder / name
+            if not check_integrity(str(path), md5):
+                raise ScenarioError(
+                    f"{path}: is missing or damaged (its MD5 is not that of the published file)"
+                )
+    with one_sentence(source.folder / spec.torchvision_folder), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NumPy warns about the age of CIFAR's own files
+        parts = [cls(str(source.folder), train=train, download=False) for train in (True, False)]
+        images = [np.asarray(part.data) for part in parts]
+        image_MHWC = np.ascontiguousarray(np.concatenate(images))
+        label_M = np.concatenate([np.asarray(part.targets, np.int64) for part in parts])
+        for part, image in zip(parts, images, strict=True):
+            if len(part.targets) != len(image):
+                raise ValueError(f"{len(image)} images but {len(part.targets)} labels")
+    if image_MHWC.ndim == 3:
+        image_MHWC = image_MHWC[..., None]
+    return Decoded(image_MHWC, label_M, len(images[0]), tuple(map(str, parts[0].classes)))
+
+
+def _read_folder(spec: DatasetSpec, source: Source) -> Decoded:
+    def by_folder(path: Path) -> str:
+        return path.relative_to(source.folder).parts[1]
+
+    names = tuple(sorted({by_folder(path) for path in source.train}))
+    if len(names) != spec.num_classes:
+        raise ScenarioError(
+            f"{source.folder / 'train'}: has {len(names)} classes, {spec.name} has {spec.num_classes}"
+        )
+    listed: dict[str, str] = {}
+    for path in source.extra:
+        with one_sentence(path):
+            listed = {
+                cell[0]: cell[1] for cell in (line.split("\t") for line in path.read_text().splitlines())
+            }
+    files = source.files[: len(source.train) + len(source.test)]
+    number = {name: position for position, name in enumerate(names)}
+    label_M = np.empty(len(files), np.int64)
+    channels, height, width = spec.image_shape
+    image_MHWC = np.empty((len(files), height, width, channels), np.uint8)
+    for row, path in enumerate(files):
+        name = listed.get(path.name, by_folder(path)) if row >= len(source.train) else by_folder(path)
+        if name not in number:
+            raise ScenarioError(
+                f"{path}: its class {name} is not among the folders of {source.folder / 'train'}"
+            )
+        label_M[row] = number[name]
+        with one_sentence(path):
+            encoded = path.read_bytes()
+        image_MHWC[row] = _decode(encoded, spec, str(path))
+    return Decoded(image_MHWC, label_M, len(source.train), names)
+
+
+@contextmanager
+def one_sentence(path: Path) -> Iterator[None]:
+    """Turn whatever a reader raises about a file into a ScenarioError that names the file."""
+    try:
+        yield
+    except ScenarioError:
+        raise
+    except Exception as error:
+        raise ScenarioError(f"{path}: cannot be read, it may be damaged ({_first_line(error)})") from None
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+_FIND = {"parquet": _find_parquet, "torchvision": _find_torchvision, "folder": _find_folder}
+_READ = {"parquet": _read_parquet, "torchvision": _read_torchvision, "folder": _read_folder}

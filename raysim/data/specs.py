@@ -1,0 +1,141 @@
+"""The data sets raysim knows: their sizes, pixel statistics, augmentation and how their files are named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from raysim.core.errors import ScenarioError
+
+
+@dataclass(frozen=True)
+class Augment:
+    """What happens to a training image after it is normalised, in this order: flip, erase, crop."""
+
+    flip: bool = True
+    """Mirror half of the images left to right."""
+    erase: bool = False
+    """Blank a random box (4 to 20 % of the area, aspect 0.5 to 2) in half of the images."""
+    crop_padding: int = 0
+    """Pad by this many pixels on every side, then crop back to the image size at a random place; 0: never."""
+
+
+@dataclass(frozen=True)
+class DatasetSpec:
+    """One published data set. Mean and std are per channel, of pixels scaled to [0, 1]."""
+
+    name: str
+    summary: str
+    num_classes: int
+    image_shape: tuple[int, int, int]
+    """Channels, height, width."""
+    train_size: int
+    test_size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: Augment
+    folders: tuple[str, ...] = ()
+    """Sub-folders of a data folder that may hold this data set."""
+    image_columns: tuple[str, ...] = ("img", "image")
+    """Parquet columns that may hold the image, the first one present is read."""
+    label_columns: tuple[str, ...] = ("label",)
+    test_prefixes: tuple[str, ...] = ("test",)
+    """How the names of the published test part's Parquet files may begin; the others begin with `train`."""
+    torchvision: str | None = None
+    """Class in torchvision.datasets that can download and read it."""
+    torchvision_folder: str | None = None
+    """Where torchvision keeps its files, below its root."""
+    image_folder: bool = False
+    """Whether it is also published as a tree of image files, one folder per class."""
+
+
+_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+_ALL = (
+    DatasetSpec(
+        name="digits",
+        summary=(
+            "1,797 handwritten digits of 8 x 8 grey pixels that come with scikit-learn: nothing to download. "
+            "It has no published test part; the last 360 images play that role."
+        ),
+        num_classes=10,
+        image_shape=(1, 8, 8),
+        train_size=1437,
+        test_size=360,
+        mean=(0.3053,),
+        std=(0.3760,),
+        augment=Augment(flip=False, crop_padding=1),  # a mirrored digit is not a digit
+    ),
+    DatasetSpec(
+        name="fashion_mnist",
+        summary="Fashion-MNIST: 70,000 pieces of clothing of 28 x 28 grey pixels in 10 classes.",
+        num_classes=10,
+        image_shape=(1, 28, 28),
+        train_size=60_000,
+        test_size=10_000,
+        mean=(0.5071,),  # not its true mean: the constants of the FedMRL code, which FedRAL builds on
+        std=(0.2673,),
+        augment=Augment(erase=True, crop_padding=4),
+        folders=("fashion_mnist", "fashion-mnist"),
+        torchvision="FashionMNIST",
+        torchvision_folder="FashionMNIST/raw",
+    ),
+    DatasetSpec(
+        name="cifar10",
+        summary="CIFAR-10: 60,000 photographs of 32 x 32 colour pixels in 10 classes.",
+        num_classes=10,
+        image_shape=(3, 32, 32),
+        train_size=50_000,
+        test_size=10_000,
+        mean=_IMAGENET_MEAN,  # not its true mean: the FedGH family of codes normalises with ImageNet's
+        std=_IMAGENET_STD,
+        augment=Augment(erase=True, crop_padding=4),
+        folders=("cifar10", "cifar-10"),
+        torchvision="CIFAR10",
+        torchvision_folder="cifar-10-batches-py",
+    ),
+    DatasetSpec(
+        name="cifar100",
+        summary="CIFAR-100: 60,000 photographs of 32 x 32 colour pixels in 100 classes.",
+        num_classes=100,
+        image_shape=(3, 32, 32),
+        train_size=50_000,
+        test_size=10_000,
+        mean=(0.5071, 0.4865, 0.4409),
+        std=(0.2673, 0.2564, 0.2762),
+        augment=Augment(erase=True, crop_padding=4),
+        folders=("cifar100", "cifar-100"),
+        label_columns=("fine_label", "label"),
+        torchvision="CIFAR100",
+        torchvision_folder="cifar-100-python",
+    ),
+    DatasetSpec(
+        name="tiny_imagenet",
+        summary=(
+            "Tiny-ImageNet: 110,000 photographs of 64 x 64 colour pixels in 200 classes; "
+            "its labelled validation images are the test part."
+        ),
+        num_classes=200,
+        image_shape=(3, 64, 64),
+        train_size=100_000,
+        test_size=10_000,
+        mean=(0.4802, 0.4481, 0.3975),
+        std=(0.2770, 0.2691, 0.2821),
+        augment=Augment(crop_padding=8),
+        folders=("tiny_imagenet", "tiny-imagenet", "tiny-imagenet-200"),
+        image_columns=("image", "img"),
+        test_prefixes=(
+            "valid",
+            "val",
+        ),  # `valid-` and `validation-` files; its published test part has no labels
+        image_folder=True,
+    ),
+)
+
+DATASETS: dict[str, DatasetSpec] = {spec.name: spec for spec in _ALL}
+
+
+def spec_for(name: str) -> DatasetSpec:
+    """The data set called `name`. Raises ScenarioError that lists the known ones."""
+    if name not in DATASETS:
+        raise ScenarioError(f"data.name: {name!r} is not a known data set: give one of {', '.join(DATASETS)}")
+    return DATASETS[name]

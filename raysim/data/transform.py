@@ -1,0 +1,119 @@
+"""From stored uint8 images to normalised network input, with the augmentation of the published codes.
+
+Flip, erase and crop act on the normalised image, as in those codes, so that erased and padded pixels are
+zero, the mean colour. All three are one lookup: for every output pixel, which input pixel it shows, or
+none.
+
+Shapes: B images of one batch, C channels, H x W pixels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from raysim.data.specs import Augment, spec_for
+
+__all__ = ["Augment", "ImageTransform", "transform_for"]
+
+_ERASE_AREA = (0.04, 0.20)
+_ERASE_ASPECT = (0.5, 2.0)
+_DRAWS = 8  # per image, used or not, so that switching one step off leaves the others' draws as they were
+
+
+@dataclass(frozen=True)
+class ImageTransform:
+    """Normalises with a mean and std per channel (of pixels in [0, 1]), and augments if asked to."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: Augment | None = None
+
+    def plain(self, raw_BHWC: Tensor) -> Tensor:
+        """Normalised float32 images [B, C, H, W], channels last in memory."""
+        return self._normalised(raw_BHWC).permute(0, 3, 1, 2)
+
+    def augmented(self, raw_BHWC: Tensor, rng: torch.Generator) -> Tensor:
+        """As `plain`, after random flip, erase and crop.
+
+        Draws 8 numbers per image from `rng`, a CPU generator, whatever the device and whatever is switched
+        on; none if there is no augmentation at all.
+        """
+        augment = self.augment
+        if augment is None:
+            return self.plain(raw_BHWC)
+        size, height, width, channels = raw_BHWC.shape
+        draw_KB = torch.rand(_DRAWS, size, generator=rng, dtype=torch.float64)
+        # Rows and columns are worked out apart, on the CPU and in double precision: it is little work, every
+        # device sees the same integers, and an accelerator gets one copy instead of thirty small operations.
+        plan_BK = torch.cat(_plan(draw_KB, height, width, augment), dim=1).to(raw_BHWC.device)
+        row_BH, row_hides_BH, col_BW, col_hides_BW = plan_BK.split([height, height, width, width], dim=1)
+        source_BHW = row_BH[:, :, None] + col_BW[:, None, :]
+        keep_BHW = row_hides_BH[:, :, None] + col_hides_BW[:, None, :] < 2
+        moved = raw_BHWC.reshape(-1, channels).index_select(0, source_BHW.view(-1)).view(raw_BHWC.shape)
+        return self._normalised(moved).mul_(keep_BHW[..., None]).permute(0, 3, 1, 2)
+
+    def _normalised(self, raw_BHWC: Tensor) -> Tensor:
+        scale_C, shift_C = _constants(self.mean, self.std, raw_BHWC.device)
+        # One pass over the pixels: raw / (255 std) - mean / std.
+        return torch.addcmul(shift_C, raw_BHWC.contiguous().to(torch.float32), scale_C)
+
+
+def transform_for(dataset_name: str, augment: bool) -> ImageTransform:
+    """The transform of a data set of DATASETS. Raises ScenarioError if it is unknown."""
+    spec = spec_for(dataset_name)
+    return ImageTransform(spec.mean, spec.std, spec.augment if augment else None)
+
+
+@lru_cache(maxsize=32)
+def _constants(
+    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Scale and shift [C] on a device; kept, because copying them anew costs more than using them."""
+    with torch.inference_mode(False):
+        std_C = torch.tensor(std, dtype=torch.float64)
+        shift_C = -torch.tensor(mean, dtype=torch.float64) / std_C
+        return (1 / (255 * std_C)).float().to(device), shift_C.float().to(device)
+
+
+def _plan(
+    draw_KB: Tensor, height: int, width: int, augment: Augment
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Where each output pixel comes from, and whether it is blank, by row and by column; all int64.
+
+    Rows: where each starts in the batch's pixels [B, H], and how much it hides [B, H]. Columns: where each
+    lies in its row [B, W], and how much it hides [B, W].
+    Padding hides by 2 and the erased box by 1: a pixel is blank where its row and column hide by 2 together.
+    """
+    flip_B, erase_B, area_B, aspect_B, top_B, left_B, down_B, across_B = draw_KB
+    low, high = _ERASE_AREA
+    area_B = height * width * (low + area_B * (high - low))
+    low, high = _ERASE_ASPECT
+    aspect_B = low * (high / low) ** aspect_B  # log-uniform
+    erased_B = (erase_B < 0.5) & augment.erase
+    tall_B = (area_B * aspect_B).sqrt().round().clamp(max=height) * erased_B
+    wide_B = (area_B / aspect_B).sqrt().round().clamp(max=width) * erased_B
+
+    row_BH, row_hides_BH = _along(height, augment.crop_padding, down_B, top_B, tall_B)
+    col_BW, col_hides_BW = _along(width, augment.crop_padding, across_B, left_B, wide_B)
+    # The box and the crop are in places of the flipped image; the lookup is in the stored one.
+    flipped_B = (flip_B < 0.5) & augment.flip
+    col_BW = torch.where(flipped_B[:, None], width - 1 - col_BW, col_BW)
+    row_BH = (torch.arange(len(flip_B))[:, None] * height + row_BH) * width
+    return row_BH, row_hides_BH, col_BW, col_hides_BW
+
+
+def _along(length: int, pad: int, shift_B: Tensor, start_B: Tensor, cut_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Along one axis: the position [B, L] that each output position shows, and how much it hides [B, L].
+
+    shift_B and start_B are draws from [0, 1) for the crop and the erased box; cut_B is the length of the box.
+    """
+    shift_B = (shift_B * (2 * pad + 1)).floor() - pad
+    start_B = (start_B * (length - cut_B + 1)).floor()
+    at_BL = torch.arange(length) + shift_B[:, None]
+    outside_BL = (at_BL < 0) | (at_BL >= length)
+    cut_BL = (at_BL >= start_B[:, None]) & (at_BL < (start_B + cut_B)[:, None])
+    return at_BL.clamp(0, length - 1).long(), outside_BL.long() * 2 + cut_BL

@@ -1,0 +1,367 @@
+"""Loading: every layout gives the same arrays, every damage one sentence, the cache only speed."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import layouts
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from raysim.core.errors import ScenarioError
+from raysim.data import cache
+from raysim.data.datasets import DATASETS, load_dataset
+
+
+def one_sentence(error) -> str:
+    text = str(error.value)
+    assert "\n" not in text and "Traceback" not in text
+    return text
+
+
+def test_digits_are_sixteenths_of_full_ink():
+    data = load_dataset("digits")
+    assert data.image_MHWC.shape == (1797, 8, 8, 1) and data.image_MHWC.dtype == np.uint8
+    assert data.num_train == 1437 and data.num_classes == 10 and data.label_M.dtype == np.int64
+    assert set(np.unique(data.image_MHWC)) == {round(value * 255 / 16) for value in range(17)}
+    spec = DATASETS["digits"]
+    scaled = data.image_MHWC / 255
+    assert abs(scaled.mean() - spec.mean[0]) < 1e-3 and abs(scaled.std() - spec.std[0]) < 1e-3
+    assert data.digest == load_dataset("digits").digest
+
+
+def test_specs_are_complete():
+    for name, spec in DATASETS.items():
+        assert spec.name == name and len(spec.mean) == len(spec.std) == spec.image_shape[0]
+        assert spec.train_size > spec.test_size and spec.summary.endswith(".")
+
+
+def test_real_fashion_mnist_cold_and_cached(real_data, monkeypatch, tmp_path):
+    monkeypatch.setenv("RAYSIM_CACHE", str(tmp_path))
+    monkeypatch.setenv("RAYSIM_DATA", real_data)
+    cold = load_dataset("fashion_mnist", download=False)
+    start = time.perf_counter()
+    warm = load_dataset("fashion_mnist", download=False)
+    assert time.perf_counter() - start < 2  # 0.04 s on an idle machine; decoding takes 6 s
+    assert cold.digest == warm.digest and cold.class_names == warm.class_names
+    assert cold.image_MHWC.shape == (70_000, 28, 28, 1) and cold.num_train == 60_000
+    assert np.bincount(cold.label_M[:60_000]).tolist() == [6000] * 10
+    assert np.bincount(cold.label_M[60_000:]).tolist() == [1000] * 10
+    assert not warm.image_MHWC.flags.writeable and not cold.image_MHWC.flags.writeable
+    assert "Parquet files in" in warm.source
+
+
+def test_real_cifar100_test_file(real_data, alone):
+    whole = pq.ParquetFile(f"{real_data}/cifar100/test-00000-of-00001.parquet")
+    table = whole.read_row_group(0)
+    whole.close()
+    for part in ("train", "test"):
+        pq.write_table(table, alone / f"{part}-00000-of-00001.parquet")
+    data = load_dataset("cifar100", str(alone))
+    assert data.image_MHWC.shape == (2 * table.num_rows, 32, 32, 3)
+    assert len(data.class_names) == 100 and data.class_names[0] == "apple"
+    with pytest.raises(ScenarioError, match="no column label"):
+        load_dataset("cifar10", str(alone))
+
+
+@pytest.mark.parametrize("where", ["", "data", "fashion_mnist", "fashion_mnist/data"])
+def test_parquet_layouts(alone, where):
+    image, label = layouts.fashion_parquet(alone / "root" / where)
+    data = load_dataset("fashion_mnist", str(alone / "root"))
+    assert np.array_equal(data.image_MHWC, image) and np.array_equal(data.label_M, label)
+    assert data.num_train == 9 and data.class_names[3] == "thing 3"
+
+
+def test_several_files_in_order_and_all_needed(alone):
+    image = layouts.pixels(9, (3, 32, 32))
+    for number, rows in enumerate((slice(0, 4), slice(4, 7))):
+        path = alone / "cifar10" / f"train-{number:05d}-of-00002-0123456789abcdef.parquet"
+        layouts.parquet(path, image[rows], [0, 1, 2, 3][: len(image[rows])])
+    layouts.parquet(alone / "cifar10" / "test-00000-of-00001.parquet", image[7:], [8, 9])
+    data = load_dataset("cifar10", str(alone))
+    assert np.array_equal(data.image_MHWC, image) and data.num_train == 7
+    assert data.label_M.tolist() == [0, 1, 2, 3, 0, 1, 2, 8, 9] and data.class_names[9] == "9"
+    path.unlink()
+    with pytest.raises(ScenarioError, match="one of 2 files"):
+        load_dataset("cifar10", str(alone))
+
+
+def test_torchvision_folders(alone, monkeypatch):
+    image, label = layouts.fashion_torchvision(alone)
+    data = load_dataset("fashion_mnist", str(alone))
+    assert np.array_equal(data.image_MHWC, image) and np.array_equal(data.label_M, label)
+    assert data.num_train == 7 and data.class_names[0] == "T-shirt/top"
+    image, label = layouts.cifar_torchvision(alone, monkeypatch)
+    data = load_dataset("cifar100", str(alone))
+    assert np.array_equal(data.image_MHWC, image) and np.array_equal(data.label_M, label)
+    assert data.num_train == 6 and data.class_names[99] == "kind 99"
+
+
+def test_torchvision_files_that_are_not_the_published_ones_are_never_unpickled(alone, monkeypatch):
+    layouts.cifar_torchvision(alone, monkeypatch)
+    monkeypatch.setattr("pickle.load", lambda *args, **kwargs: pytest.fail("unpickled an unknown file"))
+    path = alone / "cifar-100-python" / "train"
+    path.write_bytes(path.read_bytes() + b"x")
+    with pytest.raises(ScenarioError) as error:
+        load_dataset("cifar100", str(alone))
+    assert str(path) in one_sentence(error) and "MD5" in one_sentence(error)
+
+
+def test_damaged_torchvision_files(alone):
+    layouts.fashion_torchvision(alone)
+    for name, keep in (("train-images-idx3-ubyte", 100), ("t10k-labels-idx1-ubyte", 3)):
+        path = alone / "FashionMNIST" / "raw" / name
+        path.write_bytes(path.read_bytes()[:keep])
+        with pytest.raises(ScenarioError) as error:
+            load_dataset("fashion_mnist", str(alone))
+        assert "FashionMNIST" in one_sentence(error)
+        path.unlink()
+
+
+@pytest.mark.parametrize("original", [True, False])
+def test_tiny_imagenet_trees(alone, original):
+    layouts.tiny_tree(alone / "tiny-imagenet-200", original)
+    data = load_dataset("tiny_imagenet", str(alone))
+    assert data.image_MHWC.shape == (400, 64, 64, 3) and data.num_train == 200
+    assert np.array_equal(data.label_M[:200], np.arange(200))
+    assert np.array_equal(np.sort(data.label_M[200:]), np.arange(200))
+    if original:  # val_1 belongs to the last class, and val_1 sorts first
+        assert data.label_M[200] == 199
+    grey = data.image_MHWC[3]
+    assert (grey[..., 0] == grey[..., 1]).all() and data.class_names[7] == "n00000007"
+
+
+def test_tiny_imagenet_parquet(alone):
+    image = layouts.pixels(5, (3, 64, 64))
+    for part, rows in (("train", slice(0, 3)), ("valid", slice(3, 5))):
+        layouts.parquet(
+            alone / "data" / f"{part}-00000-of-00001.parquet", image[rows], [199] * len(image[rows]), "image"
+        )
+    data = load_dataset("tiny_imagenet", str(alone))
+    assert np.array_equal(data.image_MHWC, image) and data.num_train == 3
+
+
+def test_truncation_anywhere_is_one_sentence(alone):
+    layouts.fashion_parquet(alone / "root", train=30)
+    path = alone / "root" / "train-00000-of-00001.parquet"
+    whole = path.read_bytes()
+    rng = np.random.default_rng(1)
+    for keep in [0, 1, 4, 8, len(whole) - 1, len(whole) - 5, *rng.integers(0, len(whole), 60)]:
+        path.write_bytes(whole[:keep])
+        with pytest.raises(ScenarioError) as error:
+            load_dataset("fashion_mnist", str(alone / "root"))
+        assert str(path) in one_sentence(error)
+
+
+def test_flipped_bytes_load_or_are_one_sentence(alone):
+    layouts.fashion_parquet(alone / "root", train=30)
+    path = alone / "root" / "train-00000-of-00001.parquet"
+    whole = path.read_bytes()
+    rng = np.random.default_rng(2)
+    refused = 0
+    for position in rng.integers(0, len(whole), 80):
+        damaged = bytearray(whole)
+        damaged[position] ^= int(rng.integers(1, 256))
+        path.write_bytes(damaged)
+        try:
+            load_dataset("fashion_mnist", str(alone / "root"))
+        except ScenarioError as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert refused > 20
+
+
+def test_truncated_png_and_jpeg(alone):
+    good = layouts.pixels(3, (1, 28, 28))
+    png = layouts.encoded(good[0])
+    rng = np.random.default_rng(3)
+    for keep in [
+        0,
+        7,
+        20,
+        *rng.integers(0, len(png) - 16, 25),
+    ]:  # the last 16 bytes are checksums and the end mark
+        layouts.parquet(alone / "train-00000-of-00001.parquet", [good[0], png[:keep]], [1, 2], "image")
+        layouts.parquet(alone / "test-00000-of-00001.parquet", good[2:], [3], "image")
+        with pytest.raises(ScenarioError) as error:
+            load_dataset("fashion_mnist", str(alone))
+        assert "train-00000-of-00001.parquet: image 1 is not a readable" in one_sentence(error)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "names", "message"),
+    [
+        (layouts.pixels(2, (1, 27, 28)), [0, 1], None, "28x27, but fashion_mnist has 28x28"),
+        (layouts.pixels(2, (3, 28, 28)), [0, 1], None, "mode RGB"),
+        (layouts.pixels(2, (1, 28, 28)), [0, 10], None, "labels run from 0 to 10"),
+        (layouts.pixels(2, (1, 28, 28)), [0, -1], None, "labels run from -1"),
+        (layouts.pixels(2, (1, 28, 28)), [0, 1], ["a", "b"], "has 2 classes, but fashion_mnist has 10"),
+        (layouts.pixels(2, (1, 28, 28)), [0, None], None, "whole numbers without gaps"),
+        (layouts.pixels(2, (1, 28, 28)), ["a", "b"], None, "whole numbers without gaps"),
+        ([None, None], [0, 1], None, "image 0 is missing"),
+        ([], [], None, "is empty"),
+    ],
+)
+def test_unsuitable_content(alone, images, labels, names, message):
+    layouts.parquet(alone / "train-00000-of-00001.parquet", images, labels, "image", names=names)
+    layouts.parquet(alone / "test-00000-of-00001.parquet", layouts.pixels(1, (1, 28, 28)), [0], "image")
+    with pytest.raises(ScenarioError, match=message) as error:
+        load_dataset("fashion_mnist", str(alone))
+    assert str(alone) in one_sentence(error)
+
+
+def test_unsuitable_columns(alone):
+    layouts.fashion_parquet(alone)
+    path = alone / "train-00000-of-00001.parquet"
+    pq.write_table(pa.table({"image": [b"x"], "label": [1]}), path)
+    with pytest.raises(ScenarioError, match="struct<bytes, path>"):
+        load_dataset("fashion_mnist", str(alone))
+    pq.write_table(pa.table({"picture": [b"x"], "label": [1]}), path)
+    with pytest.raises(ScenarioError, match="no column img or image, its columns are picture, label"):
+        load_dataset("fashion_mnist", str(alone))
+    (alone / "test-00000-of-00001.parquet").unlink()
+    with pytest.raises(ScenarioError, match=r"no test-\*\.parquet"):
+        load_dataset("fashion_mnist", str(alone))
+
+
+def test_missing_in_root(alone):
+    for root, words in (
+        (alone, ["train-*.parquet", "cifar-100-python", "cifar100"]),
+        (alone / "no", ["no such"]),
+    ):
+        with pytest.raises(ScenarioError) as error:
+            load_dataset("cifar100", str(root))
+        text = one_sentence(error)
+        assert text.startswith("data.root: ") and all(word in text for word in [str(root), *words])
+    layouts.fashion_parquet(alone)
+    with pytest.raises(ScenarioError, match=r"data\.root"):
+        load_dataset("fashion_mnist", str(alone), format="torchvision")
+
+
+@pytest.mark.parametrize("download", [True, False])
+def test_missing_everywhere_names_the_three_ways(alone, download):
+    with pytest.raises(ScenarioError) as error:
+        load_dataset("cifar10", download=download)
+    text = one_sentence(error)
+    assert all(
+        word in text for word in ["data.root", "RAYSIM_DATA", str(alone / "cache" / "data"), "connected"]
+    )
+    assert ("does not answer" in text) == download
+    with pytest.raises(ScenarioError, match="cannot be downloaded automatically"):
+        load_dataset("tiny_imagenet", download=download)
+
+
+def test_a_dead_network_is_noticed_quickly(alone, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr("raysim.data.datasets._PROBE_S", 0.2)
+    from raysim.data.datasets import _reachable
+
+    def hang(*args, **kwargs):
+        time.sleep(3)
+
+    start = time.perf_counter()
+    assert not _reachable("http://127.0.0.1:9/x")  # refused at once
+    monkeypatch.setattr("urllib.request.urlopen", hang)
+    assert not _reachable("http://localhost/x")
+    assert time.perf_counter() - start < 2
+
+
+def test_download_lands_in_the_cache_folder_and_is_found_again(alone, monkeypatch):
+    from torchvision import datasets
+
+    calls = []
+
+    class Fake(datasets.FashionMNIST):
+        def download(self):
+            calls.append(self.root)
+            if len(calls) == 1:
+                raise RuntimeError("the line went dead\nsecond line")
+            layouts.fashion_torchvision(type(alone)(self.root))
+
+    Fake.__name__ = "FashionMNIST"
+    monkeypatch.setattr(datasets, "FashionMNIST", Fake)
+    monkeypatch.setattr("raysim.data.datasets._reachable", lambda url: True)
+    with pytest.raises(ScenarioError, match=r"its download failed \(the line went dead\)") as error:
+        load_dataset("fashion_mnist")
+    one_sentence(error)
+    assert len(load_dataset("fashion_mnist")) == len(load_dataset("fashion_mnist", download=False)) == 11
+    assert len(calls) == 2
+    assert [path.name for path in (alone / "cache" / "data").iterdir()] == ["FashionMNIST"]
+
+
+def test_unknown_names_and_formats(alone):
+    with pytest.raises(ScenarioError, match=r"data\.name: 'mnist' is not .* digits, fashion_mnist"):
+        load_dataset("mnist")
+    with pytest.raises(ScenarioError, match=r"data\.format: 'csv'"):
+        load_dataset("cifar10", format="csv")
+
+
+def test_environment_then_cache_folder(alone, monkeypatch):
+    image, _ = layouts.fashion_parquet(alone / "cache" / "data" / "fashion_mnist")
+    monkeypatch.setenv("RAYSIM_DATA", str(alone / "elsewhere"))
+    assert np.array_equal(load_dataset("fashion_mnist").image_MHWC, image)
+    layouts.fashion_torchvision(alone / "elsewhere")
+    assert len(load_dataset("fashion_mnist")) == 11
+
+
+def decoded_files(alone):
+    return sorted((alone / "cache" / "decoded").iterdir())
+
+
+def test_cache_is_used_and_follows_the_source(alone, monkeypatch):
+    layouts.fashion_parquet(alone / "root")
+    first = load_dataset("fashion_mnist", str(alone / "root"))
+    assert [path.suffix for path in decoded_files(alone)] == [".npy", ".npz"]
+    with monkeypatch.context() as patch:
+        patch.setattr("raysim.data.sources.read", lambda *args: pytest.fail("decoded again"))
+        again = load_dataset("fashion_mnist", str(alone / "root"))
+    assert again.digest == first.digest and again.num_train == first.num_train
+    assert np.array_equal(again.label_M, first.label_M) and again.class_names == first.class_names
+    layouts.fashion_parquet(alone / "root", train=12)
+    assert load_dataset("fashion_mnist", str(alone / "root")).num_train == 12
+    os.utime(alone / "root" / "train-00000-of-00001.parquet", (1, 1))
+    load_dataset("fashion_mnist", str(alone / "root"))
+    assert len(decoded_files(alone)) == 6
+
+
+def test_damaged_cache_is_made_again(alone):
+    layouts.fashion_parquet(alone / "root")
+    good = load_dataset("fashion_mnist", str(alone / "root")).digest
+    rng = np.random.default_rng(4)
+    whole = {path: path.read_bytes() for path in decoded_files(alone)}
+    for path, content in whole.items():
+        for _ in range(25):
+            damaged = bytearray(content[: rng.integers(0, len(content))] if rng.random() < 0.5 else content)
+            if damaged:
+                damaged[rng.integers(0, len(damaged))] ^= 255
+            path.write_bytes(damaged)
+            assert load_dataset("fashion_mnist", str(alone / "root")).digest == good
+        path.unlink()
+        assert load_dataset("fashion_mnist", str(alone / "root")).digest == good
+
+
+def test_cache_that_cannot_be_written_is_only_slower(alone, monkeypatch):
+    layouts.fashion_parquet(alone / "root")
+    (alone / "file").write_text("not a folder")
+    monkeypatch.setenv("RAYSIM_CACHE", str(alone / "file"))
+    assert len(load_dataset("fashion_mnist", str(alone / "root"))) == 14
+    monkeypatch.setenv("RAYSIM_CACHE", str(alone / "cache"))
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("numpy.save", full)
+    assert len(load_dataset("fashion_mnist", str(alone / "root"))) == 14
+    assert decoded_files(alone) == []
+
+
+def test_cache_folder_honours_the_environment(monkeypatch, tmp_path):
+    monkeypatch.delenv("RAYSIM_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache.cache_root() == tmp_path / "raysim"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache.cache_root() == tmp_path / ".cache" / "raysim"

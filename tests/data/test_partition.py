@@ -1,0 +1,309 @@
+"""What every partition promises, for all sizes and seeds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from raysim.core.errors import ScenarioError
+from raysim.data.partition import (
+    PARTITIONS,
+    SPLITS,
+    Dirichlet,
+    Hks,
+    Iid,
+    Partition,
+    Pathological,
+    Resample,
+    check_partition,
+    default_split,
+    make_partition,
+)
+from raysim.data.split import dirichlet_shares, largest_remainder, pathological_shares, split_811, top_up
+
+quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+seeds = st.integers(0, 2**40)
+
+
+def labels(classes, train_each, test_each, seed=0):
+    """A shuffled data set: labels, and how many are published as train."""
+    rng = np.random.default_rng(seed)
+    parts = [rng.permutation(np.repeat(np.arange(classes), each)) for each in (train_each, test_each)]
+    return np.concatenate(parts), classes * train_each
+
+
+def all_index(partition):
+    return np.concatenate([shards.index for shards in partition.parts.values()])
+
+
+def totals(partition, label_M, classes):
+    return sum(partition.count_NC(label_M, classes, part) for part in partition.parts)
+
+
+def check_basics(partition, label_M, num_train, clients, split):
+    index = all_index(partition)
+    assert len(np.unique(index)) == len(index)  # nobody's sample twice, in no part twice
+    assert index.min() >= 0 and index.max() < len(label_M)
+    for shards in partition.parts.values():
+        assert len(shards) == clients and shards.offset[0] == 0 and shards.offset[-1] == len(shards.index)
+        assert all((np.diff(shards.of(client)) > 0).all() for client in range(clients))
+        assert shards.size_N.tolist() == [len(shards.of(client)) for client in range(clients)]
+    assert (partition.train.size_N > 0).all() and (partition.test.size_N > 0).all()
+    if split == "published":
+        assert len(partition.val.index) == 0
+    if split != "pooled811":
+        assert (partition.test.index >= num_train).all() and (partition.train.index < num_train).all()
+
+
+@quick
+@given(seed=seeds, clients=st.integers(1, 30), split=st.sampled_from(SPLITS))
+def test_iid(seed, clients, split):
+    label_M, num_train = labels(5, 40, 12)
+    made = make_partition(label_M, num_train, 5, clients, Iid(), split, seed)
+    check_basics(made, label_M, num_train, clients, split)
+    assert len(all_index(made)) == len(label_M)
+    total_N = totals(made, label_M, 5).sum(1)
+    assert total_N.max() - total_N.min() <= (1 if split == "pooled811" else 3)
+    if split == "pfedhn":
+        assert len(made.train.index) == 160 and len(made.val.index) == 40
+
+
+@quick
+@given(
+    seed=seeds,
+    clients=st.integers(1, 40),
+    classes=st.integers(2, 12),
+    held=st.integers(1, 12),
+    split=st.sampled_from(SPLITS),
+)
+def test_pathological(seed, clients, classes, held, split):
+    held = min(held, classes)
+    label_M, num_train = labels(classes, 125, 60)
+    made = make_partition(label_M, num_train, classes, clients, Pathological(held), split, seed)
+    check_basics(made, label_M, num_train, clients, split)
+    count_NC = made.count_NC(label_M, classes)
+    assert ((count_NC > 0).sum(1) == held).all()
+    quota = clients * held // classes
+    holders_C = made.holders_C(label_M, classes)
+    assert ((holders_C == quota) | (holders_C == quota + 1)).all() and holders_C.sum() == clients * held
+    assert [len(made.classes(label_M, client)) for client in range(clients)] == [held] * clients
+    if quota > 0:  # every class has a holder, so every sample has an owner
+        assert len(all_index(made)) == len(label_M)
+    total = totals(made, label_M, classes)
+    for cls in range(classes):
+        sizes = total[:, cls][total[:, cls] > 0]
+        if len(sizes) and split == "pooled811":  # U(0.4, 0.6), rounded
+            assert sizes.max() - 1 <= 1.5 * (sizes.min() + 1)
+    if split != "pooled811":  # the same classes in the test part, none else
+        assert ((made.count_NC(label_M, classes, "test") > 0) == (count_NC > 0)).all()
+
+
+@quick
+@given(
+    seed=seeds,
+    clients=st.integers(1, 25),
+    alpha=st.sampled_from([1e-3, 0.1, 0.5, 5.0]),
+    split=st.sampled_from(SPLITS),
+)
+def test_dirichlet(seed, clients, alpha, split):
+    label_M, num_train = labels(6, 70, 20)
+    made = make_partition(label_M, num_train, 6, clients, Dirichlet(alpha, 10, 5), split, seed)
+    check_basics(made, label_M, num_train, clients, split)
+    assert len(all_index(made)) == len(label_M)
+    pool_NC = totals(made, label_M, 6) if split == "pooled811" else made.count_NC(label_M, 6)
+    assert pool_NC.sum(1).min() >= 10
+
+
+@quick
+@given(seed=seeds, clients=st.integers(1, 20), alpha=st.sampled_from([0.1, 0.5, 1.0]))
+def test_hks_test_parts_follow_the_train_parts(seed, clients, alpha):
+    label_M, num_train = labels(10, 60, 30)
+    made = make_partition(label_M, num_train, 10, clients, Hks(alpha), "published", seed)
+    check_basics(made, label_M, num_train, clients, "published")
+    assert len(all_index(made)) == len(label_M)
+    train_NC, test_NC = made.count_NC(label_M, 10), made.count_NC(label_M, 10, "test")
+    assert train_NC.sum(1).min() >= 10
+    # Each count is within one of its quota; who would have no test sample is given one.
+    given_one = (test_NC.sum(1) == 1).sum()
+    assert (abs(test_NC - train_NC / 2) < 1.5 + given_one).all()
+
+
+@quick
+@given(seed=seeds, clients=st.integers(1, 60), samples=st.integers(1, 100), split=st.sampled_from(SPLITS))
+def test_resample(seed, clients, samples, split):
+    label_M, num_train = labels(4, 40, 10)
+    made = make_partition(label_M, num_train, 4, clients, Resample(samples), split, seed)
+    assert (made.train.size_N == samples).all() and (made.test.size_N >= 1).all()
+    for shards in made.parts.values():
+        assert all((np.diff(shards.of(client)) > 0).all() for client in range(clients))
+    parts = [set(shards.index.tolist()) for shards in made.parts.values()]
+    assert not parts[0] & parts[2] and not parts[0] & parts[1] and not parts[1] & parts[2]
+
+
+SETTINGS = [Iid(), Pathological(3), Dirichlet(0.3), Hks(0.5), Resample(20)]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_deterministic_in_the_seed(setting):
+    label_M, num_train = labels(8, 60, 20)
+    args = (label_M, num_train, 8, 7, setting, default_split(setting))
+    first, second, other = (make_partition(*args, seed) for seed in (1, 1, 2))
+    assert first.digest == second.digest != other.digest
+    assert all(np.array_equal(first.train.of(client), second.train.of(client)) for client in range(7))
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_table_round_trip(setting, tmp_path):
+    label_M, num_train = labels(8, 60, 20)
+    made = make_partition(label_M, num_train, 8, 7, setting, default_split(setting), 1)
+    table = made.table(label_M)
+    assert table.column_names == ["client", "part", "sample", "label"] and len(table) == len(all_index(made))
+    pq.write_table(table, tmp_path / "partition.parquet")
+    assert Partition.from_table(pq.read_table(tmp_path / "partition.parquet")).digest == made.digest
+    mixed = table.take(np.random.default_rng(0).permutation(len(table)))
+    assert Partition.from_table(mixed).digest == made.digest
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"client": [0]},
+        {"client": [-1], "part": ["train"], "sample": [0]},
+        {"client": [0], "part": ["dev"], "sample": [0]},
+        {"client": [0], "part": ["train"], "sample": [-3]},
+        {"client": [0.5], "part": ["train"], "sample": [0]},
+        {"client": ["a"], "part": ["train"], "sample": [0]},
+        {"client": [None], "part": ["train"], "sample": [0]},
+    ],
+)
+def test_table_of_something_else(columns):
+    with pytest.raises(ScenarioError, match="a saved partition"):
+        Partition.from_table(pa.table(columns))
+
+
+def test_largest_remainder_by_hand():
+    share = np.array([[0.5, 0.3, 0.2], [1 / 3, 1 / 3, 1 / 3], [0, 0, 0], [0.96, 0.02, 0.02]])
+    total = np.array([7, 5, 9, 10])
+    # Quotas 3.5 2.1 1.4 | 1.67 1.67 1.67 | none | 9.6 0.2 0.2
+    assert largest_remainder(total, share).tolist() == [[4, 2, 1], [2, 2, 1], [0, 0, 0], [10, 0, 0]]
+    assert largest_remainder(total, share, nobody_empty=True)[3].tolist() == [8, 1, 1]
+    assert largest_remainder(np.array([2]), np.array([[0.9, 0.05, 0.05]]), nobody_empty=True)[0].sum() == 2
+    assert largest_remainder(np.array([3]), np.array([[0, 1, 0]])).tolist() == [[0, 3, 0]]
+
+
+@quick
+@given(seed=seeds, total=st.integers(0, 10_000), parts=st.integers(1, 50))
+def test_largest_remainder_is_exact_and_near(seed, total, parts):
+    share = np.random.default_rng(seed).dirichlet(np.full(parts, 0.3))[None]
+    count = largest_remainder(np.array([total]), share)
+    assert count.sum() == total and (abs(count - share / share.sum() * total) < 1 + 1e-6).all()
+
+
+def test_811_by_hand():
+    cells = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 14, 60, 0]
+    want = {1: (1, 0, 0), 2: (1, 0, 1), 3: (3, 0, 0), 4: (3, 0, 1), 5: (4, 0, 1), 6: (5, 0, 1), 7: (5, 1, 1)}
+    want |= {8: (6, 1, 1), 9: (7, 1, 1), 10: (8, 1, 1), 14: (11, 1, 2), 60: (48, 6, 6), 0: (0, 0, 0)}
+    for cell in cells:
+        # A second class of ten keeps the client from being one without any test sample.
+        assert tuple(split_811(np.array([[cell, 10]]))[0, 0]) == want[cell], cell
+    # Where one is left for validation and test, the classes of a client take turns.
+    assert split_811(np.full((1, 100), 6)).sum((0, 1)).tolist() == [500, 50, 50]
+    # Nobody is left without a test sample who has two samples.
+    assert split_811(np.array([[3, 1]])).sum(1).tolist() == [[3, 0, 1]]
+    assert split_811(np.array([[1, 0]])).sum(1).tolist() == [[1, 0, 0]]
+
+
+@quick
+@given(seed=seeds, clients=st.integers(1, 60), classes=st.integers(1, 40), held=st.integers(1, 40))
+def test_pathological_shares(seed, clients, classes, held):
+    held = min(held, classes)
+    share_NC = pathological_shares(clients, classes, held, np.random.default_rng(seed))
+    assert ((share_NC > 0).sum(1) == held).all()
+    sums = share_NC.sum(0)
+    assert (np.isclose(sums, 1) | (sums == 0)).all()
+    holders_C = (share_NC > 0).sum(0)
+    assert holders_C.max() - holders_C.min() <= 1 and holders_C.sum() == clients * held
+
+
+def test_dirichlet_guards():
+    rng = np.random.default_rng(0)
+    one = dirichlet_shares(np.array([30, 30]), 1, 0.5, 10, 3, rng)  # the only client is full after one class
+    assert one.tolist() == [[1.0, 1.0]]
+    share_NC = dirichlet_shares(np.array([50, 0, 50]), 10, 1e-4, 10, 1, rng)  # every draw needs the repair
+    assert np.isfinite(share_NC).all() and np.allclose(share_NC.sum(0), 1)
+    assert (largest_remainder(np.array([50, 0, 50]), share_NC.T).sum(0) == 10).all()
+
+
+def test_top_up_takes_what_is_wanted_from_the_largest():
+    count = np.array([[9, 5], [1, 0], [4, 6]])
+    got = top_up(count, 3, np.array([[1, 1], [0.5, 0.0], [1, 1.0]]))
+    assert got.tolist() == [[7, 5], [3, 0], [4, 6]]
+    assert top_up(np.array([[1, 0], [0, 0]]), 2, np.ones((2, 2))).sum() == 1  # nobody can spare any
+
+
+@pytest.mark.parametrize(
+    ("setting", "split", "clients", "message"),
+    [
+        (
+            Pathological(120),
+            "pooled811",
+            10,
+            "data.partition.classes_per_client: 120 given, but cifar100 has 100 ",
+        ),
+        (Pathological(0), "pooled811", 10, "data.partition.classes_per_client: 0 given"),
+        (Iid(), "half", 10, "data.split: 'half' given: give one of pooled811, pfedhn, published"),
+        (Hks(), "pooled811", 10, "data.split: pooled811 given, but partition hks"),
+        (Dirichlet(0.0), "pooled811", 10, "data.partition.alpha: 0.0 given"),
+        (Dirichlet(float("nan")), "pooled811", 10, "data.partition.alpha: nan given"),
+        (Dirichlet(min_samples=0), "pooled811", 10, "data.partition.min_samples: 0 given"),
+        (Dirichlet(max_retries=0), "pooled811", 10, "data.partition.max_retries: 0 given"),
+        (Dirichlet(), "pooled811", 6001, "clients: 6001 given, but cifar100 has 60000 samples"),
+        (Iid(), "published", 10_001, "clients: 10001 given, but cifar100 has 10000 published test images"),
+        (Iid(), "pooled811", 0, "clients: 0 given"),
+        (Resample(0), "pooled811", 5, "data.partition.samples_per_client: 0 given"),
+        (
+            Resample(48_001),
+            "pooled811",
+            5,
+            "data.partition.samples_per_client: 48001 given, but cifar100 has 48000",
+        ),
+    ],
+)
+def test_impossible_combinations(setting, split, clients, message):
+    with pytest.raises(ScenarioError) as error:
+        check_partition(setting, split, 100, clients, 50_000, 60_000, "cifar100")
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
+
+
+def test_too_few_samples_of_a_class():
+    label_M, num_train = labels(10, 5, 5)
+    with pytest.raises(ScenarioError, match=r"clients: 30 given, but digits has 10 samples of class"):
+        make_partition(label_M, num_train, 10, 30, Pathological(4), "pooled811", 1, "digits")
+
+
+def test_every_setting_can_be_described():
+    for name, kind in PARTITIONS.items():
+        assert kind.__doc__ and kind.__doc__.rstrip().endswith("."), name
+    assert default_split(Hks()) == "published" and default_split(Iid()) == "pooled811"
+
+
+def test_heatmap_of_any_size(tmp_path):
+    from PIL import Image
+
+    from raysim.data.heatmap import draw_heatmap
+
+    for clients, classes, setting in (
+        (3, 2, Iid()),
+        (1, 1, Iid()),
+        (200, 40, Pathological(3)),
+        (30, 12, Dirichlet(0.1)),
+    ):
+        label_M, num_train = labels(classes, 80, 20)
+        made = make_partition(label_M, num_train, classes, clients, setting, "pooled811", 1)
+        draw_heatmap(made, label_M, classes, tmp_path / "heat.png")
+        with Image.open(tmp_path / "heat.png") as image:
+            assert image.width > 600 and image.height > 400

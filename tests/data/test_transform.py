@@ -1,0 +1,149 @@
+"""The vectorised transform against one image at a time, done in the published order."""
+
+from __future__ import annotations
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from raysim.core.errors import ScenarioError
+from raysim.data.transform import Augment, ImageTransform, transform_for
+
+ALL = [
+    Augment(),
+    Augment(flip=False, erase=True),
+    Augment(flip=False, crop_padding=3),
+    Augment(flip=True, erase=True, crop_padding=4),
+    Augment(flip=False),
+]
+SHAPES = [(5, 32, 32, 3), (4, 8, 8, 1), (3, 12, 20, 3), (1, 64, 64, 3)]
+
+
+def raw(shape, seed=0):
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def transform(channels, augment=None):
+    return ImageTransform((0.5, 0.4, 0.3)[:channels], (0.2, 0.3, 0.25)[:channels], augment)
+
+
+def one_by_one(transform, raw_BHWC, rng):
+    """Normalise, flip, erase, then pad and crop, each image alone."""
+    augment, out = transform.augment, []
+    draw_KB = torch.rand(8, len(raw_BHWC), generator=rng, dtype=torch.float64).numpy()
+    for image, (flip, erase, area, aspect, top, left, down, across) in zip(
+        raw_BHWC.numpy(), draw_KB.T, strict=True
+    ):
+        x_HWC = (image.astype(np.float64) / 255 - transform.mean) / transform.std
+        height, width, _ = x_HWC.shape
+        if augment.flip and flip < 0.5:
+            x_HWC = x_HWC[:, ::-1].copy()
+        if augment.erase and erase < 0.5:
+            size = height * width * (0.04 + 0.16 * area)
+            ratio = math.exp(math.log(0.5) + aspect * (math.log(2.0) - math.log(0.5)))
+            tall = min(round(math.sqrt(size * ratio)), height)
+            wide = min(round(math.sqrt(size / ratio)), width)
+            row, col = int(top * (height - tall + 1)), int(left * (width - wide + 1))
+            x_HWC[row : row + tall, col : col + wide] = 0
+        pad = augment.crop_padding
+        x_HWC = np.pad(x_HWC, ((pad, pad), (pad, pad), (0, 0)))
+        row, col = int(down * (2 * pad + 1)), int(across * (2 * pad + 1))
+        out.append(x_HWC[row : row + height, col : col + width].transpose(2, 0, 1))
+    return torch.from_numpy(np.stack(out)).float()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_plain_is_totensor_and_normalize(shape):
+    made = transform(shape[3])
+    got = made.plain(raw(shape))
+    mean, std = (torch.tensor(value).view(-1, 1, 1) for value in (made.mean, made.std))
+    want = (raw(shape).permute(0, 3, 1, 2).float() / 255 - mean) / std
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+    assert got.dtype == torch.float32 and got.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("augment", ALL)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_augmented_is_the_same_one_image_at_a_time(augment, shape):
+    made = transform(shape[3], augment)
+    for seed in range(8):
+        mine, theirs = (torch.Generator().manual_seed(seed) for _ in range(2))
+        got = made.augmented(raw(shape, seed), mine)
+        torch.testing.assert_close(got, one_by_one(made, raw(shape, seed), theirs), rtol=1e-5, atol=1e-6)
+        assert got.is_contiguous(memory_format=torch.channels_last) and got.dtype == torch.float32
+        assert torch.equal(mine.get_state(), theirs.get_state())  # always 8 draws per image
+
+
+def test_same_generator_same_images_and_input_untouched():
+    made, images = transform_for("cifar100", augment=True), raw((16, 32, 32, 3))
+    before = images.clone()
+    first, second, other = (made.augmented(images, torch.Generator().manual_seed(s)) for s in (1, 1, 2))
+    assert torch.equal(first, second) and not torch.equal(first, other) and torch.equal(images, before)
+
+
+def test_no_augmentation_draws_nothing():
+    made, rng = transform_for("cifar10", augment=False), torch.Generator().manual_seed(0)
+    state = rng.get_state()
+    images = raw((2, 32, 32, 3))
+    assert torch.equal(made.augmented(images, rng), made.plain(images)) and torch.equal(
+        rng.get_state(), state
+    )
+
+
+def test_rates_are_the_published_ones():
+    grey = torch.full((4000, 32, 32, 1), 255, dtype=torch.uint8)
+    grey[:, :, :16] = 200
+    rng = torch.Generator().manual_seed(0)
+    flipped = ImageTransform((0.0,), (1.0,), Augment()).augmented(grey, rng)[:, 0, 0, 0] == 1
+    assert 0.46 < flipped.float().mean() < 0.54
+    erased = ImageTransform((0.0,), (1.0,), Augment(flip=False, erase=True)).augmented(grey, rng)
+    share = (erased == 0).float().mean((1, 2, 3))
+    assert 0.46 < (share > 0).float().mean() < 0.54
+    assert share[share > 0].min() > 0.03 and share.max() < 0.22 and 0.11 < share[share > 0].mean() < 0.13
+
+
+def test_padding_shows_the_mean_colour():
+    made = ImageTransform((0.25,), (0.5,), Augment(flip=False, crop_padding=2))
+    out = made.augmented(raw((200, 8, 8, 1)) | 128, torch.Generator().manual_seed(0))
+    empty_row_B = (out == 0).all(dim=3).any(dim=2).squeeze(1)
+    assert 0.7 < empty_row_B.float().mean() < 0.9  # four of the five shifts
+
+
+def test_views_and_empty_batches():
+    made = transform(3, Augment(erase=True, crop_padding=4))
+    view = raw((6, 32, 32, 3))[::2]
+    got = made.augmented(view, torch.Generator().manual_seed(0))
+    assert torch.equal(got, made.augmented(view.contiguous(), torch.Generator().manual_seed(0)))
+    assert made.augmented(view[:0], torch.Generator()).shape == (0, 3, 32, 32)
+    assert made.plain(view[:0]).shape == (0, 3, 32, 32)
+
+
+def test_pickles_after_use_and_compares_by_value():
+    made = transform_for("fashion_mnist", augment=True)
+    made.plain(raw((1, 28, 28, 1)))
+    again = pickle.loads(pickle.dumps(made))
+    assert again == made and hash(again) == hash(made) and len(pickle.dumps(made)) < 1000
+
+
+def test_recipes_of_the_data_sets():
+    assert transform_for("cifar10", True).augment == Augment(flip=True, erase=True, crop_padding=4)
+    assert transform_for("cifar10", True).mean == (0.485, 0.456, 0.406)
+    assert transform_for("tiny_imagenet", True).augment == Augment(flip=True, erase=False, crop_padding=8)
+    assert transform_for("cifar100", False).augment is None
+    with pytest.raises(ScenarioError):
+        transform_for("nothing", False)
+
+
+@pytest.mark.gpu
+def test_every_device_makes_the_same_choices():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    made, images = transform_for("cifar100", True), raw((64, 32, 32, 3))
+    here = made.augmented(images, torch.Generator().manual_seed(3))
+    there = made.augmented(images.cuda(), torch.Generator().manual_seed(3))
+    assert there.is_cuda and there.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(here, there.cpu(), rtol=1e-5, atol=1e-6)
+    assert torch.equal(here == 0, there.cpu() == 0)
