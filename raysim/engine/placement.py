@@ -160,7 +160,7 @@ def parse_ranges(text: str) -> set[int]:
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
-            raise ValueError(text)
+            raise ValueError(f"{text!r} is not a list of ranges")
         found |= set(range(int(first), int(last or first) + 1))
     return found
 

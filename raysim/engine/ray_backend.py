@@ -175,11 +175,11 @@ class RayBackend:
     """See `raysim.engine.backend.Backend`. Actors are created at once, so that they import meanwhile."""
 
     plan: Plan
-    owner: dict[ClientId, int] = field(default_factory=dict)  # client -> the actor that holds its state
-    usage: dict[int, Usage] = field(default_factory=dict)
-    pace: dict[str, float] = field(default_factory=dict)  # architecture -> measured seconds per unit of cost
     hosts: list[Any] = field(default_factory=list)
     world: World = field(init=False)
+    owner: dict[ClientId, int] = field(init=False)  # client -> the actor that holds its state
+    usage: dict[int, Usage] = field(init=False)  # actor (-1: the server) -> its memory
+    pace: dict[str, float] = field(init=False)  # architecture -> measured seconds per unit of cost
     flops: dict[str, float] = field(init=False)  # architecture -> forward operations per sample
 
     def __post_init__(self) -> None:
@@ -197,6 +197,7 @@ class RayBackend:
 
     def start(self, world: World, image_MHWC: NDArray[np.uint8]) -> None:
         self.world = world
+        self.owner, self.usage, self.pace = {}, {}, {}
         self.flops = forward_flops(world)
         images, shared = ray.put(image_MHWC), ray.put(world)
         begun = [host.setup.remote(shared, images, share) for host, share in zip(self.hosts, self.shares, strict=True)]

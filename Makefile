@@ -1,0 +1,42 @@
+# The same commands for people and for CI. `make demo` and `make test` are all a newcomer needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup demo test check test-gpu golden bench clean
+
+help:  ## Show this help
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(READY)  ## Make .venv with raysim and tested versions of everything it needs
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "raysim needs Python 3.11 or newer; this is " + sys.version.split()[0] + " (make PYTHON=python3.11 setup)")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(READY)
+
+demo: setup  ## Run FedGH on scikit-learn's handwritten digits: 20 clients, five architectures
+	$(BIN)/raysim launch scenarios/quickstart.yaml
+
+test: setup  ## Run the tests
+	$(BIN)/python -m pytest
+
+check: setup  ## Formatting, lint, types, import arrows
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test-gpu: setup  ## Run the tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu
+
+golden: setup  ## Write the golden curves anew: a reviewed act, see CONTRIBUTING.md
+	$(BIN)/python -m tests.golden.record
+
+bench: setup  ## Measure raysim against a hand-written loop of the same work
+	$(BIN)/python benchmarks/overhead.py
+
+clean:  ## Remove what the commands above made, but not results
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,83 @@
+"""Reads a run folder back: finished, still running, or killed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from raysim.core.errors import ScenarioError
+
+
+def read_rounds(folder: Path | str) -> pa.Table:
+    """A row per round: `round` and the metrics, null where one was not measured.
+
+    While the run goes on, the last two seconds may be missing.
+
+    Raises:
+        ScenarioError: no such run, or its file is damaged.
+    """
+    return _parquet(Path(folder), "rounds.parquet")
+
+
+def read_clients(folder: Path | str) -> pa.Table:
+    """A row per round and measured client, the fields of `ClientRow`.
+
+    Of a run that goes on or was killed: the rounds that were written in full.
+
+    Raises:
+        ScenarioError: no such run, or its file is damaged.
+    """
+    folder = Path(folder)
+    if not (folder / "clients.parquet").exists():
+        try:
+            return _stream(folder / "clients.arrows")
+        except FileNotFoundError:
+            pass  # the run may have ended between the two looks: then it is Parquet now
+        except OSError as error:
+            raise ScenarioError(f"{folder / 'clients.arrows'} cannot be read ({error}).") from error
+    return _parquet(folder, "clients.parquet")
+
+
+def read_summary(folder: Path | str) -> dict[str, Any]:
+    """The run's `summary.json`; its `status` is "running" while it runs, and for ever when it was killed.
+
+    Raises:
+        ScenarioError: no such run, or its file is damaged.
+    """
+    path = Path(folder) / "summary.json"
+    try:
+        value: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise ScenarioError(f"{folder} is not a run folder: it holds no summary.json.") from error
+    except (OSError, ValueError) as error:
+        raise ScenarioError(f"{path} cannot be read ({error}).") from error
+    return value
+
+
+def _parquet(folder: Path, name: str) -> pa.Table:
+    try:
+        with (folder / name).open("rb") as file:
+            return pq.read_table(file)
+    except FileNotFoundError as error:
+        raise ScenarioError(f"{folder} is not a run folder, or no round is done yet: no {name}.") from error
+    except (OSError, pa.ArrowInvalid) as error:
+        raise ScenarioError(f"{folder / name} cannot be read ({error}).") from error
+
+
+def _stream(path: Path) -> pa.Table:
+    with path.open("rb") as file:
+        try:
+            reader = pa.ipc.open_stream(file)
+        except pa.ArrowInvalid:
+            return pa.table({})  # cut off before the columns were named
+        batches = []
+        try:
+            for batch in reader:
+                batches.append(batch)
+        except (pa.ArrowInvalid, OSError):
+            pass  # cut off within a round: what is before it is whole
+        return pa.Table.from_batches(batches, reader.schema)

@@ -1,0 +1,129 @@
+"""The table that closes a run: what a reader of the terminal wants to know before opening any file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from raysim.report.units import human_bytes, human_count, human_seconds, per_cent
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["closing_table", "human_bytes", "human_count", "human_seconds", "rows"]
+
+
+def closing_table(summary: Mapping[str, object]) -> Table:
+    """The table for `rich.console.Console.print`, from a run's summary.
+
+    Keys that are missing or null are not shown. Those that are read:
+
+    - `scenario`, `algorithm`, `status`, `folder`, `mlflow` (the line to print), `state_digest`: text
+    - `rounds`: rounds done; `rounds_asked`: rounds that the scenario asks for
+    - `participants_per_round`, `clients`: counts
+    - `final`: metric name to value, of the last round that measured it; accuracies in [0, 1], bytes, seconds
+    - `best_round`: the round of `accuracy/best`
+    - `up_bytes_per_participant`, `down_bytes_per_participant`: mean bytes per participant and round; in their
+      absence the last round's bytes divided by `participants_per_round`
+    - `seconds`: phase to its seconds over the whole run, "total" among them
+    """
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False, padding=(0, 1))
+    table.add_column(style="dim", no_wrap=True)
+    # Paths and commands are for copying: folded they keep every character.
+    table.add_column(overflow="fold")
+    from rich.text import Text
+
+    for name, value in rows(summary):
+        table.add_row(name, Text(value))
+    return table
+
+
+def rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
+    """The table's rows as text: a name and a value each. See `closing_table` for the keys."""
+    final = _mapping(summary.get("final"))
+    found = [
+        ("scenario", _joined(summary.get("scenario"), summary.get("algorithm"))),
+        ("rounds", _rounds(summary)),
+        ("clients", _clients(summary)),
+        ("accuracy, all clients", _spread(final)),
+        ("accuracy, worst tenth", _one(final, "accuracy/worst_decile", per_cent)),
+        ("accuracy, participants", _one(final, "accuracy/participants", per_cent)),
+        ("accuracy, whole test set", _one(final, "accuracy/global", per_cent)),
+        ("best accuracy", _best(final, summary.get("best_round"))),
+        ("sent per participant", _per_participant(summary, final)),
+        ("sent in all", _one(final, "comm/total_bytes", human_bytes)),
+        ("computed in all", _one(final, "compute/total_flops", lambda n: f"{human_count(n)}FLOP")),
+        ("time", _time(_mapping(summary.get("seconds")), final)),
+        ("restarts", _restarts(final)),
+        ("state", str(summary.get("state_digest") or "")[:12]),
+        ("results", str(summary.get("folder") or "")),
+        ("MLflow", str(summary.get("mlflow") or "")),
+    ]
+    return [(name, value) for name, value in found if value]
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _joined(*parts: object) -> str:
+    return ", ".join(str(part) for part in parts if part)
+
+
+def _one(final: Mapping[str, Any], metric: str, human: Callable[[float], str]) -> str:
+    value = final.get(metric)
+    return "" if value is None else human(value)
+
+
+def _rounds(summary: Mapping[str, object]) -> str:
+    done, asked = summary.get("rounds"), summary.get("rounds_asked")
+    status = summary.get("status")
+    text = "" if done is None else str(done)
+    if text and asked is not None and asked != done:
+        text += f" of {asked}"
+    return _joined(text, None if status == "finished" and text else status)
+
+
+def _clients(summary: Mapping[str, object]) -> str:
+    count, participants = summary.get("clients"), summary.get("participants_per_round")
+    each = None if participants is None else f"{participants} per round"
+    return _joined(count, each)
+
+
+def _spread(final: Mapping[str, Any]) -> str:
+    std = final.get("accuracy/all_std")
+    text = _one(final, "accuracy/all", per_cent)
+    return f"{text} ± {100 * std:.1f}" if text and std is not None else text
+
+
+def _best(final: Mapping[str, Any], best_round: object) -> str:
+    text = _one(final, "accuracy/best", per_cent)
+    return f"{text} in round {best_round}" if text and best_round is not None else text
+
+
+def _per_participant(summary: Mapping[str, object], final: Mapping[str, Any]) -> str:
+    count: Any = summary.get("participants_per_round")
+    shown = []
+    for way in ("up", "down"):
+        n: Any = summary.get(f"{way}_bytes_per_participant")
+        if n is None and count and final.get(f"comm/{way}_bytes") is not None:
+            n = final[f"comm/{way}_bytes"] / count
+        if n is not None:
+            shown.append(f"{human_bytes(n)} {way}")
+    return f"{', '.join(shown)} per round" if shown else ""
+
+
+def _time(seconds: Mapping[str, Any], final: Mapping[str, Any]) -> str:
+    total = seconds.get("total", final.get("time/total_s"))
+    phases = ", ".join(f"{k} {human_seconds(s)}" for k, s in seconds.items() if k != "total" and s is not None)
+    if total is None:
+        return phases
+    return human_seconds(total) + (f" ({phases})" if phases else "")
+
+
+def _restarts(final: Mapping[str, Any]) -> str:
+    count = final.get("engine/restarts")
+    return f"{count:.0f}" if count else ""

@@ -1,0 +1,40 @@
+"""Numbers as people read them: bytes, counts, seconds, accuracies."""
+
+from __future__ import annotations
+
+
+def human_bytes(n: float) -> str:
+    """`n` bytes in powers of 1024, such as "12.3 MiB"."""
+    return _scaled(n, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+
+
+def human_count(n: float) -> str:
+    """`n` in powers of 1000, such as "1.23 G"; no unit below a thousand."""
+    return _scaled(n, 1000, ("", "k", "M", "G", "T", "P", "E"))
+
+
+def human_seconds(s: float) -> str:
+    """`s` seconds as "0.42 s", "12.3 s", "2 min 05 s", "3 h 12 min" or "2 d 05 h"."""
+    if s < 0.0995:
+        return f"{s * 1000:.0f} ms"
+    if s < 59.95:
+        return f"{s:.2f} s" if s < 9.995 else f"{s:.1f} s"
+    minutes, seconds = divmod(round(s), 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours < 48 else f"{hours // 24} d {hours % 24:02d} h"
+
+
+def per_cent(fraction: float) -> str:
+    """An accuracy in [0, 1] as "54.3%"."""
+    return f"{100 * fraction:.1f}%"
+
+
+def _scaled(n: float, base: int, units: tuple[str, ...]) -> str:
+    value, power = float(n), 0
+    while abs(value) >= base - 0.5 and power < len(units) - 1:
+        value, power = value / base, power + 1
+    # Three digits tell enough; what was never divided is whole and needs no point.
+    digits = 0 if power == 0 or abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
+    return f"{value:.{digits}f} {units[power]}".rstrip()

@@ -1,0 +1,374 @@
+"""The tracker that writes a run to MLflow, from a thread of its own so that no round waits for it.
+
+The one file that imports MLflow, which takes seconds and is therefore left to that thread. The first database
+is made there too: a run's first round does not wait for either.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import json
+import logging
+import math
+import os
+import re
+import shlex
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from raysim.core.errors import RunError, ScenarioError
+from raysim.core.results import ClientRow, RunCard, Status
+from raysim.tracking.store import check_uri, creation_lock, database_path, is_loopback, resolve_uri, shown
+from raysim.tracking.ui import serve_ui, ui_command, ui_environment
+
+__all__ = ["MlflowTracker", "check_uri", "resolve_uri", "serve_ui", "ui_command", "ui_environment"]
+
+ARTIFACTS = (
+    "scenario.yaml",
+    "resolved.yaml",
+    "rounds.parquet",
+    "clients.parquet",
+    "partition.parquet",
+    "summary.json",
+    "plots/*.png",
+)
+"""What of the run folder goes to MLflow when the run ends."""
+
+_STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "running": "RUNNING"}
+_PER_BATCH = 100  # parameters; MLflow's limit
+_METRICS_PER_BATCH = 1000  # MLflow's limit
+_LONGEST_PARAMETER, _LONGEST_TAG = 6000, 5000  # characters
+# Asking again does not help with these; anything else may be a server or a disk that comes back.
+_FINAL = {
+    "BAD_REQUEST",
+    "INVALID_PARAMETER_VALUE",
+    "INVALID_STATE",
+    "PERMISSION_DENIED",
+    "RESOURCE_DOES_NOT_EXIST",
+    "UNAUTHENTICATED",
+}
+# What requests says about them takes several lines.
+_NO_ANSWER = {
+    "timed out": "timed out",
+    "Connection refused": "connection refused",
+    "NewConnectionError": "no connection",
+    "Connection aborted": "connection lost",
+}
+_HOLDOFF_S = (0.2, 5.0)  # the first wait before trying again, and the longest
+
+
+class MlflowTracker:
+    """The Tracker for MLflow: parameters, tags and data set once, one `log_batch` a round, files at the end.
+
+    Close it after the run folder, whose files it uploads. A server that stops answering is asked again for
+    `patience_s` seconds; then `warnings` says so, the run goes on, and rounds are kept until it answers.
+
+    Attributes:
+        uri: the resolved address of the store.
+        warnings: sentences for the user, whole after `close`.
+        run_id: MLflow's id of the run; None until it is made.
+        experiment_id: MLflow's id of the experiment; None until it is known.
+    """
+
+    def __init__(self, uri: str | None, experiment: str, tags: Mapping[str, str], *, patience_s: float = 30.0) -> None:
+        """Raises `ScenarioError` when the address is no store that is written to; asks nobody yet."""
+        self.uri = resolve_uri(uri)
+        self.experiment = experiment
+        self.tags = dict(tags)
+        self.patience_s = patience_s
+        self.warnings: list[str] = []
+        self.run_id: str | None = None
+        self.experiment_id: str | None = None
+        self._card: RunCard | None = None
+        self._client: Any = None
+        self._steps = 0  # of opening the run that are done
+        self._pending: deque[tuple[int, int, dict[str, float]]] = deque()  # round, time in ms, metrics
+        self._lost = 0
+        self._ending: Status | None = None
+        self._failure: BaseException | None = None
+        self._opened = threading.Event()
+        self._wake = threading.Condition()
+        self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
+
+    def open(self, card: RunCard) -> None:
+        """Begin to make the run and return at once; `ready` waits for it."""
+        self._card = card
+        self._thread.start()
+
+    def ready(self, timeout_s: float | None = None) -> bool:
+        """Wait until the run is there; False when `timeout_s` passed first.
+
+        Raises:
+            ScenarioError: MLflow did not take the run.
+        """
+        if not self._opened.wait(timeout_s):
+            return False
+        self._raise_failure()
+        return True
+
+    def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
+        """Hand round `t` to the writer. Raises `ScenarioError` when MLflow did not take the run."""
+        self._raise_failure()
+        metrics = {_key(name): float(v) for name, v in values.items() if v is not None and not math.isnan(v)}
+        if metrics:
+            with self._wake:
+                self._pending.append((t, time.time_ns() // 1_000_000, metrics))
+                self._wake.notify()
+
+    def close(self, status: Status, summary: Mapping[str, object]) -> None:
+        """Send what is left and the files, and end the run there; see `warnings` for what did not arrive.
+
+        Raises:
+            RunError: MLflow did not take a run that finished before that could be said.
+        """
+        if not self._thread.ident:
+            return  # never opened
+        with self._wake:
+            self._ending = status
+            self._wake.notify()
+        # Opening, sending and ending are each bounded by patience; files take the time they take.
+        self._thread.join()
+        if self._failure is None:
+            return
+        failure, self._failure = self._failure, None
+        if status == "finished":
+            raise RunError(f"{failure} The results are in {self._folder}.") from failure
+        self.warnings.append(str(failure))
+
+    @property
+    def run_path(self) -> str | None:
+        """The run's page within MLflow's pages, `#/experiments/…`; None until the run is made."""
+        # The question makes MLflow's pages show what is for training, not what is for language models.
+        question = "?workflowType=machine_learning"
+        return f"#/experiments/{self.experiment_id}/runs/{self.run_id}{question}" if self.run_id else None
+
+    @property
+    def run_url(self) -> str | None:
+        """The address of the run's page on a server; None for SQLite, and until the run is made."""
+        if database_path(self.uri) is not None or self.run_path is None:
+            return None
+        return f"{shown(self.uri)}/{self.run_path}"
+
+    @property
+    def where(self) -> str:
+        """What to open, or to type, to see the run."""
+        if database_path(self.uri) is not None:
+            return f"mlflow ui --backend-store-uri {shlex.quote(self.uri)}"
+        return self.run_url or shown(self.uri)
+
+    @property
+    def _folder(self) -> Path:
+        assert self._card is not None
+        return self._card.folder
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise ScenarioError(str(failure)) from failure
+
+    # All below runs in the writer's thread.
+
+    def _work(self) -> None:
+        try:
+            problem = self._persist(self._start, self.patience_s)
+            if problem is not None:
+                self._failure = ScenarioError(f"MLflow at {shown(self.uri)} did not take the run: {problem}.")
+        finally:
+            self._opened.set()
+        if self._failure is None:
+            answers = self._send_rounds()
+            if answers:
+                self._upload()
+            self._terminate(self.patience_s if answers else 0.0)
+
+    def _persist(self, action: Callable[[], object], patience_s: float) -> str | None:
+        """Do `action` until it works or time is up; returns what was wrong at the end, in a few words."""
+        began, holdoff = time.monotonic(), _HOLDOFF_S[0]
+        while True:
+            try:
+                action()
+                return None
+            except Exception as error:  # MLflow raises those of requests, SQLAlchemy and its own
+                over = time.monotonic() - began + holdoff > patience_s
+                if over or getattr(error, "error_code", None) in _FINAL:
+                    return _words(error)
+            time.sleep(holdoff)
+            holdoff = min(2 * holdoff, _HOLDOFF_S[1])
+
+    def _start(self) -> None:
+        """Open the run, going on where a failed attempt stopped."""
+        entities = _load_mlflow(self.uri)
+        from mlflow.tracking import MlflowClient
+
+        card = self._card
+        assert card is not None
+        if self._client is None or self.experiment_id is None:
+            with creation_lock(database_path(self.uri)):
+                self._client = MlflowClient(self.uri)
+                self.experiment_id = self._find_experiment()
+        if self.run_id is None:
+            tags = {**self._own_tags(card), **card.tags, **self.tags}
+            tags = {_key(k): str(v)[:_LONGEST_TAG] for k, v in tags.items()}
+            run = self._client.create_run(self.experiment_id, run_name=f"{card.name}-{card.run_id}", tags=tags)
+            self.run_id = run.info.run_id
+        items = list(card.parameters.items())
+        for i in range(self._steps * _PER_BATCH, len(items), _PER_BATCH):
+            params = [entities.Param(_key(k), _text(v)) for k, v in items[i : i + _PER_BATCH]]
+            self._client.log_batch(self.run_id, params=params)
+            self._steps += 1
+        profile = {
+            "num_samples": card.num_samples,
+            "num_clients": card.num_clients,
+            "partition_digest": card.partition_digest,
+        }
+        remote = re.match("https?://", card.dataset_source)
+        dataset = entities.Dataset(
+            name=card.dataset[:500],
+            digest=card.dataset_digest[:36],
+            source_type="http" if remote else "local",
+            source=json.dumps({"url" if remote else "uri": card.dataset_source}),
+            profile=json.dumps(profile),
+        )
+        context = entities.InputTag("mlflow.data.context", "training")
+        self._client.log_inputs(self.run_id, datasets=[entities.DatasetInput(dataset, [context])])
+
+    def _own_tags(self, card: RunCard) -> dict[str, str]:
+        try:
+            version = importlib.metadata.version("raysim")
+        except importlib.metadata.PackageNotFoundError:
+            version = "unknown"
+        return {
+            "mlflow.source.name": "raysim",
+            "mlflow.source.type": "LOCAL",
+            "raysim.version": version,
+            "raysim.run_id": card.run_id,
+            "raysim.folder": str(card.folder),
+        }
+
+    def _find_experiment(self) -> str:
+        found = self._client.get_experiment_by_name(self.experiment)
+        if found is None:
+            database = database_path(self.uri)
+            location = None if database is None else (database.parent / "mlartifacts").as_uri()
+            try:
+                return str(self._client.create_experiment(self.experiment, location))
+            except Exception as error:
+                if getattr(error, "error_code", None) != "RESOURCE_ALREADY_EXISTS":
+                    raise
+                # Another run was quicker.
+                found = self._client.get_experiment_by_name(self.experiment)
+        return str(found.experiment_id)
+
+    def _send_rounds(self) -> bool:
+        """Send rounds until the run ends; False when MLflow did not answer at the end."""
+        failing_since: float | None = None
+        warned = False
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._pending or self._ending)
+                if not self._pending:
+                    return True
+                t, when_ms, metrics = self._pending[0]
+            try:
+                self._send(t, when_ms, metrics)
+            except Exception as error:
+                if getattr(error, "error_code", None) in _FINAL:
+                    self._lost += 1
+                    self.warnings.append(f"MLflow did not take round {t}: {_words(error)}.")
+                    self._pending.popleft()
+                    continue
+                failing_since = failing_since or time.monotonic()
+                failing_s = time.monotonic() - failing_since
+                if failing_s > self.patience_s:
+                    if not warned:
+                        text = f"has not answered for {failing_s:.0f} s ({_words(error)}); the run goes on"
+                        self.warnings.append(f"MLflow at {shown(self.uri)} {text}.")
+                        warned = True
+                    if self._ending:
+                        return False
+                with self._wake:  # a new round, or the end of the run, is a reason to ask again sooner
+                    if warned:  # it may be this round that is at fault: let the others pass
+                        self._pending.rotate(-1)
+                    self._wake.wait(min(_HOLDOFF_S[0] + failing_s, _HOLDOFF_S[1]))
+            else:
+                self._pending.popleft()
+                failing_since = None
+
+    def _send(self, t: int, when_ms: int, metrics: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        batch = [Metric(name, value, when_ms, t) for name, value in metrics.items()]
+        self._client.log_batch(self.run_id, metrics=batch[:_METRICS_PER_BATCH])
+
+    def _upload(self) -> None:
+        for file in (f for name in ARTIFACTS for f in sorted(self._folder.glob(name))):
+            inside = file.parent.relative_to(self._folder).as_posix()
+            place = None if inside == "." else inside
+            upload = functools.partial(self._client.log_artifact, self.run_id, str(file), place)
+            problem = self._persist(upload, self.patience_s)
+            if problem is not None:
+                self.warnings.append(f"{file} could not be uploaded to MLflow: {problem}.")
+                break  # the next would most likely fail too, after as long a wait
+
+    def _terminate(self, patience_s: float) -> None:
+        assert self._ending is not None
+        status = _STATUS[self._ending]
+        problem = self._persist(lambda: self._client.set_terminated(self.run_id, status), patience_s)
+        lost = self._lost + len(self._pending)
+        if lost:
+            where = f"all rounds are in {self._folder}"
+            self.warnings.append(f"{lost} rounds could not be logged to MLflow at {shown(self.uri)}; {where}.")
+        if problem is not None:
+            self.warnings.append(f"MLflow could not be told that the run ended: {problem}.")
+
+
+def _load_mlflow(uri: str) -> Any:
+    """Import MLflow without its log lines and its telemetry; returns `mlflow.entities`."""
+    quiet = {
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_LOGGING_LEVEL": "ERROR",
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+        # MLflow would ask a dead server for minutes; asking again is this tracker's own business.
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
+    }
+    for name, value in quiet.items():
+        os.environ.setdefault(name, value)
+    if is_loopback(uri):
+        hosts = [h for h in os.environ.get("NO_PROXY", os.environ.get("no_proxy", "")).split(",") if h]
+        merged = ",".join(dict.fromkeys([*hosts, "localhost", "127.0.0.1", "::1"]))
+        os.environ["NO_PROXY"] = os.environ["no_proxy"] = merged
+    # Of MLflow's own use of its libraries; a program that turns warnings into errors would lose its run.
+    warnings.filterwarnings("ignore", category=DeprecationWarning, module="mlflow|sqlalchemy|alembic")
+    from mlflow import entities
+
+    # alembic tells of every migration; urllib3 of every retry, which `warnings` sums up.
+    for name in ("mlflow", "alembic", "urllib3.connectionpool"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    return entities
+
+
+def _key(name: str) -> str:
+    """`name` with what MLflow does not allow in names replaced."""
+    return re.sub(r"[^/\w.\- :]", "_", name)[:250]
+
+
+def _text(value: str | int | float | bool | None) -> str:
+    """A parameter as it would stand in the scenario file."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text[:_LONGEST_PARAMETER]
+
+
+def _words(error: BaseException) -> str:
+    """An error of MLflow's in one line, in a word or two where there was just no answer."""
+    text = " ".join(str(error).split())
+    for sign, words in _NO_ANSWER.items():
+        if sign in text:
+            return words
+    return text[:300].rstrip(".") or type(error).__name__

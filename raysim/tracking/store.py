@@ -1,0 +1,127 @@
+"""Where MLflow keeps its runs: which addresses are allowed, and whether the one at hand can be used.
+
+Needs no MLflow, so that a run with a wrong address is refused before anything slow begins.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+from raysim.core.errors import ScenarioError
+
+ALLOWED = "sqlite:///path/to/mlflow.db or http(s)://host:port"
+VARIABLE = "MLFLOW_TRACKING_URI"
+ANSWER_S = 3.0
+"""How long an MLflow server may take to say that it is well, in seconds."""
+
+
+def resolve_uri(uri: str | None = None) -> str:
+    """The store's address: `uri`, else `MLFLOW_TRACKING_URI`, else `mlflow.db` in the working directory.
+
+    Paths become absolute. Raises `ScenarioError` for anything but SQLite and http.
+    """
+    given = uri or os.environ.get(VARIABLE) or "sqlite:///mlflow.db"
+    if re.match(r"https?://[^/]", given):
+        return given.rstrip("/")
+    if given.startswith("sqlite:///") and given != "sqlite:///":
+        path, question, query = given.removeprefix("sqlite:///").partition("?")
+        return f"sqlite:///{Path(path).absolute()}{question}{query}"
+    why = "is no store that raysim writes to"
+    if given.startswith("file:") or "://" not in given:
+        why = "is a file store, which MLflow has removed"
+    raise ScenarioError(f"{_origin(uri)}: {shown(given)} {why}; use {ALLOWED}.")
+
+
+def check_uri(uri: str | None = None) -> str:
+    """See in a few seconds that the store can be used; returns its resolved address.
+
+    Raises:
+        ScenarioError: the server does not answer, or the database file cannot be written or is none.
+    """
+    resolved = resolve_uri(uri)
+    database = database_path(resolved)
+    problem = _server_problem(resolved) if database is None else _file_problem(database)
+    if problem:
+        raise ScenarioError(f"{_origin(uri)}: {shown(resolved)} {problem}; allowed are {ALLOWED}.")
+    return resolved
+
+
+def database_path(resolved: str) -> Path | None:
+    """The file of a resolved `sqlite:` address; None for a server."""
+    if not resolved.startswith("sqlite:///"):
+        return None
+    return Path(resolved.removeprefix("sqlite:///").partition("?")[0])
+
+
+@contextmanager
+def creation_lock(database: Path | None) -> Iterator[None]:
+    """Keep two runs from making the same new database at once, which MLflow by itself may not survive.
+
+    MLflow has a lock of its own, but in the temporary folder, which the two need not share.
+
+    The lock file stays behind: to remove one that somebody else may be waiting for would undo the lock.
+    """
+    if database is None:
+        yield
+        return
+    with database.with_name(f"{database.name}.lock").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def shown(uri: str) -> str:
+    """`uri` without the user name and password that it may hold."""
+    parts = urlsplit(uri)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else uri
+
+
+def is_loopback(uri: str) -> bool:
+    """Whether a server is on this machine, where no proxy must stand in between."""
+    host = urlsplit(uri).hostname or ""
+    return host in {"localhost", "::1"} or host.startswith("127.")
+
+
+def _origin(uri: str | None) -> str:
+    from_variable = os.environ.get(VARIABLE) and (not uri or uri == os.environ[VARIABLE])
+    return VARIABLE if from_variable else "tracking.uri"
+
+
+def _server_problem(uri: str) -> str | None:
+    try:
+        request = urllib.request.Request(f"{shown(uri)}/health")
+        proxies = [urllib.request.ProxyHandler({})] if is_loopback(uri) else []
+        with urllib.request.build_opener(*proxies).open(request, timeout=ANSWER_S):
+            return None
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code in {401, 403}:
+            return None  # it is there and wants a password, which MLflow's client knows how to give
+        return f"does not look like an MLflow server (/health answers {error.code})"
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        return f"does not answer ({str(getattr(reason, 'strerror', None) or reason).lower()})"
+
+
+def _file_problem(database: Path) -> str | None:
+    folder = database.parent
+    if not folder.is_dir():
+        return f"cannot be opened (there is no folder {folder})"
+    if not os.access(folder, os.W_OK):
+        return f"cannot be opened (the folder {folder} cannot be written)"
+    if not database.exists():
+        return None
+    if not database.is_file():
+        return f"cannot be opened ({database} is not a file)"
+    if not os.access(database, os.R_OK | os.W_OK):
+        return f"cannot be opened ({database} cannot be written)"
+    with database.open("rb") as file:
+        head = file.read(16)
+    return None if head in {b"", b"SQLite format 3\0"} else f"cannot be opened ({database} is no SQLite database)"

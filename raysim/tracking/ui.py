@@ -1,0 +1,105 @@
+"""Starts MLflow's web pages for a SQLite store, bound to loopback unless asked otherwise."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from types import FrameType
+
+from raysim.core.errors import ScenarioError
+from raysim.tracking.store import check_uri, database_path, shown
+
+
+def ui_command(uri: str | None, host: str = "127.0.0.1", port: int = 5000) -> list[str]:
+    """The command line of the MLflow server for a `sqlite:` store; run it with `ui_environment()`.
+
+    Raises:
+        ScenarioError: the store cannot be used, or is a server, which has its pages already.
+    """
+    resolved = check_uri(uri)
+    database = database_path(resolved)
+    if database is None:
+        raise ScenarioError(f"tracking.uri: {shown(resolved)} is a server: open it in a browser.")
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", resolved]
+    # Without it the server would make a folder for artifacts wherever it is started.
+    command += ["--artifacts-destination", str(database.parent / "mlartifacts")]
+    # One worker starts sooner and is plenty for one reader; a line per request is none's reading.
+    command += ["--workers", "1", "--uvicorn-opts", "--log-level=warning"]
+    return [*command, "--host", host, "--port", str(port)]
+
+
+def ui_environment() -> dict[str, str]:
+    """This process's environment, with what the pages of a local run do not need turned off."""
+    defaults = {
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # evaluation jobs of language models; more processes
+        "MLFLOW_LOGGING_LEVEL": "WARNING",
+        "PYTHONWARNINGS": "ignore",  # of the server's own use of its libraries
+    }
+    return {**defaults, **os.environ}
+
+
+def serve_ui(uri: str | None, host: str = "127.0.0.1", port: int = 5000) -> int:
+    """Show the store in MLflow's pages until Ctrl-C; returns the exit status, 0 after Ctrl-C.
+
+    A store that is a server has pages of its own: then this only prints its address.
+
+    Raises:
+        ScenarioError: the store cannot be used, or the port is taken.
+    """
+    resolved = check_uri(uri)
+    if database_path(resolved) is None:
+        print(f"MLflow is at {shown(resolved)}")
+        return 0
+    command = ui_command(resolved, host, port)
+    _refuse_taken_port(host, port)
+    print(f"MLflow is at http://{host}:{port} (Ctrl-C ends it)", flush=True)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    # The server has children of its own; a session of theirs lets all of them be ended together.
+    server = subprocess.Popen(command, env=ui_environment(), start_new_session=True)
+    on_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, stop) if on_main else None
+    try:
+        return server.wait()
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        end_group(server)
+        if on_main:
+            signal.signal(signal.SIGTERM, before)
+
+
+def end_group(server: subprocess.Popen[bytes]) -> None:
+    """End a process that was started in a session of its own, and all its children; returns within 10 s."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(server.pid, number)
+            server.wait(5)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+
+
+def _refuse_taken_port(host: str, port: int) -> None:
+    try:
+        _bind(host, port)
+    except OSError as error:
+        free = _bind(host, 0)
+        reason = (error.strerror or str(error)).lower()
+        message = f"Port {port} on {host} cannot be used ({reason}); port {free} is free."
+        raise ScenarioError(message) from error
+
+
+def _bind(host: str, port: int) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        # As the server does: a port whose last connections are still closing is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+        free: int = probe.getsockname()[1]
+        return free

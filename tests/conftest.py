@@ -1,0 +1,57 @@
+"""What all tests share: caches that are not the user's, and one Ray for the session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Decoded images go to a folder of the test session, not to the home folder."""
+    before = os.environ.get("RAYSIM_CACHE")
+    if before is None:
+        os.environ["RAYSIM_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    if before is None:
+        del os.environ["RAYSIM_CACHE"]
+
+
+@pytest.fixture(scope="session")
+def data_root() -> str:
+    """The folder with real CIFAR-100 and Fashion-MNIST: RAYSIM_DATA, else ../shared/data; skips without."""
+    for folder in (os.environ.get("RAYSIM_DATA"), REPOSITORY.parent / "shared" / "data"):
+        if folder and (Path(folder) / "cifar100").is_dir():
+            return str(folder)
+    pytest.skip("real data is neither at RAYSIM_DATA nor at ../shared/data")
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[None]:
+    """One Ray with 8 logical CPUs and 2 logical GPUs for all tests that need one."""
+    import ray
+
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    ray.init(address="local", num_cpus=8, num_gpus=2, include_dashboard=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def tracking_store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One MLflow store for all tests that do not look into it: making a new one takes seconds."""
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracking_store: str) -> Path:
+    """An empty current folder, without the settings of whoever runs the tests."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking_store)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    return tmp_path

@@ -1,0 +1,32 @@
+"""Small scenarios on scikit-learn's digits that engine tests share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raysim.scenario.load import Loaded, load_scenario
+
+
+def digits(**changes: Any) -> dict[str, Any]:
+    """Eight clients, three architectures, half of them in each of three rounds."""
+    scenario: dict[str, Any] = {
+        "name": "tiny",
+        "seed": 5,
+        "rounds": 3,
+        "backend": "in_process",
+        "algorithm": {"name": "fedgh"},
+        "data": {"name": "digits", "partition": {"name": "pathological", "classes_per_client": 3}, "augment": True},
+        "clients": {
+            "count": 8,
+            "participation": 0.5,
+            "models": ["digits_mlp64", "digits_cnn_s", "digits_resnet"],
+        },
+        "training": {"batch_size": 32, "lr": 0.05, "momentum": 0.9, "clip": 5.0},
+        "resources": {"gpus_per_actor": 0},
+    }
+    return {**scenario, **changes}
+
+
+def loaded(*sets: str, **changes: Any) -> Loaded:
+    """The tiny scenario, validated, with `--set` overrides."""
+    return load_scenario(digits(**changes), sets)

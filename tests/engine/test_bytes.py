@@ -1,0 +1,75 @@
+"""Bytes of real messages against the published figures, re-derived in algorithms.md section 4.4."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from algorithms.fedgh import FedGH
+from algorithms.lg_fedavg import LGFedAvg
+from algorithms.standalone import Standalone
+from raysim.core.algorithm import AnyAlgorithm
+from raysim.core.fit import LocalTraining
+from raysim.data.partition import Pathological, make_partition
+from raysim.data.transform import transform_for
+from raysim.engine.inprocess import InProcess
+from raysim.engine.world import World
+from raysim.models import build_model
+
+KB = 1024
+
+
+def one_round(algorithm: AnyAlgorithm, num_classes: int, classes_per_client: int) -> list[tuple[int, int, int, int]]:
+    """(up bytes, down bytes, up params, down params) of ten clients with CNN-5 on images of CIFAR's shape."""
+    label_M = np.repeat(np.arange(num_classes, dtype=np.int64), 20)
+    image_MHWC = np.zeros((len(label_M), 32, 32, 3), dtype=np.uint8)
+    partition = make_partition(
+        label_M, len(label_M), num_classes, 10, Pathological(classes_per_client), "pooled811", 0
+    )
+    world = World(
+        algorithm=algorithm,
+        seed=0,
+        num_classes=num_classes,
+        feature_dim=500,
+        models=("cnn5",),
+        build_model=partial(build_model, num_classes=num_classes, image_shape=(3, 32, 32), feature_dim=500),
+        transform=transform_for("cifar10", augment=False),
+        local=LocalTraining(),
+        train=partition.train,
+        test=partition.test,
+        threads=(1,),
+        labels=label_M,
+        image_shape_HWC=(32, 32, 3),
+    )
+    backend = InProcess()
+    try:
+        backend.start(world, image_MHWC)
+        report = backend.round(1, range(10), False, lambda done: None)
+    finally:
+        backend.close()
+    rows = [turn.row for turn in report.turns.values()]
+    return [(row.up_bytes, row.down_bytes, row.up_params, row.down_params) for row in rows]
+
+
+@pytest.mark.parametrize(("num_classes", "per_client", "published_kb"), [(10, 2, 39.1406), (100, 10, 391.4063)])
+def test_lg_fedavg(num_classes: int, per_client: int, published_kb: float) -> None:
+    for up, down, up_params, down_params in one_round(LGFedAvg(), num_classes, per_client):
+        assert up == down == 4 * (500 * num_classes + num_classes)
+        assert (up + down) / KB == pytest.approx(published_kb, abs=5e-5)  # FedGH Table 3 prints 39.14 and 391.41
+        assert up_params == down_params == 501 * num_classes
+
+
+@pytest.mark.parametrize(("num_classes", "per_client", "published_kb"), [(10, 2, 23.4453), (100, 10, 214.8828)])
+def test_fedgh(num_classes: int, per_client: int, published_kb: float) -> None:
+    for up, down, up_params, down_params in one_round(FedGH(), num_classes, per_client):
+        assert up == 4 * per_client * (500 + 1)  # a mean and a label per class
+        assert down == 4 * (500 * num_classes + num_classes)
+        # The paper counts labels, and leaves out the header's bias.
+        assert (up + down - 4 * num_classes) / KB == pytest.approx(published_kb, abs=5e-5)  # 23.45 and 214.88
+        assert (up_params, down_params) == (501 * per_client, 501 * num_classes)
+
+
+def test_standalone_sends_nothing() -> None:
+    assert set(one_round(Standalone(), 10, 2)) == {(0, 0, 0, 0)}

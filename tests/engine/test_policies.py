@@ -1,0 +1,172 @@
+"""Placement, sampling and metrics are pure functions: tables of facts and expected answers, no Ray."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raysim.core.errors import ScenarioError
+from raysim.core.results import ClientRow
+from raysim.engine.metrics import EVERYBODY, PARTICIPANTS, measured, std, worst_decile
+from raysim.engine.placement import Ask, Group, Machine, assign, make_plan, parse_ranges
+from raysim.engine.sampling import cohort, cohort_size
+
+
+def ask(count: int, actors: int | None = None, per: int | None = None, cpus: float = 1.0, gpus: float | None = 0.0) -> Ask:
+    return Ask(tuple(range(count)), actors, per, cpus, gpus)
+
+
+@pytest.mark.parametrize(
+    ("given_ask", "machine", "participation", "actors", "gpus_each"),
+    [
+        (ask(100), Machine(2, 0), 0.1, 2, 0),  # a CPU each
+        (ask(100), Machine(64, 0), 0.1, 10, 0),  # never more than participants
+        (ask(100, cpus=4), Machine(16, 0), 1.0, 4, 0),
+        (ask(100, actors=7), Machine(64, 0), 0.1, 7, 0),
+        (ask(100, per=1), Machine(128, 0), 0.1, 100, 0),  # one client, one actor
+        (ask(100, per=30), Machine(64, 0), 0.1, 4, 0),
+        (ask(3, actors=9), Machine(64, 0), 1.0, 3, 0),  # no actor without a client
+        (ask(100, gpus=None), Machine(16, 1), 1.0, 4, 0.25),
+        (ask(100, gpus=None), Machine(16, 2), 1.0, 8, 0.25),
+        (ask(100, actors=2, gpus=None), Machine(16, 1), 1.0, 2, 0.5),
+        (ask(100, gpus=0.5), Machine(16, 1), 1.0, 2, 0.5),
+    ],
+)
+def test_plan(given_ask: Ask, machine: Machine, participation: float, actors: int, gpus_each: float) -> None:
+    plan = make_plan([given_ask], machine, participation)
+    assert plan.num_actors == actors
+    assert plan.groups[0].gpus_per_actor == gpus_each
+    assert plan.gpus <= machine.gpus
+
+
+def test_auto_without_a_gpu_says_so() -> None:
+    plan = make_plan([ask(10, gpus=None)], Machine(2, 0), 1.0)
+    assert plan.gpus == 0
+    assert "no GPU found" in plan.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("given_ask", "machine", "words"),
+    [
+        (ask(10, gpus=0.5), Machine(2, 0), "there is no GPU"),
+        (ask(10, actors=3, gpus=0.5), Machine(8, 1), "needs 1.5 GPUs"),
+        (ask(10, actors=9), Machine(8, 0), "needs 9 CPUs"),
+        (ask(10, actors=2, per=2), Machine(8, 0), "need 5"),
+    ],
+)
+def test_plan_that_does_not_fit(given_ask: Ask, machine: Machine, words: str) -> None:
+    with pytest.raises(ScenarioError, match=words):
+        make_plan([given_ask], machine, 1.0)
+
+
+def test_local_cpus_may_be_shared() -> None:
+    plan = make_plan([ask(10, actors=3)], Machine(2, 0, elastic=True), 1.0)
+    assert plan.num_actors == 3
+    assert plan.notes == ("3 actors share 2 CPUs: rounds take longer, results are the same",)
+
+
+def test_groups_share_the_machine() -> None:
+    asks = [
+        Ask((0, 5), None, 1, 1.0, 0.5),
+        Ask((1, 2, 3, 4), None, None, 1.0, 0.25),
+    ]
+    plan = make_plan(asks, Machine(8, 2), 1.0)
+    assert [group.actors for group in plan.groups] == [2, 4]
+    assert plan.gpus == 2.0
+
+
+def test_assign_balances_and_moves_only_when_it_pays() -> None:
+    groups = [Group(tuple(range(6)), 2, 1.0, 0.0, pinned=False)]
+    cost = {0: 4.0, 1: 3.0, 2: 3.0, 3: 2.0}
+    # Longest first: 0 -> actor 0, 1 -> actor 1, 2 -> actor 1 (3 < 4), 3 -> actor 0.
+    assert assign([0, 1, 2, 3], cost, {}, groups) == {0: [0, 3], 1: [1, 2]}
+    # All at home on actor 1: half of them move, because the round would take twice as long otherwise.
+    lists = assign([0, 1, 2, 3], cost, dict.fromkeys(range(4), 1), groups)
+    assert sorted(sum(cost[k] for k in ids) for ids in lists.values()) == [6.0, 6.0]
+    # Nearly even at home: nobody moves for a gain of one part in a thousand.
+    home = {0: 0, 3: 0, 1: 1, 2: 1}
+    cost = {0: 4.01, 1: 3.0, 2: 3.0, 3: 2.0}
+    assert assign([0, 1, 2, 3], cost, home, groups) == {0: [0, 3], 1: [1, 2]}
+
+
+def test_pinned_clients_never_move() -> None:
+    groups = [Group((0, 1, 2, 3), 2, 1.0, 0.0, pinned=True)]
+    cost = dict.fromkeys(range(4), 1.0)
+    assert assign([0, 2], cost, {}, groups) == {0: [0, 2]}
+    assert assign([1, 2], cost, {0: 0, 2: 0}, groups) == {1: [1], 0: [2]}
+
+
+@given(
+    st.lists(st.floats(0.1, 10), min_size=1, max_size=30),
+    st.integers(1, 5),
+    st.lists(st.integers(0, 4), min_size=30, max_size=30),
+)
+def test_assign_gives_each_client_once_and_no_actor_too_much(costs: list[float], actors: int, homes: list[int]) -> None:
+    cost = dict(enumerate(costs))
+    groups = [Group(tuple(cost), actors, 1.0, 0.0, pinned=False)]
+    lists = assign(list(cost), cost, dict(enumerate(homes)), groups)
+    assert sorted(k for ids in lists.values() for k in ids) == sorted(cost)
+    assert set(lists) <= set(range(actors))
+    # Graham's bound for list scheduling, and what staying at home may add to every choice.
+    worst = sum(costs) / actors + max(costs) + 0.02 * sum(costs)
+    assert max(sum(cost[k] for k in ids) for ids in lists.values()) <= worst + 1e-9
+
+
+def test_ranges() -> None:
+    assert parse_ranges("0-2, 7") == {0, 1, 2, 7}
+    for wrong in ("", "a", "1-", "-3", "1;2"):
+        with pytest.raises(ValueError, match="not a list of ranges"):
+            parse_ranges(wrong)
+
+
+def test_cohort_sizes() -> None:
+    assert cohort_size(0.1, 100) == 10
+    assert cohort_size(0.29, 100) == 29  # 0.29 * 100 is 28.999999999999996
+    assert cohort_size(0.001, 999) == 0
+
+
+def test_cohort_is_keyed_by_seed_and_round() -> None:
+    first = cohort(1, 1, range(100), 10)
+    assert first == cohort(1, 1, range(100), 10)
+    assert list(first) == sorted(set(first))
+    assert len(first) == 10
+    assert first != cohort(1, 2, range(100), 10)
+    assert first != cohort(2, 1, range(100), 10)
+    assert cohort(1, 1, [3, 1], 10) == (1, 3)
+
+
+def test_cohorts_reach_everybody_alike() -> None:
+    drawn = [k for t in range(1, 1001) for k in cohort(1, t, range(20), 5)]
+    counts = [drawn.count(k) for k in range(20)]
+    # 250 expected; 60 is more than four standard deviations of a binomial with p = 1/4.
+    assert all(abs(count - 250) < 60 for count in counts)
+
+
+def row(client: int, correct: int, total: int, participated: bool = True, up: int = 0) -> ClientRow:
+    accuracy = correct / total if total else None
+    return ClientRow(
+        1, client, "m", participated, accuracy, correct, total, 1.0 if total else None, None, 0.5, 8, up, 4, 2, 1, 10.0,
+        0.25, 0.5,
+    )  # fmt: skip
+
+
+def test_metrics_by_hand() -> None:
+    rows = [row(0, 1, 2, up=100), row(1, 3, 4, up=50), row(2, 0, 0)]  # the last has no test samples
+    found = measured(PARTICIPANTS, rows)
+    assert found["accuracy/participants"] == 0.625
+    assert found["comm/up_bytes"] == 150
+    assert found["comm/down_bytes"] == 12
+    assert found["loss/train"] == 0.5
+    assert found["time/train_s"] == 0.75
+    assert "accuracy/global" not in found  # nobody was measured on it
+    everybody = measured(EVERYBODY, rows)
+    assert everybody["accuracy/all"] == 0.625
+    assert everybody["accuracy/all_std"] == 0.125
+
+
+def test_spread() -> None:
+    assert std([1.0, 1.0]) == 0.0
+    assert std([]) is None
+    assert worst_decile([0.5, 0.1, 0.9]) == 0.1  # at least one
+    assert worst_decile([k / 20 for k in range(20)]) == 0.025  # the two worst: 0 and 1/20

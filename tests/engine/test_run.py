@@ -1,0 +1,197 @@
+"""A whole run in this process: its files, its numbers, and what it leaves when it fails."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from algorithms.standalone import Standalone
+from raysim.core.errors import RunError
+from raysim.core.results import METRICS
+from raysim.engine.hooks import HookError
+from raysim.launch.run import Result, run
+from raysim.tracking.memory import MemoryTracker
+from tests.engine.scenarios import loaded
+
+
+def quiet_run(*sets: str, **changes: Any) -> tuple[Result, MemoryTracker]:
+    memory = MemoryTracker()
+    return run(loaded(*sets, **changes), quiet=True, trackers=[memory]), memory
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, tracking_store: str) -> Result:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("finished"))
+        patch.setenv("MLFLOW_TRACKING_URI", tracking_store)
+        return quiet_run()[0]
+
+
+def test_the_run_folder_is_complete(finished: Result) -> None:
+    files = {str(path.relative_to(finished.folder)) for path in finished.folder.rglob("*") if path.is_file()}
+    assert files >= {
+        "scenario.yaml",
+        "resolved.yaml",
+        "rounds.parquet",
+        "clients.parquet",
+        "partition.parquet",
+        "summary.json",
+        "plots/accuracy.png",
+        "plots/partition.png",
+    }
+    assert "clients.arrows" not in files  # it became clients.parquet
+    summary = json.loads((finished.folder / "summary.json").read_text())
+    assert summary["status"] == "finished"
+    assert len(summary["state_digest"]) == 64
+    assert yaml.safe_load((finished.folder / "resolved.yaml").read_text())["training"]["epochs"] == 1
+
+
+def test_rounds_add_up(finished: Result) -> None:
+    rounds = pq.read_table(finished.folder / "rounds.parquet").to_pylist()
+    clients = pq.read_table(finished.folder / "clients.parquet").to_pylist()
+    assert [row["round"] for row in rounds] == [0, 1, 2, 3]
+    # Every agreed name is a column, the one that the scenario did not ask for excepted.
+    assert set(METRICS) - {"accuracy/global"} <= set(rounds[0])
+    total = 0
+    for row in rounds[1:]:
+        members = [c for c in clients if c["round"] == row["round"]]
+        assert len(members) == 4
+        assert all(c["participated"] for c in members)
+        assert row["comm/up_bytes"] == sum(c["up_bytes"] for c in members)
+        assert row["accuracy/participants"] == pytest.approx(np.mean([c["accuracy"] for c in members]))
+        total += row["comm/up_bytes"] + row["comm/down_bytes"]
+        assert row["comm/total_bytes"] == total
+        # All clients: each with the last row that it has.
+        latest = {c["client"]: c["accuracy"] for c in clients if c["round"] <= row["round"]}
+        assert len(latest) == 8
+        assert row["accuracy/all"] == pytest.approx(np.mean(list(latest.values())))
+        assert row["accuracy/all_std"] == pytest.approx(np.std(list(latest.values())))
+    assert rounds[-1]["accuracy/best"] == max(row["accuracy/all"] for row in rounds[1:])
+    for client in clients:
+        assert client["accuracy"] == client["correct"] / client["total"]
+
+
+def test_every_image_has_one_owner(finished: Result) -> None:
+    partition = pq.read_table(finished.folder / "partition.parquet").to_pandas()
+    assert not partition["sample"].duplicated().any()
+    classes = partition[partition["part"] == "train"].groupby("client")["label"].nunique()
+    assert classes.to_list() == [3] * 8
+
+
+def test_flops_are_those_of_the_layers(workplace: Path) -> None:
+    # One client with the 64-32-10 MLP: 64*32 + 32*10 multiply-adds forward, 2 operations each; backward repeats the
+    # second layer twice and the first once (no gradient of the images): 2*(2*2368 + 2048 ... ) per sample.
+    _, memory = quiet_run(
+        "clients={count: 1, models: [digits_mlp64]}", "algorithm={name: standalone}", "data.partition={name: iid}"
+    )
+    rows = [row for row in memory.clients if row.round == 1]
+    forward, first = 2 * (64 * 32 + 32 * 10), 2 * 64 * 32
+    assert rows[0].flops == rows[0].train_samples * (3 * forward - first)
+
+
+def test_evaluation_every_second_round_and_the_last(workplace: Path) -> None:
+    _, every = quiet_run()
+    _, seldom = quiet_run("evaluation.every=2")
+    by_round = {int(values["round"]): values for values in seldom.rounds}
+    assert "accuracy/all" not in by_round[1]
+    # Clients that changed unseen in round 1 are measured in round 2, so both agree from there on.
+    for t in (2, 3):
+        assert by_round[t]["accuracy/all"] == every.rounds[t]["accuracy/all"]
+
+
+def test_measuring_before_training(workplace: Path) -> None:
+    _, memory = quiet_run("evaluation.when=after_receive", "algorithm={name: standalone}")
+    # Nothing is received, so in its first turn a client measures as its untouched model did in round 0.
+    before = {row.client: row.correct for row in memory.clients if row.round == 0}
+    first_turn: dict[int, int | None] = {}
+    for row in memory.clients:
+        if row.round > 0:
+            first_turn.setdefault(row.client, row.correct)
+    assert first_turn == {k: before[k] for k in first_turn}
+
+
+def test_global_test_set(workplace: Path) -> None:
+    _, memory = quiet_run("data.split=published", "evaluation.global_test=true", "data.partition={name: iid}")
+    values = memory.rounds[3]
+    assert 0 < values["accuracy/global"] <= 1
+    rows = [row for row in memory.clients if row.round == 3]
+    assert values["accuracy/global"] == pytest.approx(np.mean([row.global_accuracy for row in rows]))
+    # 360 published test images: every accuracy on them is a multiple of 1/360.
+    assert all(math.isclose(row.global_accuracy * 360, round(row.global_accuracy * 360)) for row in rows)
+
+
+def test_seeds_matter_and_repeat(workplace: Path) -> None:
+    again, _ = quiet_run()
+    same, _ = quiet_run()
+    other, _ = quiet_run("seed=6")
+    assert again.state_digest == same.state_digest != other.state_digest
+
+
+def test_shared_and_independent_initial_weights(workplace: Path) -> None:
+    shared, a = quiet_run("rounds=1")
+    apart, b = quiet_run("rounds=1", "clients.independent_init=true")
+    assert shared.state_digest != apart.state_digest
+    loss = {row.client: row.loss for row in b.clients if row.round == 0 and row.model == "digits_mlp64"}
+    assert len(set(loss.values())) == len(loss) == 3
+
+
+def test_a_failing_hook_says_where_and_keeps_what_was_done(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Standalone, client: Any, down: None) -> None:
+        client.fit(lambda net, batch, given: net(batch.x).mean())
+        if client.t == 2:
+            raise KeyError("oh")
+
+    monkeypatch.setattr(Standalone, "client_update", broken)
+    with pytest.raises(HookError, match=r"Standalone.client_update of client \d failed in round 2 .*KeyError: 'oh'"):
+        quiet_run("algorithm={name: standalone}")
+    (folder,) = (workplace / "runs" / "tiny").iterdir()
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert "KeyError" in summary["error"]
+    assert summary["rounds"] == 1
+    assert pq.read_table(folder / "rounds.parquet")["round"].to_pylist() == [0, 1]
+    assert "KeyError" in (folder / "logs" / "error.txt").read_text()
+
+
+def test_a_disk_that_fills_up(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from raysim.tracking.folder import RunFolder
+
+    log = RunFolder.log
+
+    def full(self: RunFolder, t: int, *rest: Any) -> None:
+        if t == 2:
+            raise OSError(28, "No space left on device", "rounds.parquet")
+        log(self, t, *rest)
+
+    monkeypatch.setattr(RunFolder, "log", full)
+    with pytest.raises(RunError, match="No space left on device"):
+        quiet_run()
+    (folder,) = (workplace / "runs" / "tiny").iterdir()
+    assert json.loads((folder / "summary.json").read_text())["status"] == "failed"
+
+
+def test_nan_uploads_are_left_out_and_named(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from algorithms.lg_fedavg import Header, LGFedAvg
+
+    update = LGFedAvg.client_update
+
+    def poisoned(self: LGFedAvg, client: Any, down: Any) -> Header:
+        up = update(self, client, down)
+        if client.t == 1 and client.id == poison:
+            up.w["bias"][0] = float("nan")
+        return up
+
+    poison = next(row.client for row in quiet_run("rounds=1")[1].clients if row.round == 1)
+    monkeypatch.setattr(LGFedAvg, "client_update", poisoned)
+    result, memory = quiet_run("algorithm={name: lg_fedavg}")
+    assert result.summary["rejected_uploads"] == 1
+    assert all(math.isfinite(memory.rounds[t]["server/header_norm"]) for t in (1, 2, 3))

@@ -1,0 +1,97 @@
+"""Progress is plain where nobody watches, live on a terminal, and leaves the terminal as it was."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from raysim.core.results import RunCard
+from raysim.report import progress as progress_module
+from raysim.report.progress import make_progress
+
+CARD = RunCard("quick", "r1", Path("/runs/quick/r1"), {}, {}, "digits", "s", "d", "p", 10, 20)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def values(t):
+    return {
+        "accuracy/all": t / 100,
+        "accuracy/participants": t / 50,
+        "comm/up_bytes": 2**19,
+        "comm/down_bytes": 2**19,
+    }
+
+
+def run(stream, rounds=30):
+    progress = make_progress(rounds, 20, stream)
+    progress.open(CARD)
+    for t in range(rounds + 1):
+        progress.log(t, values(t), [])
+        if t == 5:
+            progress.note("actor 3 [died]; went on")
+    progress.close("finished", {})
+    return stream.getvalue()
+
+
+def test_plain_lines():
+    lines = run(io.StringIO()).splitlines()
+    assert lines[0] == "quick: 30 rounds, 20 clients, /runs/quick/r1"
+    assert lines[1].startswith("round  0/30  accuracy 0.0% all, 0.0% participants  1.00 MiB sent")
+    assert re.fullmatch(r"round  1/30  accuracy 1\.0% all, .* 2\.00 MiB sent  .*/round  .* left", lines[2])
+    assert lines[3] == "actor 3 [died]; went on"
+    assert lines[-1].startswith("round 30/30  accuracy 30.0% all") and "left" not in lines[-1]
+    assert len(lines) <= 7, "more than about one line a second"
+    assert "\x1b" not in "".join(lines)
+
+
+def test_plain_lines_say_every_round_when_rounds_are_slow(monkeypatch):
+    monkeypatch.setattr(progress_module, "_LINE_EVERY_S", 0.0)
+    assert len(run(io.StringIO(), rounds=4).splitlines()) == 6
+
+
+def test_last_round_is_said_when_the_run_stops_early():
+    stream = io.StringIO()
+    progress = make_progress(100, 20, stream)
+    progress.open(CARD)
+    for t in range(8):
+        progress.log(t, {} if t == 7 else values(t), [])
+    progress.close("interrupted", {})
+    progress.close("interrupted", {})
+    last = stream.getvalue().splitlines()[-1]
+    assert last.startswith("round   7/100  accuracy 6.0% all"), "an unmeasured metric keeps its last value"
+    assert stream.getvalue().count("round   7/100") == 1
+
+
+def test_live_line(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "140")
+    text = run(Terminal())
+    assert "\x1b[?25l" in text and text.rstrip().endswith("\x1b[?25h"), "the cursor is hidden, then shown"
+    assert "actor 3 [died]; went on\n" in text
+    assert "30/30" in text and "30.0% all, 60.0% participants" in text and "31.0 MiB sent" in text
+
+
+def test_dumb_terminals_get_plain_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    assert "\x1b" not in run(Terminal())
+
+
+def test_live_line_survives_ctrl_c(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    progress = make_progress(10, 20, stream)
+    with pytest.raises(KeyboardInterrupt):
+        try:
+            progress.open(CARD)
+            progress.log(0, values(0), [])
+            raise KeyboardInterrupt
+        finally:
+            progress.close("interrupted", {})
+    assert "interrupted" in stream.getvalue() and stream.getvalue().rstrip().endswith("\x1b[?25h")

@@ -1,0 +1,76 @@
+"""The closing table says what is known and leaves out the rest."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from raysim.report.table import closing_table, rows
+
+SUMMARY = {
+    "scenario": "quickstart",
+    "algorithm": "fedgh",
+    "status": "finished",
+    "rounds": 20,
+    "rounds_asked": 20,
+    "clients": 20,
+    "participants_per_round": 10,
+    "best_round": 18,
+    "state_digest": "a1b2c3d4e5f6a7b8c9",
+    "folder": "/a/runs/quickstart/r1",
+    "mlflow": "mlflow ui --backend-store-uri sqlite:////a/mlflow.db",
+    "seconds": {"total": 43.2, "train": 30.1, "aggregate": 0.2, "evaluate": 9.0},
+    "final": {
+        "accuracy/all": 0.912,
+        "accuracy/all_std": 0.054,
+        "accuracy/worst_decile": 0.8,
+        "accuracy/participants": 0.93,
+        "accuracy/best": 0.92,
+        "comm/up_bytes": 10 * 2**20,
+        "comm/down_bytes": 20 * 2**20,
+        "comm/total_bytes": 600 * 2**20,
+        "compute/total_flops": 1.5e13,
+        "engine/restarts": 0,
+    },
+}
+
+
+def test_all_rows():
+    assert dict(rows(SUMMARY)) == {
+        "scenario": "quickstart, fedgh",
+        "rounds": "20",
+        "clients": "20, 10 per round",
+        "accuracy, all clients": "91.2% ± 5.4",
+        "accuracy, worst tenth": "80.0%",
+        "accuracy, participants": "93.0%",
+        "best accuracy": "92.0% in round 18",
+        "sent per participant": "1.00 MiB up, 2.00 MiB down per round",
+        "sent in all": "600 MiB",
+        "computed in all": "15.0 TFLOP",
+        "time": "43.2 s (train 30.1 s, aggregate 0.20 s, evaluate 9.00 s)",
+        "state": "a1b2c3d4e5f6",
+        "results": "/a/runs/quickstart/r1",
+        "MLflow": "mlflow ui --backend-store-uri sqlite:////a/mlflow.db",
+    }
+
+
+def test_a_run_that_stopped_early():
+    early = {**SUMMARY, "status": "interrupted", "rounds": 7, "final": {"engine/restarts": 2.0}}
+    early |= {"up_bytes_per_participant": 2048.0, "seconds": {}}
+    found = dict(rows(early))
+    assert found["rounds"] == "7 of 20, interrupted"
+    assert found["restarts"] == "2" and found["sent per participant"] == "2.00 KiB up per round"
+    assert "accuracy, all clients" not in found and "time" not in found
+
+
+def test_nothing_known():
+    assert rows({}) == []
+    assert rows({"status": "failed", "final": None, "best_round": None}) == [("rounds", "failed")]
+
+
+def test_table_keeps_every_character_of_a_path():
+    out = io.StringIO()
+    folder = "/a/" + "deep/" * 30 + "[r1]"
+    Console(file=out, width=60).print(closing_table({**SUMMARY, "folder": folder}))
+    assert folder in out.getvalue().replace("\n", "").replace(" ", "")

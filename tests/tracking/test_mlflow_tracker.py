@@ -1,0 +1,237 @@
+"""MLflow gets a run as a whole, one batch a round, and may fail without taking the run along."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from raysim.core.errors import RunError, ScenarioError
+from raysim.tracking.folder import RunFolder
+from raysim.tracking.mlflow import MlflowTracker, _load_mlflow
+
+
+def client_of(uri):
+    _load_mlflow(uri)  # for its filter of MLflow's warnings
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(uri)
+
+
+def wait_until(condition, timeout_s=10.0):
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+def test_a_finished_run(store, tmp_path, make_card, make_rows, monkeypatch, capfd):
+    folder = RunFolder.create(tmp_path / "runs", "quick", "r1")
+    folder.write_text("scenario.yaml", "name: quick\n")
+    folder.write_text("private.txt", "stays")
+    (folder.path / "plots").mkdir()
+    (folder.path / "plots" / "accuracy.png").write_bytes(b"png")
+    card = make_card(folder.path)
+    tracker = MlflowTracker(store, "fedgh-digits", {"paper": "FedGH"})
+    assert tracker.run_path is None
+    folder.open(card)
+    tracker.open(card)
+    assert tracker.ready(60)
+    batches = []
+    original = tracker._client.log_batch
+
+    def log_batch(*args, **kwargs):
+        batches.append(kwargs)
+        original(*args, **kwargs)
+
+    monkeypatch.setattr(tracker._client, "log_batch", log_batch)
+    for t in range(4):
+        values = {
+            "accuracy/all": t / 10,
+            "comm/total_bytes": 2**40 + t,
+            "loss/test": math.nan,
+            "odd name!": 1,
+        }
+        folder.log(t, values, make_rows(t, 3))
+        tracker.log(t, values, make_rows(t, 3))
+    folder.close("finished", {})
+    tracker.close("finished", {})
+
+    assert tracker.warnings == []
+    assert [[m.key for m in b["metrics"]] for b in batches] == [["accuracy/all", "comm/total_bytes", "odd name_"]] * 4
+    assert tracker.where == f"mlflow ui --backend-store-uri {store}"
+    assert tracker.run_url is None and f"/runs/{tracker.run_id}?" in tracker.run_path
+    client = client_of(store)
+    run = client.get_run(tracker.run_id)
+    assert run.info.run_name == "quick-r1" and run.info.status == "FINISHED"
+    history = client.get_metric_history(tracker.run_id, "accuracy/all")
+    assert sorted((m.step, m.value) for m in history) == [(0, 0.0), (1, 0.1), (2, 0.2), (3, 0.3)]
+    assert all(abs(m.timestamp / 1000 - time.time()) < 300 for m in history)
+    assert run.data.metrics["comm/total_bytes"] == 2**40 + 3
+    assert len(run.data.params) == len(card.parameters)
+    assert run.data.params["data.augment"] == "true" and run.data.params["engine.gpus"] == "null"
+    assert run.data.params["notes"] == "x" * 6000
+    assert run.data.tags["algorithm"] == "fedgh" and run.data.tags["paper"] == "FedGH"
+    assert run.data.tags["raysim.version"]
+    (given,) = run.inputs.dataset_inputs
+    assert (given.dataset.name, given.dataset.digest) == ("digits", "d" * 36)
+    assert json.loads(given.dataset.profile)["partition_digest"] == "p" * 64
+    names = {f.path for f in client.list_artifacts(tracker.run_id)}
+    assert names == {"scenario.yaml", "rounds.parquet", "clients.parquet", "summary.json", "plots"}
+    assert (tmp_path / "mlartifacts" / tracker.run_id / "artifacts" / "plots" / "accuracy.png").is_file()
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("status", "expected"), [("failed", "FAILED"), ("interrupted", "KILLED")])
+def test_other_endings(store, tmp_path, make_card, status, expected):
+    tracker = MlflowTracker(store, "e", {})
+    tracker.open(make_card(tmp_path))
+    tracker.log(0, {"accuracy/all": 0.1}, [])  # before it is ready
+    tracker.close(status, {})
+    run = client_of(store).get_run(tracker.run_id)
+    assert run.info.status == expected and run.data.metrics == {"accuracy/all": 0.1}
+
+
+def test_open_and_log_do_not_wait(store, tmp_path, make_card, monkeypatch):
+    tracker = MlflowTracker(store, "e", {})
+    began = time.monotonic()
+    tracker.open(make_card(tmp_path))
+    tracker.log(0, {"accuracy/all": 0.1}, [])
+    assert time.monotonic() - began < 0.2
+    tracker.close("finished", {})
+
+
+def break_after(tracker, monkeypatch, rounds, state):
+    """Let `log_batch` fail from round `rounds` on while `state["down"]` is true."""
+    original = tracker._client.log_batch
+
+    def log_batch(run_id, metrics=(), params=()):
+        if metrics and metrics[0].step >= rounds and state["down"]:
+            raise ConnectionError("connection refused")
+        original(run_id, metrics=metrics, params=params)
+
+    monkeypatch.setattr(tracker._client, "log_batch", log_batch)
+
+
+def test_server_that_dies_is_warned_of_once_and_rounds_are_counted(store, tmp_path, make_card, monkeypatch):
+    tracker = MlflowTracker(store, "e", {}, patience_s=0.3)
+    tracker.open(make_card(tmp_path))
+    tracker.ready()
+    break_after(tracker, monkeypatch, 2, {"down": True})
+    for t in range(5):
+        tracker.log(t, {"accuracy/all": t / 10}, [])
+    wait_until(lambda: tracker.warnings)
+    tracker.log(5, {"accuracy/all": 0.5}, [])
+    time.sleep(0.5)
+    assert len(tracker.warnings) == 1 and "the run goes on" in tracker.warnings[0]
+    began = time.monotonic()
+    tracker.close("finished", {})
+    assert time.monotonic() - began < 5
+    assert len(tracker.warnings) == 2, tracker.warnings
+    assert tracker.warnings[1].startswith("4 rounds could not be logged to MLflow")
+    assert str(tmp_path) in tracker.warnings[1]
+    assert len(client_of(store).get_metric_history(tracker.run_id, "accuracy/all")) == 2
+
+
+def test_server_that_comes_back_gets_every_round(store, tmp_path, make_card, monkeypatch):
+    tracker = MlflowTracker(store, "e", {}, patience_s=0.2)
+    tracker.open(make_card(tmp_path))
+    tracker.ready()
+    state = {"down": True}
+    break_after(tracker, monkeypatch, 1, state)
+    for t in range(4):
+        tracker.log(t, {"accuracy/all": t / 10}, [])
+    wait_until(lambda: tracker.warnings)
+    state["down"] = False
+    tracker.close("finished", {})
+    assert len(tracker.warnings) == 1
+    assert len(client_of(store).get_metric_history(tracker.run_id, "accuracy/all")) == 4
+
+
+class RefusalError(Exception):
+    error_code = "INVALID_PARAMETER_VALUE"
+
+
+@pytest.mark.parametrize("error", [RefusalError("not like this"), OverflowError("too large")])
+def test_one_bad_round_does_not_hold_up_the_others(store, tmp_path, make_card, monkeypatch, error):
+    tracker = MlflowTracker(store, "e", {}, patience_s=0.3)
+    tracker.open(make_card(tmp_path))
+    tracker.ready()
+    original = tracker._client.log_batch
+
+    def log_batch(run_id, metrics=(), params=()):
+        if metrics[0].step == 1:
+            raise error
+        original(run_id, metrics=metrics)
+
+    monkeypatch.setattr(tracker._client, "log_batch", log_batch)
+    tracker.log(0, {f"client/{i}": 1.0 for i in range(1200)}, [])  # cut to MLflow's limit
+    for t in (1, 2, 3):
+        tracker.log(t, {"accuracy/all": t / 10}, [])
+    wait_until(lambda: tracker.warnings)
+    tracker.close("finished", {})
+    run = client_of(store).get_run(tracker.run_id)
+    history = client_of(store).get_metric_history(tracker.run_id, "accuracy/all")
+    assert {m.step for m in history} == {2, 3} and run.info.status == "FINISHED"
+    assert tracker.warnings[-1].startswith("1 rounds could not be logged"), tracker.warnings
+
+
+def test_a_run_that_mlflow_does_not_take(store, tmp_path, make_card):
+    client = client_of(store)
+    client.delete_experiment(client.create_experiment("gone"))
+    tracker = MlflowTracker(store, "gone", {}, patience_s=0.5)
+    tracker.open(make_card(tmp_path))
+    with pytest.raises(ScenarioError, match=r"did not take the run: .*\.$"):
+        tracker.ready(30)
+    tracker.close("failed", {})  # said already
+    assert tracker.warnings == []
+    unsaid = MlflowTracker(store, "gone", {}, patience_s=0.5)
+    unsaid.open(make_card(tmp_path))
+    with pytest.raises(RunError, match="The results are in"):
+        unsaid.close("finished", {})
+    failed = MlflowTracker(store, "gone", {}, patience_s=0.5)
+    failed.open(make_card(tmp_path))
+    failed.close("failed", {})
+    assert "did not take the run" in failed.warnings[0]
+
+
+def test_close_without_open_is_nothing(store):
+    MlflowTracker(store, "e", {}).close("failed", {})
+
+
+SCRIPT = """
+import sys, pathlib
+from raysim.core.results import RunCard
+from raysim.tracking.mlflow import MlflowTracker, _load_mlflow
+uri, name = sys.argv[1:]
+card = RunCard("two", name, pathlib.Path("."), {"a": 1}, {}, "digits", "s", "d", "p", 1, 1)
+tracker = MlflowTracker(uri, "same", {})
+tracker.open(card)
+for t in range(5):
+    tracker.log(t, {"accuracy/all": t / 10}, [])
+tracker.close("finished", {})
+assert not tracker.warnings, tracker.warnings
+"""
+
+
+def test_two_runs_make_one_new_database(tmp_path):
+    uri = f"sqlite:///{tmp_path / 'new.db'}"
+    command = [sys.executable, "-c", SCRIPT, uri]
+    # Each its own TMPDIR: MLflow's own lock lies there, and must not be what this test rests on.
+    runs = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        env = {**os.environ, "TMPDIR": str(tmp_path / name), "PYTHONPATH": os.pathsep.join(sys.path)}
+        runs.append(subprocess.Popen([*command, name], env=env, stdout=-1, stderr=-2, text=True, cwd=tmp_path))
+    outputs = [run.communicate(timeout=120)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0] and outputs == ["", ""], outputs
+    client = client_of(uri)
+    found = client.search_runs([client.get_experiment_by_name("same").experiment_id])
+    assert sorted(run.info.run_name for run in found) == ["two-a", "two-b"]
+    for run in found:
+        assert len(client.get_metric_history(run.info.run_id, "accuracy/all")) == 5

@@ -1,0 +1,169 @@
+"""The run folder is readable at any time, whole when it says so, and clear about what went wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import math
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from raysim.core.errors import RunError, ScenarioError
+from raysim.core.results import METRICS, ClientRow
+from raysim.report.load import read_clients, read_rounds, read_summary
+from raysim.tracking import folder as folder_module
+from raysim.tracking.folder import CLIENT_SCHEMA, RunFolder
+from raysim.tracking.memory import MemoryTracker
+
+
+@pytest.fixture
+def run(tmp_path, make_card):
+    run = RunFolder.create(tmp_path / "runs", "quick", "r1")
+    run.open(make_card(run.path))
+    file = run._file
+    yield run
+    file.close()  # what a killed process leaves to the operating system
+
+
+def test_schema_follows_client_row():
+    assert CLIENT_SCHEMA.names == [field.name for field in dataclasses.fields(ClientRow)]
+    optional = {f.name for f in dataclasses.fields(ClientRow) if "None" in str(f.type)}
+    assert {f.name for f in CLIENT_SCHEMA if f.nullable} == optional
+
+
+def test_finished_run(run, make_rows, tmp_path):
+    run.write_text("scenario.yaml", "name: quick  # ä\n")
+    run.log(0, {"accuracy/all": 0.1}, make_rows(0, 20))
+    run.log(1, {"accuracy/all": 0.2, "comm/up_bytes": 2**40, "client/angle": math.nan}, make_rows(1, 20))
+    run.close("finished", {"best": math.nan, "where": Path("x"), "n": {"a": (1, 2)}})
+
+    assert run.path == tmp_path / "runs" / "quick" / "r1"
+    assert (run.path / "scenario.yaml").read_text() == "name: quick  # ä\n"
+    assert {p.name for p in run.path.iterdir()} == {
+        "scenario.yaml",
+        "rounds.parquet",
+        "clients.parquet",
+        "summary.json",
+        "logs",
+    }
+    rounds = read_rounds(run.path)
+    assert rounds.column_names == ["round", *METRICS, "client/angle"]
+    assert [str(f.type) for f in rounds.schema] == ["int64"] + ["double"] * (len(METRICS) + 1)
+    assert rounds["round"].to_pylist() == [0, 1]
+    assert rounds["comm/up_bytes"].to_pylist() == [None, 2.0**40]
+    clients = pq.read_table(run.path / "clients.parquet")
+    assert clients.schema.equals(CLIENT_SCHEMA)
+    assert [ClientRow(**row) for row in clients.to_pylist()] == make_rows(0, 20) + make_rows(1, 20)
+    summary = read_summary(run.path)
+    assert summary["status"] == "finished" and summary["scenario"] == "quick"
+    assert summary["best"] is None and summary["n"] == {"a": [1, 2]}
+
+
+def test_killed_run_is_readable_and_does_not_look_whole(run, make_rows):
+    for t in range(3):
+        run.log(t, {"accuracy/all": t / 10}, make_rows(t, 4))
+    # No close: what is on disk now is what a killed process leaves.
+    assert read_clients(run.path)["round"].to_pylist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert read_rounds(run.path)["round"].to_pylist() == [0]  # the first at once, then every two seconds
+    assert read_summary(run.path)["status"] == "running"
+
+
+def test_clients_are_readable_before_the_first_round(run):
+    assert read_clients(run.path).schema.equals(CLIENT_SCHEMA)
+    assert read_clients(run.path).num_rows == 0
+    with pytest.raises(ScenarioError, match="no round is done yet"):
+        read_rounds(run.path)
+
+
+def test_truncated_stream_is_read_up_to_the_cut(run, make_rows):
+    stream = run.path / "clients.arrows"
+    sizes = []
+    for t in range(3):
+        run.log(t, {}, make_rows(t, 4))
+        sizes.append(stream.stat().st_size)
+    whole = stream.read_bytes()
+    for cut, rounds in ((sizes[0] - 1, 0), (sizes[0], 1), (sizes[1] + 9, 2), (sizes[2] - 1, 2), (3, 0)):
+        stream.write_bytes(whole[:cut])
+        assert read_clients(run.path).num_rows == 4 * rounds
+
+
+def test_rounds_are_replaced_not_rewritten(run, monkeypatch):
+    monkeypatch.setattr(folder_module, "ROUNDS_EVERY_S", 0.0)
+    run.log(0, {"accuracy/all": 0.1}, [])
+    monkeypatch.setattr(folder_module.pq, "write_table", _full_disk)
+    with pytest.raises(RunError) as caught:
+        run.log(1, {"accuracy/all": 0.2}, [])
+    message = str(caught.value)
+    assert "rounds.parquet could not be written (no space left on device)" in message
+    assert "the first 1 of 2 rounds are kept" in message
+    assert message.count(".\n") == 0 and message.endswith(".")
+    assert read_rounds(run.path)["round"].to_pylist() == [0]
+    assert not list(run.path.glob(".*")), "a temporary file stayed behind"
+
+
+def test_close_on_a_full_disk_keeps_what_it_can(run, make_rows, monkeypatch):
+    run.log(0, {"accuracy/all": 0.1}, make_rows(0, 2))
+    with monkeypatch.context() as patch:
+        patch.setattr(folder_module.pq, "ParquetWriter", _full_disk)
+        with pytest.raises(RunError, match=r"clients\.parquet could not be written"):
+            run.close("finished", {})
+    assert read_summary(run.path)["status"] == "failed"
+    assert read_clients(run.path).num_rows == 2  # still the stream
+
+
+def test_many_rounds_make_few_row_groups(run, make_rows):
+    for t in range(30):
+        run.log(t, {}, make_rows(t, 5))
+    run.close("interrupted", {})
+    assert pq.ParquetFile(run.path / "clients.parquet").num_row_groups == 1
+    assert json.loads((run.path / "summary.json").read_text())["status"] == "interrupted"
+
+
+def test_a_place_that_cannot_hold_runs_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ScenarioError, match=r"file/quick/r1 cannot be used \(not a directory\)"):
+        RunFolder.create(tmp_path / "file", "quick", "r1")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "quick").write_text("")
+    with pytest.raises(ScenarioError, match="cannot be used"):
+        RunFolder.create(tmp_path / "runs", "quick", "r1")
+    RunFolder.create(tmp_path, "quick", "r1")
+    with pytest.raises(ScenarioError, match="exists already"):
+        RunFolder.create(tmp_path, "quick", "r1")
+    monkeypatch.setattr(folder_module.os, "fsync", _full_disk)
+    with pytest.raises(ScenarioError, match="no space left on device"):
+        RunFolder.create(tmp_path, "quick", "r2")
+    monkeypatch.setattr(Path, "mkdir", _forbidden)
+    with pytest.raises(ScenarioError, match="permission denied"):
+        RunFolder.create(tmp_path, "quick", "r3")
+
+
+def test_no_run_folder_is_one_sentence(tmp_path):
+    for read in (read_rounds, read_clients, read_summary):
+        with pytest.raises(ScenarioError, match="is not a run folder"):
+            read(tmp_path)
+    (tmp_path / "rounds.parquet").write_text("nonsense")
+    with pytest.raises(ScenarioError, match="cannot be read"):
+        read_rounds(tmp_path)
+
+
+def test_memory_tracker(make_card, make_rows, tmp_path):
+    tracker = MemoryTracker()
+    tracker.open(make_card(tmp_path))
+    tracker.log(0, {"accuracy/all": 0.1}, make_rows(0, 2))
+    tracker.log(1, {"accuracy/all": 0.2}, make_rows(1, 2))
+    assert tracker.status == "running"
+    tracker.close("finished", {"a": 1})
+    assert tracker.series("accuracy/all") == [0.1, 0.2]
+    assert len(tracker.clients) == 4 and tracker.status == "finished" and tracker.summary == {"a": 1}
+
+
+def _full_disk(*args, **kwargs):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def _forbidden(*args, **kwargs):
+    raise PermissionError(errno.EACCES, "Permission denied")

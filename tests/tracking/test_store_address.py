@@ -1,0 +1,103 @@
+"""Addresses of MLflow stores: which are taken, and how others are refused, quickly and in one sentence."""
+
+from __future__ import annotations
+
+import http.server
+import socket
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from raysim.core.errors import ScenarioError
+from raysim.tracking.store import check_uri, resolve_uri, shown
+
+
+def test_order_of_addresses(tmp_path, monkeypatch):
+    assert resolve_uri(None) == f"sqlite:///{tmp_path}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://host:5000/")
+    assert resolve_uri(None) == "http://host:5000"
+    assert resolve_uri("sqlite:///sub/a.db?timeout=9") == f"sqlite:///{tmp_path}/sub/a.db?timeout=9"
+    assert resolve_uri("sqlite:////abs/a.db") == "sqlite:////abs/a.db"
+
+
+@pytest.mark.parametrize("uri", ["file:///tmp/mlruns", "file:mlruns", "./mlruns", "mlruns"])
+def test_file_stores_are_refused(uri):
+    with pytest.raises(ScenarioError, match=r"^tracking\.uri: .* is a file store, which MLflow has removed; use"):
+        resolve_uri(uri)
+
+
+@pytest.mark.parametrize("uri", ["postgresql://u:secret@h/db", "sqlite://", "sqlite:///", "http://"])
+def test_other_stores_are_refused(uri):
+    with pytest.raises(ScenarioError) as caught:
+        resolve_uri(uri)
+    assert "sqlite:///path/to/mlflow.db or http(s)://host:port" in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_the_variable_is_named_when_it_is_to_blame(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "file:///x")
+    with pytest.raises(ScenarioError, match=r"^MLFLOW_TRACKING_URI: file:///x is"):
+        check_uri(None)
+
+
+def test_server_that_is_not_there_is_refused_at_once():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    began = time.monotonic()
+    with pytest.raises(ScenarioError) as caught:
+        check_uri(f"http://127.0.0.1:{port}")
+    assert time.monotonic() - began < 5
+    assert str(caught.value).startswith(f"tracking.uri: http://127.0.0.1:{port} does not answer (connection refused)")
+
+
+def test_server_that_is_silent_is_refused_within_five_seconds():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        began = time.monotonic()
+        with pytest.raises(ScenarioError, match=r"does not answer \(timed out\)"):
+            check_uri(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        assert time.monotonic() - began < 5
+
+
+@contextmanager
+def answering(code: int):
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(code if self.path == "/health" else 500)
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_server_that_answers(monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # must not be asked about loopback
+    for code in (200, 401):
+        with answering(code) as address:
+            assert check_uri(f"http://me:secret@{address}/") == f"http://me:secret@{address}"
+    with answering(404) as address, pytest.raises(ScenarioError, match="does not look like an MLflow server"):
+        check_uri(f"http://{address}")
+
+
+def test_passwords_are_not_shown():
+    assert shown("http://me:secret@host:5000/x") == "http://host:5000/x"
+    assert shown("sqlite:////a/b@c.db") == "sqlite:////a/b@c.db"
+
+
+def test_database_files(tmp_path):
+    assert check_uri("sqlite:///new.db") == f"sqlite:///{tmp_path}/new.db"
+    with pytest.raises(ScenarioError, match="there is no folder"):
+        check_uri("sqlite:///missing/new.db")
+    (tmp_path / "text.db").write_text("this is not a database")
+    with pytest.raises(ScenarioError, match="is no SQLite database"):
+        check_uri("sqlite:///text.db")
+    (tmp_path / "folder.db").mkdir()
+    with pytest.raises(ScenarioError, match="is not a file"):
+        check_uri("sqlite:///folder.db")

@@ -1,0 +1,137 @@
+"""MLflow's pages show a run that raysim wrote: seen with a real, headless browser."""
+
+from __future__ import annotations
+
+import html
+import http.client
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from raysim.core.errors import ScenarioError
+from raysim.tracking.mlflow import MlflowTracker, serve_ui, ui_command, ui_environment
+from raysim.tracking.ui import end_group
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_for(server: subprocess.Popen[bytes], port: int, timeout_s: float = 60.0) -> None:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        assert server.poll() is None, "the server ended"
+        try:
+            with opener.open(f"http://127.0.0.1:{port}/health", timeout=2):
+                return
+        except (OSError, http.client.HTTPException):
+            time.sleep(0.1)
+    raise AssertionError(f"no answer within {timeout_s} s")
+
+
+def rendered(url: str, profile: Path, budget_ms: int) -> str:
+    """The text of a page as the browser shows it, scripts run."""
+    command = [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", f"--virtual-time-budget={budget_ms}"]
+    browser = subprocess.Popen(
+        [*command, "--dump-dom", url], stdout=-1, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        page = browser.communicate(timeout=60)[0].decode()
+    finally:
+        end_group(browser)
+    page = re.sub(r"(?s)<(script|style|noscript)\b.*?</\1>", "", page)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page)).split())
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_a_run_is_seen_in_the_browser(store, tmp_path, make_card):
+    tracker = MlflowTracker(store, "seen", {})
+    tracker.open(make_card(tmp_path, parameters={"rounds": 3}))
+    for t, accuracy in enumerate((0.125, 0.4375, 0.8125)):
+        tracker.log(t, {"accuracy/all": accuracy}, [])
+    tracker.close("finished", {})
+    port = free_port()
+    server = subprocess.Popen(ui_command(store, port=port), env=ui_environment(), start_new_session=True, cwd=tmp_path)
+    try:
+        wait_for(server, port)
+        url = f"http://127.0.0.1:{port}/{tracker.run_path}"
+        # The page's clock runs ahead of a busy machine's; a second look has more time.
+        for attempt, budget_ms in enumerate((15_000, 60_000)):
+            text = rendered(url, tmp_path / f"profile{attempt}", budget_ms)
+            if "accuracy/all" in text:
+                break
+        assert "quick-r1" in text, text
+        assert re.search(r"\baccuracy/all\s+0\.8125\b", text), text
+    finally:
+        end_group(server)
+    with pytest.raises(urllib.error.URLError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health"):
+        pass
+
+
+def test_a_taken_port_is_refused_and_a_free_one_named(store):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ScenarioError) as caught:
+            serve_ui(store, port=port)
+    found = re.fullmatch(
+        rf"Port {port} on 127\.0\.0\.1 cannot be used \(address already in use\); port (\d+) is free\.",
+        str(caught.value),
+    )
+    assert found and int(found[1]) != port
+
+
+def test_a_server_has_pages_of_its_own(monkeypatch, capsys):
+    monkeypatch.setattr("raysim.tracking.ui.check_uri", lambda uri: uri)
+    assert serve_ui("http://me:secret@host:5000") == 0
+    assert capsys.readouterr().out == "MLflow is at http://host:5000\n"
+    with pytest.raises(ScenarioError, match="is a server"):
+        ui_command("http://host:5000")
+
+
+def test_ctrl_c_ends_the_server_and_its_children(tmp_path):
+    # A stand-in for the server with a child of its own: starting the real one takes seconds.
+    child = f"import time, os; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    script = (
+        "import sys\nfrom raysim.tracking import ui\n"
+        f"ui.ui_command = lambda *a: [sys.executable, '-c', {parent!r}]\n"
+        f"sys.exit(ui.serve_ui('sqlite:///x.db', port={free_port()}))\n"
+    )
+    for number in (signal.SIGINT, signal.SIGTERM):
+        (tmp_path / "pid").unlink(missing_ok=True)
+        run = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, env={"PYTHONPATH": ":".join(sys.path)})
+        end = time.monotonic() + 30
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            assert time.monotonic() < end and run.poll() is None
+            time.sleep(0.05)
+        run.send_signal(number)
+        assert run.wait(20) == 0
+        pid = (tmp_path / "pid").read_text()
+        status = Path(f"/proc/{pid}/stat")
+        assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
