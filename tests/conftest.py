@@ -33,11 +33,11 @@ def data_root() -> str:
 
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
-    """One Ray with 8 logical CPUs and 2 logical GPUs for all tests that need one."""
+    """One Ray with 32 logical CPUs and 2 logical GPUs for all tests that need one."""
     import ray
 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    ray.init(address="local", num_cpus=8, num_gpus=2, include_dashboard=False, logging_level="ERROR")
+    ray.init(address="local", num_cpus=32, num_gpus=2, include_dashboard=False, logging_level="ERROR")
     yield
     ray.shutdown()
 

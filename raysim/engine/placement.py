@@ -154,13 +154,15 @@ def assign(
     return lists
 
 
-def parse_ranges(text: str) -> set[int]:
-    """ "0-9,12" -> {0, ..., 9, 12}. Raises `ValueError` when it is not such a list."""
+def parse_ranges(text: str, count: int) -> set[int]:
+    """`"0-9,12"` -> {0, ..., 9, 12}. Raises `ValueError` when it is not such a list of numbers below `count`."""
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
-            raise ValueError(f"{text!r} is not a list of ranges")
+            raise ValueError('write ranges of ids such as "0-9,12"')
+        if max(int(first), int(last or first)) >= count:
+            raise ValueError(f"there is no client {max(int(first), int(last or first))}")
         found |= set(range(int(first), int(last or first) + 1))
     return found
 

@@ -151,13 +151,11 @@ def _asks(loaded: Loaded) -> tuple[Ask, ...]:
         else:
             assert override.clients is not None
             try:
-                chosen = parse_ranges(override.clients)
-            except ValueError:
+                chosen = parse_ranges(override.clients, count)
+            except ValueError as error:
                 raise origin.error(
-                    (*key, "clients"), f'{override.clients!r} given; allowed: ranges of ids such as "0-9,12"'
+                    (*key, "clients"), f"{override.clients!r} given: {error}; allowed: 0 to {count - 1}"
                 ) from None
-            if max(chosen, default=0) >= count:
-                raise origin.error((*key, "clients"), f"client {max(chosen)} does not exist; allowed: 0 to {count - 1}")
         asks.append(_ask([k for k in left if k in chosen], override, resources, ".".join(key)))
         left = [k for k in left if k not in chosen]
     asks.append(_ask(left, resources, resources, "resources"))

@@ -44,7 +44,7 @@ class Data(Section):
 class Clients(Section):
     """Who takes part."""
 
-    count: AtLeastOne
+    count: Annotated[int, Field(ge=1, le=1_000_000)]
     """Number of clients."""
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the clients that takes part in each round, drawn anew each time."""

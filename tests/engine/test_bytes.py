@@ -25,9 +25,7 @@ def one_round(algorithm: AnyAlgorithm, num_classes: int, classes_per_client: int
     """(up bytes, down bytes, up params, down params) of ten clients with CNN-5 on images of CIFAR's shape."""
     label_M = np.repeat(np.arange(num_classes, dtype=np.int64), 20)
     image_MHWC = np.zeros((len(label_M), 32, 32, 3), dtype=np.uint8)
-    partition = make_partition(
-        label_M, len(label_M), num_classes, 10, Pathological(classes_per_client), "pooled811", 0
-    )
+    partition = make_partition(label_M, len(label_M), num_classes, 10, Pathological(classes_per_client), "pooled811", 0)
     world = World(
         algorithm=algorithm,
         seed=0,

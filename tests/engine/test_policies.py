@@ -13,7 +13,9 @@ from raysim.engine.placement import Ask, Group, Machine, assign, make_plan, pars
 from raysim.engine.sampling import cohort, cohort_size
 
 
-def ask(count: int, actors: int | None = None, per: int | None = None, cpus: float = 1.0, gpus: float | None = 0.0) -> Ask:
+def ask(
+    count: int, actors: int | None = None, per: int | None = None, cpus: float = 1.0, gpus: float | None = 0.0
+) -> Ask:
     return Ask(tuple(range(count)), actors, per, cpus, gpus)
 
 
@@ -114,10 +116,12 @@ def test_assign_gives_each_client_once_and_no_actor_too_much(costs: list[float],
 
 
 def test_ranges() -> None:
-    assert parse_ranges("0-2, 7") == {0, 1, 2, 7}
+    assert parse_ranges("0-2, 7", 8) == {0, 1, 2, 7}
     for wrong in ("", "a", "1-", "-3", "1;2"):
-        with pytest.raises(ValueError, match="not a list of ranges"):
-            parse_ranges(wrong)
+        with pytest.raises(ValueError, match="write ranges of ids"):
+            parse_ranges(wrong, 100)
+    with pytest.raises(ValueError, match="no client 999999999999"):
+        parse_ranges("0-999999999999", 100)
 
 
 def test_cohort_sizes() -> None:

@@ -135,16 +135,14 @@ def test_seeds_matter_and_repeat(workplace: Path) -> None:
 
 
 def test_shared_and_independent_initial_weights(workplace: Path) -> None:
-    shared, a = quiet_run("rounds=1")
+    shared, _ = quiet_run("rounds=1")
     apart, b = quiet_run("rounds=1", "clients.independent_init=true")
     assert shared.state_digest != apart.state_digest
     loss = {row.client: row.loss for row in b.clients if row.round == 0 and row.model == "digits_mlp64"}
     assert len(set(loss.values())) == len(loss) == 3
 
 
-def test_a_failing_hook_says_where_and_keeps_what_was_done(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_hook_says_where_and_keeps_what_was_done(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: Standalone, client: Any, down: None) -> None:
         client.fit(lambda net, batch, given: net(batch.x).mean())
         if client.t == 2:

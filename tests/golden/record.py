@@ -1,0 +1,58 @@
+"""Golden curves: tiny fixed runs whose every number is stored. `make golden` writes them anew, a reviewed act.
+
+Stored with the processor's vector instructions and torch's version: on an equal machine all must be identical, state
+digest included; on another one sums may round differently, so losses agree to 1e-3 and counts of bytes exactly.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from raysim.engine.inprocess import InProcess
+from raysim.engine.placement import Machine, make_plan
+from raysim.engine.run import Progress, Schedule, run_rounds, state_digest
+from raysim.launch.check import check
+from raysim.launch.run import deal, read_data, world_of
+from raysim.scenario.registry import algorithm_names
+from raysim.tracking.memory import MemoryTracker
+from tests.engine.scenarios import loaded
+
+FOLDER = Path(__file__).parent
+KEPT = ("accuracy/all", "accuracy/participants", "loss/train", "loss/test", "comm/total_bytes", "compute/total_flops")
+
+
+def environment() -> dict[str, str]:
+    """What may change a sum."""
+    return {"cpu": torch.backends.cpu.get_cpu_capability(), "torch": str(torch.__version__)}
+
+
+def curves(method: str) -> dict[str, Any]:
+    """Three rounds of a method on digits: every kept metric per round, and the digest of all state."""
+    models = "[digits_cnn_s]" if method == "fedavg" else "[digits_mlp64, digits_cnn_s, digits_resnet]"
+    checked = check(loaded(f"algorithm={{name: {method}}}", f"clients.models={models}"))
+    data = read_data(checked)
+    plan = make_plan(checked.asks, Machine(1, 0), 1.0)
+    world = world_of(checked, data, deal(checked, data), plan)
+    backend, memory = InProcess(), MemoryTracker()
+    backend.start(world, data.image_MHWC)
+    run_rounds(world, Schedule(3, checked.participants), backend, [memory], Progress())
+    digest = state_digest(backend)
+    backend.close()
+    rounds = [{name: row[name] for name in KEPT if name in row} for row in memory.rounds]
+    return {"environment": environment(), "rounds": rounds, "state_digest": digest}
+
+
+def main() -> None:
+    """Write every method's curves."""
+    for method in algorithm_names():
+        text = json.dumps(curves(method), indent=1) + "\n"
+        (FOLDER / f"{method}.json").write_text(text, encoding="utf-8")
+        print(f"{method}.json")
+
+
+if __name__ == "__main__":
+    main()
