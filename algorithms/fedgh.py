@@ -48,6 +48,10 @@ class FedGH(Algorithm[Header, ClassMeans, nn.Linear]):
     server_epochs: Count = 1
     """Passes of the server over a round's class means."""
 
+    @property
+    def static_downlink(self) -> bool:
+        return self.server_mode == "frozen_random"
+
     def server_start(self, server: Server[nn.Linear], hellos: Mapping[ClientId, Any]) -> nn.Linear:
         return nn.Linear(server.task.feature_dim, server.task.num_classes)
 

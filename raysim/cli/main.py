@@ -87,8 +87,7 @@ def validate(scenario: str, sets: tuple[str, ...]) -> None:
     from raysim.scenario.load import load_scenario
 
     loaded = load_scenario(scenario, sets)
-    check(loaded)
-    click.echo(loaded.resolved_yaml(), nl=False)
+    click.echo(check(loaded).loaded.resolved_yaml(), nl=False)
     click.echo(f"{scenario}: valid", err=True)
 
 

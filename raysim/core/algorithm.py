@@ -69,7 +69,8 @@ class Client:
         """Minimise `loss(net, batch, given)` over the local data, as the scenario's `training` says.
 
         The loss reads every trained tensor through its `net` argument and every per-client tensor through
-        `given` or `batch`, so that the engine may train many clients with one call.
+        `given` or `batch`, so that the engine may train many clients with one call. It writes to neither; it may be
+        called once more than there are steps, to count operations.
         """
         batches = self.data.shuffled(
             self.local.batch_size, self.local.epochs, self.rng, drop_single=has_batchnorm(self.net)
@@ -143,6 +144,11 @@ class Algorithm(ABC, Generic[Down, Up, State]):
 
     def __post_init__(self) -> None:
         check_settings(self)
+
+    @property
+    def static_downlink(self) -> bool:
+        """True: what the server sends is meant never to change. Default: it learns."""
+        return False
 
     def check(self, task: Task) -> None:
         """Raise `ValueError` when these settings cannot work for this task. Default: they can."""

@@ -11,7 +11,10 @@ import dataclasses
 import inspect
 import textwrap
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from functools import reduce
+from operator import or_
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True)
@@ -60,9 +63,11 @@ class FieldInfo:
         """What may be given, in words."""
         if get_origin(self.type) is Literal:
             return ", ".join(str(arg) for arg in get_args(self.type))
-        name = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}.get(self.type)
-        name = name or str(self.type).replace("typing.", "")
-        return f"{name} {self.range}" if self.range else name
+        words = {float: "a number", int: "a whole number", bool: "true or false", str: "text", NoneType: "null"}
+        members = get_args(self.type) if get_origin(self.type) in (Union, UnionType) else (self.type,)
+        names = [words.get(member, str(member).replace("typing.", "")) for member in members]
+        bounded = [f"{name} {self.range}" if self.range and name.endswith("number") else name for name in names]
+        return " or ".join(bounded)
 
 
 def field_docs(cls: type) -> dict[str, str]:
@@ -93,13 +98,25 @@ def settings_fields(cls: type) -> list[FieldInfo]:
     for field in dataclasses.fields(cls):
         hint, bounds = hints[field.name], None
         if get_origin(hint) is Annotated:
-            hint, *extras = get_args(hint)
-            bounds = next((extra for extra in extras if isinstance(extra, Range)), None)
+            hint, bounds = _unwrapped(hint)
+        elif get_origin(hint) in (Union, UnionType):
+            # A range may stand inside, as in `Positive | None`.
+            members = [_unwrapped(member) for member in get_args(hint)]
+            bounds = next((found for _, found in members if found is not None), None)
+            hint = reduce(or_, [member for member, _ in members])
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
         found.append(FieldInfo(field.name, hint, bounds, default, docs.get(field.name, "")))
     return found
+
+
+def _unwrapped(hint: Any) -> tuple[Any, Range | None]:
+    """A type without `Annotated`, and the Range that came with it."""
+    if get_origin(hint) is not Annotated:
+        return hint, None
+    inner, *extras = get_args(hint)
+    return inner, next((extra for extra in extras if isinstance(extra, Range)), None)
 
 
 def check_settings(settings: Any) -> None:

@@ -43,7 +43,10 @@ def state_tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
         )
     found: dict[str, Tensor] = {}
     for name, part in parts:
-        found |= state_tensors(part, f"{prefix}.{name}" if prefix else name)
+        inner = state_tensors(part, f"{prefix}.{name}" if prefix else name)
+        if found.keys() & inner.keys():
+            raise TypeError(f"two parts of the state are both called {min(found.keys() & inner.keys())}")
+        found |= inner
     return found
 
 

@@ -54,14 +54,10 @@ class ImageData:
     @cached_property
     def digest(self) -> str:
         """SHA-256, in hex, of pixels and labels, their order, and where the test part begins."""
-        return cache.digest_of(
-            sources.Decoded(self.image_MHWC, self.label_M, self.num_train, self.class_names)
-        )
+        return cache.digest_of(sources.Decoded(self.image_MHWC, self.label_M, self.num_train, self.class_names))
 
 
-def load_dataset(
-    name: str, root: str | None = None, format: Format = "auto", download: bool = True
-) -> ImageData:
+def load_dataset(name: str, root: str | None = None, format: Format = "auto", download: bool = True) -> ImageData:
     """The data set called `name` (a key of DATASETS).
 
     Looked for in `root`, or else in the folder RAYSIM_DATA, then in the cache folder

@@ -33,16 +33,12 @@ def draw_heatmap(partition: Partition, label_M: Ints, num_classes: int, path: st
     FigureCanvasAgg(figure)
     bars, cells = figure.subplots(2, 1, sharex=True, height_ratios=[0.9, height])
 
-    blues = LinearSegmentedColormap.from_list(
-        "raysim", ["#e3edf7", "#9dc3e2", "#4a8cc3", "#1d5494", "#0b2b5a"]
-    )
+    blues = LinearSegmentedColormap.from_list("raysim", ["#e3edf7", "#9dc3e2", "#4a8cc3", "#1d5494", "#0b2b5a"])
     colors = blues.with_extremes(bad="white")  # white is none at all, so that one sample still shows
     most = max(int(count_CN.max(initial=0)), 1)
     shown = np.ma.masked_equal(count_CN, 0)
     # A square-root scale: in a skewed partition, most cells are far below the largest.
-    image = cells.imshow(
-        shown, cmap=colors, norm=PowerNorm(0.5, 0, most), aspect="auto", interpolation="nearest"
-    )
+    image = cells.imshow(shown, cmap=colors, norm=PowerNorm(0.5, 0, most), aspect="auto", interpolation="nearest")
     if classes * clients <= _ROOM_FOR_LINES:
         cells.set_xticks(np.arange(clients + 1) - 0.5, minor=True)
         cells.set_yticks(np.arange(classes + 1) - 0.5, minor=True)

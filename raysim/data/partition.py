@@ -115,13 +115,11 @@ def check_partition(
     given. Raises ScenarioError, one sentence that begins with the scenario key.
     """
     if num_clients < 1:
-        raise ScenarioError(f"clients: {num_clients} given: give at least 1")
+        raise ScenarioError(f"clients.count: {num_clients} given: give at least 1")
     if split not in SPLITS:
         raise ScenarioError(f"data.split: {split!r} given: give one of {', '.join(SPLITS)}")
     if isinstance(setting, Hks) and split != "published":
-        raise ScenarioError(
-            f"data.split: {split} given, but partition hks deals the published split: give published"
-        )
+        raise ScenarioError(f"data.split: {split} given, but partition hks deals the published split: give published")
     if isinstance(setting, Dirichlet | Hks) and not (0 < setting.alpha < float("inf")):
         raise ScenarioError(f"data.partition.alpha: {setting.alpha} given: give a number above 0")
     if isinstance(setting, Dirichlet):
@@ -135,9 +133,7 @@ def check_partition(
             f"{num_classes} classes: give 1 to {num_classes}"
         )
     if isinstance(setting, Resample) and setting.samples_per_client < 1:
-        raise ScenarioError(
-            f"data.partition.samples_per_client: {setting.samples_per_client} given: give at least 1"
-        )
+        raise ScenarioError(f"data.partition.samples_per_client: {setting.samples_per_client} given: give at least 1")
     if num_train is None or num_samples is None:
         return
     pool = _train_pool(split, num_train, num_samples)
@@ -154,12 +150,12 @@ def check_partition(
     least = setting.min_samples if isinstance(setting, Dirichlet) else least
     if num_clients * least > pool:
         raise ScenarioError(
-            f"clients: {num_clients} given, but {name} has {pool} samples to deal with split {split}, at "
+            f"clients.count: {num_clients} given, but {name} has {pool} samples to deal with split {split}, at "
             f"least {least} for each client: give at most {pool // least}"
         )
     if split != "pooled811" and num_clients > num_samples - num_train:
         raise ScenarioError(
-            f"clients: {num_clients} given, but {name} has {num_samples - num_train} published test images, "
+            f"clients.count: {num_clients} given, but {name} has {num_samples - num_train} published test images, "
             f"at least one for each client: give at most {num_samples - num_train} or data.split pooled811"
         )
 
@@ -234,9 +230,7 @@ def _pools(num_samples: int, num_train: int, split: str, rng: np.random.Generato
     return np.sort(mixed[: _four_fifths(num_train)]), np.sort(mixed[_four_fifths(num_train) :]), test
 
 
-def _shares(
-    setting: Setting, class_count_C: Ints, num_clients: int, rng: np.random.Generator
-) -> Floats | None:
+def _shares(setting: Setting, class_count_C: Ints, num_clients: int, rng: np.random.Generator) -> Floats | None:
     """Each client's share of each class [N, C]; None where samples are dealt blindly."""
     match setting:
         case Pathological(classes_per_client):
@@ -244,9 +238,7 @@ def _shares(
         case Dirichlet(alpha, min_samples, max_retries):
             return sharing.dirichlet_shares(class_count_C, num_clients, alpha, min_samples, max_retries, rng)
         case Hks(alpha):
-            return sharing.dirichlet_shares(
-                class_count_C, num_clients, alpha, _HKS_MIN_SAMPLES, _HKS_RETRIES, rng
-            )
+            return sharing.dirichlet_shares(class_count_C, num_clients, alpha, _HKS_MIN_SAMPLES, _HKS_RETRIES, rng)
     return None
 
 
@@ -254,15 +246,13 @@ def _check_holders(class_count_C: Ints, holders_C: Ints, num_clients: int, name:
     if (holders_C > class_count_C).any():
         worst = int((holders_C - class_count_C).argmax())
         raise ScenarioError(
-            f"clients: {num_clients} given, but {name} has {class_count_C[worst]} samples of class {worst} "
+            f"clients.count: {num_clients} given, but {name} has {class_count_C[worst]} samples of class {worst} "
             f"to deal to the {holders_C[worst]} clients that would hold it: give fewer clients or fewer "
             f"data.partition.classes_per_client"
         )
 
 
-def _resample(
-    pools: tuple[Ints, Ints, Ints], num_clients: int, samples: int, rng: np.random.Generator
-) -> Partition:
+def _resample(pools: tuple[Ints, Ints, Ints], num_clients: int, samples: int, rng: np.random.Generator) -> Partition:
     """Independent draws for every client, each without repetition, from pools that do not overlap."""
     if not len(pools[1]) and not len(pools[2]):
         mixed, total = rng.permutation(pools[0]), len(pools[0])
@@ -272,9 +262,7 @@ def _resample(
     for pool in pools:
         size = min(len(pool), max(1, round(samples * len(pool) / len(pools[0]))))
         drawn = [rng.choice(pool, size, replace=False, shuffle=False) for _ in range(num_clients)]
-        shards.append(
-            make_shards(np.concatenate(drawn), np.repeat(np.arange(num_clients), size), num_clients)
-        )
+        shards.append(make_shards(np.concatenate(drawn), np.repeat(np.arange(num_clients), size), num_clients))
     return Partition(*shards)
 
 

@@ -89,9 +89,7 @@ class Partition:
             meta = json.loads((table.schema.metadata or {}).get(b"raysim", b"{}"))
             clients = int(meta.get("num_clients", client.max(initial=-1) + 1))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ScenarioError(
-                f"a saved partition needs columns client, part and sample ({error})"
-            ) from None
+            raise ScenarioError(f"a saved partition needs columns client, part and sample ({error})") from None
         bad = ~np.isin(part, PARTS) | (client < 0) | (client >= clients) | (sample < 0)
         if bad.any():
             row = int(bad.argmax())

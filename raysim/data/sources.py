@@ -88,9 +88,7 @@ def read(spec: DatasetSpec, source: Source) -> Decoded:
     channels, height, width = spec.image_shape
     shape, label_M = decoded.image_MHWC.shape, decoded.label_M
     if shape[1:] != (height, width, channels):
-        raise ScenarioError(
-            f"{source.folder}: images are {shape[1:]}, but {spec.name} has {height}x{width}x{channels}"
-        )
+        raise ScenarioError(f"{source.folder}: images are {shape[1:]}, but {spec.name} has {height}x{width}x{channels}")
     if len(label_M) != shape[0]:
         raise ScenarioError(f"{source.folder}: there are {shape[0]} images but {len(label_M)} labels")
     if not 0 < decoded.num_train < shape[0]:
@@ -111,15 +109,11 @@ def _find_parquet(spec: DatasetSpec, folder: Path) -> Source | None:
         tests = (tuple(sorted(sub.glob(f"{prefix}*-*.parquet"))) for prefix in spec.test_prefixes)
         test = next((found for found in tests if found), ())
         if not test:
-            raise ScenarioError(
-                f"{sub}: there are train-*.parquet files but no {spec.test_prefixes[0]}-*.parquet"
-            )
+            raise ScenarioError(f"{sub}: there are train-*.parquet files but no {spec.test_prefixes[0]}-*.parquet")
         for files in (train, test):
             shard = _SHARD.search(files[0].name)
             if shard and int(shard[2]) != len(files):
-                raise ScenarioError(
-                    f"{sub}: {files[0].name} is one of {int(shard[2])} files, {len(files)} are there"
-                )
+                raise ScenarioError(f"{sub}: {files[0].name} is one of {int(shard[2])} files, {len(files)} are there")
         return Source("parquet", sub, train, test)
     return None
 
@@ -170,9 +164,7 @@ def _read_parquet(spec: DatasetSpec, source: Source) -> Decoded:
                     image_MHWC[row] = _decode(png, spec, f"{path}: image {row - stop + rows[path]}")
                 start = end
             if start != stop:
-                raise ScenarioError(
-                    f"{path}: promises {rows[path]} rows but holds {start - stop + rows[path]}"
-                )
+                raise ScenarioError(f"{path}: promises {rows[path]} rows but holds {start - stop + rows[path]}")
     num_train = sum(rows[path] for path in source.train)
     return Decoded(image_MHWC, label_M, num_train, names or _numbered(spec))
 
@@ -181,9 +173,7 @@ def _column(path: Path, schema: Any, allowed: tuple[str, ...]) -> str:
     for name in allowed:
         if name in schema.names:
             return name
-    raise ScenarioError(
-        f"{path}: has no column {' or '.join(allowed)}, its columns are {', '.join(schema.names)}"
-    )
+    raise ScenarioError(f"{path}: has no column {' or '.join(allowed)}, its columns are {', '.join(schema.names)}")
 
 
 def _encoded(path: Path, column: str, table: Any) -> Iterator[bytes]:
@@ -224,13 +214,9 @@ def _decode(encoded: bytes | None, spec: DatasetSpec, where: str) -> NDArray[np.
     except Exception as error:  # Pillow raises a dozen kinds for damaged bytes
         raise ScenarioError(f"{where} is not a readable PNG or JPEG ({_first_line(error)})") from None
     if pixel is None:
-        raise ScenarioError(
-            f"{where} is {image.size[0]}x{image.size[1]}, but {spec.name} has {width}x{height}"
-        )
+        raise ScenarioError(f"{where} is {image.size[0]}x{image.size[1]}, but {spec.name} has {width}x{height}")
     if pixel.dtype != np.uint8 or pixel.size != height * width * channels:
-        raise ScenarioError(
-            f"{where} has mode {image.mode}, but {spec.name} has {channels} channels of 8 bits"
-        )
+        raise ScenarioError(f"{where} has mode {image.mode}, but {spec.name} has {channels} channels of 8 bits")
     return pixel.reshape(height, width, channels)
 
 
@@ -248,9 +234,7 @@ def _read_torchvision(spec: DatasetSpec, source: Source) -> Decoded:
         for name, md5 in published:
             path = source.folder / spec.torchvision_folder / name
             if not check_integrity(str(path), md5):
-                raise ScenarioError(
-                    f"{path}: is missing or damaged (its MD5 is not that of the published file)"
-                )
+                raise ScenarioError(f"{path}: is missing or damaged (its MD5 is not that of the published file)")
     with one_sentence(source.folder / spec.torchvision_folder), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # NumPy warns about the age of CIFAR's own files
         parts = [cls(str(source.folder), train=train, download=False) for train in (True, False)]
@@ -271,15 +255,11 @@ def _read_folder(spec: DatasetSpec, source: Source) -> Decoded:
 
     names = tuple(sorted({by_folder(path) for path in source.train}))
     if len(names) != spec.num_classes:
-        raise ScenarioError(
-            f"{source.folder / 'train'}: has {len(names)} classes, {spec.name} has {spec.num_classes}"
-        )
+        raise ScenarioError(f"{source.folder / 'train'}: has {len(names)} classes, {spec.name} has {spec.num_classes}")
     listed: dict[str, str] = {}
     for path in source.extra:
         with one_sentence(path):
-            listed = {
-                cell[0]: cell[1] for cell in (line.split("\t") for line in path.read_text().splitlines())
-            }
+            listed = {cell[0]: cell[1] for cell in (line.split("\t") for line in path.read_text().splitlines())}
     files = source.files[: len(source.train) + len(source.test)]
     number = {name: position for position, name in enumerate(names)}
     label_M = np.empty(len(files), np.int64)
@@ -288,9 +268,7 @@ def _read_folder(spec: DatasetSpec, source: Source) -> Decoded:
     for row, path in enumerate(files):
         name = listed.get(path.name, by_folder(path)) if row >= len(source.train) else by_folder(path)
         if name not in number:
-            raise ScenarioError(
-                f"{path}: its class {name} is not among the folders of {source.folder / 'train'}"
-            )
+            raise ScenarioError(f"{path}: its class {name} is not among the folders of {source.folder / 'train'}")
         label_M[row] = number[name]
         with one_sentence(path):
             encoded = path.read_bytes()

@@ -67,9 +67,7 @@ def iid_counts(class_count_C: Ints, num_clients: int, rng: np.random.Generator) 
     classes, total = len(class_count_C), int(class_count_C.sum())
     label_M = rng.permutation(np.repeat(np.arange(classes), class_count_C))
     owner_M = np.arange(total) * num_clients // max(total, 1)
-    return np.bincount(owner_M * classes + label_M, minlength=num_clients * classes).reshape(
-        num_clients, classes
-    )
+    return np.bincount(owner_M * classes + label_M, minlength=num_clients * classes).reshape(num_clients, classes)
 
 
 def pathological_shares(

@@ -69,9 +69,7 @@ def transform_for(dataset_name: str, augment: bool) -> ImageTransform:
 
 
 @lru_cache(maxsize=32)
-def _constants(
-    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
-) -> tuple[Tensor, Tensor]:
+def _constants(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """Scale and shift [C] on a device; kept, because copying them anew costs more than using them."""
     with torch.inference_mode(False):
         std_C = torch.tensor(std, dtype=torch.float64)
@@ -79,9 +77,7 @@ def _constants(
         return (1 / (255 * std_C)).float().to(device), shift_C.float().to(device)
 
 
-def _plan(
-    draw_KB: Tensor, height: int, width: int, augment: Augment
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _plan(draw_KB: Tensor, height: int, width: int, augment: Augment) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Where each output pixel comes from, and whether it is blank, by row and by column; all int64.
 
     Rows: where each starts in the batch's pixels [B, H], and how much it hides [B, H]. Columns: where each

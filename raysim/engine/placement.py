@@ -161,6 +161,8 @@ def parse_ranges(text: str, count: int) -> set[int]:
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
             raise ValueError('write ranges of ids such as "0-9,12"')
+        if last and int(last) < int(first):
+            raise ValueError(f"{part.strip()} runs backwards")
         if max(int(first), int(last or first)) >= count:
             raise ValueError(f"there is no client {max(int(first), int(last or first))}")
         found |= set(range(int(first), int(last or first) + 1))

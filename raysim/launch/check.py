@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -99,7 +99,10 @@ def check(loaded: Loaded) -> Checked:
         loaded.algorithm.check(task)
     except ValueError as error:
         raise origin.error(("algorithm",), str(error)) from None
-    return Checked(loaded, dataset, partition, split, feature_dim, participants, _asks(loaded), task)
+    # What was chosen is written down in full: a default that changes later does not change an old run.
+    data = {**loaded.resolved["data"], "partition": {"name": scenario.data.partition["name"], **asdict(partition)}}
+    complete = replace(loaded, resolved={**loaded.resolved, "data": {**data, "split": split}})
+    return Checked(complete, dataset, partition, split, feature_dim, participants, _asks(loaded), task)
 
 
 def _builder(dataset: DatasetSpec, feature_dim: int) -> Any:

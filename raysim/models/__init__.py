@@ -87,12 +87,8 @@ _SPECS = (
     _fashion_cnn("fmnist_cnn4", fc1=100),
     _fashion_cnn("fmnist_cnn5", fc1=50),
     ModelSpec("digits_mlp64", "64-32-10 perceptron; 8x8 digits", 32, partial(mlp, hidden=()), _DIGITS),
-    ModelSpec(
-        "digits_mlp128", "64-128-32-10 perceptron; 8x8 digits", 32, partial(mlp, hidden=(128,)), _DIGITS
-    ),
-    ModelSpec(
-        "digits_cnn_s", "one 3x3 convolution (8); 8x8 digits", 32, partial(small_cnn, filters=(8,)), _DIGITS
-    ),
+    ModelSpec("digits_mlp128", "64-128-32-10 perceptron; 8x8 digits", 32, partial(mlp, hidden=(128,)), _DIGITS),
+    ModelSpec("digits_cnn_s", "one 3x3 convolution (8); 8x8 digits", 32, partial(small_cnn, filters=(8,)), _DIGITS),
     ModelSpec(
         "digits_cnn_m",
         "two 3x3 convolutions (16, 32), fc 64; 8x8 digits",
@@ -183,9 +179,7 @@ def common_feature_dim(names: Iterable[str]) -> int:
     if len(widths) == 1:
         return widths.pop()
     if not widths:
-        raise ScenarioError(
-            f"no width of representation follows from {list(width_of)}: set clients.feature_dim"
-        )
+        raise ScenarioError(f"no width of representation follows from {list(width_of)}: set clients.feature_dim")
     listed = ", ".join(f"{name} {width}" for name, width in width_of.items() if width is not None)
     raise ScenarioError(
         f"the models' representations differ in width ({listed}): set clients.feature_dim to a common one"

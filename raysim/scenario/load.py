@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -31,10 +31,10 @@ ALLOWED: Mapping[str, str] = {
     "dict_type": "a mapping of keys and values",
     "model_type": "a mapping of keys and values",
     "none_required": "null",
-    "greater_than": "greater than {gt}",
-    "greater_than_equal": "at least {ge}",
-    "less_than": "less than {lt}",
-    "less_than_equal": "at most {le}",
+    "greater_than": "greater than {gt:g}",
+    "greater_than_equal": "at least {ge:g}",
+    "less_than": "less than {lt:g}",
+    "less_than_equal": "at most {le:g}",
     "literal_error": "{expected}",
     "string_pattern_mismatch": "letters, digits, dots, dashes and underscores, beginning with a letter or digit",
     "string_too_long": "at most {max_length} characters",
@@ -72,7 +72,7 @@ class Origin:
 
     def of(self, key: Key) -> str:
         """The `--set` that gave this key, or the file."""
-        for path, text in self.sets.items():
+        for path, text in reversed(list(self.sets.items())):
             if key[: len(path)] == path:
                 return f"--set {text}"
         return self.file
@@ -113,13 +113,11 @@ def load_scenario(source: str | Path | Mapping[str, Any], sets: Sequence[str] = 
         file = str(source)
         text = _read(Path(source))
     raw = _parse(text, file)
-    overrides = [_parse_set(item) for item in sets]
-    origin = Origin(file, {path: item for (path, _), item in zip(overrides, sets, strict=True)})
-    # Names first: `--set algorithm.mu0=1 --set algorithm.name=fedssa` means the same in either order.
-    for path, value in sorted(
-        overrides, key=lambda override: override[0][:-1] not in NAMED_SECTIONS or override[0][-1] != "name"
-    ):
-        _apply(raw, path, value, origin)
+    overrides = [_parse_set(" ".join(item.split())) for item in sets]
+    overrides.sort(key=lambda override: _rank(override.path))
+    origin = Origin(file, {override.path: override.text for override in overrides})
+    for override in overrides:
+        _apply(raw, override.path, override.value, origin)
     scenario = _validate(Scenario, raw, origin, ())
     algorithm, fields = _named(scenario.algorithm, ("algorithm",), origin)
     cls = algorithm_class_at(algorithm, origin)
@@ -177,13 +175,31 @@ def _parse(text: str, file: str) -> dict[str, Any]:
     return raw
 
 
-def _parse_set(item: str) -> tuple[Key, Any]:
+def _rank(path: Key) -> int:
+    """Whole mappings first, then the names that clear the other method's fields, then single fields.
+
+    So `--set algorithm.mu0=1 --set algorithm.name=fedssa` means the same in either order.
+    """
+    if any(section[: len(path)] == path for section in NAMED_SECTIONS):
+        return 0
+    return 1 if path[:-1] in NAMED_SECTIONS and path[-1] == "name" else 2
+
+
+class Override(NamedTuple):
+    """One `--set`."""
+
+    path: Key
+    value: Any
+    text: str  # as given
+
+
+def _parse_set(item: str) -> Override:
     path, equals, text = item.partition("=")
     keys = tuple(path.strip().split("."))
     if not equals or not all(keys):
         raise ScenarioError(f"--set {item}: write it as key.key=value, for example training.lr=0.1")
     try:
-        return keys, yaml.load(text, Loader)
+        return Override(keys, yaml.load(text, Loader), item)
     except (yaml.YAMLError, ValueError, RecursionError):
         raise ScenarioError(f"--set {item}: the value is not valid YAML") from None
 
@@ -255,10 +271,12 @@ def _real_key(loc: Sequence[int | str], model: type[BaseModel]) -> Key:
         if fields is None:
             break
         key.append(part)
-        if part in fields:
-            section = _model_in(fields[part].annotation)
-        else:
+        if part not in fields:
             break
+        annotation = fields[part].annotation
+        if get_origin(annotation) is dict:
+            return (*key, *(str(rest) for rest in loc[loc.index(part) + 1 :]))
+        section = _model_in(annotation)
     return tuple(key)
 
 
@@ -278,7 +296,11 @@ def _model_in(annotation: Any) -> Any:
 
 
 def _show(value: Any) -> str:
-    text = repr(value)
+    """A value as the user writes it, in YAML; text in quotes."""
+    if isinstance(value, str):
+        text = repr(value)
+    else:
+        text = yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("...\n").strip()
     return text if len(text) <= 80 else text[:77] + "..."
 
 

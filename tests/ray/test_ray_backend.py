@@ -59,7 +59,7 @@ def actors_at_work() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def backends(ray_session: None) -> Iterator[dict[str, Backend]]:
+def backends(ray_session: None) -> Iterator[dict[str, RayBackend]]:
     """A backend per plan, used by every method: actors are slow to start and can begin a new run at any time."""
     made = {name: RayBackend(make_plan(asks, Machine(8, 2), 1.0)) for name, asks in PLANS.items()}
     yield {**made}
@@ -84,7 +84,7 @@ def rounds_on(backend: Backend, given: Loaded) -> tuple[str, list[ClientRow], li
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_bit_identical_on_any_placement(method: str, backends: dict[str, Backend]) -> None:
+def test_bit_identical_on_any_placement(method: str, backends: dict[str, RayBackend]) -> None:
     sets = [f"algorithm={{name: {method}}}", "clients.participation=0.6"]
     if method == "fedavg":
         sets.append("clients.models=[hks_resnet8]")
@@ -107,7 +107,9 @@ def test_the_whole_command_agrees_too(workplace: Path) -> None:
     assert clients(there).equals(clients(here))
 
 
-def test_fractional_gpus_add_up(workplace: Path, actors_at_work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fractional_gpus_add_up(
+    workplace: Path, actors_at_work: Any, backends: dict[str, RayBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """2 x 0.25 + 1 of the 2 logical GPUs and 3 CPUs are taken; the server takes none; all is given back."""
     import ray
 
@@ -122,7 +124,9 @@ def test_fractional_gpus_add_up(workplace: Path, actors_at_work: Any, monkeypatc
         return False
 
     start = RayBackend.start
-    cpus, actors = ray.available_resources()["CPU"], len(actors_at_work())
+    # What the module's own backends hold: their client actors, and a server each.
+    held = sum(backend.plan.num_actors for backend in backends.values())
+    cpus, actors = ray.cluster_resources()["CPU"] - held, held + len(backends)
     assert settles(2.0, cpus, actors)
     during: list[bool] = []
 
@@ -142,7 +146,7 @@ def test_more_gpus_than_there_are(workplace: Path) -> None:
         result_of("backend=ray", "resources={actors: 3, gpus_per_actor: 1}")
 
 
-def test_a_failing_hook_is_told_with_its_place(backends: dict[str, Backend]) -> None:
+def test_a_failing_hook_is_told_with_its_place(backends: dict[str, RayBackend]) -> None:
     class Broken(Standalone):
         def client_update(self, client: Any, down: None) -> None:
             raise ZeroDivisionError("no")

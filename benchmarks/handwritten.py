@@ -1,0 +1,261 @@
+"""What raysim is measured against: LG-FedAvg over a process pool, as one would write it without a framework.
+
+Not run by itself: `python benchmarks/overhead.py` runs it and raysim on the same work and compares them.
+
+One process per core with one thread each. Clients' weights lie in one block of shared memory; a process that gets
+a client from the work queue points its one network of that architecture at the client's weights and trains them
+in place, so that nothing is copied and any process can serve any client. Only ids and scores go through pipes.
+It draws what raysim draws (who takes part, initial weights, order of samples), so both do the same steps.
+
+Shapes: N clients, M images, K participants, H numbers of a header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from raysim.core.seeds import global_seed, seed_for
+from raysim.data.datasets import load_dataset
+from raysim.data.partition import PARTITIONS, make_partition
+from raysim.data.shards import Partition
+from raysim.data.specs import DATASETS
+from raysim.data.transform import ImageTransform, transform_for
+from raysim.models import build_model, common_feature_dim
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The work that both sides do."""
+
+    name: str
+    dataset: str
+    partition: Mapping[str, Any]  # as in a scenario
+    clients: int
+    participants: int
+    models: tuple[str, ...]
+    batch_size: int
+    lr: float = 0.01
+    seed: int = 1
+    root: str | None = None  # folder of the data set
+    split: str = "pooled811"
+
+    def arch(self, k: int) -> str:
+        """Client k's architecture."""
+        return self.models[k % len(self.models)]
+
+    def build(self, name: str) -> Any:
+        """A network as the clients with this architecture start."""
+        spec = DATASETS[self.dataset]
+        dim = common_feature_dim(self.models)
+        with global_seed(self.seed, "init", name):
+            net = build_model(
+                name, num_classes=spec.num_classes, image_shape=spec.image_shape, feature_dim=dim
+            )
+        assert not list(net.buffers()), "only parameters are kept per client"
+        return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def cohort(self, t: int) -> list[int]:
+        """Who takes part in round t."""
+        rng = np.random.default_rng(seed_for(self.seed, "cohort", t))
+        return sorted(rng.choice(self.clients, self.participants, replace=False).tolist())
+
+
+class Score(NamedTuple):
+    """One client's turn."""
+
+    client: int
+    samples: int  # trained on
+    train_loss: float  # mean per sample
+    correct: int
+    tested: int
+    test_loss: float  # sum
+
+
+class Positions(NamedTuple):
+    """The samples of every client, client after client."""
+
+    index: Tensor
+    offset: list[int]  # [N+1]
+
+    def of(self, k: int) -> Tensor:
+        """One client's."""
+        return self.index[self.offset[k] : self.offset[k + 1]]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all processes see, in shared memory."""
+
+    image_MHWC: Tensor  # uint8
+    label_M: Tensor
+    train: Positions
+    test: Positions
+    weights: Tensor  # float32, client after client
+    offset: list[int]  # [N+1]: where each client's weights begin
+    header_H: Tensor  # what the server sends
+
+
+@dataclass
+class Loop:
+    """The run: `round` after `round`, then `close`."""
+
+    work: Workload
+    processes: int
+    shared: Shared = field(init=False)
+
+    def __post_init__(self) -> None:
+        work = self.work
+        spec = DATASETS[work.dataset]
+        data = load_dataset(work.dataset, work.root)
+        settings = dict(work.partition)
+        setting = PARTITIONS[settings.pop("name")](**settings)
+        dealt: Partition = make_partition(
+            data.label_M, data.num_train, spec.num_classes, work.clients, setting, work.split, work.seed
+        )
+        nets = {name: work.build(name) for name in work.models}
+        start = {name: torch.cat([_flat(p.detach()) for p in net.parameters()]) for name, net in nets.items()}
+        header = nets[work.models[0]].header
+        torch.manual_seed(seed_for(work.seed, "server_start", 0, -1))
+        drawn = nn.Linear(header.in_features, header.out_features)
+        offset = np.cumsum([0, *(len(start[work.arch(k)]) for k in range(work.clients))]).tolist()
+        self.shared = Shared(
+            image_MHWC=torch.tensor(data.image_MHWC).share_memory_(),
+            label_M=torch.tensor(data.label_M).share_memory_(),
+            train=Positions(torch.tensor(dealt.train.index).share_memory_(), dealt.train.offset.tolist()),
+            test=Positions(torch.tensor(dealt.test.index).share_memory_(), dealt.test.offset.tolist()),
+            weights=torch.cat([start[work.arch(k)] for k in range(work.clients)]).share_memory_(),
+            offset=offset,
+            header_H=torch.cat([_flat(p.detach()) for p in drawn.parameters()]).share_memory_(),
+        )
+        # The header is each network's last layer, so it ends the client's weights.
+        size = len(self.shared.header_H)
+        self.headers = [self.shared.weights[end - size : end] for end in offset[1:]]
+        self.samples = dealt.train.size_N.tolist()
+        self.cost = [self.samples[k] * len(start[work.arch(k)]) for k in range(work.clients)]
+        # Spawned, not forked: forking a process that has run torch or Ray threads can hang.
+        context = mp.get_context("spawn")
+        self.tasks: Any = context.SimpleQueue()
+        self.results: list[Connection] = []
+        self.workers: list[Any] = []
+        for _ in range(self.processes):
+            ours, theirs = context.Pipe(duplex=False)
+            worker = context.Process(target=_serve, args=(work, self.shared, self.tasks, theirs), daemon=True)
+            worker.start()
+            theirs.close()  # so that a dead worker's pipe ends, instead of staying silent
+            self.results.append(ours)
+            self.workers.append(worker)
+
+    def round(self, t: int) -> list[Score]:
+        """Train and test the cohort of round t, and average its headers."""
+        cohort = self.work.cohort(t)
+        # Longest first keeps the cores busy to the end; many small clients share a message.
+        order = sorted(cohort, key=lambda k: -self.cost[k])
+        grain = max(1, len(order) // (4 * self.processes))
+        parts = [order[i : i + grain] for i in range(0, len(order), grain)]
+        for part in parts:
+            self.tasks.put((t, part))
+        scores: list[Score] = []
+        open_parts = len(parts)
+        while open_parts:
+            for pipe in wait(self.results):
+                assert isinstance(pipe, Connection)
+                scores += pipe.recv()
+                open_parts -= 1
+        weight_K = torch.tensor([self.samples[k] for k in cohort], dtype=torch.float64)
+        header_KH = torch.stack([self.headers[k] for k in cohort]).double()
+        self.shared.header_H.copy_(weight_K / weight_K.sum() @ header_KH)
+        return sorted(scores)
+
+    def close(self) -> None:
+        """End the processes."""
+        for _ in self.workers:
+            self.tasks.put(None)
+        for worker in self.workers:
+            worker.join()
+        for pipe in self.results:
+            pipe.close()
+        self.tasks.close()
+
+
+class _Trainer:
+    """One process's networks, one per architecture, pointed at one client's weights after another."""
+
+    def __init__(self, work: Workload, shared: Shared) -> None:
+        self.work, self.shared = work, shared
+        self.transform: ImageTransform = transform_for(work.dataset, False)
+        self.nets = {name: work.build(name) for name in work.models}
+        # Plain SGD has no state, so one optimizer serves all clients of an architecture.
+        self.optimizers = {
+            name: torch.optim.SGD(net.parameters(), lr=work.lr, fused=True) for name, net in self.nets.items()
+        }
+        self.parameters = {name: list(net.parameters()) for name, net in self.nets.items()}
+        self.views: dict[int, list[Tensor]] = {}
+        self.rng = torch.Generator()
+
+    def turn(self, t: int, k: int) -> Score:
+        work, shared = self.work, self.shared
+        arch = work.arch(k)
+        net, optimizer = self.nets[arch], self.optimizers[arch]
+        end = shared.offset[k + 1]
+        shared.weights[end - len(shared.header_H) : end].copy_(shared.header_H)
+        for parameter, view in zip(self.parameters[arch], self._views(k), strict=True):
+            parameter.data = view
+        index = shared.train.of(k)
+        self.rng.manual_seed(seed_for(work.seed, "client", t, k))
+        loss_sum = torch.zeros(())
+        for part in torch.randperm(len(index), generator=self.rng).split(work.batch_size):
+            chosen = index[part]
+            x = self.transform.plain(shared.image_MHWC[chosen])
+            optimizer.zero_grad()
+            loss = F.cross_entropy(net(x), shared.label_M[chosen])
+            loss.backward()
+            optimizer.step()
+            loss_sum += loss.detach() * len(part)
+        with torch.inference_mode():
+            chosen = shared.test.of(k)
+            y = shared.label_M[chosen]
+            logits = net(self.transform.plain(shared.image_MHWC[chosen]))
+            correct = int((logits.argmax(1) == y).sum())
+            test_loss = float(F.cross_entropy(logits, y, reduction="sum"))
+        return Score(k, len(index), float(loss_sum) / len(index), correct, len(chosen), test_loss)
+
+    def _views(self, k: int) -> list[Tensor]:
+        """The client's weights in the shapes of its network, without a copy."""
+        if k not in self.views:
+            shared, views = self.shared, []
+            left = shared.weights[shared.offset[k] : shared.offset[k + 1]]
+            for like in self.parameters[self.work.arch(k)]:
+                flat, left = left[: like.numel()], left[like.numel() :]
+                views.append(_shaped(flat, like.shape))
+            self.views[k] = views
+        return self.views[k]
+
+
+def _serve(work: Workload, shared: Shared, tasks: Any, results: Connection) -> None:
+    torch.set_num_threads(1)
+    trainer = _Trainer(work, shared)
+    while (task := tasks.get()) is not None:
+        t, ids = task
+        results.send([trainer.turn(t, k) for k in ids])
+
+
+def _flat(parameter: Tensor) -> Tensor:
+    """All numbers in a row; filters channels last, which is how CPU convolutions are fastest."""
+    return (parameter.permute(0, 2, 3, 1) if parameter.dim() == 4 else parameter).reshape(-1)
+
+
+def _shaped(flat: Tensor, shape: Sequence[int]) -> Tensor:
+    """The inverse of `_flat`, a view."""
+    if len(shape) == 4:
+        out, channels, height, width = shape
+        return flat.view(out, height, width, channels).permute(0, 3, 1, 2)
+    return flat.view(*shape)

@@ -1,0 +1,813 @@
+"""The contract of an algorithm as a program: `check_algorithm(MyMethod())` says which rule it breaks, and where.
+
+It runs the algorithm for a few rounds in a toy world (C = 4 classes, D = 8, images of 4 x 4 pixels, a handful of
+clients with three architectures) and compares what the hooks did with what they may do. Seconds on one CPU, no Ray.
+What an algorithm cannot meet it says in an attribute, never by its name: `one_architecture` (whole models are
+exchanged) and `static_downlink` (what the server sends is meant never to change).
+
+Shapes: N samples of one client, B batch, C classes, D representation width, H x W pixels.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import inspect
+import pickle
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from raysim.core.algorithm import Algorithm, AnyAlgorithm, Client, ClientId, Server, Task
+from raysim.core.data import Batch, Samples
+from raysim.core.fields import settings_fields
+from raysim.core.fit import FitJob, FitResult, LocalTraining, Trainer, fit_one
+from raysim.core.messages import nonfinite, pack, unpack, weights, wire_bytes
+from raysim.core.meter import FlopMeter
+from raysim.core.seeds import global_seed, seeded
+from raysim.core.state import digest, state_tensors
+
+SEED, C, D, SIDE = 7, 4, 8, 4
+LOCAL = LocalTraining(epochs=1, batch_size=6, lr=0.1, momentum=0.5)
+
+Labels = Sequence[Sequence[int]]
+FOUR: Labels = ([0, 1] * 8, [1, 2] * 6 + [1], [2, 3] * 7, [3, 0, 1] * 4)
+"""Four clients of different sizes; the second one's last batch holds a single sample."""
+GAP: Labels = ([0, 1] * 4, [1, 0] * 3, [2] * 5)
+"""Nobody ever holds class 3, and class 2 is held by the last client alone."""
+
+
+class ContractError(AssertionError):
+    """An algorithm breaks a clause; one sentence says which, by which hook, and how to mend it."""
+
+    def __init__(self, algorithm: AnyAlgorithm, clause: str, problem: str, remedy: str) -> None:
+        super().__init__(f"{type(algorithm).__name__} breaks the clause {clause!r}: {problem}; {remedy}")
+        self.clause = clause
+
+
+def check_algorithm(algorithm: AnyAlgorithm) -> None:
+    """Check every clause in turn. Raises `ContractError` at the first that is broken.
+
+    All global random states are left as they were.
+    """
+    for clause in CLAUSES.values():
+        clause(algorithm)
+
+
+# -- the toy world -----------------------------------------------------------------------------------
+
+
+class ToyTransform:
+    """Pixels to [0, 1]; augmentation adds a little noise, so that every draw from `rng` shows in the result."""
+
+    def plain(self, raw_BHWC: Tensor) -> Tensor:
+        """Images [B, 1, H, W] in [0, 1]."""
+        return raw_BHWC.permute(0, 3, 1, 2).float() / 255
+
+    def augmented(self, raw_BHWC: Tensor, rng: torch.Generator) -> Tensor:
+        """As `plain`, with noise."""
+        x = self.plain(raw_BHWC)
+        return x + 0.02 * torch.randn(x.shape, generator=rng)
+
+
+class ToyNet(nn.Module):
+    """One of three tiny architectures; `norm` has a convolution and BatchNorm."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        pixels = SIDE * SIDE
+        layers: Mapping[str, Callable[[], list[nn.Module]]] = {
+            "flat": lambda: [nn.Flatten(), nn.Linear(pixels, D)],
+            "deep": lambda: [nn.Flatten(), nn.Linear(pixels, 12), nn.ReLU(), nn.Linear(12, D)],
+            "norm": lambda: [nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, D)],
+        }
+        self.extractor = nn.Sequential(*layers[name](), nn.ReLU())
+        self.header = nn.Linear(D, C)
+
+    def features(self, x: Tensor) -> Tensor:
+        """The representation [B, D]."""
+        return self.extractor(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits [B, C]."""
+        return self.header(self.features(x))
+
+
+def toy_model(name: str) -> ToyNet:
+    """A fresh network with the initial weights of its architecture."""
+    with global_seed(SEED, "init", name):
+        return ToyNet(name)
+
+
+def toy_samples(labels: Sequence[int], k: ClientId) -> Samples:
+    """Noise with one bright quarter, which is the class."""
+    rng = seeded(SEED, "toy", k)
+    raw_NHWC = torch.randint(0, 90, (len(labels), SIDE, SIDE, 1), generator=rng, dtype=torch.uint8)
+    half = SIDE // 2
+    for i, label in enumerate(labels):
+        top, left = half * (label // 2), half * (label % 2)
+        raw_NHWC[i, top : top + half, left : left + half] += 150
+    return Samples(raw_NHWC, torch.tensor(labels), ToyTransform())
+
+
+Watch = Callable[["Toy", str, ClientId | None, Any], AbstractContextManager[None]]
+"""(world, hook, client or None for the server, the message the hook was given): entered around every hook."""
+
+
+class Toy:
+    """A run of an algorithm in the toy world, seeded and ordered as the engine does it."""
+
+    def __init__(
+        self,
+        algorithm: AnyAlgorithm,
+        clause: str,
+        labels: Labels = FOUR,
+        watch: Watch | None = None,
+        trainer: Trainer = fit_one,
+        meter: FlopMeter | None = None,
+    ) -> None:
+        self.algorithm, self.clause, self.trainer = algorithm, clause, trainer
+        # The one architecture is the one with BatchNorm, which is the hardest to exchange.
+        self.architectures = ("norm",) if algorithm.one_architecture else ("flat", "norm", "deep")
+        self.task = Task(C, D, self.architectures[: len(labels)], toy_model)
+        self.samples = {k: toy_samples(y, k) for k, y in enumerate(labels)}
+        self.meter = meter
+        self.watch: Watch = watch or (lambda toy, name, who, msg: nullcontext())
+        self.sent: list[tuple[str, ClientId, Any]] = []  # every message as the hook returned it
+        self.server: Server[Any] = Server(
+            self.task, seeded(SEED, "server_start", 0), {k: len(samples) for k, samples in self.samples.items()}
+        )
+        self.nets: dict[ClientId, nn.Module] = {}
+        self.server.state = None
+        try:
+            algorithm.check(self.task)
+        except ValueError as error:
+            raise self.broken(f"check refuses a task with C={C}, D={D}: {error}", "a small task should do") from error
+        for k in self.samples:
+            self.nets[k] = self._call("client_model", k, 0, partial(self.fresh_net, k), seed_it=False)
+
+    def start(self) -> Toy:
+        """Clients join and the server makes its first state."""
+        hellos: dict[ClientId, Any] = {}
+        if type(self.algorithm).client_join is not Algorithm.client_join:
+            for k in self.samples:
+                hello = self._call("client_join", k, 0, partial(self.algorithm.client_join, self._client(k, 0)))
+                self.sent.append(("client_join", k, hello))
+                hellos[k] = unpack(pack(hello))
+        start = partial(self.algorithm.server_start, self.server, hellos)
+        self.server.state = self._call("server_start", None, 0, start)
+        return self
+
+    def round(self, t: int, cohort: Sequence[ClientId] | None = None, reverse: bool = False) -> Toy:
+        """One round. `reverse`: the clients run in the opposite order; uploads are handed over in id order anyway."""
+        algorithm, members = self.algorithm, list(self.samples if cohort is None else cohort)
+        self._begin("server_send", t)
+        outgoing = {
+            k: self._call("server_send", None, t, partial(algorithm.server_send, self.server, k)) for k in members
+        }
+        self.sent += [("server_send", k, msg) for k, msg in outgoing.items()]
+        distinct = list({id(msg): msg for msg in outgoing.values() if msg is not None}.values())
+        # One copy for all clients that get the same message, as on a host of the engine.
+        arrived = dict(zip(map(id, distinct), map(unpack, pack(distinct)), strict=True))
+        packed: dict[ClientId, Any] = {}
+        for k in reversed(members) if reverse else members:
+            down, client = arrived.get(id(outgoing[k])), self._client(k, t)
+            if down is not None:
+                self._call("client_receive", k, t, partial(algorithm.client_receive, client, down), down)
+            up = self._call("client_update", k, t, partial(algorithm.client_update, client, down), down)
+            self.sent.append(("client_update", k, up))
+            packed[k] = pack(up)
+        self._begin("server_update", t)
+        ups = {k: unpack(packed[k]) for k in sorted(packed) if packed[k] is not None}
+        if ups:
+            self._call("server_update", None, t, partial(algorithm.server_update, self.server, ups), ups)
+        return self
+
+    def run(self, rounds: int, reverse: bool = False) -> Toy:
+        """Start, and run rounds of everybody."""
+        self.start()
+        for t in range(1, rounds + 1):
+            self.round(t, reverse=reverse)
+        return self
+
+    def fresh_net(self, k: ClientId) -> nn.Module:
+        """A client's network before round 1."""
+        arch = self.architectures[k % len(self.architectures)]
+        model = toy_model(arch)
+        with global_seed(SEED, "client_model", arch):
+            return self.algorithm.client_model(model, self.task)
+
+    def states(self) -> dict[str, str]:
+        """A digest of every client, its data and the server."""
+        found = {f"client {k}": fingerprint(net) for k, net in self.nets.items()}
+        found |= {f"the data of client {k}": digest([s.raw_NHWC, s.y]) for k, s in self.samples.items()}
+        return found | {"the server's state": fingerprint(self.server.state)}
+
+    @torch.no_grad()
+    def score(self) -> tuple[float, float]:
+        """(mean loss, accuracy) over all clients' samples."""
+        losses, hits = [], []
+        for k, samples in self.samples.items():
+            logits_NC = self.nets[k].eval()(samples.x)
+            losses.append(F.cross_entropy(logits_NC, samples.y, reduction="none"))
+            hits.append((logits_NC.argmax(1) == samples.y).float())
+        return float(torch.cat(losses).mean()), float(torch.cat(hits).mean())
+
+    def broken(self, problem: str, remedy: str) -> ContractError:
+        """The error of this world's clause."""
+        return ContractError(self.algorithm, self.clause, problem, remedy)
+
+    def _client(self, k: ClientId, t: int) -> Client:
+        return Client(
+            id=k,
+            task=self.task,
+            data=self.samples[k],
+            net=self.nets[k],
+            local=LOCAL,
+            rng=seeded(SEED, "client", t, k),
+            t=t,
+            arch=self.architectures[k % len(self.architectures)],
+            meter=self.meter,
+            trainer=self.trainer,
+        )
+
+    def _begin(self, purpose: str, t: int) -> None:
+        self.server.t, self.server.values = t, {}
+        self.server.rng = seeded(SEED, purpose, t)
+
+    def _call(
+        self, name: str, who: ClientId | None, t: int, work: Callable[[], Any], msg: Any = None, seed_it: bool = True
+    ) -> Any:
+        seed = global_seed(SEED, name, t, -1 if who is None else who) if seed_it else nullcontext()
+        with self.watch(self, name, who, msg):
+            try:
+                with seed:
+                    return work()
+            except ContractError:
+                raise
+            except Exception as error:
+                place = name + (f" of client {who}" if who is not None else "")
+                raise self.broken(
+                    f"{place} raises {type(error).__name__} in round {t} ({error})",
+                    "hooks must work on every small task, with state only in client.net and server.state",
+                ) from error
+
+
+def fingerprint(value: Any) -> str:
+    """Equal for equal values: a digest, or for what has none, its pickle or its name."""
+    try:
+        return digest(value)
+    except (TypeError, RuntimeError):
+        try:
+            return pickle.dumps(value).hex()
+        except Exception:
+            return repr(value)
+
+
+# -- what an algorithm object is ---------------------------------------------------------------------
+
+
+def frozen(algorithm: AnyAlgorithm) -> None:
+    """A frozen dataclass, and no hook changes it or its class."""
+    cls = type(algorithm)
+    if not is_dataclass(cls) or "__dataclass_fields__" not in vars(cls) or not _is_frozen(cls):
+        raise ContractError(
+            algorithm, "frozen", f"{cls.__name__} is no frozen dataclass", "put @dataclass(frozen=True) above it"
+        )
+
+    def attributes() -> dict[str, str]:
+        own = {f"self.{name}": fingerprint(value) for name, value in vars(algorithm).items()}
+        of_class = {
+            f"{cls.__name__}.{name}": fingerprint(value)
+            for name, value in vars(cls).items()
+            if not name.startswith(("__", "_abc_")) and not callable(value)
+        }
+        return own | of_class
+
+    @contextmanager
+    def watch(toy: Toy, name: str, who: ClientId | None, msg: Any) -> Iterator[None]:
+        before = attributes()
+        yield
+        for attribute in _changed(before, attributes()):
+            raise toy.broken(f"{name} changes {attribute}", "keep state in client.net or server.state")
+
+    Toy(algorithm, "frozen", watch=watch).run(2)
+
+
+def picklable(algorithm: AnyAlgorithm) -> None:
+    """The algorithm and its packed messages survive pickle, and the algorithm survives copying."""
+    for way, copied in (
+        ("pickle", lambda: pickle.loads(pickle.dumps(algorithm))),
+        ("copy", lambda: copy.deepcopy(algorithm)),
+    ):
+        try:
+            same = bool(copied() == algorithm)
+        except Exception as error:
+            raise ContractError(
+                algorithm, "picklable", f"{way} fails ({error})", "keep plain settings in its fields, no open objects"
+            ) from error
+        if not same:
+            raise ContractError(
+                algorithm, "picklable", f"its {way} is not equal to it", "keep settings that compare with == in fields"
+            )
+    toy = Toy(algorithm, "picklable").run(1)
+    for name, k, msg in toy.sent:
+        packed = pack(msg)
+        try:
+            back = pickle.loads(pickle.dumps(packed))
+        except Exception as error:
+            raise toy.broken(
+                f"what {name} returns for client {k} cannot be pickled ({error})",
+                "a message holds tensors and numbers, in a class at the top of a module",
+            ) from error
+        if not _equal(unpack(back), unpack(packed)):
+            raise toy.broken(
+                f"what {name} returns for client {k} comes back from pickle as something else",
+                "a message holds tensors and numbers only",
+            )
+
+
+def documented(algorithm: AnyAlgorithm) -> None:
+    """File, class and every field say what they are, and `paper` says where it comes from."""
+    cls = type(algorithm)
+
+    def lacks(what: str, remedy: str) -> ContractError:
+        return ContractError(algorithm, "documented", f"it lacks {what}", remedy)
+
+    if not ast.get_docstring(_tree(algorithm, "documented")):
+        raise lacks("a docstring at the top of its file", "say the idea, the citation and the protocol there")
+    # A dataclass without a docstring is given its signature as one.
+    if not cls.__doc__ or cls.__doc__.startswith(f"{cls.__name__}("):
+        raise lacks("a docstring under its class", "say in one sentence what it does")
+    if not cls.paper:
+        raise lacks("a paper", 'write paper: ClassVar[str] = "authors, venue, address"')
+    for info in settings_fields(cls):
+        if not info.doc:
+            raise lacks(f"a docstring under its field {info.name}", "say below the field what it means")
+
+
+def imports(algorithm: AnyAlgorithm) -> None:
+    """Its file needs raysim.core, torch, numpy, scipy and the standard library, and names no device."""
+    for node in ast.walk(_tree(algorithm, "imports")):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = ["." * node.level + (node.module or "")]
+            if node.module == "raysim":
+                names = [f"raysim.{alias.name}" for alias in node.names]
+        line = getattr(node, "lineno", 0)
+        for name in names:
+            root = name.split(".")[0]
+            allowed = root in {"torch", "numpy", "scipy", "__future__"} | sys.stdlib_module_names
+            if not allowed and name != "raysim.core" and not name.startswith("raysim.core."):
+                raise ContractError(
+                    algorithm,
+                    "imports",
+                    f"its file imports {name} in line {line}",
+                    "import only raysim.core, torch, numpy, scipy and the standard library",
+                )
+        device = _names_device(node)
+        if device:
+            raise ContractError(
+                algorithm,
+                "imports",
+                f"its file says {device} in line {line}",
+                "leave devices to the engine, which runs each hook with the right one as the default",
+            )
+
+
+def losses(algorithm: AnyAlgorithm) -> None:
+    """Losses reduce with `batch.mean`, read trained tensors through `net`, and take no number out of a tensor."""
+    for function in ast.walk(_tree(algorithm, "losses")):
+        if isinstance(function, ast.FunctionDef) and (function.name == "loss" or function.name.endswith("_loss")):
+            for node in ast.walk(function):
+                if isinstance(node, ast.Attribute) and node.attr in ("item", "tolist", "numpy"):
+                    raise ContractError(
+                        algorithm,
+                        "losses",
+                        f"{function.name} calls .{node.attr}() in line {node.lineno}",
+                        "keep a loss in tensors from end to end, so that clients can be trained together",
+                    )
+
+    def checked(job: FitJob) -> FitResult:
+        batches = list(job.batches)
+        if batches:
+            _check_loss(toy, job, batches[0])
+        return fit_one(replace(job, batches=batches))
+
+    toy = Toy(algorithm, "losses", trainer=checked)
+    toy.run(2)
+
+
+def _check_loss(toy: Toy, job: FitJob, batch: Batch) -> None:
+    """The loss of a batch, with and without two samples of padding, on a copy of the network."""
+    net, name = copy.deepcopy(job.net).eval(), getattr(job.loss, "__name__", "loss")
+    ones = torch.ones(len(batch.y))
+
+    def loss(seen: Batch, draw: int) -> Tensor:
+        with global_seed(SEED, "loss", draw):
+            return job.loss(net, seen, job.given)
+
+    plain, again = loss(batch, 0), loss(batch, 1)
+    outside = torch.autograd.grad(plain, [*job.net.parameters()], allow_unused=True, retain_graph=True)
+    if any(gradient is not None for gradient in outside):
+        raise toy.broken(
+            f"the loss {name} reads weights of client.net from outside its argument `net`",
+            "read every trained tensor through `net`",
+        )
+    if not torch.equal(plain, again):
+        return  # it draws random numbers, and would draw others for a longer batch
+    two = torch.arange(2) % len(batch.y)
+    padded = Batch(
+        torch.cat([batch.x, 1 - batch.x[two]]),
+        torch.cat([batch.y, batch.y[two]]),
+        torch.cat([batch.index, batch.index[two]]),
+        torch.cat([ones, torch.zeros(2)]),
+    )
+    if not torch.allclose(loss(padded, 0), plain, rtol=1e-4, atol=1e-6):
+        raise toy.broken(
+            f"the loss {name} changes when a batch is padded with samples of weight 0",
+            "reduce per-sample losses with batch.mean(...), and not with .mean() or a default reduction",
+        )
+
+
+# -- what hooks may touch ----------------------------------------------------------------------------
+
+
+def messages(algorithm: AnyAlgorithm) -> None:
+    """Messages are `@message` dataclasses or None; they arrive as they were sent and weigh what their tensors do."""
+    toy = Toy(algorithm, "messages").run(2)
+    for name, k, msg in toy.sent:
+        if msg is None:
+            continue
+        place = f"what {name} returns for client {k}"
+        if not is_dataclass(msg) or isinstance(msg, type) or type(msg) not in pytree.SUPPORTED_NODES:
+            raise toy.broken(
+                f"{place} is a {type(msg).__name__}", "return a dataclass that is declared with @message, or None"
+            )
+        if not _is_frozen(type(msg)):
+            raise toy.broken(f"{place} can be changed", "declare it with @message, which freezes it")
+        leaves = [leaf for leaf in pytree.tree_leaves(msg) if leaf is not None]
+        for leaf in leaves:
+            if not isinstance(leaf, Tensor | bool | int | float):
+                raise toy.broken(f"{place} holds a {type(leaf).__name__}", "send tensors and numbers only")
+        if not _equal(unpack(pack(msg)), msg):
+            raise toy.broken(f"{place} does not arrive as it was sent", "send plain dense tensors and numbers")
+        size = sum(leaf.nbytes if isinstance(leaf, Tensor) else 8 for leaf in leaves)
+        if wire_bytes(msg) != size:
+            raise toy.broken(f"{place} weighs {wire_bytes(msg)} bytes instead of {size}", "send plain dense tensors")
+
+
+def own_state_only(algorithm: AnyAlgorithm) -> None:
+    """A client hook changes its own client and nothing else, a server hook the server and nothing else."""
+
+    @contextmanager
+    def watch(toy: Toy, name: str, who: ClientId | None, msg: Any) -> Iterator[None]:
+        before = toy.states()
+        yield
+        for changed in _changed(before, toy.states()):
+            if changed != (f"client {who}" if who is not None else "the server's state"):
+                place = name + (f" of client {who}" if who is not None else "")
+                raise toy.broken(f"{place} changes {changed}", "a hook may change only its own client or server")
+
+    Toy(algorithm, "own_state_only", watch=watch).run(2)
+
+
+def down_untouched(algorithm: AnyAlgorithm) -> None:
+    """`client_receive` and `client_update` leave the server's message as it is; other clients share it."""
+    _untouched(algorithm, "down_untouched", ("client_receive", "client_update"), "down", "copy what you want to change")
+
+
+def ups_untouched(algorithm: AnyAlgorithm) -> None:
+    """`server_update` leaves the uploads as they are."""
+    _untouched(algorithm, "ups_untouched", ("server_update",), "ups", "sum into a new tensor, for example a clone")
+
+
+def _untouched(algorithm: AnyAlgorithm, clause: str, hooks: Sequence[str], what: str, remedy: str) -> None:
+    @contextmanager
+    def watch(toy: Toy, name: str, who: ClientId | None, msg: Any) -> Iterator[None]:
+        before = fingerprint(msg) if name in hooks else ""
+        yield
+        if name in hooks and fingerprint(msg) != before:
+            raise toy.broken(f"{name} changes `{what}`", remedy)
+
+    Toy(algorithm, clause, watch=watch).run(2)
+
+
+# -- one seed, one result ----------------------------------------------------------------------------
+
+
+def deterministic(algorithm: AnyAlgorithm) -> None:
+    """The same seeds give the same states and messages, bit for bit, whatever other generators are at.
+
+    In the second run operations are counted too, which runs each piece of work once more and must leave no trace.
+    """
+    with _global_random_states():
+        first = Toy(algorithm, "deterministic").run(2)
+        random.seed(1)
+        np.random.seed(1)
+        torch.manual_seed(1)
+        second = Toy(pickle.loads(pickle.dumps(algorithm)), "deterministic", meter=FlopMeter()).run(2)
+    for (name, k, one), (_, _, other) in zip(first.sent, second.sent, strict=True):
+        if not _equal(one, other):
+            raise first.broken(
+                f"{name} of client {k} sends something else when the run is repeated",
+                "draw random numbers with torch in the hook, from client.rng or from server.rng",
+            )
+    for changed in _changed(first.states(), second.states()):
+        raise first.broken(
+            f"{changed} ends up different when the run is repeated",
+            "draw random numbers with torch in the hook, from client.rng or from server.rng",
+        )
+
+
+def any_order(algorithm: AnyAlgorithm) -> None:
+    """The result does not depend on which client of a round runs first."""
+    forward, backward = Toy(algorithm, "any_order").run(2), Toy(algorithm, "any_order").run(2, reverse=True)
+    for changed in _changed(forward.states(), backward.states()):
+        raise forward.broken(
+            f"{changed} depends on the order in which clients run",
+            "let client hooks read and write nothing but their client and their message",
+        )
+
+
+def torch_random_only(algorithm: AnyAlgorithm) -> None:
+    """Hooks leave the global random states of numpy and of Python alone."""
+
+    @contextmanager
+    def watch(toy: Toy, name: str, who: ClientId | None, msg: Any) -> Iterator[None]:
+        before = _other_random_states()
+        yield
+        for library, state in _other_random_states().items():
+            if state != before[library]:
+                raise toy.broken(
+                    f"{name} draws from the global generator of {library}",
+                    "draw with torch (seeded before each hook), from client.rng or from server.rng",
+                )
+
+    with _global_random_states():
+        Toy(algorithm, "torch_random_only", watch=watch).run(2)
+
+
+def state_dict_is_all(algorithm: AnyAlgorithm) -> None:
+    """A client is its `state_dict`: loaded into a fresh `client_model`, it goes on exactly as it would have."""
+    first = Toy(algorithm, "state_dict_is_all").run(2)
+    remedy = "register what must live on as a parameter or buffer of the network that client_model returns"
+    second = Toy(pickle.loads(pickle.dumps(algorithm)), "state_dict_is_all")
+    for k, net in second.nets.items():
+        try:
+            net.load_state_dict(weights(first.nets[k]))
+        except RuntimeError as error:
+            text = " ".join(str(error).split())
+            raise first.broken(f"client {k}'s state_dict does not fit a fresh client_model ({text})", remedy) from None
+    second.server.state = copy.deepcopy(first.server.state)
+    first.round(3)
+    second.round(3)
+    for changed in _changed(first.states(), second.states()):
+        raise first.broken(f"{changed} ends up different when clients go on from their state_dict", remedy)
+
+
+def server_state_visible(algorithm: AnyAlgorithm) -> None:
+    """All that the server keeps is in `server.state`, in forms that can be stored."""
+    toy = Toy(algorithm, "server_state_visible").run(2)
+    try:
+        state_tensors(toy.server.state)
+    except TypeError as error:
+        raise toy.broken(f"server.state cannot be stored ({error})", "keep it in those forms") from None
+    extra = set(vars(toy.server)) - {field.name for field in fields(toy.server)}
+    if extra:
+        raise toy.broken(f"a server hook sets server.{min(extra)}", "keep everything in server.state")
+    for module in _modules_in(toy.server.state):
+        hidden = {name for name, value in vars(module).items() if isinstance(value, Tensor)}
+        hidden |= module._non_persistent_buffers_set
+        if hidden:
+            raise toy.broken(
+                f"{type(module).__name__}.{min(hidden)} in server.state is not in its state_dict",
+                "register it as a parameter or a persistent buffer",
+            )
+
+
+def logits(algorithm: AnyAlgorithm) -> None:
+    """`client_model` gives an `nn.Module` that can be copied, whose forward gives logits [B, C]."""
+    toy = Toy(algorithm, "logits")
+    for net in toy.nets.values():
+        if not isinstance(net, nn.Module):
+            raise toy.broken(f"client_model returns a {type(net).__name__}", "return an nn.Module")
+    toy.run(1)
+    for k, trained in toy.nets.items():
+        for size in (1, 3):
+            x = ToyTransform().plain(toy_samples([0, 1, 2][:size], k).raw_NHWC)
+            with torch.no_grad():
+                found = copy.deepcopy(trained).eval()(x)
+            if not isinstance(found, Tensor) or found.shape != (size, C) or not found.is_floating_point():
+                shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+                raise toy.broken(
+                    f"the network of client_model gives {shape} for {size} images",
+                    f"its forward returns logits [B, C], here ({size}, {C})",
+                )
+
+
+# -- how a run goes ----------------------------------------------------------------------------------
+
+
+def absent_unchanged(algorithm: AnyAlgorithm) -> None:
+    """A client that takes no part in a round is as it was, and can come back."""
+    toy = Toy(algorithm, "absent_unchanged").start()
+    for t, cohort in enumerate(([0, 1], [1, 2], [3], [0, 3]), 1):
+        before = toy.states()
+        toy.round(t, cohort)
+        for changed in _changed(before, toy.states()):
+            if changed != "the server's state" and int(changed.split()[-1]) not in cohort:
+                raise toy.broken(
+                    f"{changed} changes in a round that client takes no part in",
+                    "let hooks change only the client they are given",
+                )
+
+
+def learns(algorithm: AnyAlgorithm) -> None:
+    """Over some rounds on an easy task the loss falls, by a tenth at least, and the accuracy rises."""
+    toy = Toy(algorithm, "learns").start()
+    loss_before, accuracy_before = toy.score()
+    for t in range(1, 9):
+        toy.round(t)
+    loss, accuracy = toy.score()
+    # `not <`, so that NaN counts as broken. A tenth: a header that is merely received may be a little better.
+    if not loss < 0.9 * loss_before or not accuracy > accuracy_before:
+        raise toy.broken(
+            f"in 8 rounds the loss went from {loss_before:.3g} to {loss:.3g} and the accuracy from "
+            f"{accuracy_before:.0%} to {accuracy:.0%}",
+            "client_update should call client.fit with a loss whose gradient reaches the network",
+        )
+
+
+def downlink_moves(algorithm: AnyAlgorithm) -> None:
+    """What the server sends changes from round to round, unless the algorithm says `static_downlink`."""
+    if getattr(algorithm, "static_downlink", False):
+        return
+    toy = Toy(algorithm, "downlink_moves").run(4)
+    for k in toy.samples:
+        sent = [msg for name, who, msg in toy.sent if name == "server_send" and who == k and msg is not None]
+        if len(sent) < 2:
+            continue
+        # Numbers such as the round, and ids, move or stand still for reasons of their own.
+        learnt = [[leaf for leaf in pytree.tree_leaves(m) if _is_float(leaf)] or pytree.tree_leaves(m) for m in sent]
+        if all(_equal(later, learnt[0]) for later in learnt[1:]):
+            raise toy.broken(
+                f"server_send gave client {k} the same values in {len(sent)} rounds",
+                "server_update must change what is sent (does its optimizer own those parameters?), or the "
+                "algorithm says static_downlink = True",
+            )
+
+
+def one_client(algorithm: AnyAlgorithm) -> None:
+    """A federation of one client runs and stays finite."""
+    _finite(algorithm, "one_client", FOUR[:1], ([0], [0], [0]))
+
+
+def single_samples(algorithm: AnyAlgorithm) -> None:
+    """Two clients with a single training sample each run and stay finite."""
+    _finite(algorithm, "single_samples", ([0], [3]), ([0, 1], [0, 1]))
+
+
+def class_gap(algorithm: AnyAlgorithm) -> None:
+    """A class that nobody holds, in a round or ever, does no harm."""
+    _finite(algorithm, "class_gap", GAP, ([0, 1], [0, 1, 2], [0, 1], [2], [0]))
+
+
+def _finite(algorithm: AnyAlgorithm, clause: str, labels: Labels, cohorts: Sequence[Sequence[ClientId]]) -> None:
+    toy = Toy(algorithm, clause, labels).start()
+    for t, cohort in enumerate(cohorts, 1):
+        already = len(toy.sent)
+        toy.round(t, cohort)
+        remedy = "divide by counts only where they are positive, and mask terms that have nothing to say"
+        for name, k, msg in toy.sent[already:]:
+            if nonfinite(msg):
+                raise toy.broken(f"{name} of client {k} sends a NaN or infinity in round {t}", remedy)
+        for k, net in toy.nets.items():
+            if nonfinite(dict(net.state_dict())):
+                raise toy.broken(f"client {k} holds a NaN or infinity after round {t}", remedy)
+        if nonfinite(list(_visible(toy.server.state))):
+            raise toy.broken(f"server.state holds a NaN or infinity after round {t}", remedy)
+
+
+# -- helpers -----------------------------------------------------------------------------------------
+
+
+def _is_frozen(cls: type) -> bool:
+    return bool(cls.__dataclass_params__.frozen)  # type: ignore[attr-defined]
+
+
+def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """The names whose values differ, or that are on one side only."""
+    return [name for name in {**before, **after} if before.get(name) != after.get(name)]
+
+
+def _is_float(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Same structure, types, shapes and bits; NaN equals NaN."""
+    ones, others = pytree.tree_leaves(one), pytree.tree_leaves(other)
+    return pytree.tree_structure(one) == pytree.tree_structure(other) and all(
+        type(a) is type(b) and fingerprint(a) == fingerprint(b) for a, b in zip(ones, others, strict=True)
+    )
+
+
+def _visible(state: Any) -> list[Tensor]:
+    try:
+        return list(state_tensors(state).values())
+    except TypeError:  # the clause server_state_visible says so
+        return []
+
+
+def _modules_in(state: Any) -> Iterator[nn.Module]:
+    if isinstance(state, nn.Module):
+        yield from state.modules()
+    elif isinstance(state, Mapping):
+        for part in state.values():
+            yield from _modules_in(part)
+    elif isinstance(state, list | tuple):
+        for part in state:
+            yield from _modules_in(part)
+    elif is_dataclass(state):
+        for field in fields(state):
+            yield from _modules_in(getattr(state, field.name))
+
+
+def _other_random_states() -> dict[str, str]:
+    return {
+        "numpy": repr([part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()]),
+        "Python": repr(random.getstate()),
+    }
+
+
+@contextmanager
+def _global_random_states() -> Iterator[None]:
+    """Put the global generators of numpy, Python and torch back at the end."""
+    of_numpy, of_python = np.random.get_state(), random.getstate()
+    with global_seed(SEED, "contract"):
+        try:
+            yield
+        finally:
+            np.random.set_state(of_numpy)
+            random.setstate(of_python)
+
+
+def _tree(algorithm: AnyAlgorithm, clause: str) -> ast.Module:
+    """The parsed file that holds the algorithm's class."""
+    try:
+        file = inspect.getsourcefile(type(algorithm))
+        assert file is not None
+        return ast.parse(Path(file).read_text(encoding="utf-8"))
+    except (OSError, TypeError, AssertionError):
+        raise ContractError(algorithm, clause, "its source cannot be read", "put the algorithm into a file") from None
+
+
+def _names_device(node: ast.AST) -> str:
+    if isinstance(node, ast.Attribute) and node.attr == "cuda":
+        return ".cuda"
+    if isinstance(node, ast.Attribute) and node.attr == "device" and isinstance(node.value, ast.Name):
+        return "torch.device" if node.value.id == "torch" else ""
+    return "device=" if isinstance(node, ast.keyword) and node.arg == "device" else ""
+
+
+CLAUSES: dict[str, Callable[[AnyAlgorithm], None]] = {
+    clause.__name__: clause
+    for clause in (
+        frozen,
+        picklable,
+        documented,
+        imports,
+        messages,
+        own_state_only,
+        down_untouched,
+        ups_untouched,
+        torch_random_only,
+        deterministic,
+        any_order,
+        logits,
+        state_dict_is_all,
+        server_state_visible,
+        absent_unchanged,
+        losses,
+        learns,
+        downlink_moves,
+        one_client,
+        single_samples,
+        class_gap,
+    )
+}
+"""Every clause by name, in the order they are checked: each takes an algorithm and raises `ContractError`."""

@@ -1,0 +1,210 @@
+"""FedAvg, LG-FedAvg and Standalone against numbers worked out by hand (algorithms.md, sections 6.6, 6.7, 6.11)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from algorithms.fedavg import FedAvg, Model
+from algorithms.lg_fedavg import Header, LGFedAvg
+from algorithms.standalone import Standalone
+from raysim.core import Client, LocalTraining, Server, Task, weights
+from raysim.core.contract import SEED, Toy, toy_model, toy_samples
+from raysim.core.data import Samples, Shards
+from raysim.core.messages import wire_bytes
+from raysim.core.seeds import seeded
+from raysim.core.state import digest
+from raysim.engine.inprocess import InProcess
+from raysim.engine.world import World
+
+
+def server_of(state: Any, num_samples: Mapping[int, int]) -> Server[Any]:
+    return Server(Task(4, 8, ("norm",), toy_model), seeded(SEED, "server_update", 1), num_samples, 1, state)
+
+
+def client_of(net: nn.Module) -> Client:
+    task = Task(4, 8, ("norm",), toy_model)
+    return Client(0, task, toy_samples([0, 1] * 4, 0), net, LocalTraining(batch_size=4), seeded(SEED, "client", 1, 0))
+
+
+# -- FedAvg ------------------------------------------------------------------------------------------
+
+
+def test_fedavg_weighs_by_sample_counts():
+    server = server_of({}, {5: 1, 9: 3})
+    FedAvg().server_update(server, {5: Model({"w": torch.tensor([0.0])}), 9: Model({"w": torch.tensor([4.0])})})
+    assert server.state["w"].tolist() == [3.0]  # (1 * 0 + 3 * 4) / 4
+
+
+def test_fedavg_divides_by_the_participants_samples_only():
+    server = server_of({}, {0: 1, 1: 3, 2: 1000})
+    FedAvg().server_update(server, {0: Model({"w": torch.tensor([0.0])}), 1: Model({"w": torch.tensor([4.0])})})
+    assert server.state["w"].tolist() == [3.0]
+
+
+def test_fedavg_averages_running_statistics_and_copies_the_batch_counter():
+    server = server_of({}, {0: 1, 1: 3})
+    one, other = nn.BatchNorm1d(1), nn.BatchNorm1d(1)
+    for layer, mean, var, count in ((one, 0.0, 1.0, 7), (other, 4.0, 5.0, 9)):
+        layer.running_mean.fill_(mean)
+        layer.running_var.fill_(var)
+        layer.num_batches_tracked.fill_(count)
+    FedAvg().server_update(server, {0: Model(weights(one)), 1: Model(weights(other))})
+    assert server.state["running_mean"].tolist() == [3.0]
+    assert server.state["running_var"].tolist() == [4.0]  # (1 * 1 + 3 * 5) / 4
+    assert server.state["num_batches_tracked"].item() == 7  # of the first part, not a mean
+    assert server.state["num_batches_tracked"].dtype == torch.int64
+
+
+def test_fedavg_without_bn_buffers_leaves_each_client_its_own():
+    algorithm = FedAvg(avg_bn_buffers=False)
+    toy = Toy(algorithm, "test").start()
+    assert not [name for name in toy.server.state if "running" in name or "tracked" in name]
+    client = client_of(toy_model("norm"))
+    client.net.extractor[1].running_mean.fill_(5.0)
+    sent = {name: torch.full_like(w, 2.0) for name, w in toy.server.state.items()}
+    algorithm.client_receive(client, Model(sent))
+    assert client.net.extractor[1].running_mean.tolist() == [5.0, 5.0, 5.0]
+    assert all((parameter == 2.0).all() for parameter in client.net.parameters())
+    up = algorithm.client_update(client, None)
+    assert set(up.w) == {name for name, _ in client.net.named_parameters()}
+
+
+def test_fedavg_with_bn_buffers_replaces_them():
+    client = client_of(toy_model("norm"))
+    sent = weights(toy_model("norm"))
+    sent["extractor.1.running_mean"] = torch.tensor([1.0, 2.0, 3.0])
+    FedAvg().client_receive(client, Model(sent))
+    assert client.net.extractor[1].running_mean.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_fedavg_starts_from_the_weights_that_all_clients_have():
+    toy = Toy(FedAvg(), "test").start()
+    assert digest(toy.server.state) == digest(weights(toy_model("norm")))
+    assert digest(FedAvg().server_send(toy.server, 0).w) == digest(weights(toy.nets[2]))
+
+
+def test_fedavg_ships_the_whole_model():
+    # conv 3*9+3, BatchNorm 3+3 and buffers 3+3, linear 12*8+8, header 8*4+4: 182 floats, and a counter of 8 bytes.
+    toy = Toy(FedAvg(), "test").run(1)
+    sizes = {name: wire_bytes(msg) for name, _, msg in toy.sent}
+    assert sizes == {"server_send": 182 * 4 + 8, "client_update": 182 * 4 + 8}
+
+
+def test_fedavg_refuses_a_model_of_another_shape():
+    client = client_of(toy_model("flat"))
+    with pytest.raises(RuntimeError, match=r"size mismatch for extractor\.1\.weight"):
+        FedAvg().client_receive(client, Model(weights(toy_model("norm"))))
+
+
+# -- LG-FedAvg ---------------------------------------------------------------------------------------
+
+
+def test_lg_fedavg_weighs_headers_by_sample_counts():
+    def header(value: float) -> Header:
+        return Header({"weight": torch.full((2, 3), value), "bias": torch.full((2,), -value)})
+
+    server = server_of(header(9.0), {0: 1, 1: 3})
+    LGFedAvg().server_update(server, {0: header(0.0), 1: header(4.0)})
+    assert server.state.w["weight"].tolist() == [[3.0] * 3] * 2
+    assert server.state.w["bias"].tolist() == [-3.0, -3.0]
+    assert server.values == {"header_norm": pytest.approx(7.348469, abs=1e-5)}  # sqrt(6 * 9)
+
+
+def test_lg_fedavg_receive_touches_the_header_only():
+    client = client_of(toy_model("norm"))
+    before = digest(client.net.extractor)
+    header = nn.Linear(8, 4)
+    LGFedAvg().client_receive(client, Header(weights(header)))
+    assert digest(client.net.extractor) == before
+    assert_close(weights(client.net.header), weights(header), rtol=0, atol=0)
+
+
+def test_lg_fedavg_ships_the_header_with_its_bias():
+    toy = Toy(LGFedAvg(), "test").run(1)
+    assert {wire_bytes(msg) for _, _, msg in toy.sent} == {(4 * 8 + 4) * 4}
+
+
+def test_lg_fedavg_bytes_are_those_of_the_paper():
+    # C = 10 and 100, 500 wide, both ways: 39.14 and 391.41 KB (algorithms.md, section 4.4).
+    kb = [2 * wire_bytes(Header(weights(nn.Linear(500, c)))) / 1024 for c in (10, 100)]
+    assert [f"{value:.2f}" for value in kb] == ["39.14", "391.41"]
+
+
+# -- Standalone --------------------------------------------------------------------------------------
+
+
+def test_standalone_sends_nothing():
+    toy = Toy(Standalone(), "test").run(2)
+    assert [msg for _, _, msg in toy.sent] == [None] * 16
+    assert toy.server.state is None
+
+
+def test_standalone_clients_do_not_know_of_each_other():
+    alone, together = Toy(Standalone(), "test").start(), Toy(Standalone(), "test").start()
+    for t in (1, 2):
+        alone.round(t, [2])
+        together.round(t, [0, 1, 2, 3])
+    assert digest(alone.nets[2]) == digest(together.nets[2])
+    assert digest(alone.nets[2]) != digest(toy_model("deep"))  # and it did train
+
+
+def test_standalone_takes_the_steps_of_plain_sgd():
+    toy = Toy(Standalone(), "test", labels=([0, 1, 2, 3],)).start()
+    expected = copy.deepcopy(toy.nets[0])
+    toy.round(1)
+    # Four samples are one batch of 6 at most: one step with lr 0.1 on the augmented images.
+    (batch,) = toy.samples[0].shuffled(6, 1, seeded(SEED, "client", 1, 0))
+    nn.functional.cross_entropy(expected.train()(batch.x), batch.y).backward()
+    with torch.no_grad():
+        for parameter in expected.parameters():
+            parameter -= 0.1 * parameter.grad
+    assert_close(weights(toy.nets[0]), weights(expected), rtol=1e-6, atol=1e-7)
+
+
+# -- together ----------------------------------------------------------------------------------------
+
+
+class PlainTransform:
+    """uint8 to [0, 1], channels first."""
+
+    def plain(self, raw_BHWC: torch.Tensor) -> torch.Tensor:
+        return raw_BHWC.permute(0, 3, 1, 2).float() / 255
+
+    def augmented(self, raw_BHWC: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+        return self.plain(raw_BHWC)
+
+
+def world_of_one(algorithm: Any) -> tuple[World, np.ndarray[Any, Any]]:
+    samples: Samples = toy_samples([0, 1, 2, 3] * 6, 0)
+    one = Shards(np.arange(20), np.array([0, 20]))
+    rest = Shards(np.arange(20, 24), np.array([0, 4]))
+    world = World(
+        algorithm, 3, 4, 8, ("norm",), toy_model, PlainTransform(), LocalTraining(epochs=2, batch_size=6, momentum=0.9),
+        one, rest, (1,), labels=samples.y.numpy(), image_shape_HWC=(4, 4, 1),
+    )  # fmt: skip
+    return world, samples.raw_NHWC.numpy()
+
+
+@pytest.mark.parametrize("settings", [{}, {"avg_bn_buffers": False}], ids=["with-buffers", "without"])
+def test_fedavg_of_one_client_is_standalone_bit_for_bit(settings: dict[str, bool]):
+    digests, accuracies = [], []
+    for algorithm in (FedAvg(**settings), Standalone()):
+        backend = InProcess()
+        try:
+            backend.start(*world_of_one(algorithm))
+            turns = [backend.round(t, [0], True, lambda done: None).turns[0] for t in (1, 2, 3)]
+            digests.append(backend.digests()[0])
+            accuracies.append([(turn.row.correct, turn.row.loss, turn.row.train_loss) for turn in turns])
+        finally:
+            backend.close()
+    assert digests[0] == digests[1]
+    assert accuracies[0] == accuracies[1]
+    assert accuracies[0][0] != accuracies[0][2]  # it trained in between

@@ -1,0 +1,135 @@
+"""FedGH against numbers worked out by hand (algorithms.md, section 6.4)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from algorithms.fedgh import ClassMeans, FedGH, Header
+from raysim.core import Client, LocalTraining, Server, Task, weights
+from raysim.core.contract import Toy, toy_model, toy_samples
+from raysim.core.messages import wire_bytes, wire_components
+from raysim.core.seeds import seeded
+
+
+def server_with_zero_header(num_classes: int = 2, feature_dim: int = 2) -> Server[nn.Linear]:
+    header = nn.Linear(feature_dim, num_classes)
+    with torch.no_grad():
+        header.weight.zero_()
+        header.bias.zero_()
+    task = Task(num_classes, feature_dim, ("flat",), toy_model)
+    return Server(task, torch.Generator(), {0: 1, 1: 1}, t=1, state=header)
+
+
+def means(class_S: list[int], mean_SD: list[list[float]]) -> ClassMeans:
+    return ClassMeans(torch.tensor(class_S, dtype=torch.int32), torch.tensor(mean_SD))
+
+
+def is_close(server: Server[nn.Linear], weight: list[list[float]], bias: list[float], atol: float = 1e-8) -> None:
+    assert_close(server.state.weight.detach(), torch.tensor(weight), rtol=0, atol=atol)
+    assert_close(server.state.bias.detach(), torch.tensor(bias), rtol=0, atol=atol)
+
+
+def test_kat_1_one_class_mean():
+    # Softmax of zeros is (1/2, 1/2); the gradient of the logits is (-1/2, 1/2); times lr 0.01 and [1, 2].
+    server = server_with_zero_header()
+    FedGH().server_update(server, {0: means([0], [[1.0, 2.0]])})
+    is_close(server, [[0.005, 0.01], [-0.005, -0.01]], [0.005, -0.005])
+
+
+def test_kat_2_clients_follow_each_other_in_id_order():
+    # The second logits are 0.01 * [1, -1] + 0.005 * [1, -1] = (0.015, -0.015): p0 = sigmoid(0.03) = 0.50749944.
+    server = server_with_zero_header()
+    FedGH().server_update(server, {0: means([0], [[1.0, 2.0]]), 1: means([1], [[0.0, 1.0]])})
+    is_close(server, [[0.005, 0.00492501], [-0.005, -0.00492501]], [-7.499e-5, 7.499e-5], atol=5e-9)
+
+
+def test_kat_2_again_within_one_client_classes_ascend():
+    server = server_with_zero_header()
+    FedGH().server_update(server, {0: means([0, 1], [[1.0, 2.0], [0.0, 1.0]])})
+    is_close(server, [[0.005, 0.00492501], [-0.005, -0.00492501]], [-7.499e-5, 7.499e-5], atol=5e-9)
+
+
+def test_kat_3_one_step_per_client_on_the_mean_of_its_losses():
+    # (-1/2, 1/2) x [1, 2] and (1/2, -1/2) x [0, 1], averaged: (-1/4, 1/4) x [1, 1]; the biases cancel.
+    server = server_with_zero_header()
+    FedGH(server_mode="per_client").server_update(server, {0: means([0, 1], [[1.0, 2.0], [0.0, 1.0]])})
+    is_close(server, [[0.0025, 0.0025], [-0.0025, -0.0025]], [0.0, 0.0])
+
+
+def test_frozen_random_never_trains():
+    server = server_with_zero_header()
+    FedGH(server_mode="frozen_random").server_update(server, {0: means([0], [[1.0, 2.0]])})
+    is_close(server, [[0.0, 0.0], [0.0, 0.0]], [0.0, 0.0], atol=0)
+    assert server.values == {}
+
+
+def test_two_server_epochs():
+    # After the first step the logits of [1, 2] are (0.005 + 0.02 + 0.005) * (1, -1) = (0.03, -0.03), so
+    # 1 - p0 = sigmoid(-0.06) = 0.4850045 and the second step adds 0.004850045 * [1, 2, bias].
+    server = server_with_zero_header()
+    FedGH(server_epochs=2).server_update(server, {0: means([0], [[1.0, 2.0]])})
+    is_close(server, [[0.009850045, 0.01970009], [-0.009850045, -0.01970009]], [0.009850045, -0.009850045], 5e-9)
+
+
+def test_learning_rate_of_the_server():
+    server = server_with_zero_header()
+    FedGH(header_lr=1.0).server_update(server, {0: means([1], [[1.0, 2.0]])})
+    is_close(server, [[-0.5, -1.0], [0.5, 1.0]], [-0.5, 0.5])
+
+
+def test_the_server_keeps_no_gradients_and_logs_its_loss():
+    server = server_with_zero_header()
+    FedGH().server_update(server, {0: means([0], [[1.0, 2.0]])})
+    assert server.state.weight.grad is None and server.state.bias.grad is None
+    assert server.values == {"header_loss": pytest.approx(0.6931472, abs=1e-6)}  # ln 2
+
+
+def test_kat_4_bytes_are_those_of_table_3():
+    # 10 classes, 2 owned, 500 wide: 20,000 + 4,000 + 2 labels of 4 bytes = 24,008 B, which FedGH prints as 23.45 KB.
+    down = Header(weights(nn.Linear(500, 10)))
+    up = means([3, 7], [[0.0] * 500] * 2)
+    assert wire_components(up) == {"class_S": 8, "mean_SD": 4_000}
+    assert wire_bytes(down) == 20_040
+    counted = wire_bytes(down.w["weight"]) + wire_bytes(up)
+    assert counted == 24_008
+    assert f"{counted / 1024:.2f}" == "23.45"
+
+
+class Echo(nn.Module):
+    """A network whose representation is the first two pixels, with nothing to train but its header."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.header = nn.Linear(2, 4)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1)[:, :2]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.header(self.features(x))
+
+
+def test_a_client_uploads_the_mean_of_each_class_it_owns():
+    samples = toy_samples([3, 0, 3, 3], 0)
+    raw = torch.zeros_like(samples.raw_NHWC)
+    # First two pixels, in 255ths: class 0 has (51, 102); class 3 has (0, 255), (51, 0) and (102, 0).
+    raw[:, 0, :2, 0] = torch.tensor([[0, 255], [51, 102], [51, 0], [102, 0]], dtype=torch.uint8)
+    task = Task(4, 2, ("flat",), toy_model)
+    data = type(samples)(raw, samples.y, samples.transform)
+    client = Client(0, task, data, Echo(), LocalTraining(batch_size=3), seeded(1, "client", 1, 0), t=1)
+    up = FedGH().client_update(client, None)
+    assert up.class_S.tolist() == [0, 3] and up.class_S.dtype == torch.int32
+    assert_close(up.mean_SD, torch.tensor([[0.2, 0.4], [0.2, 1 / 3]]))
+
+
+def test_receiving_replaces_the_header_and_nothing_else():
+    toy = Toy(FedGH(), "test").start()
+    client = toy._client(0, 1)
+    before = weights(client.net.extractor)
+    header = nn.Linear(8, 4)
+    FedGH().client_receive(client, Header(weights(header)))
+    assert_close(weights(client.net.header), weights(header), rtol=0, atol=0)
+    assert_close(weights(client.net.extractor), before, rtol=0, atol=0)

@@ -1,0 +1,506 @@
+"""Deliberately wrong little algorithms, each breaking one clause of the contract; test_contract.py says which."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from raysim.core import Algorithm, Client, ClientId, Server, Task, Weights, message, weights
+from raysim.core.data import Batch
+from raysim.core.ops import class_means, cross_entropy, weighted_mean
+
+
+@message
+class Header:
+    """The last linear layer."""
+
+    w: Weights
+
+
+@dataclass(frozen=True)
+class Sound(Algorithm[Header, Header, Header]):
+    """LG-FedAvg in short: breaks nothing, so that what a subclass breaks is the subclass's doing."""
+
+    paper: ClassVar[str] = "none"
+
+    def server_start(self, server: Server[Header], hellos: Mapping[ClientId, Any]) -> Header:
+        return Header(weights(nn.Linear(server.task.feature_dim, server.task.num_classes)))
+
+    def server_send(self, server: Server[Header], to: ClientId) -> Header:
+        return server.state
+
+    def client_receive(self, client: Client, down: Header) -> None:
+        client.net.header.load_state_dict(down.w)
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        client.fit(cross_entropy)
+        return Header(weights(client.net.header))
+
+    def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:
+        server.state = Header(weighted_mean((server.num_samples[k], up.w) for k, up in ups.items()))
+
+
+class NotAFrozenDataclass(Sound):
+    """Forgets @dataclass(frozen=True)."""
+
+
+@dataclass(frozen=True)
+class StateOnSelf(Sound):
+    """Counts its rounds on itself."""
+
+    rounds: int = 0
+    """Rounds so far."""
+
+    def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:
+        super().server_update(server, ups)
+        object.__setattr__(self, "rounds", self.rounds + 1)
+
+
+@dataclass(frozen=True)
+class StateOnClass(Sound):
+    """Keeps a list on its class, shared by every copy of it in one process and by none in another."""
+
+    seen: ClassVar[list[int]] = []
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        self.seen.append(client.id)
+        return super().client_update(client, down)
+
+
+@dataclass(frozen=True)
+class HoldsALambda(Sound):
+    """A field that pickle cannot take."""
+
+    factor: Any = None
+    """A function."""
+
+
+@dataclass(frozen=True)
+class UnequalCopy(Sound):
+    """A field that is equal only to itself."""
+
+    thing: Any = None
+    """An object without ==."""
+
+
+@dataclass(frozen=True)
+class SendsADict(Sound):
+    """A bare dict instead of a message."""
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        return super().client_update(client, down).w
+
+    def server_update(self, server: Server[Header], ups: Mapping[ClientId, Any]) -> None:
+        super().server_update(server, {k: Header(up) for k, up in ups.items()})
+
+
+@dataclass(frozen=True)
+class PlainDataclass:
+    """Frozen, but not declared with @message: torch cannot look inside it."""
+
+    w: Weights
+
+
+@dataclass(frozen=True)
+class SendsAPlainDataclass(Sound):
+    """A dataclass that is no message."""
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        return PlainDataclass(super().client_update(client, down).w)
+
+
+@message
+class Named:
+    """A header with a text."""
+
+    w: Weights
+    name: str
+
+
+@dataclass(frozen=True)
+class SendsText(Sound):
+    """A message with a string in it."""
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        return Named(super().client_update(client, down).w, client.arch)
+
+
+@dataclass(frozen=True)
+class TrainsTheOthers(Sound):
+    """A client hook that reaches another client's network, through a list that client_model fills."""
+
+    def client_model(self, model: Any, task: Task) -> nn.Module:
+        NETS.append(model)
+        return model
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        with torch.no_grad():
+            for net in NETS:
+                net.header.bias += 0.1
+        return super().client_update(client, down)
+
+
+NETS: list[Any] = []
+
+
+@dataclass(frozen=True)
+class ServerHookTouchesClients(TrainsTheOthers):
+    """A server hook that changes the clients' networks."""
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        return Sound.client_update(self, client, down)
+
+    def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:
+        super().server_update(server, ups)
+        with torch.no_grad():
+            for net in NETS:
+                net.header.bias.zero_()
+
+
+@dataclass(frozen=True)
+class ChangesItsData(Sound):
+    """Makes the first label of its client's data another one."""
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        client.data.y[0] = (client.data.y[0] + 1) % 4
+        return super().client_update(client, down)
+
+
+@dataclass(frozen=True)
+class ReceivesInPlace(Sound):
+    """Scales the shared message before loading it."""
+
+    def client_receive(self, client: Client, down: Header) -> None:
+        down.w["weight"] *= 0.5
+        super().client_receive(client, down)
+
+
+@dataclass(frozen=True)
+class TrainsTheMessage(Sound):
+    """Adds its own header onto the shared message and sends that."""
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        assert down is not None
+        up = super().client_update(client, down)
+        down.w["bias"].add_(up.w["bias"])
+        return up
+
+
+@dataclass(frozen=True)
+class SumsInPlace(Sound):
+    """Uses the first upload as its accumulator."""
+
+    def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:
+        total = next(iter(ups.values())).w
+        for up in list(ups.values())[1:]:
+            for name, value in up.w.items():
+                total[name] += value
+        server.state = Header({name: value / len(ups) for name, value in total.items()})
+
+
+@dataclass(frozen=True)
+class DrawsFromNumpy(Sound):
+    """Noise from numpy's global generator."""
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        up = super().client_update(client, down)
+        return Header({name: value + float(np.random.rand()) * 1e-3 for name, value in up.w.items()})
+
+
+@dataclass(frozen=True)
+class DrawsFromPython(Sound):
+    """Noise from Python's global generator."""
+
+    def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:
+        super().server_update(server, ups)
+        server.state.w["bias"].mul_(random.random())
+
+
+@dataclass(frozen=True)
+class DrawsFromFreshNumpy(Sound):
+    """Noise from a generator that the operating system seeds."""
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        up = super().client_update(client, down)
+        noise = float(np.random.default_rng().random()) * 1e-3
+        return Header({name: value + noise for name, value in up.w.items()})
+
+
+@dataclass(frozen=True)
+class CountsForwardPasses(Sound):
+    """A loss that writes into `given`, which goes up: counting operations is one pass more."""
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        tally = torch.zeros(())
+        client.fit(tallied, tally)
+        return Header({name: value + 1e-3 * tally for name, value in weights(client.net.header).items()})
+
+
+def tallied(net: Any, batch: Batch, given: Any) -> Tensor:
+    """Cross-entropy, and one more pass."""
+    given += 1
+    return cross_entropy(net, batch, given)
+
+
+LAST: dict[str, Tensor] = {}
+
+
+@dataclass(frozen=True)
+class FollowsTheLast(Sound):
+    """Each client starts from the bias of whoever ran before it."""
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        if "bias" in LAST:
+            with torch.no_grad():
+                client.net.header.bias.copy_(LAST["bias"])
+        up = super().client_update(client, down)
+        LAST["bias"] = up.w["bias"]
+        return up
+
+
+@dataclass(frozen=True)
+class StateBesideTheNet(Sound):
+    """Keeps a running value as a plain attribute of the network."""
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        client.net.turns = getattr(client.net, "turns", 0) + 1
+        up = super().client_update(client, down)
+        with torch.no_grad():
+            client.net.header.bias.mul_(1 / client.net.turns)
+        return up
+
+
+TURNS: dict[ClientId, int] = {}
+
+
+@dataclass(frozen=True)
+class StateInTheModule(Sound):
+    """Keeps a running value in a global of its file."""
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        TURNS[client.id] = TURNS.get(client.id, 0) + 1
+        up = super().client_update(client, down)
+        with torch.no_grad():
+            client.net.header.bias.mul_(1 / TURNS[client.id])
+        return up
+
+
+class Opaque:
+    """A container that state_tensors does not know."""
+
+    def __init__(self, w: Weights) -> None:
+        self.w = w
+
+
+@dataclass(frozen=True)
+class OpaqueServerState(Sound):
+    """Server state that cannot be stored."""
+
+    def server_start(self, server: Server[Any], hellos: Mapping[ClientId, Any]) -> Any:
+        return Opaque(super().server_start(server, hellos).w)
+
+    def server_send(self, server: Server[Any], to: ClientId) -> Header:
+        return Header(server.state.w)
+
+    def server_update(self, server: Server[Any], ups: Mapping[ClientId, Header]) -> None:
+        server.state = Opaque(weighted_mean((server.num_samples[k], up.w) for k, up in ups.items()))
+
+
+@dataclass(frozen=True)
+class StateBesideServerState(Sound):
+    """Keeps the round's uploads on the server object."""
+
+    def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:
+        super().server_update(server, ups)
+        server.latest = ups  # type: ignore[attr-defined]
+
+
+class WithHiddenTensor(nn.Linear):
+    """A layer with a tensor that its state_dict does not know."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 4)
+        self.register_buffer("secret", torch.zeros(3), persistent=False)
+
+
+@dataclass(frozen=True)
+class HiddenInAServerModule(Sound):
+    """Server state in a non-persistent buffer."""
+
+    def server_start(self, server: Server[Any], hellos: Mapping[ClientId, Any]) -> Any:
+        return {"net": [WithHiddenTensor()]}
+
+    def server_send(self, server: Server[Any], to: ClientId) -> Header:
+        return Header(weights(server.state["net"][0]))
+
+    def server_update(self, server: Server[Any], ups: Mapping[ClientId, Header]) -> None:
+        mean = weighted_mean((server.num_samples[k], up.w) for k, up in ups.items())
+        server.state["net"][0].load_state_dict(mean)
+
+
+class Pair(nn.Module):
+    """A network whose forward gives two things."""
+
+    def __init__(self, net: Any) -> None:
+        super().__init__()
+        self.net, self.header = net, net.header
+
+    def forward(self, x: Tensor) -> Any:
+        return self.net.features(x), self.net(x)
+
+
+@dataclass(frozen=True)
+class ForwardGivesAPair(Sound):
+    """Cannot be evaluated as every other network."""
+
+    def client_model(self, model: Any, task: Task) -> nn.Module:
+        return Pair(model)
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        client.fit(lambda pair, batch, given: cross_entropy(pair.net, batch, given))
+        return Header(weights(client.net.header))
+
+
+@dataclass(frozen=True)
+class TouchesTheAbsent(TrainsTheOthers):
+    """The server resets every network, those of absent clients too."""
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        return Sound.client_update(self, client, down)
+
+    def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:
+        super().server_update(server, ups)
+        for net in NETS:
+            net.header.load_state_dict(server.state.w)
+
+
+@dataclass(frozen=True)
+class ForgetsBatchMean(Sound):
+    """A loss that averages padding in."""
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        client.fit(self.loss)
+        return Header(weights(client.net.header))
+
+    def loss(self, net: Any, batch: Batch, given: Any) -> Tensor:
+        return F.cross_entropy(net(batch.x), batch.y)
+
+
+@dataclass(frozen=True)
+class LossPastItsNet(Sound):
+    """A loss that reads weights of client.net from a closure."""
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        def loss(net: Any, batch: Batch, given: Any) -> Tensor:
+            logits_BC = client.net.header(net.features(batch.x))
+            return batch.mean(F.cross_entropy(logits_BC, batch.y, reduction="none"))
+
+        client.fit(loss)
+        return Header(weights(client.net.header))
+
+
+@dataclass(frozen=True)
+class TrainsNothing(Sound):
+    """Sends the header back as it came."""
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        return Header(weights(client.net.header))
+
+
+@dataclass(frozen=True)
+class ClimbsTheLoss(Sound):
+    """A sign error: trains towards wrong answers."""
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        client.fit(climb)
+        return Header(weights(client.net.header))
+
+
+def climb(net: Any, batch: Batch, given: Any) -> Tensor:
+    """Minus the loss, bounded below, so that it stays finite."""
+    return -batch.mean(F.cross_entropy(net(batch.x), batch.y, reduction="none").clamp(max=20))
+
+
+@message
+class ClassMeans:
+    """Mean representations."""
+
+    class_S: Tensor
+    mean_SD: Tensor
+
+
+@dataclass(frozen=True)
+class FedGHSlip(Algorithm[Header, ClassMeans, nn.Linear]):
+    """FedGH as its released code has it: the server's optimizer owns some other network's parameters."""
+
+    paper: ClassVar[str] = "none"
+
+    def server_start(self, server: Server[nn.Linear], hellos: Mapping[ClientId, Any]) -> nn.Linear:
+        return nn.Linear(server.task.feature_dim, server.task.num_classes)
+
+    def server_send(self, server: Server[nn.Linear], to: ClientId) -> Header:
+        return Header(weights(server.state))
+
+    def client_receive(self, client: Client, down: Header) -> None:
+        client.net.header.load_state_dict(down.w)
+
+    def client_update(self, client: Client, down: Header | None) -> ClassMeans:
+        client.fit(cross_entropy)
+        class_S, mean_SD, _ = class_means(client.outputs(client.net.features), client.data.y)
+        return ClassMeans(class_S.int(), mean_SD)
+
+    def server_update(self, server: Server[nn.Linear], ups: Mapping[ClientId, ClassMeans]) -> None:
+        other = server.task.model(server.task.architectures[0])
+        sgd = torch.optim.SGD(other.parameters(), lr=0.01)
+        for up in ups.values():
+            F.cross_entropy(server.state(up.mean_SD), up.class_S.long()).backward()
+            sgd.step()
+        server.state.zero_grad(set_to_none=True)
+
+
+@dataclass(frozen=True)
+class NeedsTwoClients(Sound):
+    """Divides by the number of the others."""
+
+    def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:
+        super().server_update(server, ups)
+        server.state.w["bias"].mul_(1 / (len(server.num_samples) - 1))
+
+
+@dataclass(frozen=True)
+class NeedsTwoSamples(Sound):
+    """Sends a sample standard deviation, which one sample does not have."""
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        up = super().client_update(client, down)
+        spread_D = torch.from_numpy(np.asarray(client.outputs(client.net.features))).std(0, correction=0)
+        count = len(client.data)
+        up.w["bias"].mul_(1 + 0 * spread_D.sum() * count / (count - 1) if count > 1 else float("nan"))
+        return up
+
+
+@dataclass(frozen=True)
+class NeedsEveryClass(FedGHSlip):
+    """Averages means per class, 0 / 0 where nobody has the class."""
+
+    def server_update(self, server: Server[nn.Linear], ups: Mapping[ClientId, ClassMeans]) -> None:
+        sum_CD, count_C = torch.zeros(4, 8), torch.zeros(4)
+        for up in ups.values():
+            sum_CD.index_add_(0, up.class_S, up.mean_SD)
+            count_C.index_add_(0, up.class_S, torch.ones(len(up.class_S)))
+        with torch.no_grad():
+            server.state.weight.copy_(sum_CD / count_C[:, None])
+
+
+def fresh_globals() -> Iterator[None]:
+    """Empty the globals that some of these leave behind."""
+    for kept in (NETS, StateOnClass.seen, LAST, TURNS):
+        kept.clear()  # type: ignore[attr-defined]
+    yield

@@ -1,0 +1,243 @@
+"""Every algorithm keeps every clause of the contract, and the contract notices algorithms that do not."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import MISSING
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import broken_algorithms as broken
+import numpy as np
+import pytest
+import torch
+
+from raysim.core.algorithm import AnyAlgorithm
+from raysim.core.contract import CLAUSES, ContractError, check_algorithm
+from raysim.core.fields import settings_fields
+from raysim.scenario.registry import algorithm_class, algorithm_names
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def clean_globals() -> Iterator[None]:
+    yield from broken.fresh_globals()
+
+
+def variants() -> Iterator[Any]:
+    """Every algorithm in `algorithms/` with its defaults, and once more with every other choice of every field."""
+    for name in algorithm_names():
+        cls = algorithm_class(name)
+        yield pytest.param(cls, {}, id=name)
+        for info in settings_fields(cls):
+            assert info.default is not MISSING, f"{name}.{info.name} needs a default to be checked"
+            choices: tuple[Any, ...] = ()
+            if info.type is bool:
+                choices = (True, False)
+            elif get_origin(info.type) is Literal:
+                choices = get_args(info.type)
+            for choice in choices:
+                if choice != info.default:
+                    yield pytest.param(cls, {info.name: choice}, id=f"{name}-{info.name}={choice}")
+
+
+@pytest.mark.parametrize("clause", CLAUSES)
+@pytest.mark.parametrize(("cls", "settings"), list(variants()))
+def test_every_algorithm_keeps_every_clause(cls: Any, settings: dict[str, Any], clause: str):
+    CLAUSES[clause](cls(**settings))
+
+
+def test_there_is_something_to_check():
+    assert set(algorithm_names()) >= {"fedavg", "fedgh", "lg_fedavg", "standalone"}
+    ids = [variant.id for variant in variants()]
+    assert "fedgh-server_mode=frozen_random" in ids and "fedavg-avg_bn_buffers=False" in ids
+    assert len(ids) == len(set(ids))
+
+
+BROKEN: list[tuple[AnyAlgorithm, str, str]] = [
+    (broken.NotAFrozenDataclass(), "frozen", "is no frozen dataclass"),
+    (broken.StateOnSelf(), "frozen", "server_update changes self.rounds"),
+    (broken.StateOnClass(), "frozen", "client_update changes StateOnClass.seen"),
+    (broken.HoldsALambda(factor=lambda x: x), "picklable", "pickle fails"),
+    (broken.UnequalCopy(thing=broken.Opaque({})), "picklable", "is not equal to it"),
+    (broken.SendsADict(), "messages", "client_update returns for client 0 is a dict"),
+    (broken.SendsAPlainDataclass(), "messages", "client_update returns for client 0 is a PlainDataclass"),
+    (broken.SendsText(), "messages", "holds a str"),
+    (broken.TrainsTheOthers(), "own_state_only", "client_update of client 0 changes client 1"),
+    (broken.ServerHookTouchesClients(), "own_state_only", "server_update changes client 0"),
+    (broken.ChangesItsData(), "own_state_only", "changes the data of client 0"),
+    (broken.ReceivesInPlace(), "down_untouched", "client_receive changes `down`"),
+    (broken.TrainsTheMessage(), "down_untouched", "client_update changes `down`"),
+    (broken.TrainsTheMessage(), "any_order", "the order in which clients run"),
+    (broken.SumsInPlace(), "ups_untouched", "server_update changes `ups`"),
+    (broken.DrawsFromNumpy(), "torch_random_only", "client_update draws from the global generator of numpy"),
+    (broken.DrawsFromNumpy(), "deterministic", "sends something else when the run is repeated"),
+    (broken.DrawsFromPython(), "torch_random_only", "server_update draws from the global generator of Python"),
+    (broken.DrawsFromFreshNumpy(), "deterministic", "client_update of client 0 sends something else"),
+    (broken.CountsForwardPasses(), "deterministic", "client_update of client 0 sends something else"),
+    (broken.FollowsTheLast(), "any_order", "depends on the order in which clients run"),
+    (broken.StateBesideTheNet(), "state_dict_is_all", "when clients go on from their state_dict"),
+    (broken.StateInTheModule(), "state_dict_is_all", "when clients go on from their state_dict"),
+    (broken.OpaqueServerState(), "server_state_visible", "server.state cannot be stored"),
+    (broken.StateBesideServerState(), "server_state_visible", "a server hook sets server.latest"),
+    (broken.HiddenInAServerModule(), "server_state_visible", "WithHiddenTensor.secret"),
+    (broken.ForwardGivesAPair(), "logits", "gives tuple for 1 images"),
+    (broken.TouchesTheAbsent(), "absent_unchanged", "client 2 changes in a round that client takes no part in"),
+    (broken.ForgetsBatchMean(), "losses", "the loss loss changes when a batch is padded"),
+    (broken.LossPastItsNet(), "losses", "reads weights of client.net from outside its argument"),
+    (broken.TrainsNothing(), "learns", "in 8 rounds the loss went from"),
+    (broken.ClimbsTheLoss(), "learns", "in 8 rounds the loss went from"),
+    (broken.FedGHSlip(), "downlink_moves", "server_send gave client 0 the same values in 4 rounds"),
+    (broken.NeedsTwoClients(), "one_client", "server_update raises ZeroDivisionError in round 1"),
+    (broken.NeedsTwoSamples(), "single_samples", "client_update of client 0 sends a NaN or infinity in round 1"),
+    (broken.NeedsEveryClass(), "class_gap", "server.state holds a NaN or infinity after round 1"),
+]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "clause", "problem"),
+    [pytest.param(*case, id=f"{type(case[0]).__name__}-{case[1]}") for case in BROKEN],
+)
+def test_a_broken_algorithm_is_caught_by_its_clause(
+    clean_globals: None, algorithm: AnyAlgorithm, clause: str, problem: str
+):
+    with pytest.raises(ContractError) as caught:
+        CLAUSES[clause](algorithm)
+    text = str(caught.value)
+    assert problem in text
+    assert text.startswith(f"{type(algorithm).__name__} breaks the clause {clause!r}: ")
+    assert caught.value.clause == clause
+    assert "\n" not in text
+
+
+def test_every_clause_is_known_to_catch_something():
+    in_files = {"documented", "imports", "losses"}
+    assert {clause for _, clause, _ in BROKEN} | in_files == set(CLAUSES)
+
+
+def test_the_slip_is_invisible_to_every_other_clause(clean_globals: None):
+    """What makes `downlink_moves` worth its time: clients still learn locally, so nothing else notices."""
+    for name, clause in CLAUSES.items():
+        if name != "downlink_moves":
+            clause(broken.FedGHSlip())
+
+
+def test_an_algorithm_may_say_that_its_downlink_is_static(clean_globals: None):
+    class Static(broken.FedGHSlip):
+        static_downlink = True
+
+    CLAUSES["downlink_moves"](Static())
+
+
+def test_check_algorithm_raises_at_the_first_broken_clause(clean_globals: None):
+    with pytest.raises(ContractError, match="breaks the clause 'ups_untouched'"):
+        check_algorithm(broken.SumsInPlace())
+
+
+def test_the_sound_algorithm_passes_and_every_generator_is_left_as_it_was(clean_globals: None):
+    random.seed(3)
+    np.random.seed(3)
+    torch.manual_seed(3)
+    expected = (random.random(), float(np.random.rand()), float(torch.rand(())))
+    random.seed(3)
+    np.random.seed(3)
+    torch.manual_seed(3)
+    check_algorithm(broken.Sound())
+    assert (random.random(), float(np.random.rand()), float(torch.rand(()))) == expected
+
+
+# -- clauses that read the source --------------------------------------------------------------------
+
+GOOD = '''"""A method that trains alone."""
+from dataclasses import dataclass
+from typing import ClassVar
+
+from raysim.core import Algorithm, Client, Count
+from raysim.core.ops import cross_entropy
+
+
+@dataclass(frozen=True)
+class Method(Algorithm[None, None, None]):
+    """Trains alone."""
+
+    paper: ClassVar[str] = "none"
+    passes: Count = 1
+    """How often."""
+
+    def client_update(self, client: Client, down: None) -> None:
+        client.fit(self.loss)
+
+    def loss(self, net, batch, given):
+        return cross_entropy(net, batch, given)
+'''
+
+
+def method(folder: Path, old: str = "", new: str = "") -> AnyAlgorithm:
+    """The algorithm of a file that differs from GOOD in one place."""
+    assert old in GOOD
+    path = folder / "toy_method.py"
+    path.write_text(GOOD.replace(old, new, 1) if old else GOOD)
+    spec = importlib.util.spec_from_file_location(f"toy_method_{folder.name}".replace("-", "_"), path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module.Method()
+
+
+def test_the_good_file_is_good(tmp_path: Path):
+    algorithm = method(tmp_path)
+    for clause in ("documented", "imports", "losses"):
+        CLAUSES[clause](algorithm)
+
+
+IN_FILES = [
+    ("documented", '"""A method that trains alone."""', "", "it lacks a docstring at the top of its file"),
+    ("documented", '    """Trains alone."""\n', "", "it lacks a docstring under its class"),
+    ("documented", 'paper: ClassVar[str] = "none"', "pass", "it lacks a paper"),
+    ("documented", '    """How often."""\n', "", "it lacks a docstring under its field passes"),
+    ("imports", "from typing", "import raysim.engine.host\nfrom typing", "imports raysim.engine.host in line 3"),
+    ("imports", "from typing", "from raysim import engine\nfrom typing", "imports raysim.engine in line 3"),
+    ("imports", "from typing", "from algorithms.fedgh import FedGH\nfrom typing", "imports algorithms.fedgh"),
+    ("imports", "client.fit(", "import ray\n        client.fit(", "imports ray in line 18"),
+    ("imports", "client.fit(", "import mlflow.entities\n        client.fit(", "imports mlflow.entities"),
+    ("imports", "from typing", "import pandas\nfrom typing", "imports pandas in line 3"),
+    ("imports", "client.fit(self", "client.net.cuda()\n        client.fit(self", "says .cuda in line 18"),
+    ("imports", "return cross", "import torch; torch.device('cpu')\n        return cross", "says torch.device"),
+    ("imports", "return cross", "batch.x.to(device='cpu')\n        return cross", "says device="),
+    ("losses", "return cross_entropy(net, batch, given)",
+     "value = cross_entropy(net, batch, given)\n        return value / max(value.item(), 1)",
+     "loss calls .item() in line 22"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("clause", "old", "new", "problem"), IN_FILES, ids=[case[3] for case in IN_FILES])
+def test_a_file_with_one_fault_is_caught(tmp_path: Path, clause: str, old: str, new: str, problem: str):
+    if "pandas" in new or "import ray\n" in new or "mlflow" in new:
+        # Only read, never imported: these lines would cost seconds or need not be installed.
+        path = tmp_path / "toy_method.py"
+        algorithm = method(tmp_path)
+        path.write_text(GOOD.replace(old, new, 1))
+    else:
+        algorithm = method(tmp_path, old, new)
+    with pytest.raises(ContractError, match=problem.replace("(", r"\(").replace(")", r"\)")):
+        CLAUSES[clause](algorithm)
+
+
+def test_an_algorithm_without_a_source_file_is_told_to_have_one(monkeypatch: pytest.MonkeyPatch):
+    module = types.ModuleType("typed_in")
+    monkeypatch.setitem(sys.modules, "typed_in", module)
+    exec(GOOD, vars(module))
+    with pytest.raises(ContractError, match="source cannot be read; put the algorithm into a file"):
+        CLAUSES["imports"](vars(module)["Method"]())

@@ -1,0 +1,98 @@
+"""Batches: every sample once per epoch, and padding that does not count."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from raysim.core.contract import ToyTransform
+from raysim.core.data import Batch, Samples, Shards
+from raysim.core.seeds import seeded
+
+
+class Recorder(ToyTransform):
+    """Tells augmented images from plain ones by their sign."""
+
+    def augmented(self, raw_BHWC: Tensor, rng: torch.Generator) -> Tensor:
+        torch.rand(len(raw_BHWC), generator=rng)
+        return -self.plain(raw_BHWC)
+
+
+def samples(count: int) -> Samples:
+    raw = torch.arange(1, count + 1, dtype=torch.uint8).reshape(count, 1, 1, 1).expand(count, 2, 2, 1)
+    return Samples(raw, torch.arange(count) % 3, Recorder())
+
+
+def batch(weight: list[float] | None) -> Batch:
+    none = torch.zeros(3, 1)
+    return Batch(none, none, none, None if weight is None else torch.tensor(weight))
+
+
+def test_mean_without_padding():
+    assert batch(None).mean(torch.tensor([1.0, 2.0, 6.0])).item() == 3.0
+
+
+def test_mean_leaves_padding_out_of_sum_and_count():
+    assert batch([1.0, 1.0, 0.0]).mean(torch.tensor([1.0, 2.0, 600.0])).item() == 1.5
+
+
+def test_mean_of_padding_has_no_gradient_there():
+    loss_B = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    batch([1.0, 0.0, 1.0]).mean(loss_B).backward()
+    assert loss_B.grad is not None and loss_B.grad.tolist() == [0.5, 0.0, 0.5]
+
+
+@pytest.mark.parametrize("count", [1, 5, 6, 7, 13])
+def test_shuffled_shows_every_sample_once_per_epoch(count: int):
+    batches = list(samples(count).shuffled(3, 2, seeded(1, "client", 1, 0)))
+    half = len(batches) // 2
+    assert [len(b.y) for b in batches] == 2 * ([3] * (count // 3) + ([count % 3] if count % 3 else []))
+    for epoch in (batches[:half], batches[half:]):
+        assert sorted(torch.cat([b.index for b in epoch]).tolist()) == list(range(count))
+    for b in batches:
+        assert b.y.tolist() == (b.index % 3).tolist()
+        assert torch.allclose(b.x[:, 0, 0, 0], -(b.index + 1) / 255)  # augmented, and of the right sample
+        assert b.weight is None
+
+
+def test_shuffled_has_a_new_order_each_epoch_and_the_same_for_the_same_seed():
+    def orders(seed: int) -> list[list[int]]:
+        return [b.index.tolist() for b in samples(20).shuffled(20, 3, seeded(seed, "client", 1, 0))]
+
+    first = orders(1)
+    assert first == orders(1) and first != orders(2)
+    assert len({tuple(order) for order in first}) == 3
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(7, [3, 3]), (8, [3, 3, 2]), (1, []), (3, [3])])
+def test_drop_single_leaves_out_a_last_batch_of_one(count: int, sizes: list[int]):
+    assert [len(b.y) for b in samples(count).shuffled(3, 1, seeded(1, "x"), drop_single=True)] == sizes
+
+
+def test_drop_single_draws_orders_as_if_nothing_were_dropped():
+    kept = [b.index.tolist() for b in samples(7).shuffled(3, 1, seeded(1, "x"), drop_single=True)]
+    everything = [b.index.tolist() for b in samples(7).shuffled(3, 1, seeded(1, "x"))]
+    assert kept == everything[:2]
+
+
+def test_in_order_is_plain_and_in_order():
+    batches = list(samples(5).in_order(2))
+    assert [b.index.tolist() for b in batches] == [[0, 1], [2, 3], [4]]
+    assert torch.allclose(torch.cat([b.x for b in batches])[:, 0, 0, 0], torch.arange(1.0, 6.0) / 255)
+    assert [b.y.tolist() for b in batches] == [[0, 1], [2, 0], [1]]
+
+
+def test_x_and_subset():
+    part = samples(5).subset(torch.tensor([4, 0]))
+    assert len(part) == 2 and part.y.tolist() == [1, 0]
+    assert torch.allclose(part.x[:, 0, 0, 0], torch.tensor([5.0, 1.0]) / 255)
+
+
+def test_shards_know_their_clients():
+    shards = Shards(np.array([3, 8, 1, 2, 9]), np.array([0, 2, 2, 5]))
+    assert len(shards) == 3
+    assert [shards.of(k).tolist() for k in range(3)] == [[3, 8], [], [1, 2, 9]]
+    assert shards.size_N.tolist() == [2, 0, 3]
+    assert shards.owner.tolist() == [0, 0, 2, 2, 2]

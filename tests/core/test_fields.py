@@ -1,0 +1,125 @@
+"""Fields of settings: meanings, ranges and the sentences that refuse a value."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import MISSING, dataclass, field
+from typing import Any, ClassVar, Literal
+
+import pytest
+
+from raysim.core.fields import (
+    Count,
+    Fraction,
+    NonNegative,
+    Positive,
+    Range,
+    check_settings,
+    field_docs,
+    settings_fields,
+)
+
+
+@dataclass(frozen=True)
+class Base:
+    """Something to inherit from."""
+
+    lr: Positive = 0.1
+    """Step size,
+    per step."""
+
+
+@dataclass(frozen=True)
+class Toy(Base):
+    """Some settings."""
+
+    kind: ClassVar[str] = "toy"
+    """Not a field."""
+    rounds: Count = 3
+    mode: Literal["a", "b"] = "a"
+    """Which one."""
+    share: Fraction = 0.5
+    """A part."""
+    decay: NonNegative | None = None
+    """Or none."""
+    on: bool = True
+    """Whether."""
+    names: tuple[str, ...] = field(default_factory=lambda: ("x",))
+    """Some names."""
+
+
+@dataclass(frozen=True)
+class Required:
+    """One field without a default."""
+
+    count: Count
+    """How many."""
+
+
+def test_fields_in_order_with_docs_ranges_and_defaults():
+    found = {info.name: info for info in settings_fields(Toy)}
+    assert list(found) == ["lr", "rounds", "mode", "share", "decay", "on", "names"]
+    assert found["lr"].doc == "Step size, per step."
+    assert found["rounds"].doc == ""
+    assert found["mode"].doc == "Which one."
+    assert (found["lr"].type, found["lr"].range) == (float, Range(gt=0))
+    assert (found["rounds"].type, found["rounds"].range) == (int, Range(ge=1))
+    assert (found["on"].type, found["on"].range) == (bool, None)
+    assert [found[name].default for name in ("lr", "mode", "names")] == [0.1, "a", ("x",)]
+    (required,) = settings_fields(Required)
+    assert required.default is MISSING
+
+
+def test_docs_of_a_class_made_without_source_are_empty():
+    namespace: dict[str, Any] = {"dataclass": dataclass, "__name__": __name__}
+    exec("@dataclass(frozen=True)\nclass Typed:\n    x: int = 1\n    'One.'\n", namespace)
+    assert field_docs(namespace["Typed"]) == {}
+
+
+def test_allowed_in_words():
+    allowed = {info.name: info.allowed for info in settings_fields(Toy)}
+    assert allowed["lr"] == "a number greater than 0"
+    assert allowed["rounds"] == "a whole number at least 1"
+    assert allowed["mode"] == "a, b"
+    assert allowed["share"] == "a number at least 0 and at most 1"
+    assert allowed["on"] == "true or false"
+
+
+@pytest.mark.parametrize(
+    ("bounds", "inside", "outside"),
+    [
+        (Range(gt=0), [1e-300, 5], [0, -1]),
+        (Range(ge=1), [1, 2], [0.999]),
+        (Range(lt=1), [0.999, -5], [1, 2]),
+        (Range(ge=0, le=1), [0, 0.5, 1], [-1e-9, 1.0000001]),
+        (Range(), [-1e300, 0, 1e300], []),
+    ],
+)
+def test_range(bounds: Range, inside: list[float], outside: list[float]):
+    assert all(bounds.holds(value) for value in inside)
+    assert not any(bounds.holds(value) for value in outside)
+    assert not bounds.holds(float("nan")) or bounds == Range()
+
+
+def test_range_in_words():
+    assert str(Range(gt=0, lt=1)) == "greater than 0 and less than 1"
+    assert str(Range()) == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"lr": 0.0}, "lr: 0.0 given; allowed: a number greater than 0"),
+        ({"rounds": 0}, "rounds: 0 given; allowed: a whole number at least 1"),
+        ({"mode": "c"}, "mode: 'c' given; allowed: a, b"),
+        ({"share": 1.5}, "share: 1.5 given; allowed: a number at least 0 and at most 1"),
+        ({"lr": float("nan")}, "lr: nan given; allowed: a number greater than 0"),
+    ],
+)
+def test_check_settings_names_field_value_and_what_is_allowed(given: dict[str, Any], sentence: str):
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        check_settings(Toy(**given))
+
+
+def test_check_settings_lets_good_values_pass():
+    check_settings(Toy(lr=1e9, rounds=1, mode="b", share=1, decay=None))

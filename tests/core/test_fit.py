@@ -1,0 +1,131 @@
+"""Local training against steps worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from raysim.core.data import Batch
+from raysim.core.fit import FitJob, FitResult, LocalTraining, fit_one, has_batchnorm, make_optimizer
+
+
+class One(nn.Module):
+    """A single weight."""
+
+    def __init__(self, value: float = 1.0) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([value]))
+
+
+def square(net: Any, batch: Batch, given: Any) -> Tensor:
+    """w^2 / 2 per sample, whose gradient is w."""
+    return batch.mean(net.w.square().expand(len(batch.y)) / 2)
+
+
+def steps(count: int, size: int = 2) -> list[Batch]:
+    return [Batch(torch.zeros(size, 1), torch.zeros(size), torch.arange(size))] * count
+
+
+def fit(net: nn.Module, loss: Any = square, batches: Sequence[Batch] = (), **local: Any) -> FitResult:
+    return fit_one(FitJob(net, loss, None, batches or steps(2), LocalTraining(**local)))
+
+
+def test_two_steps_of_plain_sgd():
+    net = One()
+    result = fit(net, lr=0.1)
+    assert net.w.item() == pytest.approx(0.81)  # 1 - 0.1 * 1 = 0.9; 0.9 - 0.1 * 0.9 = 0.81
+    # Losses before each step, times two samples: 2 * (0.5 + 0.405).
+    assert result == FitResult(pytest.approx(1.81), 4)
+
+
+def test_momentum():
+    net = One()
+    fit(net, lr=0.1, momentum=0.5)
+    # v = 1, w = 0.9; v = 0.5 * 1 + 0.9 = 1.4, w = 0.9 - 0.14 = 0.76.
+    assert net.w.item() == pytest.approx(0.76)
+
+
+def test_momentum_and_weight_decay():
+    net = One()
+    fit(net, lr=0.1, momentum=0.5, weight_decay=0.2)
+    # g = 1 + 0.2 = 1.2, w = 0.88; g = 0.88 * 1.2 = 1.056, v = 0.6 + 1.056 = 1.656, w = 0.88 - 0.1656 = 0.7144.
+    assert net.w.item() == pytest.approx(0.7144)
+
+
+def test_clip_scales_the_gradient_before_weight_decay():
+    net = One()
+    fit(net, lr=0.1, clip=0.5, weight_decay=0.2)
+    # clip(1) = 0.5, + 0.2 = 0.7, w = 0.93; clip(0.93) = 0.5, + 0.186 = 0.686, w = 0.8614.
+    assert net.w.item() == pytest.approx(0.8614, abs=1e-5)
+
+
+def test_clip_bounds_the_norm_over_all_parameters():
+    net = nn.Sequential(One(3.0), One(4.0))
+    fit(
+        net, lambda n, batch, given: (n[0].w.square() + n[1].w.square()).sum() / 2, steps(1), lr=1.0, clip=1.0
+    )  # gradient (3, 4) of norm 5, scaled to (0.6, 0.8)
+    assert [net[0].w.item(), net[1].w.item()] == pytest.approx([2.4, 3.2], abs=1e-5)
+
+
+def test_a_long_clip_changes_nothing():
+    net = One()
+    fit(net, lr=0.1, clip=50)
+    assert net.w.item() == pytest.approx(0.81)
+
+
+def test_adam():
+    net = One()
+    fit(net, batches=steps(1), optimizer="adam", lr=0.1)
+    assert net.w.item() == pytest.approx(0.9)  # the first step of Adam is lr, whatever the gradient
+
+
+def test_no_momentum_outlives_a_turn():
+    net = One()
+    fit(net, batches=steps(1), lr=0.1, momentum=0.5)
+    fit(net, batches=steps(1), lr=0.1, momentum=0.5)
+    assert net.w.item() == pytest.approx(0.81)  # 0.76 if it did
+
+
+def test_gradients_are_freed_and_the_net_is_in_training_mode():
+    net = nn.Sequential(One())
+    net.eval()
+    fit(net, lambda n, batch, given: n[0].w.sum())
+    assert net[0].w.grad is None and net.training
+
+
+def test_frozen_parameters_stay():
+    net = nn.Sequential(One(), One())
+    net[1].w.requires_grad_(False)
+    fit(net, lambda n, batch, given: (n[0].w * n[1].w).sum(), steps(1), lr=0.1)
+    assert [net[0].w.item(), net[1].w.item()] == pytest.approx([0.9, 1.0])
+
+
+def test_nothing_to_train_on():
+    net = One()
+    result = fit_one(FitJob(net, square, None, [], LocalTraining()))
+    assert result == FitResult(0.0, 0) and net.w.item() == 1.0
+
+
+def test_the_loss_is_given_what_the_job_gives():
+    seen = []
+    fit_one(FitJob(One(), lambda n, b, given: seen.append(given) or n.w.sum(), "teacher", steps(2), LocalTraining()))
+    assert seen == ["teacher", "teacher"]
+
+
+def test_make_optimizer_hands_every_setting_on():
+    local = LocalTraining(lr=0.3, momentum=0.4, weight_decay=0.5)
+    (group,) = make_optimizer([nn.Parameter(torch.zeros(1))], local).param_groups
+    assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.3, 0.4, 0.5)
+    (group,) = make_optimizer(
+        [nn.Parameter(torch.zeros(1))], LocalTraining(optimizer="adam", lr=0.3, weight_decay=0.5)
+    ).param_groups
+    assert (group["lr"], group["weight_decay"]) == (0.3, 0.5)
+
+
+@pytest.mark.parametrize(("layer", "has"), [(nn.BatchNorm2d(1), True), (nn.GroupNorm(1, 1), False)])
+def test_has_batchnorm(layer: nn.Module, has: bool):
+    assert has_batchnorm(nn.Sequential(nn.Linear(1, 1), nn.Sequential(layer))) is has

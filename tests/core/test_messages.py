@@ -1,0 +1,163 @@
+"""Messages arrive as they were sent, in memory of their own, and weigh what their tensors do."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from raysim.core.messages import (
+    PackedTensor,
+    Weights,
+    message,
+    nonfinite,
+    pack,
+    unpack,
+    weights,
+    wire_bytes,
+    wire_components,
+    wire_params,
+)
+
+
+@message
+class Note:
+    """Everything a message may hold."""
+
+    w: Weights
+    pair: tuple[Tensor, float]
+    count: int = 0
+    maybe: Tensor | None = None
+
+
+WIDTH = {
+    torch.bool: 1, torch.uint8: 1, torch.int8: 1, torch.int16: 2, torch.int32: 4, torch.int64: 8,
+    torch.bfloat16: 2, torch.float16: 2, torch.float32: 4, torch.float64: 8, torch.complex64: 8,
+}  # fmt: skip
+
+
+def bits(tensor: Tensor) -> bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Tensor:
+    """Any type, 0 to 4 dimensions of 0 to 3, random bits, sometimes transposed or channels last."""
+    dtype = draw(st.sampled_from(list(WIDTH)))
+    shape = draw(st.lists(st.integers(0, 3), max_size=4))
+    count = math.prod(shape)
+    raw = draw(st.binary(min_size=count * WIDTH[dtype], max_size=count * WIDTH[dtype]))
+    if dtype == torch.bool:
+        raw = bytes(byte % 2 for byte in raw)
+    flat = torch.frombuffer(bytearray(raw), dtype=dtype) if count else torch.empty(0, dtype=dtype)
+    tensor = flat.clone().reshape(shape)
+    layout = draw(st.sampled_from(["plain", "transposed", "channels_last"]))
+    if layout == "transposed" and tensor.dim() >= 2:
+        return tensor.transpose(0, 1)
+    if layout == "channels_last" and tensor.dim() == 4:
+        return tensor.contiguous(memory_format=torch.channels_last)
+    return tensor
+
+
+@given(tensors(), tensors(), st.floats(allow_nan=False), st.integers(-(2**40), 2**40))
+@settings(max_examples=150, deadline=None)
+def test_pack_and_unpack_are_exact(one: Tensor, other: Tensor, number: float, count: int):
+    sent = Note({"a": one, "b": other}, (one, number), count)
+    got = unpack(pickle.loads(pickle.dumps(pack(sent))))
+    assert type(got) is Note and (got.pair[1], got.count, got.maybe) == (number, count, None)
+    for before, after in ((one, got.w["a"]), (other, got.w["b"]), (one, got.pair[0])):
+        assert (after.dtype, after.shape) == (before.dtype, before.shape)
+        assert bits(after) == bits(before)
+        assert after.is_contiguous()
+    sizes = [t.numel() * WIDTH[t.dtype] for t in (one, other, one)]
+    # The law: every tensor where it stands in the message, shared or not; each number 8 bytes; None nothing.
+    assert wire_bytes(sent) == wire_bytes(got) == sum(sizes) + 16
+    assert wire_params(sent) == 2 * one.numel() + other.numel() + 2
+    assert wire_components(sent) == {"w": sizes[0] + sizes[1], "pair": sizes[2] + 8, "count": 8, "maybe": 0}
+
+
+def test_a_message_is_frozen():
+    note = Note({}, (torch.zeros(1), 0.0))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        note.count = 1
+
+
+def test_packing_shares_no_memory_with_the_sender():
+    w = torch.ones(3)
+    packed = pack(Note({"w": w}, (w, 0.0)))
+    w.zero_()
+    assert unpack(packed).w["w"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_unpacking_twice_gives_two_memories():
+    packed = pack({"w": torch.ones(2)})
+    first, second = unpack(packed), unpack(packed)
+    first["w"].zero_()
+    assert second["w"].tolist() == [1.0, 1.0]
+
+
+def test_shared_storage_is_packed_once_and_stays_shared():
+    w = torch.ones(1000)
+    packed = pack([{"w": w}, {"w": w}, {"w": w[:]}, {"w": w.clone()}])
+    assert packed[0]["w"] is packed[1]["w"] is packed[2]["w"]
+    assert packed[3]["w"] is not packed[0]["w"]
+    got = unpack(packed)
+    assert got[0]["w"] is got[1]["w"]
+    assert wire_bytes([{"w": w}, {"w": w}]) == 8000  # each receiver is charged for its own
+
+
+def test_views_of_one_storage_that_differ_are_told_apart():
+    w = torch.arange(4.0)
+    packed = pack([w, w[:2], w.view(2, 2), w.view(2, 2).T, w.view(torch.int32)])
+    assert len({id(part) for part in packed}) == 5
+    assert unpack(packed[3]).tolist() == [[0.0, 2.0], [1.0, 3.0]]
+    assert unpack(packed[4]).dtype == torch.int32
+
+
+def test_empty_tensors_at_one_address_are_told_apart():
+    got = unpack(pack([torch.empty(0, 2), torch.empty(0, 3)]))
+    assert [tuple(t.shape) for t in got] == [(0, 2), (0, 3)]
+
+
+def test_a_tensor_in_training_is_packed_without_its_graph():
+    w = torch.ones(2, requires_grad=True) * 2
+    got = unpack(pack({"w": w}))["w"]
+    assert got.tolist() == [2.0, 2.0] and not got.requires_grad
+
+
+def test_packed_bytes_are_plain():
+    packed = PackedTensor.of(torch.tensor([1, -1], dtype=torch.int16))
+    assert (packed.data.tolist(), packed.dtype, packed.shape) == ([1, 0, 255, 255], "int16", (2,))
+
+
+def test_nothing_weighs_nothing():
+    assert pack(None) is None and unpack(None) is None
+    assert (wire_bytes(None), wire_params(None), wire_components(None)) == (0, 0, {})
+    assert wire_bytes(True) == wire_bytes(3) == wire_bytes(0.5) == 8
+
+
+def test_text_cannot_be_weighed():
+    with pytest.raises(TypeError, match="a message may hold tensors and numbers, not str"):
+        wire_bytes({"name": "x"})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_nonfinite_sees_nan_and_infinity_anywhere(dtype: torch.dtype):
+    fine = {"w": torch.ones(2, dtype=dtype), "n": torch.tensor([2**40]), "none": None}
+    assert not nonfinite(fine)
+    for bad in (math.nan, math.inf, -math.inf):
+        assert nonfinite(fine | {"x": (torch.tensor([0.0, bad], dtype=dtype),)})
+
+
+def test_weights_are_a_detached_copy_with_buffers():
+    layer = nn.BatchNorm1d(2)
+    copied = weights(layer)
+    layer.weight.data.zero_()
+    assert sorted(copied) == ["bias", "num_batches_tracked", "running_mean", "running_var", "weight"]
+    assert copied["weight"].tolist() == [1.0, 1.0] and not copied["weight"].requires_grad

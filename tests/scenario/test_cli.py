@@ -1,0 +1,238 @@
+"""The command line: its frozen set of options, its exit codes, and one line on stderr for what a user can mend."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+import jsonschema
+import pytest
+import yaml
+
+from raysim.cli.main import cli, main
+from raysim.core.results import METRICS
+from raysim.data.partition import PARTITIONS
+from raysim.data.specs import DATASETS
+from raysim.models import MODELS
+from raysim.scenario.json_schema import scenario_schema
+from raysim.scenario.load import load_scenario
+from raysim.scenario.registry import algorithm_names
+from raysim.scenario.schema import Scenario
+
+SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
+QUICKSTART = str(SCENARIOS / "quickstart.yaml")
+
+OPTIONS = {
+    "launch": {"scenario", "--set", "--dry-run", "--quiet"},
+    "validate": {"scenario", "--set"},
+    "list": {"what"},
+    "describe": {"name"},
+    "schema": {"--output", "-o"},
+    "ui": {"--uri", "--host", "--port"},
+    "completion": {"shell"},
+}
+"""Every command with its arguments and options. They are an interface: change this only on purpose."""
+
+
+def run(capfd: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr) of a command."""
+    code = 0
+    try:
+        main(args)
+    except SystemExit as end:
+        code = int(end.code or 0)
+    out, err = capfd.readouterr()
+    return code, out, err
+
+
+def test_the_options_are_these():
+    found = {
+        name: {text for parameter in command.params for text in _names(parameter)}
+        for name, command in cli.commands.items()
+    }
+    assert found == OPTIONS
+
+
+def _names(parameter: click.Parameter) -> list[str]:
+    return [*parameter.opts, *parameter.secondary_opts]
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+@pytest.mark.parametrize("command", [None, *OPTIONS])
+def test_help(capfd: pytest.CaptureFixture[str], command: str | None, flag: str):
+    code, out, err = run(capfd, *([command] if command else []), flag)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"Usage: raysim{' ' + command if command else ''} ")
+    for name in OPTIONS[command] if command else OPTIONS:
+        if name.startswith("--") or command is None:
+            assert name in out
+
+
+def test_version(capfd: pytest.CaptureFixture[str]):
+    code, out, _ = run(capfd, "--version")
+    assert code == 0 and version("raysim") in out
+
+
+# -- list and describe -------------------------------------------------------------------------------
+
+NAMES = {
+    "algorithms": algorithm_names(),
+    "models": list(MODELS),
+    "datasets": list(DATASETS),
+    "partitions": list(PARTITIONS),
+    "metrics": list(METRICS),
+}
+
+
+@pytest.mark.parametrize("what", NAMES)
+def test_list_has_every_name(capfd: pytest.CaptureFixture[str], what: str):
+    code, out, err = run(capfd, "list", what)
+    assert (code, err) == (0, "")
+    words = set(out.split())
+    assert [name for name in NAMES[what] if name not in words] == []
+    assert len(out.splitlines()) >= len(NAMES[what]) + 2
+
+
+def test_list_without_a_word_lists_all(capfd: pytest.CaptureFixture[str]):
+    code, out, _ = run(capfd, "list")
+    assert code == 0
+    words = set(out.split())
+    assert {name for names in NAMES.values() for name in names} <= words
+
+
+@pytest.mark.parametrize("name", [*(n for names in NAMES.values() for n in names), *Scenario.model_fields, "scenario"])
+def test_describe_knows_every_name(capfd: pytest.CaptureFixture[str], name: str):
+    code, out, err = run(capfd, "describe", name)
+    assert (code, err) == (0, "")
+    assert len(out.strip()) > 10
+
+
+def test_describe_an_algorithm_gives_paper_file_and_fields(capfd: pytest.CaptureFixture[str]):
+    _, out, _ = run(capfd, "describe", "fedgh")
+    for text in ("arxiv.org/abs/2303.13137", "algorithms/fedgh.py", "server_epochs", "per_lar", "0.01", "whole number"):
+        assert text in " ".join(out.split())
+
+
+def test_describe_a_section(capfd: pytest.CaptureFixture[str]):
+    _, out, _ = run(capfd, "describe", "clients")
+    assert "participation" in out and "independent_init" in out and "required" in out
+
+
+# -- what is refused ---------------------------------------------------------------------------------
+
+REFUSED = [
+    (["validate", QUICKSTART, "--set", "training.lrr=1"], "raysim: --set training.lrr=1: training.lrr: unknown key"),
+    (["validate", "no/such.yaml"], "raysim: no/such.yaml: there is no such file"),
+    (["launch", "no/such.yaml"], "raysim: no/such.yaml: there is no such file"),
+    (["launch", QUICKSTART, "--set", "rounds=0"], "raysim: --set rounds=0: rounds: 0 given; allowed: at least 1"),
+    (
+        ["launch", QUICKSTART, "--dry-run", "--set", "data.name=x"],
+        "raysim: --set data.name=x: data.name: unknown data set",
+    ),
+    (["launch", QUICKSTART, "--set", "clients.models=[cnn1]"], "clients.models.0: cnn1 needs 3x32x32 images"),
+    (["describe", "fedghh"], "raysim: describe fedghh: nothing has this name; did you mean 'fedgh'?"),
+]
+
+
+@pytest.mark.parametrize(("args", "sentence"), REFUSED, ids=[" ".join(args)[-50:] for args, _ in REFUSED])
+def test_bad_input_is_exit_code_2_and_one_line(
+    capfd: pytest.CaptureFixture[str], workplace: Path, args: list[str], sentence: str
+):
+    code, out, err = run(capfd, *args)
+    assert code == 2
+    assert out == ""
+    assert sentence in err
+    assert err.count("\n") == 1 and err.endswith("\n")
+    assert list(workplace.iterdir()) == []  # nothing was begun
+
+
+def test_a_bad_file_is_named_with_its_key(capfd: pytest.CaptureFixture[str], tmp_path: Path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(Path(QUICKSTART).read_text().replace("momentum: 0.9", "momentum: 9"))
+    code, _, err = run(capfd, "validate", str(path))
+    assert (code, err) == (2, f"raysim: {path}: training.momentum: 9 given; allowed: less than 1.0\n")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [["nonsense"], ["launch"], ["list", "cats"], ["ui", "--port", "0"], ["completion", "dos"], ["launch", "--no"]],
+)
+def test_wrong_usage_is_exit_code_2(capfd: pytest.CaptureFixture[str], args: list[str]):
+    code, out, err = run(capfd, *args)
+    assert (code, out) == (2, "")
+    assert "Error: " in err and "Traceback" not in err
+
+
+def test_validate_prints_the_resolved_scenario(capfd: pytest.CaptureFixture[str]):
+    code, out, err = run(capfd, "validate", QUICKSTART, "--set", "training.lr=0.5")
+    assert (code, err) == (0, f"{QUICKSTART}: valid\n")
+    found = yaml.safe_load(out)
+    assert found == load_scenario(QUICKSTART, ["training.lr=0.5"]).resolved
+    assert (found["training"]["lr"], found["algorithm"]["server_epochs"]) == (0.5, 1)
+
+
+# -- completion and schema ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(capfd: pytest.CaptureFixture[str], shell: str):
+    code, out, err = run(capfd, "completion", shell)
+    assert (code, err) == (0, "")
+    assert "_RAYSIM_COMPLETE" in out and f"{shell}_complete" in out
+
+
+def test_schema_prints_what_is_shipped(capfd: pytest.CaptureFixture[str], tmp_path: Path):
+    code, out, err = run(capfd, "schema")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == json.loads((SCENARIOS / "schema.json").read_text()), (
+        "raysim schema -o scenarios/schema.json"
+    )
+    path = tmp_path / "s.json"
+    assert run(capfd, "schema", "-o", str(path)) == (0, "", "")
+    assert path.read_text() == out
+
+
+@pytest.fixture(scope="module")
+def checker() -> Any:
+    schema = scenario_schema(PARTITIONS)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+@pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_schema_accepts_what_is_shipped(checker: Any, path: Path):
+    checker.validate(yaml.safe_load(path.read_text()))
+    checker.validate(dict(load_scenario(path).resolved))
+
+
+WRONG: list[tuple[tuple[str, ...], Any]] = [
+    (("trainin",), {}),
+    (("training", "lrr"), 1),
+    (("training", "lr"), 0),
+    (("training", "lr"), "fast"),
+    (("rounds",), 0),
+    (("algorithm",), {"name": "fedavgg"}),
+    (("algorithm", "header_l"), 1),
+    (("algorithm", "header_lr"), 0),
+    (("algorithm", "server_mode"), "x"),
+    (("algorithm", "avg_bn_buffers"), True),
+    (("data", "partition"), {"name": "iidd"}),
+    (("data", "partition"), {"classes_per_client": 2}),
+    (("data", "partition", "classes"), 2),
+    (("data", "partition"), {"name": "pathological"}),
+    (("clients", "models"), []),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), WRONG, ids=[f"{'.'.join(key)}={value}" for key, value in WRONG])
+def test_the_schema_rejects_what_the_loader_rejects(checker: Any, key: tuple[str, ...], value: Any):
+    raw = yaml.safe_load(Path(QUICKSTART).read_text())
+    assert checker.is_valid(raw)
+    section = raw
+    for part in key[:-1]:
+        section = section[part]
+    section[key[-1]] = value
+    assert not checker.is_valid(raw)

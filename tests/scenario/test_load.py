@@ -1,0 +1,332 @@
+"""From YAML and `--set` to a scenario, or one sentence that names place, key, value and what is allowed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from algorithms.fedgh import FedGH
+from raysim.core.errors import ScenarioError
+from raysim.launch.check import check
+from raysim.scenario.load import Loaded, load_scenario
+
+SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
+QUICKSTART = SCENARIOS / "quickstart.yaml"
+SHIPPED = sorted(SCENARIOS.glob("*.yaml"))
+
+
+def mapping() -> dict[str, Any]:
+    return yaml.safe_load(QUICKSTART.read_text())
+
+
+def refused(sets: list[str] | None = None, source: Any = None) -> str:
+    """The sentence with which a scenario is refused."""
+    with pytest.raises(ScenarioError) as caught:
+        check(load_scenario(source or mapping(), sets or []))
+    return str(caught.value)
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "mine.yaml"
+    path.write_text(text)
+    return path
+
+
+# -- what is shipped ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_scenario_is_valid_and_round_trips(path: Path, tmp_path: Path):
+    loaded = load_scenario(path)
+    checked = check(loaded)
+    assert checked.participants >= 1
+    assert loaded.text == path.read_text()
+    again = load_scenario(written(tmp_path, loaded.resolved_yaml()))
+    # `algorithm` is as given in one and with its defaults in the other; `resolved` below compares it.
+    without = {"algorithm": {}}
+    assert again.scenario.model_copy(update=without) == loaded.scenario.model_copy(update=without)
+    assert again.algorithm == loaded.algorithm
+    assert again.resolved == loaded.resolved
+    assert again.resolved_yaml() == loaded.resolved_yaml()
+
+
+def test_the_quickstart_is_what_it_says():
+    loaded = load_scenario(QUICKSTART)
+    assert loaded.algorithm == FedGH()
+    assert (loaded.scenario.clients.count, loaded.scenario.rounds, loaded.scenario.training.lr) == (20, 20, 0.05)
+    checked = check(loaded)
+    assert (checked.participants, checked.split, checked.local.momentum) == (10, "pooled811", 0.9)
+    assert checked.task.num_classes == 10
+    assert len(checked.task.architectures) == 5
+
+
+def test_resolved_has_every_default():
+    loaded = load_scenario(QUICKSTART)
+    assert loaded.resolved["algorithm"] == {
+        "name": "fedgh", "header_lr": 0.01, "server_mode": "per_lar", "server_epochs": 1,
+    }  # fmt: skip
+    assert loaded.resolved["training"]["clip"] is None
+    assert loaded.resolved["backend"] == "ray"
+    flat = loaded.flat()
+    assert (flat["algorithm.server_mode"], flat["training.epochs"], flat["clients.participation"]) == (
+        "per_lar",
+        5,
+        0.5,
+    )
+    assert flat["clients.models"] == "[digits_mlp64, digits_mlp128, digits_cnn_s, digits_cnn_m, digits_resnet]"
+
+
+# -- keys, values and types --------------------------------------------------------------------------
+
+REFUSED = [
+    ("trainin.lr=1", "scenario: trainin: unknown key; did you mean 'training'? (allowed: name, seed, "),
+    ("training.lrr=1", "--set training.lrr=1: training.lrr: unknown key; did you mean 'lr'? (allowed: epochs, "),
+    ("clients.cout=3", "clients.cout: unknown key; did you mean 'count'?"),
+    ("algorithm.header_l=1", "algorithm.header_l: unknown key; did you mean 'header_lr'? (allowed: header_lr, server"),
+    ("data.partition.classes=1", "data.partition.classes: unknown key; did you mean 'classes_per_client'?"),
+    (
+        "resources.overrides=[{clients: 0-3, actr: 3}]",
+        "overrides.0.actr: unknown key; did you mean 'actors'?",
+    ),
+    ("algorithm.name=fedavgg", "algorithm.name: unknown algorithm 'fedavgg'; did you mean 'fedavg'? (there are: "),
+    ("data.partition.name=dirichlt", "data.partition.name: unknown name 'dirichlt'; did you mean 'dirichlet'?"),
+    ("data.name=digitss", "data.name: unknown data set 'digitss'; did you mean 'digits'? (there are: digits, "),
+    ("clients.models=[cnn9]", "clients.models.0: unknown model 'cnn9'"),
+    ("clients.count=many", "--set clients.count=many: clients.count: 'many' given; allowed: a whole number"),
+    ("clients.count=2.5", "clients.count: 2.5 given; allowed: a whole number"),
+    ("clients.count=true", "clients.count: True given; allowed: a whole number"),
+    ("clients.count=0", "clients.count: 0 given; allowed: at least 1"),
+    ("clients.models=cnn1", "clients.models: 'cnn1' given; allowed: a list"),
+    ("clients.models=[]", "clients.models: [] given; allowed: at least 1 entry"),
+    ("clients.models=[3]", "clients.models.0: 3 given; allowed: text"),
+    ("clients.feature_dim=wide", "clients.feature_dim: 'wide' given; allowed: a whole number or 'auto'"),
+    ("training.lr='0.1'", "training.lr: '0.1' given; allowed: a number"),
+    ("training.lr=-0.1", "training.lr: -0.1 given; allowed: greater than 0"),
+    ("training.lr=.inf", "training.lr: inf given; allowed: a finite number"),
+    ("training.lr=.nan", "training.lr: nan given; allowed: "),
+    ("training.lr=1e400", "training.lr: inf given; allowed: a finite number"),
+    ("training.momentum=1", "training.momentum: 1 given; allowed: less than 1"),
+    ("training.optimizer=lion", "training.optimizer: 'lion' given; allowed: 'sgd' or 'adam'"),
+    ("clients.participation=1.5", "clients.participation: 1.5 given; allowed: at most 1"),
+    ("seed=-1", "seed: -1 given; allowed: at least 0"),
+    ("seed=2024-01-01", "seed: datetime.date(2024, 1, 1) given; allowed: a whole number"),
+    ("name=../x", "name: '../x' given; allowed: letters, digits, dots, dashes and underscores"),
+    ("name=" + "x" * 101, "given; allowed: at most 100 characters"),
+    ("data=digits", "data: 'digits' given; allowed: a mapping of keys and values"),
+    ("data.partition=iid", "data.partition: 'iid' given; allowed: a mapping of keys and values"),
+    ("data.partition={}", "data.partition.name: it is missing; allowed: a name"),
+    ("algorithm={}", "algorithm.name: it is missing; allowed: a name"),
+    ("algorithm.name=3", "algorithm.name: 3 given; allowed: a name"),
+    ("algorithm.server_epochs=0", "algorithm.server_epochs: 0 given; allowed: at least 1"),
+    (
+        "algorithm.server_mode=x",
+        "server_mode: 'x' given; allowed: 'per_lar', 'per_client' or 'frozen_random'",
+    ),
+    ("resources.overrides=[3]", "resources.overrides.0: 3 given; allowed: a mapping of keys and values"),
+    ("training={1: 2}", "training.1: keys are text"),
+    ("training={lr: {a: {b: 1}}}", "training.lr: {'a': {'b': 1}} given; allowed: a number"),
+    ("rounds.x=1", "rounds.x: rounds is not a mapping; it has no keys to set"),
+    ("training.lr", "--set training.lr: write it as key.key=value, for example training.lr=0.1"),
+    ("=3", "--set =3: write it as key.key=value"),
+    ("a..b=3", "--set a..b=3: write it as key.key=value"),
+    ("training.lr=[1", "--set training.lr=[1: the value is not valid YAML"),
+]
+
+
+@pytest.mark.parametrize(("item", "sentence"), REFUSED, ids=[item[:40] for item, _ in REFUSED])
+def test_a_wrong_override_is_refused_in_one_sentence(item: str, sentence: str):
+    text = refused([item])
+    assert sentence in text
+    assert "\n" not in text and len(text) < 600
+
+
+@pytest.mark.parametrize("section", ["name", "rounds", "algorithm", "data", "clients"])
+def test_a_missing_section_is_named(section: str):
+    raw = mapping()
+    del raw[section]
+    assert refused(source=raw) == f"scenario: {section}: is required and was not given"
+
+
+def test_a_misspelt_required_key_is_called_unknown_not_missing():
+    raw = mapping()
+    raw["round"] = raw.pop("rounds")
+    assert refused(source=raw).startswith("scenario: round: unknown key; did you mean 'rounds'?")
+
+
+# -- --set -------------------------------------------------------------------------------------------
+
+
+def load(*sets: str) -> Loaded:
+    return load_scenario(QUICKSTART, sets)
+
+
+def test_set_changes_one_key_and_values_are_yaml():
+    loaded = load("training.lr=1e-3", "data.augment=true", "training.clip=null", "clients.models=[digits_cnn_s]")
+    assert loaded.scenario.training.lr == 0.001
+    assert loaded.scenario.data.augment is True
+    assert loaded.scenario.training.clip is None
+    assert loaded.scenario.clients.models == ["digits_cnn_s"]
+    assert loaded.scenario.training.epochs == 5  # of the file
+
+
+def test_set_makes_sections_that_the_file_does_not_have():
+    assert load("tracking.tags.who=me").scenario.tracking.tags == {"who": "me"}
+
+
+def test_the_last_of_two_sets_counts():
+    assert load("training.lr=1", "training.lr=2").scenario.training.lr == 2.0
+
+
+def test_set_replaces_a_whole_mapping():
+    loaded = load("training={lr: 0.5}")
+    assert (loaded.scenario.training.lr, loaded.scenario.training.epochs) == (0.5, 1)
+    assert load("algorithm={name: fedgh, server_epochs: 5}").algorithm == FedGH(server_epochs=5)
+
+
+def test_a_value_may_hold_an_equals_sign():
+    assert load("tracking.uri=http://x/?a=b").scenario.tracking.uri == "http://x/?a=b"
+
+
+def test_another_algorithm_drops_the_fields_of_the_first(tmp_path: Path):
+    raw = mapping()
+    raw["algorithm"] = {"name": "fedgh", "server_epochs": 3}
+    path = written(tmp_path, yaml.safe_dump(raw))
+    assert load_scenario(path, ["algorithm.name=lg_fedavg"]).resolved["algorithm"] == {"name": "lg_fedavg"}
+    # The same name drops nothing.
+    assert load_scenario(path, ["algorithm.name=fedgh"]).algorithm == FedGH(server_epochs=3)
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_another_algorithm_keeps_the_fields_of_other_sets_in_either_order(tmp_path: Path, flip: bool):
+    raw = mapping()
+    raw["algorithm"] = {"name": "lg_fedavg"}
+    sets = ["algorithm.name=fedgh", "algorithm.server_epochs=4"]
+    loaded = load_scenario(written(tmp_path, yaml.safe_dump(raw)), sets[::-1] if flip else sets)
+    assert loaded.algorithm == FedGH(server_epochs=4)
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_another_partition_drops_and_keeps_likewise(flip: bool):
+    sets = ["data.partition.name=dirichlet", "data.partition.alpha=0.25"]
+    loaded = load(*(sets[::-1] if flip else sets))
+    assert loaded.resolved["data"]["partition"]["alpha"] == 0.25
+    assert "classes_per_client" not in loaded.resolved["data"]["partition"]
+    assert check(loaded).partition.alpha == 0.25
+
+
+def test_a_field_of_the_method_that_was_left_behind_is_unknown():
+    text = refused(["algorithm.server_epochs=5", "algorithm.name=standalone"])
+    assert text == "--set algorithm.server_epochs=5: algorithm.server_epochs: unknown key (allowed: none)"
+
+
+# -- files and YAML ----------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_not_there_a_folder_and_a_binary(tmp_path: Path):
+    assert refused(source=tmp_path / "no.yaml") == f"{tmp_path / 'no.yaml'}: there is no such file"
+    assert refused(source=tmp_path) == f"{tmp_path}: this is a folder; give a scenario file (.yaml)"
+    binary = tmp_path / "x.yaml"
+    binary.write_bytes(b"\x80\x81\xff\xfe")
+    assert refused(source=binary) == f"{binary}: cannot be read: it is not UTF-8 text"
+
+
+BAD_YAML = [
+    ("name: a\nrounds: [1\n", ", line 3: not valid YAML: "),
+    ("name: a\n\tseed: 1\n", ", line 2: not valid YAML: "),
+    ("name: a\nseed: 1\nseed: 2\n", ", line 3: not valid YAML: the key 'seed' is given twice"),
+    (
+        "name: a\ndata:\n  name: x\n  augment: true\n  name: y\n",
+        ", line 5: not valid YAML: the key 'name' is given",
+    ),
+    ("a: &x [*x]\n", ": "),
+    ("a: !!python/object:os.system x\n", ", line 1: not valid YAML: could not determine a constructor"),
+    ("a: *nobody\n", ", line 1: not valid YAML: found undefined alias"),
+    ("a: 1\n---\nb: 2\n", ", line 2: not valid YAML: "),
+    ("\x00", ": not valid YAML: "),
+    ("", ": a scenario is a mapping of keys and values, not None"),
+    ("- a\n- b\n", ": a scenario is a mapping of keys and values, not ['a', 'b']"),
+    ("just text", ": a scenario is a mapping of keys and values, not 'just text'"),
+    ("1: 2\n", ": 1: keys are text"),
+    ("{[1, 2]: 3}", ", line 1: not valid YAML: found unhashable key"),
+    ("? {a: b}\n: 3\n", ", line 1: not valid YAML: found unhashable key"),
+    ("name: a\nseed: 2001-99-99\n", ": not valid YAML: "),
+    ("a: " + "[" * 5000 + "]" * 5000, ": not valid YAML: "),
+    ("a: " + "{a: " * 400 + "1" + "}" * 400, ": "),
+]
+
+
+@pytest.mark.parametrize(("text", "sentence"), BAD_YAML, ids=[repr(text[:25]) for text, _ in BAD_YAML])
+def test_yaml_that_is_no_scenario_is_refused_in_one_line(tmp_path: Path, text: str, sentence: str):
+    path = written(tmp_path, text)
+    found = refused(source=path)
+    assert found.startswith(f"{path}{sentence}")
+    assert "\n" not in found and len(found) < 600
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("1e-3", 0.001), ("1E-3", 0.001), ("+1e2", 100.0), ("2.5e-1", 0.25), ("1.e1", 10.0), (".5", 0.5), ("1", 1.0)],
+)
+def test_numbers_as_people_write_them(tmp_path: Path, text: str, number: float):
+    path = written(tmp_path, QUICKSTART.read_text().replace("lr: 0.05", f"lr: {text}"))
+    assert load_scenario(path).scenario.training.lr == number
+
+
+# -- combinations that cannot be ---------------------------------------------------------------------
+
+COMBINATIONS = [
+    (
+        ["clients.participation=0.01"],
+        "clients.participation: 0.01 given, which selects nobody of 20 clients; allowed: 0.05 to 1",
+    ),
+    (["algorithm.name=fedavg"], "clients.models: 5 architectures given (digits_mlp64, digits_mlp128, digits_cnn_s, "),
+    (
+        ["clients.models=[cnn1]"],
+        "clients.models.0: cnn1 needs 3x32x32 images, but digits has 1x8x8 images; allowed: digits_",
+    ),
+    (
+        ["data.partition.classes_per_client=11"],
+        "data.partition.classes_per_client: 11 given, but digits has 10 classes",
+    ),
+    (["data.partition.classes_per_client=0"], "data.partition.classes_per_client: 0 given, but digits has 10 classes"),
+    (["clients.count=100000"], "100000 given, but digits has 1797 samples"),
+    (["evaluation.global_test=true"], "evaluation.global_test: true given, but data.split pooled811 deals"),
+    (["resources.overrides=[{actors: 1}]"], "resources.overrides.0: give either models or clients"),
+    (["resources.overrides=[{models: [digits_cnn_s], clients: 0-1}]"], "overrides.0: give either models or clients"),
+    (
+        ["resources.overrides=[{clients: 0-99}]"],
+        "overrides.0.clients: '0-99' given: there is no client 99; allowed: 0 to 19",
+    ),
+    (["resources.overrides=[{clients: x}]"], "resources.overrides.0.clients: 'x' given: write ranges of ids"),
+    (["resources.overrides=[{models: [cnn1]}]"], "resources.overrides.0.models: 'cnn1' is not among clients.models"),
+    (["data.split=published", "data.partition={name: hks, alpha: 0.0}"], "data.partition.alpha: 0.0 given"),
+    (["data.split=pooled811", "data.partition={name: hks}"], "data.split: pooled811 given, but partition hks"),
+]
+
+
+@pytest.mark.parametrize(("sets", "sentence"), COMBINATIONS, ids=[sets[-1][:45] for sets, _ in COMBINATIONS])
+def test_a_combination_that_cannot_be_is_refused(sets: list[str], sentence: str):
+    text = refused(sets)
+    assert sentence in text and "\n" not in text
+
+
+def test_one_architecture_is_enough_for_fedavg_if_only_one_is_used():
+    both = ["algorithm.name=fedavg", "clients.models=[digits_cnn_s, digits_mlp64]"]
+    assert "2 architectures given" in refused(both)
+    checked = check(load_scenario(mapping(), [*both, "clients.count=1", "clients.participation=1"]))
+    assert checked.task.architectures == ("digits_cnn_s",)
+
+
+def test_overrides_divide_the_clients_and_the_first_match_counts():
+    sets = ["resources.overrides=[{clients: '0-3,7', actors: 2}, {models: [digits_mlp64], cpus_per_actor: 3}]"]
+    first, second, rest = check(load_scenario(mapping(), sets)).asks
+    assert (first.clients, first.actors, first.cpus_per_actor) == ((0, 1, 2, 3, 7), 2, 1.0)
+    assert (second.clients, second.actors, second.cpus_per_actor) == ((5, 10, 15), None, 3.0)
+    assert rest.clients == (4, 6, 8, 9, 11, 12, 13, 14, 16, 17, 18, 19)
+
+
+def test_hks_takes_the_published_split_of_itself():
+    assert check(load_scenario(mapping(), ["data.partition={name: hks}"])).split == "published"
