@@ -23,7 +23,6 @@ from raysim.core.algorithm import ClientId
 from raysim.core.errors import RaysimError, RunError, ScenarioError
 from raysim.core.results import ClientRow
 from raysim.engine.backend import RoundReport
-from raysim.engine.cost import forward_flops
 from raysim.engine.host import ClientHost, Outbox, Turn, joins
 from raysim.engine.placement import Machine, Plan, assign
 from raysim.engine.server import ServerHost, ServerReport
@@ -179,8 +178,7 @@ class RayBackend:
     world: World = field(init=False)
     owner: dict[ClientId, int] = field(init=False)  # client -> the actor that holds its state
     usage: dict[int, Usage] = field(init=False)  # actor (-1: the server) -> its memory
-    pace: dict[str, float] = field(init=False)  # architecture -> measured seconds per unit of cost
-    flops: dict[str, float] = field(init=False)  # architecture -> forward operations per sample
+    pace: dict[str, float] = field(init=False)  # architecture -> measured seconds per sample of a turn
 
     def __post_init__(self) -> None:
         host = ray.remote(HostActor)
@@ -198,7 +196,6 @@ class RayBackend:
     def start(self, world: World, image_MHWC: NDArray[np.uint8]) -> None:
         self.world = world
         self.owner, self.usage, self.pace = {}, {}, {}
-        self.flops = forward_flops(world)
         images, shared = ray.put(image_MHWC), ray.put(world)
         begun = [host.setup.remote(shared, images, share) for host, share in zip(self.hosts, self.shares, strict=True)]
         self._get([*begun, self.server.setup.remote(shared)], "starting", timeout=START_TIMEOUT_S)
@@ -287,18 +284,20 @@ class RayBackend:
         return parts
 
     def _expected(self, k: ClientId) -> float:
-        """Expected seconds of a client's turn: its work at its architecture's measured pace."""
-        known = self.pace.values()
-        return self._cost(k) * self.pace.get(self.world.arch(k), sum(known) / len(known) if known else 1.0)
+        """Expected seconds of a client's turn: its samples at its architecture's measured pace.
 
-    def _cost(self, k: ClientId) -> float:
-        """Operations of a client's turn, roughly: a training step costs three forward passes."""
-        trained = 3 * self.world.local.epochs * len(self.world.train.of(k))
-        return self.flops[self.world.arch(k)] * (trained + len(self.world.test.of(k))) + 1.0
+        An architecture that was not measured yet counts as the mean of those that were.
+        """
+        known = self.pace.values()
+        return self._samples(k) * self.pace.get(self.world.arch(k), sum(known) / len(known) if known else 1.0)
+
+    def _samples(self, k: ClientId) -> int:
+        """Samples that a client's turn passes through its network, and one for what each turn costs anyway."""
+        return self.world.local.epochs * len(self.world.train.of(k)) + len(self.world.test.of(k)) + 1
 
     def _learn(self, turns: Mapping[ClientId, Turn]) -> None:
         for k, turn in turns.items():
-            seconds = (turn.row.train_s + turn.row.evaluate_s) / self._cost(k)
+            seconds = (turn.row.train_s + turn.row.evaluate_s) / self._samples(k)
             arch = turn.row.model
             self.pace[arch] = 0.7 * self.pace[arch] + 0.3 * seconds if arch in self.pace else seconds
 

@@ -93,12 +93,18 @@ class MlflowTracker:
         self._ending: Status | None = None
         self._failure: BaseException | None = None
         self._opened = threading.Event()
+        self._go = threading.Event()
+        self._began_ms = 0
         self._wake = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
 
     def open(self, card: RunCard) -> None:
-        """Begin to make the run and return at once; `ready` waits for it."""
-        self._card = card
+        """Note that the run begins and return at once; it is made after the first round, or when `ready` asks.
+
+        Importing MLflow and making a store takes seconds of a CPU that the actors need to start; nobody looks at a run
+        that has no round yet, and `check_uri` has found the store well before.
+        """
+        self._card, self._began_ms = card, time.time_ns() // 1_000_000
         self._thread.start()
 
     def ready(self, timeout_s: float | None = None) -> bool:
@@ -107,6 +113,7 @@ class MlflowTracker:
         Raises:
             ScenarioError: MLflow did not take the run.
         """
+        self._go.set()
         if not self._opened.wait(timeout_s):
             return False
         self._raise_failure()
@@ -115,6 +122,8 @@ class MlflowTracker:
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
         """Hand round `t` to the writer. Raises `ScenarioError` when MLflow did not take the run."""
         self._raise_failure()
+        if t > 0:
+            self._go.set()
         metrics = {_key(name): float(v) for name, v in values.items() if v is not None and not math.isnan(v)}
         if metrics:
             with self._wake:
@@ -132,6 +141,7 @@ class MlflowTracker:
         with self._wake:
             self._ending = status
             self._wake.notify()
+        self._go.set()
         # Opening, sending and ending are each bounded by patience; files take the time they take.
         self._thread.join()
         if self._failure is None:
@@ -175,6 +185,7 @@ class MlflowTracker:
     # All below runs in the writer's thread.
 
     def _work(self) -> None:
+        self._go.wait()
         try:
             problem = self._persist(self._start, self.patience_s)
             if problem is not None:
@@ -215,7 +226,7 @@ class MlflowTracker:
         if self.run_id is None:
             tags = {**self._own_tags(card), **card.tags, **self.tags}
             tags = {_key(k): str(v)[:_LONGEST_TAG] for k, v in tags.items()}
-            run = self._client.create_run(self.experiment_id, run_name=f"{card.name}-{card.run_id}", tags=tags)
+            run = self._client.create_run(self.experiment_id, self._began_ms, tags, f"{card.name}-{card.run_id}")
             self.run_id = run.info.run_id
         items = list(card.parameters.items())
         for i in range(self._steps * _PER_BATCH, len(items), _PER_BATCH):

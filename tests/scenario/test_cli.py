@@ -16,6 +16,7 @@ from raysim.cli.main import cli, main
 from raysim.core.results import METRICS
 from raysim.data.partition import PARTITIONS
 from raysim.data.specs import DATASETS
+from raysim.launch.check import check
 from raysim.models import MODELS
 from raysim.scenario.json_schema import scenario_schema
 from raysim.scenario.load import load_scenario
@@ -153,7 +154,7 @@ def test_a_bad_file_is_named_with_its_key(capfd: pytest.CaptureFixture[str], tmp
     path = tmp_path / "mine.yaml"
     path.write_text(Path(QUICKSTART).read_text().replace("momentum: 0.9", "momentum: 9"))
     code, _, err = run(capfd, "validate", str(path))
-    assert (code, err) == (2, f"raysim: {path}: training.momentum: 9 given; allowed: less than 1.0\n")
+    assert (code, err) == (2, f"raysim: {path}: training.momentum: 9 given; allowed: less than 1\n")
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_validate_prints_the_resolved_scenario(capfd: pytest.CaptureFixture[str]
     code, out, err = run(capfd, "validate", QUICKSTART, "--set", "training.lr=0.5")
     assert (code, err) == (0, f"{QUICKSTART}: valid\n")
     found = yaml.safe_load(out)
-    assert found == load_scenario(QUICKSTART, ["training.lr=0.5"]).resolved
+    assert found == check(load_scenario(QUICKSTART, ["training.lr=0.5"])).loaded.resolved
     assert (found["training"]["lr"], found["algorithm"]["server_epochs"]) == (0.5, 1)
 
 
