@@ -175,9 +175,7 @@ def main(args: Sequence[str] | None = None) -> Any:
     """Run the command; what a user can mend is one sentence and an exit code, never a traceback."""
     try:
         cli.main(args=None if args is None else list(args), prog_name="raysim", standalone_mode=False)
-    except click.exceptions.Abort:
-        sys.exit(130)
-    except KeyboardInterrupt:
+    except (click.exceptions.Abort, KeyboardInterrupt):
         click.echo("raysim: stopped", err=True)
         sys.exit(130)
     except click.ClickException as error:

@@ -123,6 +123,7 @@ class _Session:
             for tracker in self.trackers:
                 tracker.open(self.card)
             plan, backend = _backend(self.checked, plan, cleanup)
+            cleanup.enter_context(_interruptible())  # again: Ray sets a handler of its own
             facts["actors"] = plan.num_actors
             for text in plan.notes:
                 self.note(text)
@@ -145,6 +146,7 @@ class _Session:
             raise
         finally:
             facts["seconds"] = time.perf_counter() - began
+            cleanup.close()  # first: actors may still be at work on a round that was cut off
             summary = self._summary(status, progress, facts)
             self._close(status, summary)
         return Result(self.card.folder, summary)
@@ -333,6 +335,7 @@ def _interruptible() -> Iterator[None]:
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: ending takes seconds and is not to be cut
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, stop)

@@ -61,7 +61,8 @@ def read_summary(folder: Path | str) -> dict[str, Any]:
 def _parquet(folder: Path, name: str) -> pa.Table:
     try:
         with (folder / name).open("rb") as file:
-            return pq.read_table(file)
+            # Without read-ahead: its threads may outlive the interpreter, and the process then aborts at exit.
+            return pq.ParquetFile(file, pre_buffer=False).read(use_threads=False)
     except FileNotFoundError as error:
         raise ScenarioError(f"{folder} is not a run folder, or no round is done yet: no {name}.") from error
     except (OSError, pa.ArrowInvalid) as error:

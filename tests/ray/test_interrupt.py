@@ -1,0 +1,55 @@
+"""Ctrl-C and SIGTERM end a real `raysim launch` within seconds, with a whole run folder and no process left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from tests.conftest import REPOSITORY
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_stops_cleanly(workplace: Path, number: signal.Signals) -> None:
+    command = [
+        sys.executable, "-c", "from raysim.cli.main import main; main()", "launch",
+        str(REPOSITORY / "scenarios" / "quickstart.yaml"), "--set", "rounds=100000", "--set", "resources.actors=1",
+    ]  # fmt: skip
+    # A group of its own: like a terminal, Ctrl-C goes to Ray's processes as well.
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, process_group=0)
+    try:
+        assert run.stderr is not None
+        for line in run.stderr:
+            if line.startswith("round ") and not line.startswith("round      0/"):
+                break
+        family = psutil.Process(run.pid).children(recursive=True)
+        assert any("raylet" in process.name() for process in family)
+        began = time.monotonic()
+        if number == signal.SIGINT:
+            os.killpg(run.pid, number)
+        else:
+            run.send_signal(number)
+        told = run.stderr.read()
+        assert run.wait(30) == 130, told
+        seconds = time.monotonic() - began
+    finally:
+        run.kill()
+        run.communicate()
+    assert "Traceback" not in told
+    assert "stopped" in told
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert alive == []
+    assert seconds < 10, seconds
+    (folder,) = (workplace / "runs" / "quickstart").iterdir()
+    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+    assert pq.read_table(folder / "rounds.parquet").num_rows >= 2
