@@ -241,7 +241,7 @@ class ClientHost:
 
     def _samples(self, index_M: NDArray[np.int64]) -> Samples:
         index = torch.from_numpy(np.asarray(index_M, dtype=np.int64).copy())
-        raw_NHWC = self.image_MHWC[index].to(self.device)
+        raw_NHWC = self.image_MHWC.index_select(0, index).to(self.device)
         return Samples(raw_NHWC, self.label_M[index].to(self.device), self.world.transform)
 
     def _client(self, k: ClientId, t: int) -> Client:

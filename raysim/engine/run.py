@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -67,8 +68,23 @@ def run_rounds(
         progress.latest = {row.client: row for row in rows}
         values = measured(EVERYBODY, rows)
         progress.final = values
-        _tell(trackers, 0, values, rows)
+        with _Recorder(trackers) as record:
+            record(0, values, rows)
     progress.started = perf_counter()
+    with _Recorder(trackers) as record:
+        _rounds(world, schedule, backend, progress, eligible, record, note, within_round)
+
+
+def _rounds(
+    world: World,
+    schedule: Schedule,
+    backend: Backend,
+    progress: Progress,
+    eligible: Sequence[ClientId],
+    record: _Recorder,
+    note: Note,
+    within_round: Callable[[int, int], None],
+) -> None:
     for t in range(progress.t + 1, schedule.rounds + 1):
         start = perf_counter()
         due = t % schedule.evaluate_every == 0 or t == schedule.rounds
@@ -88,8 +104,8 @@ def run_rounds(
         values["memory/host_mb"], values["memory/gpu_peak_mb"] = backend.memory()
         for k in report.server.rejected:
             note(f"round {t}: the upload of client {k} held a NaN or infinity and was left out")
+        record(t, values, rows)
         progress.t, progress.final = t, progress.final | values
-        _tell(trackers, t, values, rows)
 
 
 def state_digest(backend: Backend) -> str:
@@ -138,7 +154,37 @@ def _values(report: RoundReport, rows: Sequence[ClientRow], progress: Progress, 
     return values | {f"server/{name}": value for name, value in report.server.values.items()}
 
 
-def _tell(trackers: Sequence[Tracker], t: int, values: dict[str, Any], rows: Sequence[ClientRow]) -> None:
-    ordered = sorted(rows, key=lambda row: row.client)
-    for tracker in trackers:
-        tracker.log(t, values, ordered)
+class _Recorder:
+    """Tells the trackers of round t while round t + 1 runs: writing files and drawing progress take no round's time.
+
+    One thread, so trackers hear of rounds in order; what a tracker raises reaches the caller with the next round.
+    """
+
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        self.trackers = trackers
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="recorder")
+        self.telling: Future[None] | None = None
+
+    def __enter__(self) -> _Recorder:
+        return self
+
+    def __call__(self, t: int, values: dict[str, Any], rows: Sequence[ClientRow]) -> None:
+        self._wait()
+        ordered = sorted(rows, key=lambda row: row.client)
+        self.telling = self.thread.submit(self._tell, t, values, ordered)
+
+    def _tell(self, t: int, values: dict[str, Any], rows: Sequence[ClientRow]) -> None:
+        for tracker in self.trackers:
+            tracker.log(t, values, rows)
+
+    def _wait(self) -> None:
+        if self.telling is not None:
+            telling, self.telling = self.telling, None
+            telling.result()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            if error is None:
+                self._wait()
+        finally:
+            self.thread.shutdown(wait=True)
