@@ -1,0 +1,118 @@
+"""The benchmark compares like with like, and reads memory right. Nothing here looks at a clock."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+# The benchmark is a script, not a part of the package: its folder is its own import path.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import handwritten  # noqa: E402
+import overhead  # noqa: E402
+
+import raysim  # noqa: E402
+
+TINY = replace(
+    overhead.W2,
+    name="tiny",
+    clients=20,
+    participants=5,
+    models=("digits_mlp64", "digits_mlp128"),
+    partition={"name": "resample", "samples_per_client": 70},  # two full batches and a short one
+    lr=0.1,
+)
+ROUNDS = 3
+
+
+def test_handwritten_loop_and_raysim_do_the_same_steps(workplace: Path) -> None:
+    """The same clients train on as many samples and come out with the same models.
+
+    Both draw the same numbers and take the same steps, so scores agree but for the last bits of a header,
+    which are summed in another order: one of the few test samples may fall the other way, losses may not
+    differ by more than rounding. A step too many or another batch would move them in the second digit.
+    """
+    loop = handwritten.Loop(TINY, processes=1)
+    try:
+        ours = [score for t in range(1, ROUNDS + 1) for score in loop.round(t)]
+    finally:
+        loop.close()
+    told = overhead.scenario(TINY, ROUNDS, 1, workplace) | {"backend": "in_process"}
+    del told["resources"], told["tracking"]
+    notes = overhead.Notes()
+    raysim.run(raysim.load_scenario(told), quiet=True, trackers=[notes])
+    rows = [row for round_rows in notes.rows for row in round_rows]
+
+    def counted(value: int | None) -> int:
+        assert value is not None
+        return value
+
+    assert [score.client for score in ours] == [row.client for row in rows]
+    assert [score.samples for score in ours] == [row.train_samples for row in rows]
+    assert [score.tested for score in ours] == [row.total for row in rows]
+    assert [score.train_loss for score in ours] == pytest.approx([row.train_loss for row in rows], rel=1e-4)
+    mean = [score.test_loss / score.tested for score in ours]
+    assert mean == pytest.approx([row.loss for row in rows], rel=1e-4)
+    assert all(abs(score.correct - counted(row.correct)) <= 1 for score, row in zip(ours, rows, strict=True))
+    # And they learn: the last round's training loss is below the first's, which is near log 10.
+    assert sum(s.train_loss for s in ours[-5:]) < 0.9 * sum(s.train_loss for s in ours[:5])
+
+
+def test_handwritten_loop_gives_the_same_result_on_any_number_of_processes() -> None:
+    found = []
+    for processes in (1, 2):
+        loop = handwritten.Loop(TINY, processes)
+        try:
+            found.append([loop.round(t) for t in (1, 2)])
+        finally:
+            loop.close()
+    assert found[0] == found[1]
+
+
+def test_pss_counts_descendants() -> None:
+    alone = overhead.tree_pss_gb(os.getpid())
+    assert 0.01 < alone < 50
+    # 300 MB that is written to, so that it is resident.
+    code = "held = b'x' * 300_000_000; print('up', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "up\n"
+        with_child = overhead.tree_pss_gb(os.getpid())
+        child.communicate("\n")
+    assert 0.25 < with_child - alone < 0.5
+    assert overhead.tree_pss_gb(child.pid) == 0.0  # gone, and no error
+
+
+@pytest.mark.ray
+def test_both_sides_run_the_same_rounds_by_turns(
+    workplace: Path, ray_session: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(overhead.BLOCK, "tiny", 2)
+    found = overhead.compare(TINY, rounds=4, processes=2)
+    assert len(found["raysim_s"]) == len(found["handwritten_s"]) == 2  # blocks
+    assert min(*found["raysim_s"], *found["handwritten_s"], found["ratio"]) > 0
+    assert found["raysim_cpu_s"] > 0 and found["handwritten_cpu_s"] > 0
+
+
+@pytest.mark.ray
+def test_memory_of_ray_is_counted(workplace: Path, ray_session: None) -> None:
+    import psutil
+
+    names = {psutil.Process(pid).name() for pid in overhead._tree(os.getpid())}
+    assert {"raylet", "gcs_server"} <= names
+
+
+def test_slope_is_per_hundred_rounds_of_the_second_half() -> None:
+    sampler = overhead.MemorySampler(overhead.Notes())
+    sampler.samples = [(t, 1.0 if t < 50 else 2.0 + 0.001 * t) for t in range(0, 101, 10)]
+    assert sampler.slope_gb == pytest.approx(0.1)
+    assert sampler.peak_gb == pytest.approx(2.1)
+    sampler.samples = []
+    assert sampler.slope_gb is None

@@ -1,0 +1,82 @@
+"""What a user can get wrong around a scenario: one sentence, exit code 2, Ray not started, nothing half-written."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from raysim.cli.main import main
+from tests.conftest import REPOSITORY
+
+QUICKSTART = str(REPOSITORY / "scenarios" / "quickstart.yaml")
+
+
+def launch(capfd: pytest.CaptureFixture[str], *sets: str, scenario: str = QUICKSTART) -> tuple[int, str]:
+    args = ["launch", scenario]
+    for item in sets:
+        args += ["--set", item]
+    with pytest.raises(SystemExit) as ended:
+        main(args)
+    return int(str(ended.value.code)), capfd.readouterr().err
+
+
+@pytest.fixture
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that gets as far as Ray fails the test."""
+
+    def connect(*rest: object) -> bool:
+        raise AssertionError("Ray was started")
+
+    import raysim.engine.ray_backend as ray_backend
+
+    monkeypatch.setattr(ray_backend, "connect", connect)
+
+
+def refused(capfd: pytest.CaptureFixture[str], workplace: Path, *sets: str) -> str:
+    code, told = launch(capfd, *sets)
+    assert code == 2, told
+    assert told.count("\n") == 1, told
+    assert not list(workplace.rglob("summary.json"))
+    return told
+
+
+@pytest.mark.usefixtures("no_ray")
+class TestBeforeRay:
+    def test_a_folder_without_the_data_set(self, capfd: pytest.CaptureFixture[str], workplace: Path) -> None:
+        told = refused(
+            capfd, workplace, "data.name=cifar100", f"data.root={workplace}", "clients.models=[cnn1]"
+        )
+        assert "data.root" in told
+        assert str(workplace) in told
+
+    def test_a_truncated_file(self, capfd: pytest.CaptureFixture[str], workplace: Path, data_root: str) -> None:
+        folder = workplace / "fashion_mnist"
+        folder.mkdir()
+        for name in ("train-00000-of-00001.parquet", "test-00000-of-00001.parquet"):
+            whole = (Path(data_root) / "fashion_mnist" / name).read_bytes()
+            (folder / name).write_bytes(whole[: len(whole) // 2])
+        told = refused(
+            capfd, workplace, "data.name=fashion_mnist", f"data.root={workplace}", "clients.models=[fmnist_cnn1]"
+        )
+        assert ".parquet" in told
+
+    def test_a_tracking_server_that_does_not_answer(
+        self, capfd: pytest.CaptureFixture[str], workplace: Path
+    ) -> None:
+        told = refused(capfd, workplace, "tracking.uri=http://127.0.0.1:9")
+        assert "tracking.uri" in told
+        assert "http://127.0.0.1:9" in told
+
+    def test_an_output_that_is_a_file(self, capfd: pytest.CaptureFixture[str], workplace: Path) -> None:
+        (workplace / "taken").write_text("")
+        assert "taken" in refused(capfd, workplace, "output=taken")
+
+    def test_gpus_that_do_not_exist(
+        self, capfd: pytest.CaptureFixture[str], workplace: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+        monkeypatch.setitem(sys.modules, "ray", None)  # as in a new process: no Ray to join
+        told = refused(capfd, workplace, "resources.gpus_per_actor=0.5")
+        assert "resources.gpus_per_actor: 0.5 given, but there is no GPU; allowed here: 0 or auto" in told

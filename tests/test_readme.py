@@ -1,0 +1,77 @@
+"""What the README shows is true: its Python runs, its commands parse, its door is the whole door."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import raysim
+from raysim.cli.main import cli
+from tests.conftest import REPOSITORY
+
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+COMMANDS = [
+    line.split(" #")[0].strip()
+    for block in blocks("")
+    for line in block.splitlines()
+    if line.startswith("raysim ") and not line.startswith("raysim: ")
+]
+
+
+def test_the_python_runs(workplace: Path) -> None:
+    (workplace / "scenarios").symlink_to(REPOSITORY / "scenarios")
+    (code,) = blocks("python")
+    names: dict[str, Any] = {}
+    exec(compile(code, "README.md", "exec"), names)
+    assert names["result"].summary["rounds"] == 3
+
+
+def test_there_are_commands() -> None:
+    assert len(COMMANDS) >= 7
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_parse(command: str) -> None:
+    name, *rest = shlex.split(command)[1:]
+    found = cli.get_command(click.Context(cli), name)
+    assert found is not None
+    found.make_context(name, rest, resilient_parsing=False)
+
+
+def test_the_sentence_about_a_typo_is_the_real_one(capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    shown = next(line for line in README.splitlines() if line.startswith("raysim: "))
+    typed = next(line for line in README.splitlines() if line.startswith("$ raysim "))
+    monkeypatch.chdir(REPOSITORY)
+    from raysim.cli.main import main
+
+    with pytest.raises(SystemExit, match="2"):
+        main(shlex.split(typed)[2:])
+    assert capfd.readouterr().err.strip() == shown
+
+
+def test_links_lead_somewhere() -> None:
+    for page in REPOSITORY.glob("**/README.md"):
+        if ".venv" in page.parts:
+            continue
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{page}: {target}"
+
+
+def test_the_door() -> None:
+    assert set(raysim.__all__) == set(raysim._HOMES)
+    for name in raysim.__all__:
+        assert getattr(raysim, name) is not None
+    with pytest.raises(AttributeError, match="nope"):
+        _ = raysim.nope
