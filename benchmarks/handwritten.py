@@ -2,16 +2,18 @@
 
 Not run by itself: `python benchmarks/overhead.py` runs it and raysim on the same work and compares them.
 
-One process per core with one thread each. Clients' weights lie in one block of shared memory; a process that gets
-a client from the work queue points its one network of that architecture at the client's weights and trains them
-in place, so that nothing is copied and any process can serve any client. Only ids and scores go through pipes.
-It draws what raysim draws (who takes part, initial weights, order of samples), so both do the same steps.
+One process per core with one thread each. Clients' weights lie in one block of shared memory; a process that
+gets a client from the work queue points its one network of that architecture at the client's weights and
+trains them in place, so that nothing is copied and any process can serve any client. Only ids and scores go
+through pipes. It draws what raysim draws (who takes part, initial weights, order of samples), so both do the
+same steps; tests/bench compares their results.
 
 Shapes: N clients, M images, K participants, H numbers of a header.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -80,7 +82,8 @@ class Score(NamedTuple):
     test_loss: float  # sum
 
 
-class Positions(NamedTuple):
+@dataclass(frozen=True)
+class Positions:
     """The samples of every client, client after client."""
 
     index: Tensor
@@ -110,6 +113,7 @@ class Loop:
 
     work: Workload
     processes: int
+    niceness: int = 0  # of the processes
     shared: Shared = field(init=False)
 
     def __post_init__(self) -> None:
@@ -146,9 +150,10 @@ class Loop:
         self.tasks: Any = context.SimpleQueue()
         self.results: list[Connection] = []
         self.workers: list[Any] = []
+        job = (work, self.shared, self.niceness, self.tasks)
         for _ in range(self.processes):
             ours, theirs = context.Pipe(duplex=False)
-            worker = context.Process(target=_serve, args=(work, self.shared, self.tasks, theirs), daemon=True)
+            worker = context.Process(target=_serve, args=(*job, theirs), daemon=True)
             worker.start()
             theirs.close()  # so that a dead worker's pipe ends, instead of staying silent
             self.results.append(ours)
@@ -212,21 +217,26 @@ class _Trainer:
         index = shared.train.of(k)
         self.rng.manual_seed(seed_for(work.seed, "client", t, k))
         loss_sum = torch.zeros(())
-        for part in torch.randperm(len(index), generator=self.rng).split(work.batch_size):
-            chosen = index[part]
-            x = self.transform.plain(shared.image_MHWC[chosen])
+        order = torch.randperm(len(index), generator=self.rng)
+        for part in index[order].split(work.batch_size):
+            x, y = self._batch(part)
             optimizer.zero_grad()
-            loss = F.cross_entropy(net(x), shared.label_M[chosen])
+            loss = F.cross_entropy(net(x), y)
             loss.backward()
             optimizer.step()
             loss_sum += loss.detach() * len(part)
         with torch.inference_mode():
-            chosen = shared.test.of(k)
-            y = shared.label_M[chosen]
-            logits = net(self.transform.plain(shared.image_MHWC[chosen]))
+            x, y = self._batch(shared.test.of(k))
+            logits = net(x)
             correct = int((logits.argmax(1) == y).sum())
             test_loss = float(F.cross_entropy(logits, y, reduction="sum"))
-        return Score(k, len(index), float(loss_sum) / len(index), correct, len(chosen), test_loss)
+        return Score(k, len(index), float(loss_sum) / len(index), correct, len(y), test_loss)
+
+    def _batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        # index_select copies whole images; indexing with a tensor is many times slower.
+        shared = self.shared
+        x = self.transform.plain(shared.image_MHWC.index_select(0, index))
+        return x, shared.label_M.index_select(0, index)
 
     def _views(self, k: int) -> list[Tensor]:
         """The client's weights in the shapes of its network, without a copy."""
@@ -240,7 +250,8 @@ class _Trainer:
         return self.views[k]
 
 
-def _serve(work: Workload, shared: Shared, tasks: Any, results: Connection) -> None:
+def _serve(work: Workload, shared: Shared, niceness: int, tasks: Any, results: Connection) -> None:
+    os.nice(niceness)
     torch.set_num_threads(1)
     trainer = _Trainer(work, shared)
     while (task := tasks.get()) is not None:
