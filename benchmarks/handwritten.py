@@ -59,9 +59,7 @@ class Workload:
         spec = DATASETS[self.dataset]
         dim = common_feature_dim(self.models)
         with global_seed(self.seed, "init", name):
-            net = build_model(
-                name, num_classes=spec.num_classes, image_shape=spec.image_shape, feature_dim=dim
-            )
+            net = build_model(name, num_classes=spec.num_classes, image_shape=spec.image_shape, feature_dim=dim)
         assert not list(net.buffers()), "only parameters are kept per client"
         return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 

@@ -256,9 +256,7 @@ def compare(work: Workload, rounds: int, processes: int) -> dict[str, Any]:
     }
 
 
-def measure_memory(
-    work: Workload, rounds: int, processes: int, every_s: float = SAMPLE_EVERY_S
-) -> dict[str, Any]:
+def measure_memory(work: Workload, rounds: int, processes: int, every_s: float = SAMPLE_EVERY_S) -> dict[str, Any]:
     """Memory of this process and all of Ray's while raysim runs the workload."""
     with tempfile.TemporaryDirectory(prefix="raysim-bench-") as name:
         notes = Notes()
@@ -282,9 +280,7 @@ def first_round(timeout_s: float = 300.0) -> float | None:
             *("--set", f"output={name}/runs", "--set", f"tracking.uri=sqlite:///{name}/mlflow.db"),
         ]
         begin = time.perf_counter()
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        ) as process:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             impatient = threading.Timer(timeout_s, process.kill)
             impatient.start()
             assert process.stdout is not None
@@ -370,8 +366,7 @@ def _figures(report: Mapping[str, Any]) -> list[Figure]:
             figures.append(Figure("W1 s/round: raysim", "", f"{ours:.2f}"))
         else:
             ours, theirs = (
-                found["participants"] / float(np.median(found[side]))
-                for side in ("raysim_s", "handwritten_s")
+                found["participants"] / float(np.median(found[side])) for side in ("raysim_s", "handwritten_s")
             )
             figures.append(Figure("W2 trainings/s: hand-written", "", f"{theirs:,.0f}"))
             figures.append(Figure("W2 trainings/s: raysim", ">= 1,000", f"{ours:,.0f}"))

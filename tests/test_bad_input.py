@@ -45,9 +45,7 @@ def refused(capfd: pytest.CaptureFixture[str], workplace: Path, *sets: str) -> s
 @pytest.mark.usefixtures("no_ray")
 class TestBeforeRay:
     def test_a_folder_without_the_data_set(self, capfd: pytest.CaptureFixture[str], workplace: Path) -> None:
-        told = refused(
-            capfd, workplace, "data.name=cifar100", f"data.root={workplace}", "clients.models=[cnn1]"
-        )
+        told = refused(capfd, workplace, "data.name=cifar100", f"data.root={workplace}", "clients.models=[cnn1]")
         assert "data.root" in told
         assert str(workplace) in told
 
@@ -62,9 +60,7 @@ class TestBeforeRay:
         )
         assert ".parquet" in told
 
-    def test_a_tracking_server_that_does_not_answer(
-        self, capfd: pytest.CaptureFixture[str], workplace: Path
-    ) -> None:
+    def test_a_tracking_server_that_does_not_answer(self, capfd: pytest.CaptureFixture[str], workplace: Path) -> None:
         told = refused(capfd, workplace, "tracking.uri=http://127.0.0.1:9")
         assert "tracking.uri" in told
         assert "http://127.0.0.1:9" in told

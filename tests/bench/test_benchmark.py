@@ -13,19 +13,19 @@ import pytest
 # The benchmark is a script, not a part of the package: its folder is its own import path.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-import handwritten  # noqa: E402
-import overhead  # noqa: E402
+import handwritten
+import overhead
 
-import raysim  # noqa: E402
+import raysim
 
 TINY = replace(
     overhead.W2,
     name="tiny",
     clients=20,
-    participants=5,
+    participants=10,
     models=("digits_mlp64", "digits_mlp128"),
     partition={"name": "resample", "samples_per_client": 70},  # two full batches and a short one
-    lr=0.1,
+    lr=0.5,
 )
 ROUNDS = 3
 
@@ -37,7 +37,7 @@ def test_handwritten_loop_and_raysim_do_the_same_steps(workplace: Path) -> None:
     which are summed in another order: one of the few test samples may fall the other way, losses may not
     differ by more than rounding. A step too many or another batch would move them in the second digit.
     """
-    loop = handwritten.Loop(TINY, processes=1)
+    loop = handwritten.Loop(TINY, processes=2)
     try:
         ours = [score for t in range(1, ROUNDS + 1) for score in loop.round(t)]
     finally:
@@ -59,19 +59,9 @@ def test_handwritten_loop_and_raysim_do_the_same_steps(workplace: Path) -> None:
     mean = [score.test_loss / score.tested for score in ours]
     assert mean == pytest.approx([row.loss for row in rows], rel=1e-4)
     assert all(abs(score.correct - counted(row.correct)) <= 1 for score, row in zip(ours, rows, strict=True))
-    # And they learn: the last round's training loss is below the first's, which is near log 10.
-    assert sum(s.train_loss for s in ours[-5:]) < 0.9 * sum(s.train_loss for s in ours[:5])
-
-
-def test_handwritten_loop_gives_the_same_result_on_any_number_of_processes() -> None:
-    found = []
-    for processes in (1, 2):
-        loop = handwritten.Loop(TINY, processes)
-        try:
-            found.append([loop.round(t) for t in (1, 2)])
-        finally:
-            loop.close()
-    assert found[0] == found[1]
+    # And they learn: rounds 1 and 3 have other participants, but share a header.
+    k = TINY.participants
+    assert sum(score.train_loss for score in ours[-k:]) < 0.9 * sum(score.train_loss for score in ours[:k])
 
 
 def test_pss_counts_descendants() -> None:

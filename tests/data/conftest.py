@@ -23,9 +23,7 @@ def real_data():
     for folder in tried:
         if folder and (Path(folder) / "fashion_mnist").is_dir():
             return str(folder)
-    pytest.skip(
-        "no real data: RAYSIM_DATA is not set (or holds no fashion_mnist), ../shared/data is not there"
-    )
+    pytest.skip("no real data: RAYSIM_DATA is not set (or holds no fashion_mnist), ../shared/data is not there")
 
 
 @pytest.fixture

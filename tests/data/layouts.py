@@ -32,9 +32,7 @@ def parquet(path, images, labels, column="img", label="label", names=None, group
     table = pa.table(
         {
             column: pa.array(cells, pa.struct([("bytes", pa.binary()), ("path", pa.string())])),
-            label: pa.array(
-                labels, pa.int64() if all(isinstance(x, int | np.integer) for x in labels) else None
-            ),
+            label: pa.array(labels, pa.int64() if all(isinstance(x, int | np.integer) for x in labels) else None),
         }
     )
     if names is not None:
@@ -62,9 +60,7 @@ def fashion_torchvision(folder, train=7, test=4):
         count = len(label[rows])
         head = struct.pack(">4I", 0x803, count, 28, 28)
         (raw / f"{part}-images-idx3-ubyte").write_bytes(head + image[rows].tobytes())
-        (raw / f"{part}-labels-idx1-ubyte").write_bytes(
-            struct.pack(">2I", 0x801, count) + label[rows].tobytes()
-        )
+        (raw / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">2I", 0x801, count) + label[rows].tobytes())
     return image, label
 
 
@@ -87,9 +83,7 @@ def cifar_torchvision(folder, monkeypatch, train=6, test=3):
     monkeypatch.setattr(CIFAR100, "train_list", [["train", write("train", part(slice(0, train)))]])
     monkeypatch.setattr(CIFAR100, "test_list", [["test", write("test", part(slice(train, None)))]])
     names = {"fine_label_names": [f"kind {number}" for number in range(100)]}
-    monkeypatch.setattr(
-        CIFAR100, "meta", {"filename": "meta", "key": "fine_label_names", "md5": write("meta", names)}
-    )
+    monkeypatch.setattr(CIFAR100, "meta", {"filename": "meta", "key": "fine_label_names", "md5": write("meta", names)})
     return image, label
 
 

@@ -246,9 +246,7 @@ def test_missing_everywhere_names_the_three_ways(alone, download):
     with pytest.raises(ScenarioError) as error:
         load_dataset("cifar10", download=download)
     text = one_sentence(error)
-    assert all(
-        word in text for word in ["data.root", "RAYSIM_DATA", str(alone / "cache" / "data"), "connected"]
-    )
+    assert all(word in text for word in ["data.root", "RAYSIM_DATA", str(alone / "cache" / "data"), "connected"])
     assert ("does not answer" in text) == download
     with pytest.raises(ScenarioError, match="cannot be downloaded automatically"):
         load_dataset("tiny_imagenet", download=download)

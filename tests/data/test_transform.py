@@ -34,9 +34,7 @@ def one_by_one(transform, raw_BHWC, rng):
     """Normalise, flip, erase, then pad and crop, each image alone."""
     augment, out = transform.augment, []
     draw_KB = torch.rand(8, len(raw_BHWC), generator=rng, dtype=torch.float64).numpy()
-    for image, (flip, erase, area, aspect, top, left, down, across) in zip(
-        raw_BHWC.numpy(), draw_KB.T, strict=True
-    ):
+    for image, (flip, erase, area, aspect, top, left, down, across) in zip(raw_BHWC.numpy(), draw_KB.T, strict=True):
         x_HWC = (image.astype(np.float64) / 255 - transform.mean) / transform.std
         height, width, _ = x_HWC.shape
         if augment.flip and flip < 0.5:
@@ -88,9 +86,7 @@ def test_no_augmentation_draws_nothing():
     made, rng = transform_for("cifar10", augment=False), torch.Generator().manual_seed(0)
     state = rng.get_state()
     images = raw((2, 32, 32, 3))
-    assert torch.equal(made.augmented(images, rng), made.plain(images)) and torch.equal(
-        rng.get_state(), state
-    )
+    assert torch.equal(made.augmented(images, rng), made.plain(images)) and torch.equal(rng.get_state(), state)
 
 
 def test_rates_are_the_published_ones():

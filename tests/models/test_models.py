@@ -79,9 +79,7 @@ def count_params(net: nn.Module) -> int:
 def test_parameter_counts_are_the_published_ones(
     name: str, shape: tuple[int, int, int], num_classes: int, params: int
 ) -> None:
-    net = build_model(
-        name, num_classes=num_classes, image_shape=shape, feature_dim=MODELS[name].native_dim or 0
-    )
+    net = build_model(name, num_classes=num_classes, image_shape=shape, feature_dim=MODELS[name].native_dim or 0)
     assert count_params(net) == params
 
 
