@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysim.core.algorithm import ClientId
+from raysim.core.messages import Weights
 from raysim.core.results import ClientRow
 from raysim.engine.host import Turn
 from raysim.engine.server import ServerReport
@@ -36,6 +37,9 @@ class Backend(Protocol):
 
     def evaluate(self, t: int, ids: Sequence[ClientId]) -> list[ClientRow]:
         """Measure clients as they are, in id order."""
+
+    def states(self) -> tuple[dict[ClientId, Weights], Weights]:
+        """A copy of the state of every client that had a turn, and of the server's."""
 
     def digests(self) -> tuple[dict[ClientId, str], str]:
         """SHA-256 of every client's state and of the server's."""

@@ -117,6 +117,10 @@ class ClientHost:
         """Give clients away: their packed states, gone from here."""
         return {k: pack(weights(self.nets.pop(k))) for k in ids if k in self.nets}
 
+    def states(self) -> dict[ClientId, Any]:
+        """The packed states of all clients that had a turn here; they stay."""
+        return {k: pack(weights(self.nets[k])) for k in sorted(self.nets)}
+
     def adopt(self, states: Mapping[ClientId, Any]) -> None:
         """Take in clients that another host released."""
         for k, packed in states.items():

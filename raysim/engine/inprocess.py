@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from raysim.core.algorithm import ClientId
+from raysim.core.messages import Weights, unpack
 from raysim.core.results import ClientRow
 from raysim.engine.backend import RoundReport
 from raysim.engine.host import ClientHost, Turn, joins
@@ -42,6 +43,9 @@ class InProcess:
 
     def evaluate(self, t: int, ids: Sequence[ClientId]) -> list[ClientRow]:
         return self.host.evaluate(t, ids)
+
+    def states(self) -> tuple[dict[ClientId, Weights], Weights]:
+        return unpack(self.host.states()), unpack(self.server.state())
 
     def digests(self) -> tuple[dict[ClientId, str], str]:
         return self.host.digests(range(self.world.num_clients)), self.server.digest()

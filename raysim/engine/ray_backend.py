@@ -22,6 +22,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from raysim.core.algorithm import ClientId
 from raysim.core.errors import RaysimError, RunError, ScenarioError
+from raysim.core.messages import Weights, unpack
 from raysim.core.results import ClientRow
 from raysim.engine.backend import RoundReport
 from raysim.engine.host import ClientHost, Outbox, Turn, joins
@@ -118,6 +119,10 @@ class HostActor:
         """See `ClientHost.release`."""
         return self.host.release(ids)
 
+    def states(self) -> dict[ClientId, Any]:
+        """See `ClientHost.states`."""
+        return self.host.states()
+
     def digests(self, ids: Sequence[ClientId]) -> dict[ClientId, str]:
         """See `ClientHost.digests`."""
         return self.host.digests(ids)
@@ -146,6 +151,10 @@ class ServerActor:
     def update(self, t: int, *uploads: Mapping[ClientId, Any]) -> tuple[ServerReport, Usage]:
         """See `ServerHost.update`."""
         return self.host.update(t, uploads), Usage(private_mb())
+
+    def state(self) -> Weights:
+        """See `ServerHost.state`."""
+        return self.host.state()
 
     def digest(self) -> str:
         """See `ServerHost.digest`."""
@@ -247,6 +256,10 @@ class RayBackend:
         parts = [self.hosts[a].evaluate.remote(t, part) for a, part in self._spread(ids).items()]
         rows = [row for part in self._get(parts, f"round {t}") for row in part]
         return sorted(rows, key=lambda row: row.client)
+
+    def states(self) -> tuple[dict[ClientId, Weights], Weights]:
+        *parts, server = self._get([*(h.states.remote() for h in self.hosts), self.server.state.remote()], "a snapshot")
+        return {k: state for part in parts for k, state in unpack(part).items()}, unpack(server)
 
     def digests(self) -> tuple[dict[ClientId, str], str]:
         everyone = self._spread(range(self.world.num_clients))

@@ -25,6 +25,7 @@ class Schedule:
     rounds: int
     participants: int  # K
     evaluate_every: int = 1
+    snapshot_every: int = 0  # 0: never
 
 
 @dataclass
@@ -56,6 +57,7 @@ def run_rounds(
     progress: Progress,
     note: Note = lambda text: None,
     within_round: Callable[[int, int], None] = lambda done, of: None,
+    snapshot: Callable[[int], None] = lambda t: None,
 ) -> None:
     """Run every round that is left and tell the trackers of each.
 
@@ -72,7 +74,7 @@ def run_rounds(
             record(0, values, rows)
     progress.started = perf_counter()
     with _Recorder(trackers) as record:
-        _rounds(world, schedule, backend, progress, eligible, record, note, within_round)
+        _rounds(world, schedule, backend, progress, eligible, record, note, within_round, snapshot)
 
 
 def _rounds(
@@ -84,6 +86,7 @@ def _rounds(
     record: _Recorder,
     note: Note,
     within_round: Callable[[int, int], None],
+    snapshot: Callable[[int], None],
 ) -> None:
     for t in range(progress.t + 1, schedule.rounds + 1):
         start = perf_counter()
@@ -106,6 +109,8 @@ def _rounds(
             note(f"round {t}: the upload of client {k} held a NaN or infinity and was left out")
         record(t, values, rows)
         progress.t, progress.final = t, progress.final | values
+        if schedule.snapshot_every and (t % schedule.snapshot_every == 0 or t == schedule.rounds):
+            snapshot(t)
 
 
 def state_digest(backend: Backend) -> str:

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from raysim.core.algorithm import ClientId, Server
-from raysim.core.messages import nonfinite, pack, unpack
+from raysim.core.messages import Weights, nonfinite, pack, unpack
 from raysim.core.meter import flops_of
 from raysim.core.seeds import seeded
-from raysim.core.state import digest
+from raysim.core.state import digest, state_tensors
 from raysim.engine.hooks import hook
 from raysim.engine.host import Outbox
 from raysim.engine.world import World
@@ -98,6 +98,10 @@ class ServerHost:
             flops = self._flops[key]
         seconds = perf_counter() - start + self._send_s
         return ServerReport(dict(self.server.values), float(flops), seconds, tuple(rejected))
+
+    def state(self) -> Weights:
+        """Every tensor and number of the server's state, by dotted path, packed."""
+        return pack({name: tensor.clone() for name, tensor in state_tensors(self.server.state).items()})
 
     def digest(self) -> str:
         """SHA-256 of the server's state."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
@@ -29,6 +30,7 @@ from raysim.data.partition import make_partition
 from raysim.data.shards import Partition
 from raysim.data.transform import transform_for
 from raysim.engine.backend import Backend
+from raysim.engine.checkpoint import write_snapshot
 from raysim.engine.hooks import HookError
 from raysim.engine.inprocess import InProcess
 from raysim.engine.placement import Machine, Plan, make_plan
@@ -129,8 +131,14 @@ class _Session:
                 self.note(text)
             world = world_of(self.checked, self.data, self.partition, plan)
             backend.start(world, self.data.image_MHWC)
-            schedule = Schedule(loaded.scenario.rounds, self.checked.participants, loaded.scenario.evaluation.every)
-            run_rounds(world, schedule, backend, self.trackers, progress, self.note)
+            schedule = Schedule(
+                loaded.scenario.rounds,
+                self.checked.participants,
+                loaded.scenario.evaluation.every,
+                loaded.scenario.checkpoint.every,
+            )
+            snapshot = partial(_snapshot, self.card.folder / "checkpoints", backend)
+            run_rounds(world, schedule, backend, self.trackers, progress, self.note, snapshot=snapshot)
             facts["state_digest"] = state_digest(backend)
             status = "finished"
         except KeyboardInterrupt:
@@ -146,6 +154,8 @@ class _Session:
             raise
         finally:
             facts["seconds"] = time.perf_counter() - began
+            if status != "finished":
+                self.note(f"what was done until round {progress.t} is kept in {self.card.folder}")
             cleanup.close()  # first: actors may still be at work on a round that was cut off
             summary = self._summary(status, progress, facts)
             self._close(status, summary)
@@ -275,6 +285,11 @@ def versions() -> dict[str, str]:
         "torch": str(torch.__version__),
         "numpy": np.__version__,
     }
+
+
+def _snapshot(folder: Path, backend: Backend, t: int) -> None:
+    clients, server = backend.states()
+    write_snapshot(folder, t, clients, server)
 
 
 def _nowhere(text: str) -> None:
