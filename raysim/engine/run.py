@@ -74,43 +74,29 @@ def run_rounds(
             record(0, values, rows)
     progress.started = perf_counter()
     with _Recorder(trackers) as record:
-        _rounds(world, schedule, backend, progress, eligible, record, note, within_round, snapshot)
-
-
-def _rounds(
-    world: World,
-    schedule: Schedule,
-    backend: Backend,
-    progress: Progress,
-    eligible: Sequence[ClientId],
-    record: _Recorder,
-    note: Note,
-    within_round: Callable[[int, int], None],
-    snapshot: Callable[[int], None],
-) -> None:
-    for t in range(progress.t + 1, schedule.rounds + 1):
-        start = perf_counter()
-        due = t % schedule.evaluate_every == 0 or t == schedule.rounds
-        members = cohort(world.seed, t, eligible, schedule.participants)
-        report = backend.round(t, members, due, partial(_within, within_round, len(members)))
-        rows = [turn.row for turn in report.turns.values()]
-        if due:
-            missed = sorted(progress.stale - set(members))
-            rows += backend.evaluate(t, missed) if missed else []
-            progress.latest |= {row.client: row for row in rows}
-            progress.stale.clear()
-        else:
-            progress.stale |= set(members)
-        values = _values(report, rows, progress, due)
-        values["time/round_s"] = perf_counter() - start
-        values["time/total_s"] = perf_counter() - progress.started
-        values["memory/host_mb"], values["memory/gpu_peak_mb"] = backend.memory()
-        for k in report.server.rejected:
-            note(f"round {t}: the upload of client {k} held a NaN or infinity and was left out")
-        record(t, values, rows)
-        progress.t, progress.final = t, progress.final | values
-        if schedule.snapshot_every and (t % schedule.snapshot_every == 0 or t == schedule.rounds):
-            snapshot(t)
+        for t in range(progress.t + 1, schedule.rounds + 1):
+            start = perf_counter()
+            due = t % schedule.evaluate_every == 0 or t == schedule.rounds
+            members = cohort(world.seed, t, eligible, schedule.participants)
+            report = backend.round(t, members, due, partial(_within, within_round, len(members)))
+            rows = [turn.row for turn in report.turns.values()]
+            if due:
+                missed = sorted(progress.stale - set(members))
+                rows += backend.evaluate(t, missed) if missed else []
+                progress.latest |= {row.client: row for row in rows}
+                progress.stale.clear()
+            else:
+                progress.stale |= set(members)
+            values = _values(report, rows, progress, due)
+            values["time/round_s"] = perf_counter() - start
+            values["time/total_s"] = perf_counter() - progress.started
+            values["memory/host_mb"], values["memory/gpu_peak_mb"] = backend.memory()
+            for k in report.server.rejected:
+                note(f"round {t}: the upload of client {k} held a NaN or infinity and was left out")
+            record(t, values, rows)
+            progress.t, progress.final = t, progress.final | values
+            if schedule.snapshot_every and (t % schedule.snapshot_every == 0 or t == schedule.rounds):
+                snapshot(t)
 
 
 def state_digest(backend: Backend) -> str:

@@ -88,6 +88,7 @@ def run(loaded: Loaded, *, quiet: bool = False, trackers: Sequence[Tracker] = ()
             mlflow=mlflow,
             trackers=[*shown, *trackers, folder, mlflow],
             note=shown[0].note if shown else _nowhere,
+            within=shown[0].within if shown else _nowhere,
         )
         return session.run(plan, cleanup)
 
@@ -112,6 +113,7 @@ class _Session:
     mlflow: MlflowTracker
     trackers: list[Any]
     note: Callable[[str], None]
+    within: Callable[[int, int], None]
 
     def run(self, plan: Plan | None, cleanup: contextlib.ExitStack) -> Result:
         """Start everything, run every round, end everything."""
@@ -138,7 +140,7 @@ class _Session:
                 loaded.scenario.checkpoint.every,
             )
             snapshot = partial(_snapshot, self.card.folder / "checkpoints", backend)
-            run_rounds(world, schedule, backend, self.trackers, progress, self.note, snapshot=snapshot)
+            run_rounds(world, schedule, backend, self.trackers, progress, self.note, self.within, snapshot)
             facts["state_digest"] = state_digest(backend)
             status = "finished"
         except KeyboardInterrupt:
@@ -292,8 +294,8 @@ def _snapshot(folder: Path, backend: Backend, t: int) -> None:
     write_snapshot(folder, t, clients, server)
 
 
-def _nowhere(text: str) -> None:
-    """Where notes go that nobody is to see."""
+def _nowhere(*told: object) -> None:
+    """Where goes what nobody is to see."""
 
 
 def _backend(checked: Checked, plan: Plan | None, cleanup: contextlib.ExitStack) -> tuple[Plan, Backend]:

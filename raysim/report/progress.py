@@ -27,6 +27,9 @@ class Progress(Tracker, Protocol):
     def note(self, text: str) -> None:
         """Print one line above whatever is shown."""
 
+    def within(self, done: int, of: int) -> None:
+        """`done` of the round's `of` participants are done."""
+
 
 def make_progress(rounds: int, clients: int, stream: TextIO | None = None) -> Progress:
     """Progress on `stream` (standard error by default): live on a terminal, plain lines elsewhere."""
@@ -113,6 +116,9 @@ class _Plain:
         """Print one line."""
         print(text, file=self._stream, flush=True)
 
+    def within(self, done: int, of: int) -> None:
+        """Lines are for rounds."""
+
     def _say(self) -> None:
         facts = self._facts
         width = len(str(facts.rounds))
@@ -137,10 +143,11 @@ class _Live:
             BarColumn(bar_width=20),
             *(TextColumn(column, style="default") for column in columns),
             TextColumn("{task.fields[left]}", style="dim"),
+            TextColumn("{task.fields[within]}", style="dim"),
             console=self._console,
             refresh_per_second=4,
         )
-        self._task = self._bar.add_task("", total=rounds, accuracy="", traffic="", pace="", left="starting")
+        self._task = self._bar.add_task("", total=rounds, accuracy="", traffic="", pace="", left="starting", within="")
 
     def open(self, card: RunCard) -> None:
         """Begin to draw."""
@@ -162,6 +169,10 @@ class _Live:
             pace=facts.pace,
             left=facts.left,
         )
+
+    def within(self, done: int, of: int) -> None:
+        """Show how far the round is; a round that is over at once shows nothing of it."""
+        self._bar.update(self._task, within=f"{done}/{of} clients" if 0 < done < of else "")
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
         """Leave the last line as it stands."""
