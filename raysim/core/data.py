@@ -69,6 +69,9 @@ class Samples:
 
     def in_order(self, batch_size: int) -> Iterator[Batch]:
         """Un-augmented batches in data order; the last one may be short."""
+        if 0 < len(self) <= batch_size:  # all at once, without a copy
+            yield Batch(self.transform.plain(self.raw_NHWC), self.y, torch.arange(len(self), device=self.y.device))
+            return
         for index in torch.arange(len(self), device=self.y.device).split(batch_size):
             yield Batch(self.transform.plain(self._raw(index)), self.y[index], index)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim.sgd import sgd
 
 from raysim.core.data import Batch
 
@@ -50,14 +51,55 @@ class FitResult:
 Trainer = Callable[[FitJob], FitResult]
 
 
-def make_optimizer(parameters: Iterable[nn.Parameter], local: LocalTraining) -> torch.optim.Optimizer:
+class Sgd:
+    """SGD with momentum and weight decay, by torch's own fused kernel.
+
+    `torch.optim.SGD` does the same arithmetic, but its first step in a process imports torch's compiler: 1.7 s and
+    70 MB in every actor, for something that is never used here.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], local: LocalTraining) -> None:
+        self.parameters, self.local = parameters, local
+        self.momentum: dict[nn.Parameter, Tensor] = {}  # of those that have moved
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move every parameter that has a gradient."""
+        fresh: list[nn.Parameter] = []
+        moving: list[nn.Parameter] = []
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                (moving if parameter in self.momentum else fresh).append(parameter)
+        for group in (fresh, moving):
+            if not group:
+                continue
+            buffers: list[Tensor | None] = [self.momentum.get(parameter) for parameter in group]
+            sgd(
+                cast(list[Tensor], group),
+                [grad for parameter in group if (grad := parameter.grad) is not None],
+                buffers,
+                fused=True,  # one pass over the weights, not one per term: 1.1 to 1.3 times faster steps on CPU
+                weight_decay=self.local.weight_decay,
+                momentum=self.local.momentum,
+                lr=self.local.lr,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+            )
+            if self.local.momentum:
+                self.momentum.update(zip(group, cast(list[Tensor], buffers), strict=True))
+
+
+def make_optimizer(parameters: Sequence[nn.Parameter], local: LocalTraining) -> Sgd | torch.optim.Adam:
     """A fresh optimizer: no momentum outlives a client's round (algorithms.md, section 1.3)."""
-    # fused: one pass over the weights instead of one per term, 1.1 to 1.3 times faster steps on CPU.
     if local.optimizer == "adam":
         return torch.optim.Adam(parameters, lr=local.lr, weight_decay=local.weight_decay, fused=True)
-    return torch.optim.SGD(
-        parameters, lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay, fused=True
-    )
+    return Sgd(parameters, local)
 
 
 def fit_one(job: FitJob) -> FitResult:
@@ -76,7 +118,7 @@ def fit_one(job: FitJob) -> FitResult:
         loss_sum += loss.detach() * len(batch.y)
         samples += len(batch.y)
     # Gradients left on a model double its memory for as long as the client lives.
-    optimizer.zero_grad(set_to_none=True)
+    optimizer.zero_grad()
     return FitResult(float(loss_sum), samples)
 
 

@@ -90,6 +90,7 @@ def run(loaded: Loaded, *, quiet: bool = False, trackers: Sequence[Tracker] = ()
             note=shown[0].note if shown else _nowhere,
             within=shown[0].within if shown else _nowhere,
         )
+        del data  # the session lets go of the images once the backend has them
         return session.run(plan, cleanup)
 
 
@@ -133,6 +134,8 @@ class _Session:
                 self.note(text)
             world = world_of(self.checked, self.data, self.partition, plan)
             backend.start(world, self.data.image_MHWC)
+            # The backend holds the images now, once per node; the driver's own are not needed any more.
+            self.data = replace(self.data, image_MHWC=np.zeros((0, *world.image_shape_HWC), dtype=np.uint8))
             schedule = Schedule(
                 loaded.scenario.rounds,
                 self.checked.participants,
@@ -216,7 +219,7 @@ class _Session:
             "rejected_uploads": progress.rejected,
             "state_digest": facts.get("state_digest"),
             "error": facts.get("error"),
-            "dataset": {"name": self.data.name, "source": self.data.source, "digest": self.data.digest},
+            "dataset": {"name": self.data.name, "source": self.data.source, "digest": self.card.dataset_digest},
             "partition_digest": self.card.partition_digest,
             "actors": facts.get("actors", 0),
             "seconds": {"total": facts["seconds"], **progress.seconds},

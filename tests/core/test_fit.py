@@ -116,14 +116,29 @@ def test_the_loss_is_given_what_the_job_gives():
     assert seen == ["teacher", "teacher"]
 
 
-def test_make_optimizer_hands_every_setting_on():
-    local = LocalTraining(lr=0.3, momentum=0.4, weight_decay=0.5)
-    (group,) = make_optimizer([nn.Parameter(torch.zeros(1))], local).param_groups
-    assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.3, 0.4, 0.5)
-    (group,) = make_optimizer(
-        [nn.Parameter(torch.zeros(1))], LocalTraining(optimizer="adam", lr=0.3, weight_decay=0.5)
-    ).param_groups
-    assert (group["lr"], group["weight_decay"]) == (0.3, 0.5)
+@pytest.mark.parametrize("momentum", [0.0, 0.4])
+def test_sgd_is_torchs_sgd_bit_for_bit(momentum: float):
+    local = LocalTraining(lr=0.3, momentum=momentum, weight_decay=0.05)
+    ours, theirs = ([nn.Parameter(torch.linspace(-1, 1, 7)), nn.Parameter(torch.ones(2))] for _ in range(2))
+    mine = make_optimizer(ours, local)
+    reference = torch.optim.SGD(theirs, lr=0.3, momentum=momentum, weight_decay=0.05, fused=True)
+    for step in range(4):
+        for parameters in (ours, theirs):
+            parameters[0].grad = torch.cos(parameters[0].detach() * (step + 1))
+            # The second has no gradient in the second step, as a part of a network that was not used.
+            parameters[1].grad = None if step == 1 else parameters[1].detach() ** 2
+        mine.step()
+        reference.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    mine.zero_grad()
+    assert ours[0].grad is None
+
+
+def test_adam_gets_every_setting():
+    local = LocalTraining(optimizer="adam", lr=0.3, weight_decay=0.5)
+    optimizer = make_optimizer([nn.Parameter(torch.zeros(1))], local)
+    assert isinstance(optimizer, torch.optim.Adam)
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]) == (0.3, 0.5)
 
 
 @pytest.mark.parametrize(("layer", "has"), [(nn.BatchNorm2d(1), True), (nn.GroupNorm(1, 1), False)])
