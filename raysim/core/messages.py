@@ -57,7 +57,8 @@ class PackedTensor:
         """A fresh tensor; the packed bytes may be read-only shared memory and are never handed out."""
         flat = torch.empty(len(self.data), dtype=torch.uint8)
         flat.numpy()[:] = self.data
-        return flat.view(getattr(torch, self.dtype)).reshape(self.shape).to(device)
+        tensor = flat.view(getattr(torch, self.dtype)).reshape(self.shape)
+        return tensor if device == "cpu" else tensor.to(device)
 
 
 def pack(msg: T) -> T:

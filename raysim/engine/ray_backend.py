@@ -236,13 +236,17 @@ class RayBackend:
         where = f"round {t}"
         lists = assign(cohort, {k: self._expected(k) for k in cohort}, self.owner, self.plan.groups)
         outbox = self.server.send.remote(t, cohort)
-        moved = {k: self.owner[k] for a, ids in lists.items() for k in ids if self.owner.get(k, a) != a}
+        moves: dict[tuple[int, int], list[ClientId]] = {}  # (old actor, new actor) -> clients
+        for actor, ids in lists.items():
+            for k in ids:
+                if self.owner.get(k, actor) != actor:
+                    moves.setdefault((self.owner[k], actor), []).append(k)
         # Old owners give up before any new work is queued behind it.
-        given = {k: self.hosts[old].release.remote([k]) for k, old in moved.items()}
+        given = {(old, new): self.hosts[old].release.remote(ids) for (old, new), ids in moves.items()}
         streams = {
             self.hosts[actor]
             .work.options(num_returns="streaming")
-            .remote(t, ids, evaluate, outbox, *(given[k] for k in ids if k in given)): actor
+            .remote(t, ids, evaluate, outbox, *(states for (_, new), states in given.items() if new == actor)): actor
             for actor, ids in lists.items()
         }
         self.owner |= {k: actor for actor, ids in lists.items() for k in ids}
@@ -250,7 +254,7 @@ class RayBackend:
         report, usage = self._get(self.server.update.remote(t, *uploads), where)
         self.usage[-1] = usage
         self._learn(turns)
-        return RoundReport({k: turns[k] for k in sorted(turns)}, report, len(moved))
+        return RoundReport({k: turns[k] for k in sorted(turns)}, report, sum(map(len, moves.values())))
 
     def evaluate(self, t: int, ids: Sequence[ClientId]) -> list[ClientRow]:
         parts = [self.hosts[a].evaluate.remote(t, part) for a, part in self._spread(ids).items()]
