@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
 import numpy as np
 import torch
@@ -105,6 +105,19 @@ def wire_components(msg: object) -> dict[str, int]:
     if is_dataclass(msg):
         return {field.name: wire_bytes(getattr(msg, field.name)) for field in fields(msg)}
     return {"message": wire_bytes(msg)} if msg is not None else {}
+
+
+class WireSize(NamedTuple):
+    """What a message weighs."""
+
+    bytes: int
+    params: int
+    components: dict[str, int]  # bytes by field
+
+
+def wire_size(msg: object) -> WireSize:
+    """Bytes, numbers and bytes by field of a message."""
+    return WireSize(wire_bytes(msg), wire_params(msg), wire_components(msg))
 
 
 def nonfinite(msg: object) -> bool:

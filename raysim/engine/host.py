@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from raysim.core.algorithm import Algorithm, Client, ClientId
 from raysim.core.data import Samples
-from raysim.core.messages import Weights, pack, unpack, weights, wire_bytes, wire_components, wire_params
+from raysim.core.messages import Weights, WireSize, nonfinite, pack, unpack, weights, wire_size
 from raysim.core.meter import FlopMeter
 from raysim.core.results import ClientRow
 from raysim.core.seeds import global_seed, seeded
@@ -38,6 +38,11 @@ class Outbox:
 
     messages: tuple[Any, ...]  # packed
     of: Mapping[ClientId, int | None]  # client -> position in `messages`; None: nothing is sent
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """What the server gets in the place of an upload that held a NaN or infinity."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +105,13 @@ class ClientHost:
         self, t: int, ids: Sequence[ClientId], outbox: Outbox, evaluate: bool
     ) -> Iterator[tuple[ClientId, Any, Turn]]:
         """Round `t` of these clients, one after another: (client, packed upload, turn)."""
-        received: dict[int, Any] = {}
+        received: dict[int | None, tuple[Any, WireSize]] = {None: (None, wire_size(None))}
         for k in ids:
             position = outbox.of[k]
             if position is not None and position not in received:
-                received[position] = unpack(outbox.messages[position], self.device)
-            yield self._turn(k, t, received.get(position) if position is not None else None, evaluate)
+                down = unpack(outbox.messages[position], self.device)
+                received[position] = down, wire_size(down)
+            yield self._turn(k, t, *received[position], evaluate)
 
     def evaluate(self, t: int, ids: Iterable[ClientId]) -> list[ClientRow]:
         """Measure clients as they are, without a turn."""
@@ -147,7 +153,7 @@ class ClientHost:
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _turn(self, k: ClientId, t: int, down: Any, evaluate: bool) -> tuple[ClientId, Any, Turn]:
+    def _turn(self, k: ClientId, t: int, down: Any, down_size: WireSize, evaluate: bool) -> tuple[ClientId, Any, Turn]:
         algorithm, world = self.world.algorithm, self.world
         client = self._client(k, t)
         measured, evaluate_s = None, 0.0
@@ -159,13 +165,14 @@ class ClientHost:
             measured, evaluate_s = self._measured(k)
         with self._hook("client_update", t, k, down):
             up = algorithm.client_update(client, down)
-        packed = pack(up)
+        # A NaN or infinity would spoil the server's state for good: it is told so instead (algorithms.md, 1.4).
+        packed = NonFinite() if nonfinite(up) else pack(up)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         train_s = perf_counter() - start - evaluate_s
         if evaluate and world.evaluate_when == "after_update":
             measured, evaluate_s = self._measured(k)
-        ledger = client.ledger
+        ledger, up_size = client.ledger, wire_size(up)
         row = self._row(
             k,
             t,
@@ -174,14 +181,14 @@ class ClientHost:
             participated=True,
             train_loss=ledger.train_loss if ledger.samples else None,
             train_samples=ledger.samples,
-            up_bytes=wire_bytes(up),
-            down_bytes=wire_bytes(down),
-            up_params=wire_params(up),
-            down_params=wire_params(down),
+            up_bytes=up_size.bytes,
+            down_bytes=down_size.bytes,
+            up_params=up_size.params,
+            down_params=down_size.params,
             flops=ledger.flops,
             train_s=train_s,
         )
-        return k, packed, Turn(row, ledger.values, wire_components(up), wire_components(down))
+        return k, packed, Turn(row, ledger.values, up_size.components, down_size.components)
 
     def _row(
         self,
@@ -244,7 +251,7 @@ class ClientHost:
         return Measure(correct, len(index_M), loss_sum)
 
     def _samples(self, index_M: NDArray[np.int64]) -> Samples:
-        index = torch.from_numpy(np.asarray(index_M, dtype=np.int64).copy())
+        index = torch.tensor(index_M)
         raw_NHWC = self.image_MHWC.index_select(0, index).to(self.device)
         return Samples(raw_NHWC, self.label_M[index].to(self.device), self.world.transform)
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from raysim.core.algorithm import ClientId, Server
-from raysim.core.messages import Weights, nonfinite, pack, unpack
+from raysim.core.messages import Weights, pack, unpack
 from raysim.core.meter import flops_of
 from raysim.core.seeds import seeded
 from raysim.core.state import digest, state_tensors
 from raysim.engine.hooks import hook
-from raysim.engine.host import Outbox
+from raysim.engine.host import NonFinite, Outbox
 from raysim.engine.world import World
 
 
@@ -79,13 +79,8 @@ class ServerHost:
         start = perf_counter()
         self._begin("server_update", t)
         packed = {k: up for part in uploads for k, up in part.items() if up is not None}
-        ups, rejected = {}, []
-        for k in sorted(packed):
-            up = unpack(packed[k])
-            if nonfinite(up):
-                rejected.append(k)
-            else:
-                ups[k] = up
+        rejected = [k for k in sorted(packed) if isinstance(packed[k], NonFinite)]
+        ups = unpack({k: packed[k] for k in sorted(packed) if k not in rejected})
         flops = 0
         if ups:
             # Counting slows small operations down, so it is done once per signature of the uploads.
