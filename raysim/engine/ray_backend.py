@@ -77,13 +77,14 @@ class HostActor:
     def setup(self, world: World, image_MHWC: NDArray[np.uint8], gpu_share: float) -> None:
         """Make the host; the images are this node's one copy, read-only."""
         keep_freed_memory()
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS is not deterministic
         import torch
 
-        torch.use_deterministic_algorithms(True, warn_only=True)
         device = "cpu"
         if gpu_share and torch.cuda.is_available():
             device = "cuda"
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS is not deterministic
+            # Only here: the call imports torch's compiler, 100 MB and seconds, and one thread of a CPU needs no asking.
+            torch.use_deterministic_algorithms(True, warn_only=True)
             if gpu_share < 1:
                 torch.cuda.set_per_process_memory_fraction(gpu_share)
         self.host = ClientHost(world, image_MHWC, device)
