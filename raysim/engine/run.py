@@ -62,18 +62,16 @@ def run_rounds(
     """Run every round that is left and tell the trackers of each.
 
     `progress` is changed in place, so that whoever called knows how far a run came that was cut off. An exception
-    leaves it at the last round that all trackers have.
+    leaves it at the last round that was handed to the trackers, which may have failed to take in that one.
     """
     eligible = [k for k in range(world.num_clients) if world.num_samples[k]]
-    if progress.t == 0:
-        rows = backend.evaluate(0, range(world.num_clients))
-        progress.latest = {row.client: row for row in rows}
-        values = measured(EVERYBODY, rows)
-        progress.final = values
-        with _Recorder(trackers) as record:
-            record(0, values, rows)
-    progress.started = perf_counter()
     with _Recorder(trackers) as record:
+        if progress.t == 0:
+            rows = backend.evaluate(0, range(world.num_clients))
+            progress.latest = {row.client: row for row in rows}
+            progress.final = measured(EVERYBODY, rows)
+            record(0, progress.final, rows)
+        progress.started = perf_counter()
         for t in range(progress.t + 1, schedule.rounds + 1):
             start = perf_counter()
             due = t % schedule.evaluate_every == 0 or t == schedule.rounds

@@ -164,7 +164,7 @@ def _read(path: Path) -> str:
 
 def _parse(text: str, file: str) -> dict[str, Any]:
     try:
-        raw = yaml.load(text, Loader)
+        raw = yaml.load(text, Loader)  # a SafeLoader: it makes no objects
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
@@ -199,7 +199,7 @@ def _parse_set(item: str) -> Override:
     if not equals or not all(keys):
         raise ScenarioError(f"--set {item}: write it as key.key=value, for example training.lr=0.1")
     try:
-        return Override(keys, yaml.load(text, Loader), item)
+        return Override(keys, yaml.load(text, Loader), item)  # a SafeLoader, as above
     except (yaml.YAMLError, ValueError, RecursionError):
         raise ScenarioError(f"--set {item}: the value is not valid YAML") from None
 
