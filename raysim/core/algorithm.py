@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from raysim.core.data import Batch, Samples
 from raysim.core.fields import check_settings
-from raysim.core.fit import FitJob, LocalTraining, Loss, Trainer, fit_one, has_batchnorm
+from raysim.core.fit import FitJob, LocalTraining, Loss, Trainer, fit_one, has_batchnorm, set_training
 from raysim.core.meter import FlopMeter, Ledger
 
 ClientId = int
@@ -72,9 +72,9 @@ class Client:
         `given` or `batch`, so that the engine may train many clients with one call. It writes to neither; it may be
         called once more than there are steps, to count operations.
         """
-        batches = self.data.shuffled(
-            self.local.batch_size, self.local.epochs, self.rng, drop_single=has_batchnorm(self.net)
-        )
+        # Only a last batch of one sample asks for a walk through the network.
+        drop_single = len(self.data) % self.local.batch_size == 1 and has_batchnorm(self.net)
+        batches = self.data.shuffled(self.local.batch_size, self.local.epochs, self.rng, drop_single)
         result = self.trainer(FitJob(self.net, loss, given, batches, self.local))
         self.ledger.loss_sum += result.loss_sum
         self.ledger.samples += result.samples
@@ -85,7 +85,7 @@ class Client:
     @torch.no_grad()
     def outputs(self, f: Callable[[Tensor], Tensor]) -> Tensor:
         """`f` over the local data, in data order, un-augmented, in eval mode: [N, ...]."""
-        self.net.eval()
+        set_training(self.net, False)
         found = torch.cat([f(batch.x) for batch in self.data.in_order(self.local.batch_size)])
         if self.meter is not None:
             key = (self.arch, getattr(f, "__qualname__", repr(f)), "forward")

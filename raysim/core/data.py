@@ -84,10 +84,10 @@ class Samples:
         """
         for _ in range(epochs):
             order = torch.randperm(len(self), generator=rng).to(self.y.device)
-            for index in order.split(batch_size):
+            for index in order.split(batch_size) if len(self) > batch_size else (order,):
                 if drop_single and len(index) == 1:
                     continue
-                yield Batch(self.transform.augmented(self._raw(index), rng), self.y[index], index)
+                yield Batch(self.transform.augmented(self._raw(index), rng), self.y.index_select(0, index), index)
 
     def _raw(self, index: Tensor) -> Tensor:
         # Ten times faster than raw_NHWC[index], which walks every pixel.

@@ -7,9 +7,9 @@ backend isolates sender from receiver exactly as Ray does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, NamedTuple, TypeVar, dataclass_transform
+from typing import Any, NamedTuple, TypeVar, cast, dataclass_transform
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 T = TypeVar("T")
 Weights = dict[str, Tensor]
+_IS_MESSAGE = "__raysim_message__"
 
 
 @dataclass_transform(frozen_default=True)
@@ -32,7 +33,40 @@ def message(cls: type[T]) -> type[T]:
         lambda values, _: made(*values),
         serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
     )
+    setattr(made, _IS_MESSAGE, True)
     return made
+
+
+def leaves(msg: object) -> Iterator[Any]:
+    """The tensors and numbers of a message, in order; `None` is none.
+
+    As `torch.utils._pytree.tree_leaves`, which takes five times as long: with small models that is felt.
+    """
+    if isinstance(msg, Mapping):
+        for value in msg.values():
+            yield from leaves(value)
+    elif isinstance(msg, tuple | list):
+        for value in msg:
+            yield from leaves(value)
+    elif hasattr(type(msg), _IS_MESSAGE):
+        for value in vars(msg).values():
+            yield from leaves(value)
+    elif msg is not None:
+        yield msg
+
+
+def mapped(kind: type[Any], change: Callable[[Any], Any], msg: Any) -> Any:
+    """`msg` with every leaf of this type changed."""
+    if isinstance(msg, kind):
+        return change(msg)
+    if isinstance(msg, dict):
+        return {name: mapped(kind, change, value) for name, value in msg.items()}
+    if isinstance(msg, tuple | list):
+        changed = [mapped(kind, change, value) for value in msg]
+        return type(msg)(*changed) if hasattr(msg, "_fields") else type(msg)(changed)
+    if hasattr(type(msg), _IS_MESSAGE):
+        return type(msg)(*[mapped(kind, change, value) for value in vars(msg).values()])
+    return msg
 
 
 def weights(module: nn.Module) -> Weights:
@@ -73,7 +107,7 @@ def pack(msg: T) -> T:
             seen[key] = PackedTensor.of(tensor)
         return seen[key]
 
-    return pytree.tree_map_only(Tensor, one, msg)
+    return cast(T, mapped(Tensor, one, msg))
 
 
 def unpack(msg: T, device: torch.device | str = "cpu") -> T:
@@ -85,17 +119,17 @@ def unpack(msg: T, device: torch.device | str = "cpu") -> T:
             seen[id(packed)] = packed.tensor(device)
         return seen[id(packed)]
 
-    return pytree.tree_map_only(PackedTensor, one, msg)
+    return cast(T, mapped(PackedTensor, one, msg))
 
 
 def wire_bytes(msg: object) -> int:
     """Payload of a message in bytes: tensors at their dtype, Python numbers as 8 bytes, `None` as none."""
-    return sum(_leaf_bytes(leaf) for leaf in pytree.tree_leaves(msg))
+    return sum(_leaf_bytes(leaf) for leaf in leaves(msg))
 
 
 def wire_params(msg: object) -> int:
     """How many numbers a message carries, whatever their width."""
-    return sum(leaf.numel() if isinstance(leaf, Tensor) else 1 for leaf in pytree.tree_leaves(msg) if leaf is not None)
+    return sum(leaf.numel() if isinstance(leaf, Tensor) else 1 for leaf in leaves(msg))
 
 
 def wire_components(msg: object) -> dict[str, int]:
@@ -117,21 +151,21 @@ class WireSize(NamedTuple):
 
 def wire_size(msg: object) -> WireSize:
     """Bytes, numbers and bytes by field of a message."""
-    return WireSize(wire_bytes(msg), wire_params(msg), wire_components(msg))
+    components = wire_components(msg)
+    return WireSize(sum(components.values()), wire_params(msg), components)
 
 
 def nonfinite(msg: object) -> bool:
     """Whether any floating-point number in a message is NaN or infinite."""
     return any(
-        not bool(torch.isfinite(leaf).all())
-        for leaf in pytree.tree_leaves(msg)
+        # A sum with a NaN or infinity in it is not finite; one pass, and only a sum that overflowed needs a look.
+        not bool(leaf.sum().isfinite()) and not bool(leaf.isfinite().all())
+        for leaf in leaves(msg)
         if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
     )
 
 
 def _leaf_bytes(leaf: object) -> int:
-    if leaf is None:
-        return 0
     if isinstance(leaf, Tensor):
         return leaf.numel() * leaf.element_size()
     if isinstance(leaf, bool | int | float):

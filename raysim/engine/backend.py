@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from raysim.core.algorithm import ClientId
 from raysim.core.messages import Weights
-from raysim.core.results import ClientRow
-from raysim.engine.host import Turn
+from raysim.engine.host import Measured, Turn
 from raysim.engine.server import ServerReport
 from raysim.engine.world import World
 
@@ -22,8 +21,14 @@ class RoundReport:
     """What a backend says of a round."""
 
     turns: Mapping[ClientId, Turn]  # in client-id order
+    measured: Mapping[ClientId, Measured]  # the participants, where asked for
     server: ServerReport
     moved: int = 0  # clients whose state moved to another actor
+
+
+def measured_in_turn(turns: Mapping[ClientId, Turn]) -> dict[ClientId, Measured]:
+    """What was measured before clients trained."""
+    return {k: turn.measured for k, turn in turns.items() if turn.measured is not None}
 
 
 class Backend(Protocol):
@@ -35,8 +40,8 @@ class Backend(Protocol):
     def round(self, t: int, cohort: Sequence[ClientId], evaluate: bool, progress: Callable[[int], None]) -> RoundReport:
         """One round. `progress` hears how many of the cohort are done, now and then."""
 
-    def evaluate(self, t: int, ids: Sequence[ClientId]) -> list[ClientRow]:
-        """Measure clients as they are, in id order."""
+    def measure(self, ids: Sequence[ClientId]) -> Mapping[ClientId, Measured]:
+        """Test clients' models as they are, in id order."""
 
     def states(self) -> tuple[dict[ClientId, Weights], Weights]:
         """A copy of the state of every client that had a turn, and of the server's."""

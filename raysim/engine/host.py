@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from raysim.core.algorithm import Algorithm, Client, ClientId
-from raysim.core.data import Samples
+from raysim.core.data import Samples, Shards
+from raysim.core.fit import set_training
 from raysim.core.messages import Weights, WireSize, nonfinite, pack, unpack, weights, wire_size
 from raysim.core.meter import FlopMeter
 from raysim.core.results import ClientRow
@@ -45,17 +46,7 @@ class NonFinite:
     """What the server gets in the place of an upload that held a NaN or infinity."""
 
 
-@dataclass(frozen=True)
-class Turn:
-    """What is known of one client after its part of a round, besides its upload."""
-
-    row: ClientRow
-    values: Mapping[str, float]  # what the algorithm logged
-    up_components: Mapping[str, int]  # bytes by field of the message
-    down_components: Mapping[str, int]
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Measure:
     """A model's result on one set of test samples."""
 
@@ -74,6 +65,66 @@ class Measure:
         return self.loss_sum / self.total if self.total else None
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """How good a client's model is, and what it took to find out."""
+
+    local: Measure  # on its own test samples
+    everyone: Measure | None  # on the published test set, where asked for
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What is known of one client after its part of a round, besides its upload."""
+
+    train_loss: float | None  # mean per sample; None when nothing was trained
+    train_samples: int
+    up: WireSize
+    down: WireSize
+    flops: float
+    train_s: float
+    values: Mapping[str, float]  # what the algorithm logged
+    measured: Measured | None  # where models are measured before they train
+
+
+def client_row(world: World, t: int, k: ClientId, turn: Turn | None, measured: Measured | None) -> ClientRow:
+    """The row of a client that had a turn, was measured, or both."""
+    local, everyone = (measured.local, measured.everyone) if measured else (None, None)
+    return ClientRow(
+        round=t,
+        client=k,
+        model=world.arch(k),
+        participated=turn is not None,
+        accuracy=local.accuracy if local else None,
+        correct=local.correct if local else None,
+        total=local.total if local else None,
+        loss=local.loss if local else None,
+        global_accuracy=everyone.accuracy if everyone else None,
+        train_loss=turn.train_loss if turn else None,
+        train_samples=turn.train_samples if turn else 0,
+        up_bytes=turn.up.bytes if turn else 0,
+        down_bytes=turn.down.bytes if turn else 0,
+        up_params=turn.up.params if turn else 0,
+        down_params=turn.down.params if turn else 0,
+        flops=turn.flops if turn else 0.0,
+        train_s=turn.train_s if turn else 0.0,
+        evaluate_s=measured.seconds if measured else 0.0,
+    )
+
+
+class Positions:
+    """`Shards` as tensors: which images each client has."""
+
+    def __init__(self, shards: Shards) -> None:
+        self.index = torch.from_numpy(shards.index)
+        self.offset = shards.offset.tolist()
+
+    def of(self, k: ClientId) -> Tensor:
+        """One client's, ascending: [N] int64, a view."""
+        return self.index[self.offset[k] : self.offset[k + 1]]
+
+
 class ClientHost:
     """Some of a run's clients, with their models, on one device."""
 
@@ -81,10 +132,13 @@ class ClientHost:
         self.world = world
         self.device = torch.device(device)
         with warnings.catch_warnings():
-            # The images are read-only shared memory; nothing here writes to them.
+            # Images and positions are read-only shared memory; nothing here writes to them.
             warnings.simplefilter("ignore")
             self.image_MHWC = torch.from_numpy(image_MHWC)
-        self.label_M = torch.from_numpy(world.labels.copy())
+            self.label_M = torch.from_numpy(world.labels)
+            self.train = Positions(world.train)
+            self.test = Positions(world.test)
+            self.published = None if world.global_test is None else torch.from_numpy(world.global_test)
         self.nets: dict[ClientId, nn.Module] = {}
         self.templates: dict[str, nn.Module] = {}
         self.template_digests: dict[str, str] = {}
@@ -104,7 +158,10 @@ class ClientHost:
     def work(
         self, t: int, ids: Sequence[ClientId], outbox: Outbox, evaluate: bool
     ) -> Iterator[tuple[ClientId, Any, Turn]]:
-        """Round `t` of these clients, one after another: (client, packed upload, turn)."""
+        """Round `t` of these clients, one after another: (client, packed upload, turn).
+
+        evaluate: measure them, if models are measured before they train; else `measure` does when all is done.
+        """
         received: dict[int | None, tuple[Any, WireSize]] = {None: (None, wire_size(None))}
         for k in ids:
             position = outbox.of[k]
@@ -113,9 +170,9 @@ class ClientHost:
                 received[position] = down, wire_size(down)
             yield self._turn(k, t, *received[position], evaluate)
 
-    def evaluate(self, t: int, ids: Iterable[ClientId]) -> list[ClientRow]:
-        """Measure clients as they are, without a turn."""
-        return [self._row(k, t, *self._measured(k)) for k in ids]
+    def measure(self, ids: Iterable[ClientId]) -> dict[ClientId, Measured]:
+        """Test clients' models as they are."""
+        return {k: self._measured(k) for k in ids}
 
     # -- state -------------------------------------------------------------------------------------
 
@@ -156,93 +213,40 @@ class ClientHost:
     def _turn(self, k: ClientId, t: int, down: Any, down_size: WireSize, evaluate: bool) -> tuple[ClientId, Any, Turn]:
         algorithm, world = self.world.algorithm, self.world
         client = self._client(k, t)
-        measured, evaluate_s = None, 0.0
+        measured = None
         start = perf_counter()
         if down is not None:
             with self._hook("client_receive", t, k, down):
                 algorithm.client_receive(client, down)
         if evaluate and world.evaluate_when == "after_receive":
-            measured, evaluate_s = self._measured(k)
+            measured = self._measured(k)
         with self._hook("client_update", t, k, down):
             up = algorithm.client_update(client, down)
         # A NaN or infinity would spoil the server's state for good: it is told so instead (algorithms.md, 1.4).
         packed = NonFinite() if nonfinite(up) else pack(up)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        train_s = perf_counter() - start - evaluate_s
-        if evaluate and world.evaluate_when == "after_update":
-            measured, evaluate_s = self._measured(k)
-        ledger, up_size = client.ledger, wire_size(up)
-        row = self._row(
-            k,
-            t,
-            measured,
-            evaluate_s,
-            participated=True,
-            train_loss=ledger.train_loss if ledger.samples else None,
-            train_samples=ledger.samples,
-            up_bytes=up_size.bytes,
-            down_bytes=down_size.bytes,
-            up_params=up_size.params,
-            down_params=down_size.params,
-            flops=ledger.flops,
-            train_s=train_s,
-        )
-        return k, packed, Turn(row, ledger.values, up_size.components, down_size.components)
+        train_s = perf_counter() - start - (measured.seconds if measured else 0.0)
+        ledger = client.ledger
+        train_loss = ledger.train_loss if ledger.samples else None
+        up_size = wire_size(up)
+        turn = Turn(train_loss, ledger.samples, up_size, down_size, ledger.flops, train_s, ledger.values, measured)
+        return k, packed, turn
 
-    def _row(
-        self,
-        k: ClientId,
-        t: int,
-        measured: tuple[Measure, Measure | None] | None,
-        evaluate_s: float,
-        participated: bool = False,
-        train_loss: float | None = None,
-        train_samples: int = 0,
-        up_bytes: int = 0,
-        down_bytes: int = 0,
-        up_params: int = 0,
-        down_params: int = 0,
-        flops: float = 0.0,
-        train_s: float = 0.0,
-    ) -> ClientRow:
-        local, everyone = measured or (None, None)
-        return ClientRow(
-            round=t,
-            client=k,
-            model=self.world.arch(k),
-            participated=participated,
-            accuracy=local.accuracy if local else None,
-            correct=local.correct if local else None,
-            total=local.total if local else None,
-            loss=local.loss if local else None,
-            global_accuracy=everyone.accuracy if everyone else None,
-            train_loss=train_loss,
-            train_samples=train_samples,
-            up_bytes=up_bytes,
-            down_bytes=down_bytes,
-            up_params=up_params,
-            down_params=down_params,
-            flops=flops,
-            train_s=train_s,
-            evaluate_s=evaluate_s,
-        )
-
-    def _measured(self, k: ClientId) -> tuple[tuple[Measure, Measure | None], float]:
-        """(on its own test samples, on the published test set where asked), seconds."""
+    def _measured(self, k: ClientId) -> Measured:
         start = perf_counter()
         self._set_threads(k)
         net = self.nets.get(k)
         if net is None:
             # A client that never had a turn is its architecture's template; no copy is made to look at it.
             net = self._net(k) if self.world.independent_init else self._template(self.world.arch(k))
-        local = self._score(net, self.world.test.of(k))
-        everyone = None if self.world.global_test is None else self._score(net, self.world.global_test)
-        return (local, everyone), perf_counter() - start
+        set_training(net, False)
+        local = self._score(net, self.test.of(k))
+        everyone = None if self.published is None else self._score(net, self.published)
+        return Measured(local, everyone, perf_counter() - start)
 
     @torch.inference_mode()
-    def _score(self, net: nn.Module, index_M: NDArray[np.int64]) -> Measure:
-        net.eval()
+    def _score(self, net: nn.Module, index_M: Tensor) -> Measure:
         correct, loss_sum = 0, 0.0
         for batch in self._samples(index_M).in_order(EVALUATION_BATCH):
             logits_BC: Tensor = net(batch.x)
@@ -250,10 +254,9 @@ class ClientHost:
             loss_sum += float(F.cross_entropy(logits_BC.double(), batch.y, reduction="sum"))
         return Measure(correct, len(index_M), loss_sum)
 
-    def _samples(self, index_M: NDArray[np.int64]) -> Samples:
-        index = torch.tensor(index_M)
-        raw_NHWC = self.image_MHWC.index_select(0, index).to(self.device)
-        return Samples(raw_NHWC, self.label_M[index].to(self.device), self.world.transform)
+    def _samples(self, index_M: Tensor) -> Samples:
+        raw_NHWC = self.image_MHWC.index_select(0, index_M).to(self.device)
+        return Samples(raw_NHWC, self.label_M.index_select(0, index_M).to(self.device), self.world.transform)
 
     def _client(self, k: ClientId, t: int) -> Client:
         world = self.world
@@ -261,7 +264,7 @@ class ClientHost:
         return Client(
             id=k,
             task=world.task,
-            data=self._samples(world.train.of(k)),
+            data=self._samples(self.train.of(k)),
             net=self._net(k),
             local=world.local,
             rng=seeded(world.seed, "client", t, k),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import psutil
@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from raysim.core.algorithm import ClientId
 from raysim.core.messages import Weights, unpack
-from raysim.core.results import ClientRow
-from raysim.engine.backend import RoundReport
-from raysim.engine.host import ClientHost, Turn, joins
+from raysim.engine.backend import RoundReport, measured_in_turn
+from raysim.engine.host import ClientHost, Measured, Turn, joins
 from raysim.engine.server import ServerHost
 from raysim.engine.world import World
 
@@ -39,10 +38,12 @@ class InProcess:
         for k, up, turn in self.host.work(t, cohort, outbox, evaluate):
             uploads[k], turns[k] = up, turn
             progress(len(turns))
-        return RoundReport(turns, self.server.update(t, [uploads]))
+        late = evaluate and self.world.evaluate_when == "after_update"
+        measured = self.host.measure(cohort) if late else measured_in_turn(turns)
+        return RoundReport(turns, measured, self.server.update(t, [uploads]))
 
-    def evaluate(self, t: int, ids: Sequence[ClientId]) -> list[ClientRow]:
-        return self.host.evaluate(t, ids)
+    def measure(self, ids: Sequence[ClientId]) -> Mapping[ClientId, Measured]:
+        return self.host.measure(ids)
 
     def states(self) -> tuple[dict[ClientId, Weights], Weights]:
         return unpack(self.host.states()), unpack(self.server.state())

@@ -23,9 +23,8 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from raysim.core.algorithm import ClientId
 from raysim.core.errors import RaysimError, RunError, ScenarioError
 from raysim.core.messages import Weights, unpack
-from raysim.core.results import ClientRow
-from raysim.engine.backend import RoundReport
-from raysim.engine.host import ClientHost, Outbox, Turn, joins
+from raysim.engine.backend import RoundReport, measured_in_turn
+from raysim.engine.host import ClientHost, Measured, Outbox, Turn, joins
 from raysim.engine.placement import Machine, Plan, assign
 from raysim.engine.server import ServerHost, ServerReport
 from raysim.engine.world import World
@@ -100,21 +99,20 @@ class HostActor:
         for states in moved:
             self.host.adopt(states)
         uploads: dict[ClientId, Any] = {}
-        turns: list[Turn] = []
+        turns: dict[ClientId, Turn] = {}
         since = perf_counter()
         for k, up, turn in self.host.work(t, ids, outbox, evaluate):
-            uploads[k] = up
-            turns.append(turn)
+            uploads[k], turns[k] = up, turn
             if perf_counter() - since > STREAM_S and len(turns) < len(ids):
                 yield uploads
                 yield turns, self._usage()
-                uploads, turns, since = {}, [], perf_counter()
+                uploads, turns, since = {}, {}, perf_counter()
         yield uploads
         yield turns, self._usage()
 
-    def evaluate(self, t: int, ids: Sequence[ClientId]) -> list[ClientRow]:
-        """See `ClientHost.evaluate`."""
-        return self.host.evaluate(t, ids)
+    def measure(self, ids: Sequence[ClientId]) -> dict[ClientId, Measured]:
+        """See `ClientHost.measure`."""
+        return self.host.measure(ids)
 
     def release(self, ids: Sequence[ClientId]) -> dict[ClientId, Any]:
         """See `ClientHost.release`."""
@@ -250,17 +248,21 @@ class RayBackend:
             .remote(t, ids, evaluate, outbox, *(states for (_, new), states in given.items() if new == actor)): actor
             for actor, ids in lists.items()
         }
+        # Queued behind the work, so that actors test their models while the server updates.
+        late = evaluate and self.world.evaluate_when == "after_update"
+        tests = [self.hosts[actor].measure.remote(ids) for actor, ids in lists.items()] if late else []
         self.owner |= {k: actor for actor, ids in lists.items() for k in ids}
         uploads, turns = self._collect(streams, where, progress)
-        report, usage = self._get(self.server.update.remote(t, *uploads), where)
-        self.usage[-1] = usage
-        self._learn(turns)
-        return RoundReport({k: turns[k] for k in sorted(turns)}, report, sum(map(len, moves.values())))
+        updated = self.server.update.remote(t, *uploads)
+        measured = {k: one for part in self._get(tests, where) for k, one in part.items()} or measured_in_turn(turns)
+        report, self.usage[-1] = self._get(updated, where)
+        self._learn(turns, measured)
+        return RoundReport({k: turns[k] for k in cohort}, measured, report, sum(map(len, moves.values())))
 
-    def evaluate(self, t: int, ids: Sequence[ClientId]) -> list[ClientRow]:
-        parts = [self.hosts[a].evaluate.remote(t, part) for a, part in self._spread(ids).items()]
-        rows = [row for part in self._get(parts, f"round {t}") for row in part]
-        return sorted(rows, key=lambda row: row.client)
+    def measure(self, ids: Sequence[ClientId]) -> Mapping[ClientId, Measured]:
+        parts = [self.hosts[actor].measure.remote(part) for actor, part in self._spread(ids).items()]
+        found = {k: one for part in self._get(parts, "a test of all clients") for k, one in part.items()}
+        return {k: found[k] for k in ids}
 
     def states(self) -> tuple[dict[ClientId, Weights], Weights]:
         *parts, server = self._get([*(h.states.remote() for h in self.hosts), self.server.state.remote()], "a snapshot")
@@ -302,7 +304,7 @@ class RayBackend:
                 continue
             part, self.usage[streams[ready]] = self._get(report, where)
             uploads.append(up)
-            turns |= {turn.row.client: turn for turn in part}
+            turns |= part
             progress(len(turns))
         return uploads, turns
 
@@ -330,10 +332,10 @@ class RayBackend:
         """Samples that a client's turn passes through its network, and one for what each turn costs anyway."""
         return self.world.local.epochs * len(self.world.train.of(k)) + len(self.world.test.of(k)) + 1
 
-    def _learn(self, turns: Mapping[ClientId, Turn]) -> None:
+    def _learn(self, turns: Mapping[ClientId, Turn], measured: Mapping[ClientId, Measured]) -> None:
         for k, turn in turns.items():
-            seconds = (turn.row.train_s + turn.row.evaluate_s) / self._samples(k)
-            arch = turn.row.model
+            seconds = (turn.train_s + (measured[k].seconds if k in measured else 0.0)) / self._samples(k)
+            arch = self.world.arch(k)
             self.pace[arch] = 0.7 * self.pace[arch] + 0.3 * seconds if arch in self.pace else seconds
 
     def _get(self, refs: Any, where: str, timeout: float | None = None) -> Any:

@@ -13,6 +13,7 @@ from raysim.core.algorithm import ClientId
 from raysim.core.results import ClientRow, Tracker
 from raysim.core.state import combined_digest
 from raysim.engine.backend import Backend, RoundReport
+from raysim.engine.host import client_row
 from raysim.engine.metrics import EVERYBODY, PARTICIPANTS, mean, measured
 from raysim.engine.sampling import cohort
 from raysim.engine.world import World
@@ -67,7 +68,8 @@ def run_rounds(
     eligible = [k for k in range(world.num_clients) if world.num_samples[k]]
     with _Recorder(trackers) as record:
         if progress.t == 0:
-            rows = backend.evaluate(0, range(world.num_clients))
+            found = backend.measure(range(world.num_clients))
+            rows = [client_row(world, 0, k, None, one) for k, one in found.items()]
             progress.latest = {row.client: row for row in rows}
             progress.final = measured(EVERYBODY, rows)
             record(0, progress.final, rows)
@@ -77,10 +79,11 @@ def run_rounds(
             due = t % schedule.evaluate_every == 0 or t == schedule.rounds
             members = cohort(world.seed, t, eligible, schedule.participants)
             report = backend.round(t, members, due, partial(_within, within_round, len(members)))
-            rows = [turn.row for turn in report.turns.values()]
+            rows = [client_row(world, t, k, turn, report.measured.get(k)) for k, turn in report.turns.items()]
             if due:
                 missed = sorted(progress.stale - set(members))
-                rows += backend.evaluate(t, missed) if missed else []
+                found = backend.measure(missed) if missed else {}
+                rows += [client_row(world, t, k, None, one) for k, one in found.items()]
                 progress.latest |= {row.client: row for row in rows}
                 progress.stale.clear()
             else:
@@ -122,9 +125,9 @@ def _values(report: RoundReport, rows: Sequence[ClientRow], progress: Progress, 
                     progress.best_round = rows[0].round
         values |= progress.best
     for turn in turns:
-        for name, size in turn.up_components.items():
+        for name, size in turn.up.components.items():
             progress.up_components[name] = progress.up_components.get(name, 0) + size
-        for name, size in turn.down_components.items():
+        for name, size in turn.down.components.items():
             progress.down_components[name] = progress.down_components.get(name, 0) + size
     progress.rejected += len(report.server.rejected)
     progress.totals["bytes"] += values["comm/up_bytes"] + values["comm/down_bytes"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import itertools
 import json
 import logging
 import math
@@ -60,11 +61,13 @@ _NO_ANSWER = {
     "NewConnectionError": "no connection",
     "Connection aborted": "connection lost",
 }
+_SEND_EVERY_S = 1.0  # short rounds go together: a call costs the time of a hundred small trainings, on their CPU
 _HOLDOFF_S = (0.2, 5.0)  # the first wait before trying again, and the longest
+_Round = tuple[int, int, dict[str, float]]  # number, time in ms, metrics
 
 
 class MlflowTracker:
-    """The Tracker for MLflow: parameters, tags and data set once, one `log_batch` a round, files at the end.
+    """The Tracker for MLflow: parameters, tags and data set once, at most one `log_batch` a round, files at the end.
 
     Close it after the run folder, whose files it uploads. A server that stops answering is asked again for
     `patience_s` seconds; then `warnings` says so, the run goes on, and rounds are kept until it answers.
@@ -88,7 +91,7 @@ class MlflowTracker:
         self._card: RunCard | None = None
         self._client: Any = None
         self._steps = 0  # of opening the run that are done
-        self._pending: deque[tuple[int, int, dict[str, float]]] = deque()  # round, time in ms, metrics
+        self._pending: deque[_Round] = deque()
         self._lost = 0
         self._ending: Status | None = None
         self._failure: BaseException | None = None
@@ -280,15 +283,23 @@ class MlflowTracker:
         """Send rounds until the run ends; False when MLflow did not answer at the end."""
         failing_since: float | None = None
         warned = False
+        sent_s = -math.inf  # time.monotonic()
         while True:
             with self._wake:
                 self._wake.wait_for(lambda: self._pending or self._ending)
+                self._wake.wait_for(lambda: self._ending, sent_s + _SEND_EVERY_S - time.monotonic())
                 if not self._pending:
                     return True
-                t, when_ms, metrics = self._pending[0]
+                # One at a time while something fails, so that it is known which round is at fault.
+                batch = list(self._pending)[: 1 if failing_since else None]
+            batch = _fitting(batch)
+            t = batch[0][0]
             try:
-                self._send(t, when_ms, metrics)
+                self._send(batch)
             except Exception as error:
+                if len(batch) > 1:
+                    failing_since = time.monotonic()
+                    continue
                 if getattr(error, "error_code", None) in _FINAL:
                     self._lost += 1
                     self.warnings.append(f"MLflow did not take round {t}: {_words(error)}.")
@@ -308,13 +319,14 @@ class MlflowTracker:
                         self._pending.rotate(-1)
                     self._wake.wait(min(_HOLDOFF_S[0] + failing_s, _HOLDOFF_S[1]))
             else:
-                self._pending.popleft()
-                failing_since = None
+                for _ in batch:
+                    self._pending.popleft()
+                failing_since, sent_s = None, time.monotonic()
 
-    def _send(self, t: int, when_ms: int, metrics: Mapping[str, float]) -> None:
+    def _send(self, rounds: Sequence[_Round]) -> None:
         from mlflow.entities import Metric
 
-        batch = [Metric(name, value, when_ms, t) for name, value in metrics.items()]
+        batch = [Metric(name, value, when_ms, t) for t, when_ms, metrics in rounds for name, value in metrics.items()]
         self._client.log_batch(self.run_id, metrics=batch[:_METRICS_PER_BATCH])
 
     def _upload(self) -> None:
@@ -337,6 +349,12 @@ class MlflowTracker:
             self.warnings.append(f"{lost} rounds could not be logged to MLflow at {shown(self.uri)}; {where}.")
         if problem is not None:
             self.warnings.append(f"MLflow could not be told that the run ended: {problem}.")
+
+
+def _fitting(rounds: Sequence[_Round]) -> list[_Round]:
+    """The first rounds, at least one, that one call can carry."""
+    sizes = itertools.accumulate(len(metrics) for _, _, metrics in rounds)
+    return [one for i, (one, size) in enumerate(zip(rounds, sizes, strict=True)) if not i or size <= _METRICS_PER_BATCH]
 
 
 def _load_mlflow(uri: str) -> Any:

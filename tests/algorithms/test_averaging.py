@@ -200,9 +200,9 @@ def test_fedavg_of_one_client_is_standalone_bit_for_bit(settings: dict[str, bool
         backend = InProcess()
         try:
             backend.start(*world_of_one(algorithm))
-            turns = [backend.round(t, [0], True, lambda done: None).turns[0] for t in (1, 2, 3)]
+            reports = [backend.round(t, [0], True, lambda done: None) for t in (1, 2, 3)]
             digests.append(backend.digests()[0])
-            accuracies.append([(turn.row.correct, turn.row.loss, turn.row.train_loss) for turn in turns])
+            accuracies.append([(r.measured[0].local, r.turns[0].train_loss) for r in reports])
         finally:
             backend.close()
     assert digests[0] == digests[1]

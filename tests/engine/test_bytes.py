@@ -47,8 +47,8 @@ def one_round(algorithm: AnyAlgorithm, num_classes: int, classes_per_client: int
         report = backend.round(1, range(10), False, lambda done: None)
     finally:
         backend.close()
-    rows = [turn.row for turn in report.turns.values()]
-    return [(row.up_bytes, row.down_bytes, row.up_params, row.down_params) for row in rows]
+    turns = report.turns.values()
+    return [(turn.up.bytes, turn.down.bytes, turn.up.params, turn.down.params) for turn in turns]
 
 
 @pytest.mark.parametrize(("num_classes", "per_client", "published_kb"), [(10, 2, 39.1406), (100, 10, 391.4063)])

@@ -1,4 +1,4 @@
-"""MLflow gets a run as a whole, one batch a round, and may fail without taking the run along."""
+"""MLflow gets a run as a whole, at most one batch a round, and may fail without taking the run along."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def test_a_finished_run(store, tmp_path, make_card, make_rows, monkeypatch, capf
     tracker.close("finished", {})
 
     assert tracker.warnings == []
-    assert [[m.key for m in b["metrics"]] for b in batches] == [["accuracy/all", "comm/total_bytes", "odd name_"]] * 4
+    sent = [m.key for b in batches for m in b["metrics"]]
+    assert sent == ["accuracy/all", "comm/total_bytes", "odd name_"] * 4 and len(batches) <= 4
     assert tracker.where == f"mlflow ui --backend-store-uri {store}"
     assert tracker.run_url is None and f"/runs/{tracker.run_id}?" in tracker.run_path
     client = client_of(store)
@@ -111,7 +112,7 @@ def break_after(tracker, monkeypatch, rounds, state):
     original = tracker._client.log_batch
 
     def log_batch(run_id, metrics=(), params=()):
-        if metrics and metrics[0].step >= rounds and state["down"]:
+        if any(m.step >= rounds for m in metrics) and state["down"]:
             raise ConnectionError("connection refused")
         original(run_id, metrics=metrics, params=params)
 
@@ -165,7 +166,7 @@ def test_one_bad_round_does_not_hold_up_the_others(store, tmp_path, make_card, m
     original = tracker._client.log_batch
 
     def log_batch(run_id, metrics=(), params=()):
-        if metrics[0].step == 1:
+        if any(m.step == 1 for m in metrics):
             raise error
         original(run_id, metrics=metrics)
 
