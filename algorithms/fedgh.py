@@ -39,6 +39,9 @@ class FedGH(Algorithm[Header, ClassMeans, nn.Linear]):
     """The server trains one global header on the clients' class-mean representations."""
 
     paper: ClassVar[str] = "Yi et al., ACM MM 2023, https://arxiv.org/abs/2303.13137"
+    profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "official": {"server_mode": "frozen_random", "first": "local"},
+    }
 
     header_lr: Positive = 0.01
     """Learning rate of the server's SGD on the class means (the paper's eta_theta)."""
@@ -47,6 +50,10 @@ class FedGH(Algorithm[Header, ClassMeans, nn.Linear]):
     (its variant); `frozen_random` never trains the header, which is what the authors' released code does."""
     server_epochs: Count = 1
     """Passes of the server over a round's class means."""
+    mask_absent: bool = False
+    """Leave classes without a class mean in this round out of the server's softmax, so that their rows stay."""
+    first: Literal["broadcast", "local"] = "broadcast"
+    """Round 1: participants start from the server's random header, or (`local`, the released code) from their own."""
 
     @property
     def static_downlink(self) -> bool:
@@ -55,7 +62,9 @@ class FedGH(Algorithm[Header, ClassMeans, nn.Linear]):
     def server_start(self, server: Server[nn.Linear], hellos: Mapping[ClientId, Any]) -> nn.Linear:
         return nn.Linear(server.task.feature_dim, server.task.num_classes)
 
-    def server_send(self, server: Server[nn.Linear], to: ClientId) -> Header:
+    def server_send(self, server: Server[nn.Linear], to: ClientId) -> Header | None:
+        if server.t == 1 and self.first == "local":
+            return None
         return Header(weights(server.state))
 
     def client_receive(self, client: Client, down: Header) -> None:
@@ -72,10 +81,16 @@ class FedGH(Algorithm[Header, ClassMeans, nn.Linear]):
             return
         header = server.state
         sgd = torch.optim.SGD(header.parameters(), lr=self.header_lr)
+        absent_C = torch.ones(server.task.num_classes, dtype=torch.bool)
+        for up in ups.values():
+            absent_C[up.class_S.long()] = False
         loss = torch.zeros(())
         for _ in range(self.server_epochs):
             for class_S, mean_SD in self._steps(ups):
-                loss = F.cross_entropy(header(mean_SD), class_S.long())
+                logits_SC = header(mean_SD)
+                if self.mask_absent:
+                    logits_SC = logits_SC.masked_fill(absent_C, -torch.inf)
+                loss = F.cross_entropy(logits_SC, class_S.long())
                 sgd.zero_grad()
                 loss.backward()
                 sgd.step()

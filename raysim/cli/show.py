@@ -47,6 +47,9 @@ def show_description(name: str) -> None:
         console.print(Text(f"\nPaper: {cls.paper}"))
         console.print(Text(f"File:  algorithms/{name}.py\n"))
         _show_fields(console, cls, f"algorithm: {{name: {name}}}")
+        for profile, preset in cls.profiles.items():
+            values = ", ".join(f"{field}: {_plain(value)}" for field, value in preset.items())
+            console.print(Text(f"profile: {profile}  ({values})"))
     elif name in PARTITIONS:
         cls = PARTITIONS[name]
         console.print(Text(inspect.cleandoc(cls.__doc__ or "") + "\n"))

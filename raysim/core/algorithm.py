@@ -65,8 +65,12 @@ class Client:
     meter: FlopMeter | None = None  # None: nothing is counted
     trainer: Trainer = fit_one
 
-    def fit(self, loss: Loss, given: Any = None) -> None:
+    def fit(self, loss: Loss, given: Any = None, *, epochs: int | None = None) -> Tensor | None:
         """Minimise `loss(net, batch, given)` over the local data, as the scenario's `training` says.
+
+        epochs: other than the scenario's. A loss that returns (scalar, rows) has its rows [B, ...] kept: returned is
+        what it gave for each sample when it last saw it, [N, ...] in data order, detached; NaN for a sample it never
+        saw (with BatchNorm, a last batch of one sample is left out).
 
         The loss reads every trained tensor through its `net` argument and every per-client tensor through
         `given` or `batch`, so that the engine may train many clients with one call. It writes to neither; it may be
@@ -74,13 +78,15 @@ class Client:
         """
         # Only a last batch of one sample asks for a walk through the network.
         drop_single = len(self.data) % self.local.batch_size == 1 and has_batchnorm(self.net)
-        batches = self.data.shuffled(self.local.batch_size, self.local.epochs, self.rng, drop_single)
-        result = self.trainer(FitJob(self.net, loss, given, batches, self.local))
+        epochs = self.local.epochs if epochs is None else epochs
+        batches = self.data.shuffled(self.local.batch_size, epochs, self.rng, drop_single)
+        result = self.trainer(FitJob(self.net, loss, given, batches, self.local, len(self.data)))
         self.ledger.loss_sum += result.loss_sum
         self.ledger.samples += result.samples
         if self.meter is not None:
             key = (self.arch, getattr(loss, "__qualname__", repr(loss)), given is None)
             self.ledger.flops += result.samples * self.meter.of(key, lambda: self._probe(loss, given), 2)
+        return result.rows
 
     @torch.no_grad()
     def outputs(self, f: Callable[[Tensor], Tensor]) -> Tensor:
@@ -104,7 +110,8 @@ class Client:
     def _probe(self, loss: Loss, given: Any) -> None:
         """One step's forward and backward pass, which leaves no trace on the network."""
         buffers = {name: value.clone() for name, value in self.net.named_buffers()}
-        loss(self.net, self._probe_batch(), given).backward()
+        found = loss(self.net, self._probe_batch(), given)
+        (found[0] if isinstance(found, tuple) else found).backward()
         with torch.no_grad():
             for name, value in self.net.named_buffers():
                 value.copy_(buffers[name])
@@ -140,6 +147,9 @@ class Algorithm(ABC, Generic[Down, Up, State]):
     """
 
     paper: ClassVar[str] = ""  # citation and address
+    profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Presets besides the defaults, which are the paper's: `official` does what the authors' released code does. A
+    scenario chooses one with `profile`; fields that it gives itself count more."""
     one_architecture: ClassVar[bool] = False  # True: whole models are exchanged, so all clients need the same
 
     def __post_init__(self) -> None:

@@ -32,8 +32,8 @@ from torch.utils import _pytree as pytree
 from raysim.core.algorithm import Algorithm, AnyAlgorithm, Client, ClientId, Server, Task
 from raysim.core.data import Batch, Samples
 from raysim.core.fields import settings_fields
-from raysim.core.fit import FitJob, FitResult, LocalTraining, Trainer, fit_one
-from raysim.core.messages import nonfinite, pack, unpack, weights, wire_bytes
+from raysim.core.fit import FitJob, FitResult, LocalTraining, Trainer, fit_one, loss_and_rows
+from raysim.core.messages import counted, nonfinite, pack, unpack, weights, wire_size
 from raysim.core.meter import FlopMeter
 from raysim.core.seeds import global_seed, seeded
 from raysim.core.state import digest, state_tensors
@@ -418,10 +418,11 @@ def _check_loss(toy: Toy, job: FitJob, batch: Batch) -> None:
 
     def loss(seen: Batch, draw: int) -> Tensor:
         with global_seed(SEED, "loss", draw):
-            return job.loss(net, seen, job.given)
+            return loss_and_rows(replace(job, net=net), seen)[0]
 
     plain, again = loss(batch, 0), loss(batch, 1)
-    outside = torch.autograd.grad(plain, [*job.net.parameters()], allow_unused=True, retain_graph=True)
+    trained = [weight for weight in job.net.parameters() if weight.requires_grad]
+    outside = torch.autograd.grad(plain, trained, allow_unused=True, retain_graph=True)
     if any(gradient is not None for gradient in outside):
         raise toy.broken(
             f"the loss {name} reads weights of client.net from outside its argument `net`",
@@ -465,9 +466,14 @@ def messages(algorithm: AnyAlgorithm) -> None:
                 raise toy.broken(f"{place} holds a {type(leaf).__name__}", "send tensors and numbers only")
         if not _equal(unpack(pack(msg)), msg):
             raise toy.broken(f"{place} does not arrive as it was sent", "send plain dense tensors and numbers")
-        size = sum(leaf.nbytes if isinstance(leaf, Tensor) else 8 for leaf in leaves)
-        if wire_bytes(msg) != size:
-            raise toy.broken(f"{place} weighs {wire_bytes(msg)} bytes instead of {size}", "send plain dense tensors")
+        if not isinstance(counted(msg), type(msg)):
+            raise toy.broken(f"`counted` of {place} is no {type(msg).__name__}", "return the same message, counted so")
+        leaves = pytree.tree_leaves(counted(msg))
+        size = sum(leaf.nbytes if isinstance(leaf, Tensor) else 8 for leaf in leaves if leaf is not None)
+        if wire_size(msg).bytes != size:
+            raise toy.broken(
+                f"{place} weighs {wire_size(msg).bytes} bytes instead of {size}", "send plain dense tensors"
+            )
 
 
 def own_state_only(algorithm: AnyAlgorithm) -> None:

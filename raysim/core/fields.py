@@ -63,7 +63,15 @@ class FieldInfo:
         """What may be given, in words."""
         if get_origin(self.type) is Literal:
             return ", ".join(str(arg) for arg in get_args(self.type))
-        words = {float: "a number", int: "a whole number", bool: "true or false", str: "text", NoneType: "null"}
+        words: dict[Any, str] = {
+            float: "a number",
+            int: "a whole number",
+            bool: "true or false",
+            str: "text",
+            NoneType: "null",
+            list[int]: "a list of whole numbers",
+            dict[str, int]: "a mapping of names to whole numbers",
+        }
         members = get_args(self.type) if get_origin(self.type) in (Union, UnionType) else (self.type,)
         names = [words.get(member, str(member).replace("typing.", "")) for member in members]
         bounded = [f"{name} {self.range}" if self.range and name.endswith("number") else name for name in names]

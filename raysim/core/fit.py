@@ -12,8 +12,8 @@ from torch.optim.sgd import sgd
 
 from raysim.core.data import Batch
 
-Loss = Callable[[Any, Batch, Any], Tensor]
-"""(net, batch, given) -> scalar: what `Client.fit` minimises."""
+Loss = Callable[[Any, Batch, Any], Tensor | tuple[Tensor, Tensor]]
+"""(net, batch, given) -> scalar: what `Client.fit` minimises. Or (scalar, rows), a row [B, ...] per sample to keep."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class FitJob:
     given: Any
     batches: Iterable[Batch]
     local: LocalTraining
+    num_samples: int = 0  # N; asked for where the loss keeps rows
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class FitResult:
 
     loss_sum: float  # of per-sample losses over every sample seen
     samples: int  # seen, counted once per epoch
+    rows: Tensor | None = None  # [N, ...] what the loss kept of each sample when it was last seen; NaN: never seen
 
 
 Trainer = Callable[[FitJob], FitResult]
@@ -107,10 +109,11 @@ def fit_one(job: FitJob) -> FitResult:
     parameters = [p for p in job.net.parameters() if p.requires_grad]
     optimizer = make_optimizer(parameters, job.local)
     loss_sum, samples = torch.zeros((), device=parameters[0].device), 0
+    rows: Tensor | None = None
     set_training(job.net, True)
     optimizer.zero_grad()
     for batch in job.batches:
-        loss = job.loss(job.net, batch, job.given)
+        loss, kept = loss_and_rows(job, batch)
         loss.backward()
         if job.local.clip is not None:
             nn.utils.clip_grad_norm_(parameters, job.local.clip)
@@ -119,7 +122,17 @@ def fit_one(job: FitJob) -> FitResult:
         optimizer.zero_grad()
         loss_sum += loss.detach() * len(batch.y)
         samples += len(batch.y)
-    return FitResult(float(loss_sum), samples)
+        if kept is not None:
+            if rows is None:
+                rows = kept.new_full((job.num_samples, *kept.shape[1:]), torch.nan)
+            rows[batch.index] = kept
+    return FitResult(float(loss_sum), samples, rows)
+
+
+def loss_and_rows(job: FitJob, batch: Batch) -> tuple[Tensor, Tensor | None]:
+    """The loss of a batch, and the detached rows it keeps, if any."""
+    found = job.loss(job.net, batch, job.given)
+    return (found[0], found[1].detach()) if isinstance(found, tuple) else (found, None)
 
 
 def set_training(net: nn.Module, training: bool) -> None:

@@ -122,6 +122,16 @@ def unpack(msg: T, device: torch.device | str = "cpu") -> T:
     return cast(T, mapped(PackedTensor, one, msg))
 
 
+def counted(msg: object) -> object:
+    """What is counted of a message: itself, or what its class says with a method `counted`.
+
+    That is for a message that holds what its paper sends in another basis, which is cheaper to compute with; the method
+    returns the paper's tensors, on torch's `meta` device if only their shapes matter.
+    """
+    method = getattr(msg, "counted", None)
+    return method() if method is not None else msg
+
+
 def wire_bytes(msg: object) -> int:
     """Payload of a message in bytes: tensors at their dtype, Python numbers as 8 bytes, `None` as none."""
     return sum(_leaf_bytes(leaf) for leaf in leaves(msg))
@@ -151,6 +161,7 @@ class WireSize(NamedTuple):
 
 def wire_size(msg: object) -> WireSize:
     """Bytes, numbers and bytes by field of a message."""
+    msg = counted(msg)
     components = wire_components(msg)
     return WireSize(sum(components.values()), wire_params(msg), components)
 

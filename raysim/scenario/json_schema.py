@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from raysim.scenario.load import PAPER
 from raysim.scenario.registry import algorithm_class, algorithm_names
 from raysim.scenario.schema import Scenario, settings_model
+
+PROFILE = "Preset of the fields below: what the paper says, or what its authors' released code does"
 
 
 def scenario_schema(partitions: Mapping[str, type]) -> dict[str, Any]:
@@ -29,7 +32,11 @@ def _choice(
         section["title"] = name
         doc = (cls.__doc__ or "").strip().split("\n")[0]
         section["description"] = doc
-        section["properties"] = {"name": {"const": name, "description": doc}, **section.get("properties", {})}
+        names: dict[str, Any] = {"name": {"const": name, "description": doc}}
+        profiles = getattr(cls, "profiles", {})
+        if profiles:
+            names["profile"] = {"enum": [PAPER, *profiles], "default": PAPER, "description": PROFILE}
+        section["properties"] = {**names, **section.get("properties", {})}
         section["required"] = ["name", *section.get("required", [])]
         definitions[f"{kind}.{name}"] = section
     kept: dict[str, Any] = {key: before[key] for key in ("description", "default") if key in before}

@@ -21,6 +21,9 @@ Key = tuple[str, ...]
 # Sections whose `name` decides what their other keys are.
 NAMED_SECTIONS: tuple[Key, ...] = (("algorithm",), ("data", "partition"))
 
+PAPER = "paper"
+"""The profile that is every algorithm's defaults."""
+
 ALLOWED: Mapping[str, str] = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -121,13 +124,15 @@ def load_scenario(source: str | Path | Mapping[str, Any], sets: Sequence[str] = 
     scenario = _validate(Scenario, raw, origin, ())
     algorithm, fields = _named(scenario.algorithm, ("algorithm",), origin)
     cls = algorithm_class_at(algorithm, origin)
-    settings = _validate(settings_model(cls), fields, origin, ("algorithm",))
+    profile = fields.pop("profile", PAPER)
+    settings = _validate(settings_model(cls), _preset(cls, profile, origin) | fields, origin, ("algorithm",))
     try:
         constructed = cls(**settings.model_dump())
     except ValueError as error:
         raise origin.error(("algorithm",), str(error)) from None
     resolved = scenario.model_dump(mode="json")
-    resolved["algorithm"] = {"name": algorithm, **settings.model_dump(mode="json")}
+    chosen = {"profile": profile} if cls.profiles else {}
+    resolved["algorithm"] = {"name": algorithm, **chosen, **settings.model_dump(mode="json")}
     return Loaded(scenario, constructed, origin, text, resolved)
 
 
@@ -137,6 +142,14 @@ def algorithm_class_at(name: str, origin: Origin) -> type[AnyAlgorithm]:
         return algorithm_class(name)
     except ScenarioError as error:
         raise ScenarioError(f"{origin.of(('algorithm', 'name'))}: {error}") from None
+
+
+def _preset(cls: type[AnyAlgorithm], profile: Any, origin: Origin) -> dict[str, Any]:
+    """The fields that a profile sets. Raises `ScenarioError` when the algorithm has no such profile."""
+    presets = {PAPER: {}, **cls.profiles}
+    if not isinstance(profile, str) or profile not in presets:
+        raise origin.error(("algorithm", "profile"), f"{_show(profile)} given; allowed: {', '.join(presets)}")
+    return dict(presets[profile])
 
 
 def named_settings(section: Mapping[str, Any], key: Key, classes: Mapping[str, type], origin: Origin) -> Any:

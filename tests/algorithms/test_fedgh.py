@@ -133,3 +133,26 @@ def test_receiving_replaces_the_header_and_nothing_else():
     FedGH().client_receive(client, Header(weights(header)))
     assert_close(weights(client.net.header), weights(header), rtol=0, atol=0)
     assert_close(weights(client.net.extractor), before, rtol=0, atol=0)
+
+
+def test_absent_classes_can_be_left_out_of_the_softmax():
+    # Class 2 has no mean: with the mask the softmax of zeros is (1/2, 1/2, 0), and its row does not move.
+    server = server_with_zero_header(num_classes=3)
+    FedGH(mask_absent=True).server_update(server, {0: means([0], [[1.0, 2.0]]), 1: means([1], [[0.0, 1.0]])})
+    is_close(
+        server,
+        [[0.005, 0.00492501], [-0.005, -0.00492501], [0.0, 0.0]],
+        [-7.499e-5, 7.499e-5, 0.0],
+        atol=5e-9,
+    )
+    plain = server_with_zero_header(num_classes=3)
+    FedGH().server_update(plain, {0: means([0], [[1.0, 2.0]])})
+    assert plain.state.bias[2] < 0
+
+
+def test_official_starts_from_local_headers():
+    server = server_with_zero_header()
+    official = FedGH(**FedGH.profiles["official"])
+    assert official.static_downlink and official.server_send(server, 0) is None
+    server.t = 2
+    assert isinstance(official.server_send(server, 0), Header)

@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from raysim.core.algorithm import Client, Task
+from raysim.core.contract import toy_model, toy_samples
 from raysim.core.data import Batch
 from raysim.core.fit import FitJob, FitResult, LocalTraining, fit_one, has_batchnorm, make_optimizer
+from raysim.core.ops import cross_entropy
 
 
 class One(nn.Module):
@@ -144,3 +148,43 @@ def test_adam_gets_every_setting():
 @pytest.mark.parametrize(("layer", "has"), [(nn.BatchNorm2d(1), True), (nn.GroupNorm(1, 1), False)])
 def test_has_batchnorm(layer: nn.Module, has: bool):
     assert has_batchnorm(nn.Sequential(nn.Linear(1, 1), nn.Sequential(layer))) is has
+
+
+def logits_kept(net, batch, given):
+    logits_BC = net(batch.x)
+    return batch.mean(F.cross_entropy(logits_BC, batch.y, reduction="none")), logits_BC
+
+
+def test_rows_are_kept_in_data_order_and_are_those_before_the_last_step():
+    samples = toy_samples([0, 1, 2, 3, 0, 1, 2], 0)
+
+    def client(net, epochs):
+        local = LocalTraining(epochs=epochs, batch_size=3, lr=0.5)
+        task = Task(4, 8, ("flat",), toy_model)
+        return Client(0, task, samples, net, local, torch.Generator().manual_seed(3))
+
+    # A row is the output in the last epoch, as it was before the step that saw the sample.
+    first, net = client(toy_model("flat"), 1), toy_model("flat")
+    rows_NC = first.fit(logits_kept)
+    for batch in samples.shuffled(3, 1, torch.Generator().manual_seed(3)):
+        assert torch.equal(rows_NC[batch.index], net(batch.x).detach())
+        loss, _ = logits_kept(net, batch, None)
+        net.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            for weight in net.parameters():
+                weight -= 0.5 * weight.grad
+    assert not rows_NC.requires_grad and rows_NC.shape == (7, 4)
+    # Two epochs asked for are two epochs, whatever the scenario says.
+    one, two = client(toy_model("flat"), 2), client(toy_model("flat"), 1)
+    assert torch.equal(one.fit(logits_kept), two.fit(logits_kept, epochs=2))
+    assert two.ledger.samples == 14
+
+
+def test_a_sample_that_is_left_out_has_no_row():
+    samples = toy_samples([0, 1, 2, 3], 0)
+    task = Task(4, 8, ("norm",), toy_model)
+    client = Client(0, task, samples, toy_model("norm"), LocalTraining(batch_size=3), torch.Generator())
+    missing_N = client.fit(logits_kept).isnan().all(1)
+    assert missing_N.sum() == 1  # BatchNorm cannot train on the last batch, of one sample
+    assert client.fit(cross_entropy) is None

@@ -23,6 +23,7 @@ from raysim.core.messages import (
     wire_bytes,
     wire_components,
     wire_params,
+    wire_size,
 )
 
 
@@ -161,3 +162,17 @@ def test_weights_are_a_detached_copy_with_buffers():
     layer.weight.data.zero_()
     assert sorted(copied) == ["bias", "num_batches_tracked", "running_mean", "running_var", "weight"]
     assert copied["weight"].tolist() == [1.0, 1.0] and not copied["weight"].requires_grad
+
+
+def test_a_message_can_be_counted_in_the_basis_of_its_paper():
+    @message
+    class Covariance:
+        factor_DR: Tensor
+
+        def counted(self) -> Covariance:
+            width = len(self.factor_DR)
+            return Covariance(torch.empty(width * (width + 1) // 2, device="meta"))
+
+    msg = Covariance(torch.ones(5, 2))
+    assert wire_size(msg) == (60, 15, {"factor_DR": 60})  # 5 * 6 / 2 floats
+    assert wire_size(unpack(pack(msg))).bytes == 60 and unpack(pack(msg)).factor_DR.shape == (5, 2)

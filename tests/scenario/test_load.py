@@ -66,7 +66,8 @@ def test_the_quickstart_is_what_it_says():
 def test_resolved_has_every_default():
     loaded = load_scenario(QUICKSTART)
     assert loaded.resolved["algorithm"] == {
-        "name": "fedgh", "header_lr": 0.01, "server_mode": "per_lar", "server_epochs": 1,
+        "name": "fedgh", "profile": "paper", "header_lr": 0.01, "server_mode": "per_lar", "server_epochs": 1,
+        "mask_absent": False, "first": "broadcast",
     }  # fmt: skip
     assert loaded.resolved["training"]["clip"] is None
     assert loaded.resolved["backend"] == "ray"
@@ -330,3 +331,31 @@ def test_overrides_divide_the_clients_and_the_first_match_counts():
 
 def test_hks_takes_the_published_split_of_itself():
     assert check(load_scenario(mapping(), ["data.partition={name: hks}"])).split == "published"
+
+
+OFFICIAL = "algorithm={name: fedgh, profile: official}"
+
+
+def test_a_profile_sets_what_is_not_given():
+    loaded = load_scenario(QUICKSTART, [OFFICIAL])
+    assert loaded.algorithm == FedGH(server_mode="frozen_random", first="local")
+    assert loaded.resolved["algorithm"]["profile"] == "official"
+    both = load_scenario(QUICKSTART, [OFFICIAL, "algorithm.first=broadcast"])
+    assert both.algorithm == FedGH(server_mode="frozen_random")
+    # What is resolved loads to the same, and the paper is the default.
+    assert load_scenario(yaml.safe_load(loaded.resolved_yaml())).algorithm == loaded.algorithm
+    assert load_scenario(QUICKSTART).resolved["algorithm"]["profile"] == "paper"
+
+
+@pytest.mark.parametrize(
+    ("item", "sentence"),
+    [
+        ("algorithm={name: fedgh, profile: code}", "algorithm.profile: 'code' given; allowed: paper, official"),
+        ("algorithm={name: fedgh, profile: 3}", "algorithm.profile: 3 given; allowed: paper, official"),
+        ("algorithm={name: lg_fedavg, profile: official}", "algorithm.profile: 'official' given; allowed: paper"),
+    ],
+)
+def test_an_unknown_profile_is_refused(item: str, sentence: str):
+    with pytest.raises(ScenarioError) as refused:
+        load_scenario(QUICKSTART, [item])
+    assert str(refused.value) == f"--set {item}: {sentence}"
