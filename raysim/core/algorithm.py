@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
@@ -47,6 +47,11 @@ class Task:
     feature_dim: int  # D, the same for every architecture
     architectures: tuple[str, ...]  # the clients' different ones, in order of first use
     model: Callable[[str], Any]  # name -> a fresh SplitModel with the weights that all its clients start from
+    num_rounds: int = 1  # T
+
+    def smallest(self) -> str:
+        """The architecture with the fewest parameters, the first of equals: what methods share beside it."""
+        return min(self.architectures, key=lambda name: sum(weight.numel() for weight in self.model(name).parameters()))
 
 
 @dataclass
@@ -65,38 +70,51 @@ class Client:
     meter: FlopMeter | None = None  # None: nothing is counted
     trainer: Trainer = fit_one
 
-    def fit(self, loss: Loss, given: Any = None, *, epochs: int | None = None) -> Tensor | None:
+    def fit(
+        self,
+        loss: Loss,
+        given: Any = None,
+        *,
+        epochs: int | None = None,
+        data: Samples | None = None,
+        two_views: bool = False,
+    ) -> Tensor | None:
         """Minimise `loss(net, batch, given)` over the local data, as the scenario's `training` says.
 
-        epochs: other than the scenario's. A loss that returns (scalar, rows) has its rows [B, ...] kept: returned is
-        what it gave for each sample when it last saw it, [N, ...] in data order, detached; NaN for a sample it never
-        saw (with BatchNorm, a last batch of one sample is left out).
+        epochs: other than the scenario's. data: other than all of `client.data`. two_views: `batch.second` is
+        another augmentation of the same images.
+
+        A loss that returns (scalar, rows) has its rows [B, ...] kept: returned is what it gave for each sample when it
+        last saw it, [N, ...] in data order, detached; NaN for a sample it never saw (with BatchNorm, a last batch of
+        one sample is left out).
 
         The loss reads every trained tensor through its `net` argument and every per-client tensor through
         `given` or `batch`, so that the engine may train many clients with one call. It writes to neither; it may be
         called once more than there are steps, to count operations.
         """
         # Only a last batch of one sample asks for a walk through the network.
-        drop_single = len(self.data) % self.local.batch_size == 1 and has_batchnorm(self.net)
+        data = self.data if data is None else data
+        drop_single = len(data) % self.local.batch_size == 1 and has_batchnorm(self.net)
         epochs = self.local.epochs if epochs is None else epochs
-        batches = self.data.shuffled(self.local.batch_size, epochs, self.rng, drop_single)
-        result = self.trainer(FitJob(self.net, loss, given, batches, self.local, len(self.data)))
+        batches = data.shuffled(self.local.batch_size, epochs, self.rng, drop_single, two_views)
+        result = self.trainer(FitJob(self.net, loss, given, batches, self.local, len(data)))
         self.ledger.loss_sum += result.loss_sum
         self.ledger.samples += result.samples
         if self.meter is not None:
             key = (self.arch, getattr(loss, "__qualname__", repr(loss)), given is None)
-            self.ledger.flops += result.samples * self.meter.of(key, lambda: self._probe(loss, given), 2)
+            self.ledger.flops += result.samples * self.meter.of(key, lambda: self._probe(loss, given, two_views), 2)
         return result.rows
 
     @torch.no_grad()
-    def outputs(self, f: Callable[[Tensor], Tensor]) -> Tensor:
-        """`f` over the local data, in data order, un-augmented, in eval mode: [N, ...]."""
+    def outputs(self, f: Callable[[Tensor], Tensor], data: Samples | None = None) -> Tensor:
+        """`f` over the local data (or `data`), in data order, un-augmented, in eval mode: [N, ...]."""
+        data = self.data if data is None else data
         set_training(self.net, False)
-        found = torch.cat([f(batch.x) for batch in self.data.in_order(self.local.batch_size)])
+        found = torch.cat([f(batch.x) for batch in data.in_order(self.local.batch_size)])
         if self.meter is not None:
             key = (self.arch, getattr(f, "__qualname__", repr(f)), "forward")
             flops = self.meter.of(key, lambda: f(self._probe_batch().x), 2)
-            self.ledger.flops += len(self.data) * flops
+            self.ledger.flops += len(data) * flops
         return found
 
     def log(self, name: str, value: float) -> None:
@@ -107,10 +125,11 @@ class Client:
         # Two samples, the fewest that BatchNorm can train on.
         return next(self.data.subset(torch.tensor([0, min(1, len(self.data) - 1)])).in_order(2))
 
-    def _probe(self, loss: Loss, given: Any) -> None:
+    def _probe(self, loss: Loss, given: Any, two_views: bool) -> None:
         """One step's forward and backward pass, which leaves no trace on the network."""
         buffers = {name: value.clone() for name, value in self.net.named_buffers()}
-        found = loss(self.net, self._probe_batch(), given)
+        batch = self._probe_batch()
+        found = loss(self.net, replace(batch, second=batch.x) if two_views else batch, given)
         (found[0] if isinstance(found, tuple) else found).backward()
         with torch.no_grad():
             for name, value in self.net.named_buffers():

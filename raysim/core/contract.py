@@ -38,7 +38,7 @@ from raysim.core.meter import FlopMeter
 from raysim.core.seeds import global_seed, seeded
 from raysim.core.state import digest, state_tensors
 
-SEED, C, D, SIDE = 7, 4, 8, 4
+SEED, C, D, SIDE, ROUNDS = 7, 4, 8, 4, 8
 LOCAL = LocalTraining(epochs=1, batch_size=6, lr=0.1, momentum=0.5)
 
 Labels = Sequence[Sequence[int]]
@@ -140,7 +140,7 @@ class Toy:
         self.algorithm, self.clause, self.trainer = algorithm, clause, trainer
         # The one architecture is the one with BatchNorm, which is the hardest to exchange.
         self.architectures = ("norm",) if algorithm.one_architecture else ("flat", "norm", "deep")
-        self.task = Task(C, D, self.architectures[: len(labels)], toy_model)
+        self.task = Task(C, D, self.architectures[: len(labels)], toy_model, ROUNDS)
         self.samples = {k: toy_samples(y, k) for k, y in enumerate(labels)}
         self.meter = meter
         self.watch: Watch = watch or (lambda toy, name, who, msg: nullcontext())
@@ -436,6 +436,7 @@ def _check_loss(toy: Toy, job: FitJob, batch: Batch) -> None:
         torch.cat([batch.y, batch.y[two]]),
         torch.cat([batch.index, batch.index[two]]),
         torch.cat([ones, torch.zeros(2)]),
+        None if batch.second is None else torch.cat([batch.second, 1 - batch.second[two]]),
     )
     if not torch.allclose(loss(padded, 0), plain, rtol=1e-4, atol=1e-6):
         raise toy.broken(

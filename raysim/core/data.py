@@ -38,6 +38,7 @@ class Batch:
     y: Tensor  # [B] int64 class ids
     index: Tensor  # [B] position of each sample in its client's data, for per-sample teachers
     weight: Tensor | None = None  # [B] 1 for a real sample, 0 for padding; None: all are real
+    second: Tensor | None = None  # like x, augmented anew, where two views are asked for
 
     def mean(self, per_sample_B: Tensor) -> Tensor:
         """Mean over the real samples, a scalar. Losses reduce with this, never with `.mean()`."""
@@ -76,18 +77,26 @@ class Samples:
             yield Batch(self.transform.plain(self._raw(index)), self.y[index], index)
 
     def shuffled(
-        self, batch_size: int, epochs: int, rng: torch.Generator, drop_single: bool = False
+        self,
+        batch_size: int,
+        epochs: int,
+        rng: torch.Generator,
+        drop_single: bool = False,
+        two_views: bool = False,
     ) -> Iterator[Batch]:
         """Augmented batches, in a fresh random order each epoch; the last of an epoch may be short.
 
-        drop_single: leave out a last batch of one sample, which BatchNorm cannot train on.
+        drop_single: leave out a last batch of one sample, which BatchNorm cannot train on. two_views: fill `second`.
         """
         for _ in range(epochs):
             order = torch.randperm(len(self), generator=rng).to(self.y.device)
             for index in order.split(batch_size) if len(self) > batch_size else (order,):
                 if drop_single and len(index) == 1:
                     continue
-                yield Batch(self.transform.augmented(self._raw(index), rng), self.y.index_select(0, index), index)
+                raw_BHWC = self._raw(index)
+                x = self.transform.augmented(raw_BHWC, rng)
+                second = self.transform.augmented(raw_BHWC, rng) if two_views else None
+                yield Batch(x, self.y.index_select(0, index), index, None, second)
 
     def _raw(self, index: Tensor) -> Tensor:
         # Ten times faster than raw_NHWC[index], which walks every pixel.

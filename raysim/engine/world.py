@@ -35,6 +35,7 @@ class World:
     evaluate_when: Literal["after_update", "after_receive"] = "after_update"
     independent_init: bool = False  # True: each client draws initial weights of its own
     server_threads: int = 1
+    num_rounds: int = 1
     labels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     image_shape_HWC: tuple[int, int, int] = (1, 1, 1)
 
@@ -56,7 +57,7 @@ class World:
     def task(self) -> Task:
         """What algorithms see of this."""
         used = dict.fromkeys(self.models[: self.num_clients])
-        return Task(self.num_classes, self.feature_dim, tuple(used), self.fresh_model)
+        return Task(self.num_classes, self.feature_dim, tuple(used), self.fresh_model, self.num_rounds)
 
     @cached_property
     def num_samples(self) -> dict[ClientId, int]:

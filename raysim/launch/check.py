@@ -88,6 +88,7 @@ def check(loaded: Loaded) -> Checked:
         feature_dim,
         tuple(dict.fromkeys(clients.models[: clients.count])),
         _builder(dataset, feature_dim),
+        scenario.rounds,
     )
     if loaded.algorithm.one_architecture and len(task.architectures) > 1:
         raise origin.error(

@@ -271,6 +271,7 @@ def world_of(checked: Checked, data: ImageData, partition: Partition, plan: Plan
         global_test=published if scenario.evaluation.global_test else None,
         evaluate_when=scenario.evaluation.when,
         independent_init=scenario.clients.independent_init,
+        num_rounds=scenario.rounds,
         labels=data.label_M,
         image_shape_HWC=tuple(data.image_MHWC.shape[1:]),
     )

@@ -188,3 +188,26 @@ def test_a_sample_that_is_left_out_has_no_row():
     missing_N = client.fit(logits_kept).isnan().all(1)
     assert missing_N.sum() == 1  # BatchNorm cannot train on the last batch, of one sample
     assert client.fit(cross_entropy) is None
+
+
+def test_two_views_are_two_draws_and_leave_the_first_view_as_it_is():
+    samples = toy_samples([0, 1, 2, 3, 0], 0)
+    (one,) = samples.shuffled(5, 1, torch.Generator().manual_seed(1))
+    (two,) = samples.shuffled(5, 1, torch.Generator().manual_seed(1), two_views=True)
+    assert one.second is None and torch.equal(one.x, two.x) and torch.equal(one.index, two.index)
+    assert two.second.shape == two.x.shape and not torch.equal(two.second, two.x)
+    assert (two.second - two.x).abs().max() < 0.3  # noise upon the same images
+
+
+def test_fit_and_outputs_on_a_part_of_the_data():
+    samples, seen = toy_samples([0, 1, 2, 3, 0], 0), []
+    client = Client(0, Task(4, 8, ("flat",), toy_model), samples, toy_model("flat"), LocalTraining(), torch.Generator())
+
+    def loss(net, batch, given):
+        seen.append(batch.y)
+        return cross_entropy(net, batch, given)
+
+    part = samples.subset(torch.tensor([1, 4]))
+    client.fit(loss, data=part)
+    assert sorted(torch.cat(seen).tolist()) == [0, 1]
+    assert torch.equal(client.outputs(client.net, part), client.outputs(client.net)[[1, 4]])
