@@ -23,6 +23,16 @@ def cross_entropy(net: Any, batch: Batch, given: Any) -> Tensor:
     return batch.mean(F.cross_entropy(net(batch.x), batch.y, reduction="none"))
 
 
+def kl(logits_BC: Tensor, teacher_BC: Tensor, temperature: float = 1.0) -> Tensor:
+    """KL(softmax(teacher / T) || softmax(logits / T)) of each sample, [B], from logits.
+
+    No gradient reaches the teacher. Summed over classes, not multiplied by T^2 (algorithms.md, section 1.1).
+    """
+    log_teacher_BC = F.log_softmax(teacher_BC.detach() / temperature, dim=1)
+    log_student_BC = F.log_softmax(logits_BC / temperature, dim=1)
+    return (log_teacher_BC.exp() * (log_teacher_BC - log_student_BC)).sum(1)
+
+
 def class_means(value_ND: Tensor, label_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean of the rows of each class that occurs.
 

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from raysim.core.contract import toy_model
 from raysim.core.data import Batch
 from raysim.core.messages import Weights
-from raysim.core.ops import class_means, cross_entropy, weighted_mean
+from raysim.core.ops import class_means, cross_entropy, kl, weighted_mean
 
 
 def part(*values: float) -> Weights:
@@ -102,3 +102,15 @@ def test_cross_entropy_heeds_padding():
     for parameter in net.parameters():
         parameter.data.zero_()
     assert cross_entropy(net, uniform, None).item() == pytest.approx(1.3862944)  # ln 4
+
+
+def test_kl_between_two_softmaxes_and_no_gradient_for_the_teacher():
+    # Softmax outputs t = (.5, .5) and s = (.9, .1) (algorithms.md, section 6.8).
+    t = torch.tensor([[0.0, 0.0]], requires_grad=True)
+    s = torch.tensor([[0.9, 0.1]]).log().requires_grad_()
+    assert kl(s, t).item() == pytest.approx(0.510826, abs=1e-6)
+    assert kl(t, s).item() == pytest.approx(0.368064, abs=1e-6)
+    kl(s, t).sum().backward()
+    assert t.grad is None and s.grad.abs().max() > 0.1
+    # A temperature divides both logits.
+    assert torch.equal(kl(s, t + 1, temperature=4.0), kl(s / 4, t))
