@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raysim.core import Algorithm, Client, ClientId, Count, Positive, Server, Weights, message, weights
-from raysim.core.ops import class_means, cross_entropy
+from raysim.core.ops import class_means, cross_entropy, header_step
 
 
 @message
@@ -35,7 +34,7 @@ class ClassMeans:
 
 
 @dataclass(frozen=True)
-class FedGH(Algorithm[Header, ClassMeans, nn.Linear]):
+class FedGH(Algorithm[Header, ClassMeans, Header]):
     """The server trains one global header on the clients' class-mean representations."""
 
     paper: ClassVar[str] = "Yi et al., ACM MM 2023, https://arxiv.org/abs/2303.13137"
@@ -59,13 +58,11 @@ class FedGH(Algorithm[Header, ClassMeans, nn.Linear]):
     def static_downlink(self) -> bool:
         return self.server_mode == "frozen_random"
 
-    def server_start(self, server: Server[nn.Linear], hellos: Mapping[ClientId, Any]) -> nn.Linear:
-        return nn.Linear(server.task.feature_dim, server.task.num_classes)
+    def server_start(self, server: Server[Header], hellos: Mapping[ClientId, Any]) -> Header:
+        return Header(weights(nn.Linear(server.task.feature_dim, server.task.num_classes)))
 
-    def server_send(self, server: Server[nn.Linear], to: ClientId) -> Header | None:
-        if server.t == 1 and self.first == "local":
-            return None
-        return Header(weights(server.state))
+    def server_send(self, server: Server[Header], to: ClientId) -> Header | None:
+        return None if server.t == 1 and self.first == "local" else server.state
 
     def client_receive(self, client: Client, down: Header) -> None:
         client.net.header.load_state_dict(down.w)
@@ -76,25 +73,19 @@ class FedGH(Algorithm[Header, ClassMeans, nn.Linear]):
         class_S, mean_SD, _ = class_means(feature_ND, client.data.y)
         return ClassMeans(class_S.int(), mean_SD)
 
-    def server_update(self, server: Server[nn.Linear], ups: Mapping[ClientId, ClassMeans]) -> None:
+    def server_update(self, server: Server[Header], ups: Mapping[ClientId, ClassMeans]) -> None:
         if self.server_mode == "frozen_random":
             return
-        header = server.state
-        sgd = torch.optim.SGD(header.parameters(), lr=self.header_lr)
+        header = {name: w.clone().requires_grad_() for name, w in server.state.w.items()}
         absent_C = torch.ones(server.task.num_classes, dtype=torch.bool)
         for up in ups.values():
             absent_C[up.class_S.long()] = False
         loss = torch.zeros(())
         for _ in range(self.server_epochs):
             for class_S, mean_SD in self._steps(ups):
-                logits_SC = header(mean_SD)
-                if self.mask_absent:
-                    logits_SC = logits_SC.masked_fill(absent_C, -torch.inf)
-                loss = F.cross_entropy(logits_SC, class_S.long())
-                sgd.zero_grad()
-                loss.backward()
-                sgd.step()
-        sgd.zero_grad(set_to_none=True)
+                left_out_C = absent_C if self.mask_absent else None
+                loss = header_step(header, mean_SD, class_S.long(), self.header_lr, left_out_C)
+        server.state = Header({name: w.detach() for name, w in header.items()})
         server.log("header_loss", loss.item())
 
     def _steps(self, ups: Mapping[ClientId, ClassMeans]) -> Iterator[tuple[Tensor, Tensor]]:

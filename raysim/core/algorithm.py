@@ -39,6 +39,19 @@ class SplitModel(Protocol):
         """The logits [B, C] of images [B, ...]."""
 
 
+def pixels(x_BCHW: Tensor) -> Tensor:
+    """An image as its own representation: its pixels, less their mean over the image, [B, C * H * W]."""
+    flat_Bh = x_BCHW.flatten(1)
+    return flat_Bh - flat_Bh.mean(1, keepdim=True)
+
+
+def only_pixels(name: str) -> Callable[[Tensor], Tensor]:
+    """The encoders of a task that is not told of any."""
+    if name != "pixels":
+        raise ValueError(f"encoder: {name} given; allowed: pixels")
+    return pixels
+
+
 @dataclass(frozen=True)
 class Task:
     """What all parties agree on before training."""
@@ -48,6 +61,9 @@ class Task:
     architectures: tuple[str, ...]  # the clients' different ones, in order of first use
     model: Callable[[str], Any]  # name -> a fresh SplitModel with the weights that all its clients start from
     num_rounds: int = 1  # T
+    encoder: Callable[[str], Any] = only_pixels
+    """name -> a frozen function that nobody trains, from normalised images [B, C, H, W] to [B, h]. Raises ValueError
+    for a name that is unknown or cannot be had here."""
 
     def smallest(self) -> str:
         """The architecture with the fewest parameters, the first of equals: what methods share beside it."""
@@ -116,6 +132,11 @@ class Client:
             flops = self.meter.of(key, lambda: f(self._probe_batch().x), 2)
             self.ledger.flops += len(data) * flops
         return found
+
+    def add_flops(self, flops: float) -> None:
+        """Count operations that neither `fit` nor `outputs` sees, 2 per multiply-add."""
+        if self.meter is not None:
+            self.ledger.flops += flops
 
     def log(self, name: str, value: float) -> None:
         """Record a number of this client's round; its mean over the participants is tracked as `client/<name>`."""
@@ -208,7 +229,7 @@ class Algorithm(ABC, Generic[Down, Up, State]):
         """Take in what arrived, before training; the client can be evaluated after this."""
 
     @abstractmethod
-    def client_update(self, client: Client, down: Down | None) -> Up:
+    def client_update(self, client: Client, down: Down | None) -> Up | None:
         """Train locally and return what goes up (`None`: nothing)."""
 
     def server_update(self, server: Server[State], ups: Mapping[ClientId, Up]) -> None:

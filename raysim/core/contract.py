@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from raysim.core.algorithm import Algorithm, AnyAlgorithm, Client, ClientId, Server, Task
+from raysim.core.algorithm import Algorithm, AnyAlgorithm, Client, ClientId, Server, Task, pixels
 from raysim.core.data import Batch, Samples
 from raysim.core.fields import settings_fields
 from raysim.core.fit import FitJob, FitResult, LocalTraining, Trainer, fit_one, loss_and_rows
@@ -110,6 +110,11 @@ def toy_model(name: str) -> ToyNet:
         return ToyNet(name)
 
 
+def toy_encoder(name: str) -> Callable[[Tensor], Tensor]:
+    """The pixels, whatever encoder is asked for."""
+    return pixels
+
+
 def toy_samples(labels: Sequence[int], k: ClientId) -> Samples:
     """Noise with one bright quarter, which is the class."""
     rng = seeded(SEED, "toy", k)
@@ -140,7 +145,7 @@ class Toy:
         self.algorithm, self.clause, self.trainer = algorithm, clause, trainer
         # The one architecture is the one with BatchNorm, which is the hardest to exchange.
         self.architectures = ("norm",) if algorithm.one_architecture else ("flat", "norm", "deep")
-        self.task = Task(C, D, self.architectures[: len(labels)], toy_model, ROUNDS)
+        self.task = Task(C, D, self.architectures[: len(labels)], toy_model, ROUNDS, toy_encoder)
         self.samples = {k: toy_samples(y, k) for k, y in enumerate(labels)}
         self.meter = meter
         self.watch: Watch = watch or (lambda toy, name, who, msg: nullcontext())
@@ -788,7 +793,10 @@ def _names_device(node: ast.AST) -> str:
         return ".cuda"
     if isinstance(node, ast.Attribute) and node.attr == "device" and isinstance(node.value, ast.Name):
         return "torch.device" if node.value.id == "torch" else ""
-    return "device=" if isinstance(node, ast.keyword) and node.arg == "device" else ""
+    if isinstance(node, ast.keyword) and node.arg == "device":
+        # Tensors on `meta` have a shape and no values: for what a message is counted as.
+        return "" if isinstance(node.value, ast.Constant) and node.value.value == "meta" else "device="
+    return ""
 
 
 CLAUSES: dict[str, Callable[[AnyAlgorithm], None]] = {

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from raysim.core.algorithm import AnyAlgorithm, ClientId, Task
+from raysim.core.algorithm import AnyAlgorithm, ClientId, Task, only_pixels
 from raysim.core.data import Shards, Transform
 from raysim.core.fit import LocalTraining
 from raysim.core.seeds import global_seed
@@ -38,6 +38,7 @@ class World:
     num_rounds: int = 1
     labels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     image_shape_HWC: tuple[int, int, int] = (1, 1, 1)
+    encoder: Callable[[str], Any] = only_pixels  # as in Task; picklable
 
     @property
     def num_clients(self) -> int:
@@ -57,7 +58,7 @@ class World:
     def task(self) -> Task:
         """What algorithms see of this."""
         used = dict.fromkeys(self.models[: self.num_clients])
-        return Task(self.num_classes, self.feature_dim, tuple(used), self.fresh_model, self.num_rounds)
+        return Task(self.num_classes, self.feature_dim, tuple(used), self.fresh_model, self.num_rounds, self.encoder)
 
     @cached_property
     def num_samples(self) -> dict[ClientId, int]:

@@ -15,6 +15,7 @@ from raysim.data.specs import DATASETS, DatasetSpec
 from raysim.engine.placement import Ask, parse_ranges
 from raysim.engine.sampling import cohort_size
 from raysim.models import MODELS, build_model, common_feature_dim, misfit
+from raysim.models.encoders import auto_encoder, build_encoder
 from raysim.scenario.load import Key, Loaded, named_settings
 from raysim.scenario.registry import suggest
 from raysim.scenario.schema import Override, Resources
@@ -89,6 +90,7 @@ def check(loaded: Loaded) -> Checked:
         tuple(dict.fromkeys(clients.models[: clients.count])),
         _builder(dataset, feature_dim),
         scenario.rounds,
+        partial(build_encoder, auto=auto_encoder()),
     )
     if loaded.algorithm.one_architecture and len(task.architectures) > 1:
         raise origin.error(

@@ -274,6 +274,7 @@ def world_of(checked: Checked, data: ImageData, partition: Partition, plan: Plan
         num_rounds=scenario.rounds,
         labels=data.label_M,
         image_shape_HWC=tuple(data.image_MHWC.shape[1:]),
+        encoder=checked.task.encoder,
     )
 
 

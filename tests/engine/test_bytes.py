@@ -7,7 +7,11 @@ from functools import partial
 import numpy as np
 import pytest
 
+from algorithms.dc_pfl import DCPFL
 from algorithms.fedgh import FedGH
+from algorithms.fedral import FedRAL
+from algorithms.fedssa import FedSSA
+from algorithms.hks import HKS
 from algorithms.lg_fedavg import LGFedAvg
 from algorithms.standalone import Standalone
 from raysim.core.algorithm import AnyAlgorithm
@@ -21,8 +25,13 @@ from raysim.models import build_model
 KB = 1024
 
 
-def one_round(algorithm: AnyAlgorithm, num_classes: int, classes_per_client: int) -> list[tuple[int, int, int, int]]:
-    """(up bytes, down bytes, up params, down params) of ten clients with CNN-5 on images of CIFAR's shape."""
+def one_round(
+    algorithm: AnyAlgorithm, num_classes: int, classes_per_client: int, rounds: int = 1
+) -> list[tuple[int, int, int, int]]:
+    """(up bytes, down bytes, up params, down params) of ten clients with CNN-5 on images of CIFAR's shape.
+
+    Of the last round.
+    """
     label_M = np.repeat(np.arange(num_classes, dtype=np.int64), 20)
     image_MHWC = np.zeros((len(label_M), 32, 32, 3), dtype=np.uint8)
     partition = make_partition(label_M, len(label_M), num_classes, 10, Pathological(classes_per_client), "pooled811", 0)
@@ -44,7 +53,8 @@ def one_round(algorithm: AnyAlgorithm, num_classes: int, classes_per_client: int
     backend = InProcess()
     try:
         backend.start(world, image_MHWC)
-        report = backend.round(1, range(10), False, lambda done: None)
+        for t in range(1, rounds + 1):
+            report = backend.round(t, range(10), False, lambda done: None)
     finally:
         backend.close()
     turns = report.turns.values()
@@ -67,6 +77,40 @@ def test_fedgh(num_classes: int, per_client: int, published_kb: float) -> None:
         # The paper counts labels, and leaves out the header's bias.
         assert (up + down - 4 * num_classes) / KB == pytest.approx(published_kb, abs=5e-5)  # 23.45 and 214.88
         assert (up_params, down_params) == (501 * per_client, 501 * num_classes)
+
+
+@pytest.mark.parametrize(("num_classes", "per_client"), [(10, 2), (100, 10)])
+def test_fedssa(num_classes: int, per_client: int) -> None:
+    for rounds in (1, 2):
+        for up, down, up_params, _ in one_round(FedSSA(), num_classes, per_client, rounds):
+            assert up == down == 4 * per_client * 501 and up_params == per_client * 501
+
+
+@pytest.mark.parametrize(("blocks", "published_kb"), [(100, 9.77), (125, 7.81), (25, 39.06)])
+def test_fedral(blocks: int, published_kb: float) -> None:
+    first, later = (one_round(FedRAL(blocks=blocks), 10, 2, rounds) for rounds in (1, 2))
+    assert {down for _, down, _, _ in first} == {4 * 500 * 500}  # the whole matrix
+    for up, down, up_params, _ in later:
+        assert up == down == 4 * 500**2 // blocks and up_params == 500**2 // blocks
+        assert up / KB == pytest.approx(published_kb, abs=5e-3)  # FedRAL Table 4 counts one way
+
+
+@pytest.mark.parametrize(("num_classes", "per_client"), [(10, 2), (100, 10)])
+def test_dc_pfl(num_classes: int, per_client: int) -> None:
+    first, later = (one_round(DCPFL(), num_classes, per_client, rounds) for rounds in (1, 2))
+    header = 4 * 501 * num_classes
+    assert {down for _, down, _, _ in first} == {header}  # no class mean is known
+    for up, down, _, _ in later:
+        # Mean, symmetric covariance counted once, count and label of each class; all classes have a holder.
+        assert up == 4 * per_client * (500 + 500 * 501 // 2 + 2)
+        assert down == header + 4 * 500 * num_classes
+
+
+def test_hks() -> None:
+    method = HKS(warmup=1)
+    for up, down, up_params, _ in one_round(method, 10, 2, rounds=2):
+        # 200 images in ten clients, 8:1:1; every training sample has a row of logits each way.
+        assert up == down == 4 * up_params and up_params % 10 == 0 and 100 < up_params < 200
 
 
 def test_standalone_sends_nothing() -> None:

@@ -22,6 +22,7 @@ from raysim.tracking.memory import MemoryTracker
 from tests.engine.scenarios import loaded
 
 FOLDER = Path(__file__).parent
+SETTINGS = {"hks": "warmup: 1"}  # otherwise its defaults would be plain local training in three rounds
 KEPT = ("accuracy/all", "accuracy/participants", "loss/train", "loss/test", "comm/total_bytes", "compute/total_flops")
 
 
@@ -33,7 +34,8 @@ def environment() -> dict[str, str]:
 def curves(method: str) -> dict[str, Any]:
     """Three rounds of a method on digits: every kept metric per round, and the digest of all state."""
     models = "[digits_cnn_s]" if method == "fedavg" else "[digits_mlp64, digits_cnn_s, digits_resnet]"
-    checked = check(loaded(f"algorithm={{name: {method}}}", f"clients.models={models}"))
+    settings = f"{{name: {method}, {SETTINGS[method]}}}" if method in SETTINGS else f"{{name: {method}}}"
+    checked = check(loaded(f"algorithm={settings}", f"clients.models={models}"))
     data = read_data(checked)
     plan = make_plan(checked.asks, Machine(1, 0), 1.0)
     world = world_of(checked, data, deal(checked, data), plan)

@@ -203,7 +203,7 @@ def checker() -> Any:
     return jsonschema.Draft202012Validator(schema)
 
 
-@pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(SCENARIOS.rglob("*.yaml")), ids=lambda path: path.stem)
 def test_the_schema_accepts_what_is_shipped(checker: Any, path: Path):
     checker.validate(yaml.safe_load(path.read_text()))
     checker.validate(dict(load_scenario(path).resolved))

@@ -15,7 +15,7 @@ from raysim.scenario.load import Loaded, load_scenario
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 QUICKSTART = SCENARIOS / "quickstart.yaml"
-SHIPPED = sorted(SCENARIOS.glob("*.yaml"))
+SHIPPED = sorted(SCENARIOS.rglob("*.yaml"))
 
 
 def mapping() -> dict[str, Any]:

@@ -1,0 +1,283 @@
+"""DC-PFL: FedGH, plus a pull towards global class means at clients and a header refitted on virtual samples.
+
+Tang, Yu, Tang, Ren, Li, Li. IJCAI 2024. https://doi.org/10.24963/ijcai.2024/551
+A participant replaces its header with the server's, trains everything while each representation is drawn towards the
+global mean of its class, and sends mean, covariance and count of each class it owns. The server trains its header on
+the clients' class means, pools a Gaussian per class, and trains the header again on samples of these Gaussians.
+
+Shapes: C classes, S classes one client owns, K classes whose global mean is known, D representation width, N samples
+of one client, B batch, R rows of a factor F of a covariance F^T F, Q rows of another such root, G virtual samples.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from raysim.core import (
+    Algorithm,
+    Batch,
+    Client,
+    ClientId,
+    Count,
+    NonNegative,
+    Positive,
+    Server,
+    Weights,
+    message,
+    weights,
+)
+from raysim.core.fields import Range
+from raysim.core.ops import class_means, cross_entropy, header_step
+
+
+@message
+class Global:
+    """The global header, and the global class means as far as they are known."""
+
+    w: Weights  # weight [C, D], bias [C]
+    class_K: Tensor | None  # int32, ascending; None: clients do not use means (lambda_ = 0)
+    mean_KD: Tensor | None
+
+    def counted(self) -> "Global":
+        """C*D + C + K*D numbers. The paper's formula leaves out which classes are known, so nor do we count it."""
+        return Global(self.w, None, self.mean_KD)
+
+
+@message
+class ClassStatistics:
+    """What a client says of its classes: count, mean and covariance of their representations.
+
+    A covariance travels as a factor F [min(n, D), D] with F^T F = covariance, which it determines up to a rotation: the
+    same message in the basis that pooling and sampling need. What is counted is its triangle, D*(D+1)/2 numbers.
+    """
+
+    class_S: Tensor  # int32: ids of the classes it owns, ascending
+    count_S: Tensor  # int32: training samples of each
+    mean_SD: Tensor
+    factor_RD: Tensor | None  # the factors of all classes, one below the other; None: the server does not refit
+
+    def counted(self) -> "ClassStatistics":
+        """S * (D + D*(D+1)/2 + 2) numbers, as the paper sends them."""
+        if self.factor_RD is None:
+            return self
+        num_classes, width = self.mean_SD.shape
+        triangle = self.factor_RD.to("meta").new_empty(num_classes * width * (width + 1) // 2)
+        return ClassStatistics(self.class_S, self.count_S, self.mean_SD, triangle)
+
+    def gaussians(self) -> "list[Gaussian]":
+        """One per class; without a covariance their factors are empty."""
+        factor_RD = self.mean_SD[:0] if self.factor_RD is None else self.factor_RD
+        # Ranks follow from counts, so that they need not travel.
+        ranks = [0 if self.factor_RD is None else min(n, self.mean_SD.shape[1]) for n in self.count_S.tolist()]
+        return [
+            Gaussian(*parts) for parts in zip(self.count_S.tolist(), self.mean_SD, factor_RD.split(ranks), strict=True)
+        ]
+
+
+class Gaussian(NamedTuple):
+    """Some samples in two moments."""
+
+    size: int  # samples
+    mean_D: Tensor
+    factor_RD: Tensor  # F^T F is the covariance: divided by size - 1, zero for one sample
+
+
+@dataclass(frozen=True)
+class DCPFL(Algorithm[Global, ClassStatistics, Global]):
+    """One global header, calibrated at clients by global class means and at the server by virtual representations."""
+
+    paper: ClassVar[str] = "Tang et al., IJCAI 2024, https://doi.org/10.24963/ijcai.2024/551"
+
+    lambda_: NonNegative = 0.1
+    """Weight of the pull towards the global class means; 0 leaves it out and sends no means (the paper's w/o AL)."""
+    squared: bool = False
+    """Pull with the squared distance instead of the distance."""
+    header_lr: Positive = 0.01
+    """Learning rate of the server's step on the class means of one client."""
+    virtual_samples: Annotated[int, Range(ge=0)] = 1000
+    """Virtual representations of a refit, over all classes; 0 leaves the refit out (the paper's w/o GC)."""
+    refit_epochs: Count = 10
+    """Passes over the virtual representations."""
+    refit_lr: Positive = 0.01
+    """Learning rate of the refit."""
+    refit_batch: Count = 64
+    """Batch size of the refit."""
+    sampling: Literal["factor", "eigh", "jitter"] = "factor"
+    """How virtual representations are drawn: exactly, from the pooled factor or (slow) the covariance's eigenvectors;
+    or from a Cholesky factor of the covariance plus a small multiple of the identity."""
+    stale: Literal["keep", "drop"] = "keep"
+    """What becomes of the global mean of a class that no participant holds in a round."""
+    relu_samples: bool = False
+    """Set negative entries of virtual representations to 0; real ones, which come from a ReLU, have none."""
+
+    def server_start(self, server: Server[Global], hellos: Mapping[ClientId, Any]) -> Global:
+        width, num_classes = server.task.feature_dim, server.task.num_classes
+        w = weights(nn.Linear(width, num_classes))
+        if not self.lambda_:
+            return Global(w, None, None)
+        return Global(w, torch.empty(0, dtype=torch.int32), torch.empty(0, width))
+
+    def server_send(self, server: Server[Global], to: ClientId) -> Global:
+        return server.state
+
+    def client_receive(self, client: Client, down: Global) -> None:
+        client.net.header.load_state_dict(down.w)
+
+    def client_update(self, client: Client, down: Global | None) -> ClassStatistics:
+        assert down is not None
+        if down.class_K is None or down.mean_KD is None or not len(down.class_K):
+            client.fit(cross_entropy)
+        else:
+            client.fit(self.pulled_loss, mean_table(down.class_K, down.mean_KD, client.task.num_classes))
+        feature_ND = client.outputs(client.net.features)
+        if self.virtual_samples:
+            client.add_flops(2.0 * len(feature_ND) * feature_ND.shape[1] ** 2)  # the covariances
+        return class_statistics(feature_ND, client.data.y, covariance=self.virtual_samples > 0)
+
+    def pulled_loss(self, net: Any, batch: Batch, given: tuple[Tensor, Tensor]) -> Tensor:
+        """Cross-entropy + lambda * distance to the global mean of the sample's class, a scalar.
+
+        given: mean_CD, and known_C (bool). A sample of a class without a known mean adds 0 to the second term, which
+        is divided by the whole batch all the same.
+        """
+        mean_CD, known_C = given
+        feature_BD = net.features(batch.x)
+        pull_B = (feature_BD - mean_CD[batch.y]).square().sum(1)
+        if not self.squared:
+            pull_B = (pull_B + 1e-12).sqrt()  # the root alone has no gradient where a sample sits on its mean
+        per_sample_B = F.cross_entropy(net.header(feature_BD), batch.y, reduction="none")
+        return batch.mean(per_sample_B + self.lambda_ * known_C[batch.y] * pull_B)
+
+    def server_update(self, server: Server[Global], ups: Mapping[ClientId, ClassStatistics]) -> None:
+        header = {name: w.clone().requires_grad_() for name, w in server.state.w.items()}
+        loss = torch.zeros(())
+        for up in ups.values():
+            loss = header_step(header, up.mean_SD, up.class_S.long(), self.header_lr)
+        server.log("header_loss", loss.item())
+
+        held: dict[int, list[Gaussian]] = {}
+        for up in ups.values():
+            for c, gaussian in zip(up.class_S.tolist(), up.gaussians(), strict=True):
+                held.setdefault(c, []).append(gaussian)
+        classes = sorted(held)
+        draws = shares([sum(part.size for part in held[c]) for c in classes], self.virtual_samples)
+        mean_D, virtual_D, trace = {}, [], 0.0
+        for c, num_draws in zip(classes, draws, strict=True):
+            # One class at a time: the factors of all of them in float64 would be twice all uploads.
+            pooled = pool(held[c])
+            mean_D[c] = pooled.mean_D.float()
+            trace += float(pooled.factor_RD.square().sum())
+            virtual_D.append(draw(pooled, num_draws, self.sampling, server.rng))
+        if self.virtual_samples:
+            server.log("covariance_trace", trace / len(classes))
+            label_G = torch.repeat_interleave(torch.tensor(classes), torch.tensor(draws))
+            server.log("refit_loss", self._refit(header, torch.cat(virtual_D).float(), label_G, server.rng))
+        w = {name: value.detach() for name, value in header.items()}
+        server.state = Global(w, *self._known(server.state, mean_D))
+
+    def _refit(self, header: Weights, virtual_GD: Tensor, label_G: Tensor, rng: torch.Generator) -> float:
+        """Train the header on the virtual representations; returns the mean loss over the last epoch."""
+        if self.relu_samples:
+            virtual_GD = virtual_GD.relu()
+        loss_sum = torch.zeros(())
+        for _ in range(self.refit_epochs):
+            loss_sum = torch.zeros(())
+            for index in torch.randperm(len(label_G), generator=rng).split(self.refit_batch):
+                # Several times faster than virtual_GD[index].
+                loss = header_step(header, virtual_GD.index_select(0, index), label_G[index], self.refit_lr)
+                loss_sum += loss * len(index)
+        return loss_sum.item() / len(label_G)
+
+    def _known(self, before: Global, fresh: Mapping[int, Tensor]) -> tuple[Tensor | None, Tensor | None]:
+        """class_K and mean_KD of the next broadcast."""
+        if before.class_K is None or before.mean_KD is None:
+            return None, None
+        old = dict(zip(before.class_K.tolist(), before.mean_KD, strict=True)) if self.stale == "keep" else {}
+        known = old | dict(fresh)
+        classes = sorted(known)
+        return torch.tensor(classes, dtype=torch.int32), torch.stack([known[c] for c in classes])
+
+
+def mean_table(class_K: Tensor, mean_KD: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """The means by class id: mean_CD, zero where unknown, and known_C (bool)."""
+    mean_CD = mean_KD.new_zeros(num_classes, mean_KD.shape[1])
+    known_C = torch.zeros_like(mean_CD[:, 0], dtype=torch.bool)
+    mean_CD[class_K.long()], known_C[class_K.long()] = mean_KD, True
+    return mean_CD, known_C
+
+
+def class_statistics(feature_ND: Tensor, label_N: Tensor, covariance: bool) -> ClassStatistics:
+    """Counts, means and, if asked for, factors of the covariances of representations, centred in float64."""
+    class_S, mean_SD, count_S = class_means(feature_ND, label_N)
+    if not covariance:
+        return ClassStatistics(class_S.int(), count_S.int(), mean_SD, None)
+    factors = []
+    for c in class_S:
+        value_ND = feature_ND[label_N == c].double()
+        factor_RD = (value_ND - value_ND.mean(0)) / max(len(value_ND) - 1, 1) ** 0.5
+        if len(factor_RD) > factor_RD.shape[1]:
+            factor_RD = torch.linalg.qr(factor_RD, mode="r").R
+        factors.append(factor_RD.to(feature_ND.dtype))
+    return ClassStatistics(class_S.int(), count_S.int(), mean_SD, torch.cat(factors))
+
+
+def pool(parts: Sequence[Gaussian]) -> Gaussian:
+    """The moments of all samples together, in float64.
+
+    Centred, so that no large numbers cancel: (n-1) Sigma = sum (n_k-1) Sigma_k + sum n_k (mu_k - mu)(mu_k - mu)^T,
+    as rows of a factor. The paper prints n_k in place of n_k - 1 (Eq. 11), which inflates the covariance.
+    """
+    size = sum(part.size for part in parts)
+    # Divided once, at the end, so that whole numbers stay exact.
+    mean_D = torch.stack([part.size * part.mean_D.double() for part in parts]).sum(0) / size
+    rows = []
+    for part in parts:
+        rows.append(part.factor_RD.double() * ((part.size - 1) / max(size - 1, 1)) ** 0.5)
+        rows.append((part.mean_D.double() - mean_D)[None] * (part.size / max(size - 1, 1)) ** 0.5)
+    return Gaussian(size, mean_D, torch.cat(rows))
+
+
+def shares(counts: Sequence[int], total: int) -> list[int]:
+    """`total` split in proportion to `counts` by largest remainder; ties go to the earlier one."""
+    whole = sum(counts)
+    found = [total * n // whole for n in counts]
+    # `sorted` is stable. Whole numbers: no rounding can decide a tie.
+    by_remainder = sorted(range(len(counts)), key=lambda i: -(total * counts[i] % whole))
+    for i in by_remainder[: total - sum(found)]:
+        found[i] += 1
+    return found
+
+
+def draw(gaussian: Gaussian, num_draws: int, sampling: str, rng: torch.Generator) -> Tensor:
+    """Samples [num_draws, D] float64, also of a singular covariance: with fewer samples than D, all are singular."""
+    if not num_draws:
+        return gaussian.mean_D.new_empty(0, len(gaussian.mean_D))
+    root_QD = {"factor": lambda root: root, "eigh": eigh_root, "jitter": jitter_root}[sampling](gaussian.factor_RD)
+    noise_GQ = torch.randn(num_draws, len(root_QD), generator=rng, dtype=torch.float64)
+    return gaussian.mean_D + noise_GQ @ root_QD
+
+
+def eigh_root(factor_RD: Tensor) -> Tensor:
+    """A root of the covariance from its eigenvectors; eigenvalues that are only rounding become 0."""
+    value_Q, vector_DQ = torch.linalg.eigh(factor_RD.T @ factor_RD)
+    rounding = value_Q[-1] * len(value_Q) * torch.finfo(value_Q.dtype).eps
+    return torch.where(value_Q > rounding, value_Q, 0.0).sqrt()[:, None] * vector_DQ.T
+
+
+def jitter_root(factor_RD: Tensor) -> Tensor:
+    """A Cholesky root of the covariance + e * (mean variance) * I, for the first e of 1e-6, 1e-5, ... that has one."""
+    covariance_DD = factor_RD.T @ factor_RD
+    scale = covariance_DD.trace() / len(covariance_DD)
+    if scale == 0:
+        return covariance_DD
+    lower_DD = covariance_DD
+    for exponent in range(-6, 1):
+        jitter_DD = 10.0**exponent * scale * torch.eye(len(covariance_DD), dtype=covariance_DD.dtype)
+        lower_DD, failed = torch.linalg.cholesky_ex(covariance_DD + jitter_DD)
+        if not failed:
+            break
+    return lower_DD.T

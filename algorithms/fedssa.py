@@ -1,0 +1,125 @@
+"""FedSSA: header rows are averaged class by class, and each client eases from its own rows to the global ones.
+
+Yi, Yu, Shi, Wang, Liu, Cui, Li. IJCAI 2024. https://arxiv.org/abs/2312.09006
+A participant sends the header rows of the classes it owns; the server averages each row over the clients that own
+the class. Before training, a client adds its own old rows to the global ones, with a weight that falls to zero.
+
+Shapes: C classes, S classes one client owns, D representation width.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from raysim.core import Algorithm, Client, ClientId, Count, Fraction, Server, message
+from raysim.core.ops import cross_entropy
+
+
+@message
+class Rows:
+    """The header rows of the classes that a client owns, in ascending order of the classes."""
+
+    weight_SD: Tensor
+    bias_S: Tensor
+
+
+@message
+class Joined:
+    """Told once: which classes a client owns, and with `agg: official` its initial rows of them."""
+
+    class_S: Tensor  # int64, ascending
+    rows: Rows | None
+
+
+@dataclass(frozen=True)
+class State:
+    """What the server keeps: the global header, who owns what, and the rows that count."""
+
+    header: nn.Linear  # [C, D]
+    class_S: dict[ClientId, Tensor]
+    latest: dict[ClientId, Rows]  # each client's last rows
+
+
+@dataclass(frozen=True)
+class FedSSA(Algorithm[Rows, Rows, State]):
+    """Average the header row of each class over its owners; ease in with a weight that decays."""
+
+    paper: ClassVar[str] = "Yi et al., IJCAI 2024, https://arxiv.org/abs/2312.09006"
+    profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"official": {"agg": "official"}}
+
+    fusion: Literal["sum", "convex"] = "sum"
+    """How global and own rows are fused: `sum` is global + mu * own (Eq. 4, which makes rows grow), `convex` divides
+    that by 1 + mu and keeps their scale; better for any t_stable above 10."""
+    mu0: Fraction = 0.5
+    """Weight of a client's own rows in the first round; 0 replaces them by the global ones."""
+    t_stable: Count = 2
+    """Rounds until that weight has fallen to 0, along a quarter of a cosine."""
+    agg: Literal["cached", "participants", "official"] = "cached"
+    """Whose rows the server averages: the last ones of every client that ever took part, those of the round's
+    participants, or those of all clients, initial ones included (the released code)."""
+    fuse_first: bool = True
+    """Fuse in round 1 already, with the server's random rows; `false`: participants start from their own."""
+    t0: Literal[0, 1] = 0
+    """Number of the first round in the schedule of the weight: 0 in the released code, 1 in the paper's notation."""
+
+    def mu(self, t: int) -> float:
+        """The weight of a client's own rows in round t (counted from 1): mu0 * cos(pi t / 2 t_stable), then 0."""
+        passed = t - 1 + self.t0
+        return self.mu0 * math.cos(math.pi * passed / (2 * self.t_stable)) if passed < self.t_stable else 0.0
+
+    def client_join(self, client: Client) -> Joined:
+        class_S = client.data.y.unique()
+        return Joined(class_S, rows_of(client.net.header, class_S) if self.agg == "official" else None)
+
+    def server_start(self, server: Server[State], hellos: Mapping[ClientId, Joined]) -> State:
+        header = nn.Linear(server.task.feature_dim, server.task.num_classes)
+        initial = {k: hello.rows for k, hello in hellos.items() if hello.rows is not None}
+        return State(header, {k: hello.class_S for k, hello in hellos.items()}, initial)
+
+    def server_send(self, server: Server[State], to: ClientId) -> Rows | None:
+        if server.t == 1 and not self.fuse_first:
+            return None
+        return rows_of(server.state.header, server.state.class_S[to])
+
+    def client_receive(self, client: Client, down: Rows) -> None:
+        header, class_S, mu = client.net.header, client.data.y.unique(), self.mu(client.t)
+        scale = 1 + mu if self.fusion == "convex" else 1.0
+        with torch.no_grad():
+            header.weight[class_S] = (down.weight_SD + mu * header.weight[class_S]) / scale
+            header.bias[class_S] = (down.bias_S + mu * header.bias[class_S]) / scale
+
+    def client_update(self, client: Client, down: Rows | None) -> Rows:
+        client.fit(cross_entropy)
+        return rows_of(client.net.header, client.data.y.unique())
+
+    def server_update(self, server: Server[State], ups: Mapping[ClientId, Rows]) -> None:
+        state = server.state
+        state.latest.update(ups)
+        counted = ups if self.agg == "participants" else {k: state.latest[k] for k in sorted(state.latest)}
+        average_rows(state.header, [(state.class_S[k], rows) for k, rows in counted.items()])
+        # With `sum` the rows grow by 1 + mu each round until t_stable.
+        server.log("header_norm", float(torch.linalg.vector_norm(state.header.weight.detach())))
+
+
+def rows_of(header: nn.Linear, class_S: Tensor) -> Rows:
+    """A copy of these rows of a header."""
+    return Rows(header.weight.detach()[class_S], header.bias.detach()[class_S])
+
+
+@torch.no_grad()
+def average_rows(header: nn.Linear, owned: list[tuple[Tensor, Rows]]) -> None:
+    """Each row becomes the unweighted mean over its owners (Eq. 2), in float64; rows without an owner stay."""
+    count_C = torch.zeros(len(header.bias), dtype=torch.float64)
+    weight_CD = torch.zeros(header.weight.shape, dtype=torch.float64)
+    bias_C = torch.zeros(header.bias.shape, dtype=torch.float64)
+    for class_S, rows in owned:
+        count_C[class_S] += 1
+        weight_CD[class_S] += rows.weight_SD.double()
+        bias_C[class_S] += rows.bias_S.double()
+    known_C = count_C > 0
+    header.weight[known_C] = (weight_CD / count_C[:, None])[known_C].float()
+    header.bias[known_C] = (bias_C / count_C)[known_C].float()

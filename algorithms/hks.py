@@ -1,0 +1,287 @@
+"""HKS: each sample is taught by the groups of similar logits, from fine to coarse, that it falls into.
+
+Tam, Li, Abdelmoniem. Hierarchical Knowledge Structuring for Effective Federated Learning in Heterogeneous
+Environments, 2025. https://arxiv.org/abs/2504.03505
+Clients send the logits of their own training samples. The server clusters all of them from the bottom up, into a tree;
+the mean logits of one of the clusters around a sample, or of all of them, are its teacher in the next local epoch.
+
+Shapes: N samples (of one client, or at the server of all), C classes, B batch, V nodes of the tree (samples first, then
+clusters), M micro-clusters.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import sqrt
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from raysim.core import Algorithm, Batch, Client, ClientId, NonNegative, Positive, ScenarioError, Server, Task, message
+from raysim.core.fields import Range
+from raysim.core.ops import cross_entropy
+from raysim.core.ward import micro_clusters, ward
+
+
+@message
+class Teachers:
+    """What a client's samples are taught, in data order."""
+
+    teacher_NC: Tensor  # mean logits of one cluster each; for `all` the mean of the distributions of all its clusters
+
+
+@message
+class Logits:
+    """What a client's network says of its samples, in data order."""
+
+    logits_NC: Tensor
+
+
+@dataclass
+class Knowledge:
+    """What the server has of every client that ever sent logits."""
+
+    logits: dict[ClientId, Tensor] = field(default_factory=dict)  # [N, C] each, the latest
+    teachers: dict[ClientId, Tensor] = field(default_factory=dict)  # [N, C] each
+
+
+@dataclass(frozen=True)
+class HKS(Algorithm[Teachers, Logits, Knowledge]):
+    """Distillation from a tree of clusters of all clients' per-sample logits."""
+
+    paper: ClassVar[str] = "Tam, Li, Abdelmoniem, 2025, https://arxiv.org/abs/2504.03505"
+
+    granularity: Literal["top", "middle", "bottom", "all"] = "all"
+    """Which clusters around a sample teach it: the one when C clusters are left, the one half-way up, the first, or all
+    of them alike."""
+    alpha: NonNegative = 1.5
+    """Weight of distillation beside the classification loss."""
+    temperature: Positive = 3.0
+    """T, by which teachers' and students' logits are divided."""
+    square_temperature: bool = True
+    """Multiply the distillation loss by T^2, so that gradients do not shrink with T; the paper's formula does not."""
+    warmup: Annotated[int, Range(ge=0)] = 10
+    """Rounds of plain local training; logits first go up at the end of the last one."""
+    warmup_extra: bool = False
+    """The warm-up comes on top of the scenario's rounds: in its first, a client trains for that many more."""
+    literal_alg1: bool = False
+    """Logits first go up one round later, so that the first round after the warm-up has no teachers either."""
+    logits: Literal["training", "eval_pass"] = "training"
+    """Which logits go up: those of the last epoch's training steps, or those of a pass in eval mode after it."""
+    linkage: Literal["ward", "average", "complete", "single"] = "ward"
+    """Which two clusters merge next; see `memory_gb`."""
+    space: Literal["logits", "softmax"] = "logits"
+    """Cluster the logits, or softmax(logits / T), which hides that architectures differ in scale."""
+    middle: Literal["path", "cut"] = "path"
+    """Half-way up: in the list of clusters around each sample, or where sqrt(N C) clusters are left."""
+    leaf: bool = False
+    """The finest cluster (`bottom`) is the sample itself: it is taught by its own last logits."""
+    micro: Annotated[int, Range(ge=0)] = 0
+    """Group samples into this many micro-clusters by mini-batch k-means, and build the tree over those; 0: do not."""
+    memory_gb: Positive = 2.0
+    """What the server may spend on the distances of all pairs, which SciPy's clustering keeps. Above it `ward` is
+    computed without them, to the same tree (but for the order of equal distances); other linkages are refused."""
+
+    def check(self, task: Task) -> None:
+        if self.micro and self.linkage != "ward":
+            raise ValueError(f"micro: {self.micro} given with linkage {self.linkage}; allowed: 0, or linkage ward")
+        if 0 < self.micro < task.num_classes:
+            raise ValueError(f"micro: {self.micro} given; allowed: 0, or at least the {task.num_classes} classes")
+
+    # -- server: before round 1 ----------------------------------------------------------------------
+    def server_start(self, server: Server[Knowledge], hellos: Mapping[ClientId, Any]) -> Knowledge:
+        samples = sum(server.num_samples.values())
+        gb = distances_gb(samples)
+        if self.linkage != "ward" and gb > self.memory_gb:
+            raise ScenarioError(
+                f"algorithm.linkage: {self.linkage} given, which needs {gb:.1f} GB for the distances of {samples} "
+                f"samples; allowed: ward, or a memory_gb (now {self.memory_gb:g}) of at least that"
+            )
+        return Knowledge()
+
+    # -- every round ---------------------------------------------------------------------------------
+    def server_send(self, server: Server[Knowledge], to: ClientId) -> Teachers | None:
+        teacher_NC = server.state.teachers.get(to)
+        return None if teacher_NC is None else Teachers(teacher_NC)
+
+    def client_update(self, client: Client, down: Teachers | None) -> Logits | None:
+        epochs = client.local.epochs
+        if self.warmup_extra and down is None:  # its first round: it sent logits at the end of all others
+            epochs *= 1 + self.warmup
+        given = None if down is None or not self.alpha else self.distribution(down.teacher_NC)
+        row_NC = client.fit(self.loss, given, epochs=epochs)
+        if client.t < self.first_upload:
+            return None
+        if row_NC is None or self.logits == "eval_pass":
+            return Logits(client.outputs(client.net))
+        unseen_N = row_NC.isnan().any(1)  # left out of training: BatchNorm takes no batch of one sample
+        if bool(unseen_N.any()):
+            row_NC = torch.where(unseen_N[:, None], client.outputs(client.net), row_NC)
+        return Logits(row_NC)
+
+    def loss(self, net: Any, batch: Batch, given: Tensor | None) -> tuple[Tensor, Tensor]:
+        """CE + alpha tau KL(teacher || softmax(z / T)), and the logits z. given: teachers' distributions [N, C].
+
+        For `all` the paper averages KL(q_l || p) over the clusters l. That is KL(q || p) with q the mean of the q_l
+        but for a term without p: the gradients are the same, and only q travels.
+        """
+        logits_BC = net(batch.x)
+        ce = cross_entropy(lambda _: logits_BC, batch, None)
+        if given is None:
+            return ce, logits_BC
+        teacher_BC = given[batch.index]
+        log_p_BC = F.log_softmax(logits_BC / self.temperature, 1)
+        kl_B = (torch.xlogy(teacher_BC, teacher_BC) - teacher_BC * log_p_BC).sum(1)
+        tau = self.temperature**2 if self.square_temperature else 1.0
+        return ce + self.alpha * tau * batch.mean(kl_B), logits_BC
+
+    def server_update(self, server: Server[Knowledge], ups: Mapping[ClientId, Logits]) -> None:
+        state = server.state
+        state.logits.update({k: up.logits_NC for k, up in ups.items()})
+        members = sorted(state.logits)  # also those that are absent: their last logits stay
+        logits_NC = torch.cat([state.logits[k] for k in members])
+        tree = self.tree(logits_NC, server.task.num_classes, server.rng)
+        server.log("path_length", float(tree.length_N.mean()))
+        teacher_NC = torch.from_numpy(self.teachers(logits_NC.double().cpu().numpy(), tree)).to(logits_NC)
+        sizes = [len(state.logits[k]) for k in members]
+        state.teachers = dict(zip(members, teacher_NC.split(sizes), strict=True))
+
+    # -- the parts -----------------------------------------------------------------------------------
+    @property
+    def first_upload(self) -> int:
+        """The first round, from 1 on, after which logits go up."""
+        return 1 if self.warmup_extra else max(1, self.warmup + self.literal_alg1)
+
+    def distribution(self, teacher_NC: Tensor) -> Tensor:
+        """Teachers as distributions, from what was sent."""
+        return teacher_NC if self.granularity == "all" else (teacher_NC / self.temperature).softmax(1)
+
+    def tree(self, logits_NC: Tensor, num_classes: int, rng: torch.Generator) -> "Tree":
+        """The clusters of these samples until `num_classes` are left."""
+        point_NC = logits_NC.double()
+        if self.space == "softmax":
+            point_NC = (point_NC / self.temperature).softmax(1)
+        num_samples = len(point_NC)
+        if not self.micro:
+            if distances_gb(num_samples) <= self.memory_gb:
+                merges = _scipy_linkage(point_NC.cpu().numpy(), self.linkage)
+            else:  # `server_start` saw to it that the linkage is Ward's
+                merges = ward(point_NC)
+            return Tree.of(np.arange(num_samples), merges, num_classes)
+        at_N = micro_clusters(point_NC, self.micro, rng)
+        count_M = torch.bincount(at_N)
+        sum_MC = point_NC.new_zeros(len(count_M), point_NC.shape[1]).index_add_(0, at_N, point_NC)
+        merges = ward(sum_MC / count_M[:, None], count_M)
+        return Tree.of(at_N.cpu().numpy(), merges, num_classes)
+
+    def teachers(self, logits_NC: NDArray[np.float64], tree: "Tree") -> NDArray[np.float64]:
+        """What to send for each sample, [N, C]. One that is still alone where the tree ends is taught by itself."""
+        if self.granularity == "all":
+            return tree.path_means(_softmax(tree.means(logits_NC) / self.temperature))
+        if self.granularity == "bottom":
+            node_N = np.arange(len(logits_NC)) if self.leaf else tree.ancestors(np.minimum(tree.length_N, 1))
+        elif self.granularity == "top":
+            node_N = tree.ancestors(tree.length_N)
+        elif self.middle == "path":
+            node_N = tree.ancestors(np.where(tree.length_N > 0, tree.length_N // 2 + 1, 0))
+        else:
+            node_N = tree.cut(round(sqrt(logits_NC.size)))
+        return tree.means(logits_NC)[node_N]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Clusters of samples until few are left. Nodes 0 to N-1 are the samples; each cluster comes after its parts."""
+
+    parent_V: NDArray[np.int64]  # -1: a cluster (or lone sample) of the top
+    depth_V: NDArray[np.int64]  # clusters above and including: 1 at the top, 0 for a sample alone at the top
+    num_samples: int
+    num_leaves: int  # of the linkage: samples or micro-clusters
+
+    @classmethod
+    def of(cls, at_N: NDArray[np.int64], linkage: NDArray[np.float64], num_clusters: int) -> "Tree":
+        """From SciPy's matrix for M leaves, cut where `num_clusters` are left; `at_N`: the leaf of each sample."""
+        num_samples, num_leaves = len(at_N), len(linkage) + 1
+        count_M = np.bincount(at_N, minlength=num_leaves)
+        # A leaf of one sample is that sample; a leaf of several is a cluster, the lowest in their path.
+        node_of = np.empty(num_leaves + max(num_leaves - num_clusters, 0), dtype=np.int64)
+        node_of[at_N] = np.arange(num_samples)
+        (several,) = np.nonzero(count_M > 1)
+        node_of[several] = num_samples + np.arange(len(several))
+        merges = len(node_of) - num_leaves
+        node_of[num_leaves:] = num_samples + len(several) + np.arange(merges)
+        parent_V = np.full(num_samples + len(several) + merges, -1, dtype=np.int64)
+        shared_N = count_M[at_N] > 1
+        parent_V[:num_samples][shared_N] = node_of[at_N[shared_N]]
+        parent_V[node_of[linkage[:merges, :2].astype(np.int64)]] = node_of[num_leaves:, None]
+        depth_V = np.zeros(len(parent_V), dtype=np.int64)
+        parents, depths = parent_V.tolist(), depth_V.tolist()
+        for node in range(len(parents) - 1, -1, -1):
+            above = parents[node]
+            depths[node] = int(node >= num_samples) + (depths[above] if above >= 0 else 0)
+        return cls(parent_V, np.array(depths, dtype=np.int64), num_samples, num_leaves)
+
+    @property
+    def length_N(self) -> NDArray[np.int64]:
+        """How many clusters are around each sample."""
+        return self.depth_V[: self.num_samples]
+
+    def ancestors(self, steps_N: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The node that many steps above each sample."""
+        node_N = np.arange(self.num_samples)
+        for step in range(int(steps_N.max())):
+            (going,) = np.nonzero(steps_N > step)
+            node_N[going] = self.parent_V[node_N[going]]
+        return node_N
+
+    def cut(self, num_clusters: int) -> NDArray[np.int64]:
+        """The cluster of each sample where this many are left (at least as many as the tree ends with)."""
+        left = int((self.parent_V < 0).sum())
+        end = len(self.parent_V) - max(0, min(num_clusters, self.num_leaves) - left)  # clusters that are not yet made
+        node_N = np.arange(self.num_samples)
+        while True:
+            above_N = self.parent_V[node_N]
+            going_N = (above_N >= 0) & (above_N < end)
+            if not going_N.any():
+                return node_N
+            node_N = np.where(going_N, above_N, node_N)
+
+    def means(self, value_NC: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The mean over each node's samples, [V, C]."""
+        nodes = len(self.parent_V)
+        sum_VC = np.zeros((nodes, value_NC.shape[1]))
+        sum_VC[: self.num_samples] = value_NC
+        count_V = np.zeros(nodes)
+        count_V[: self.num_samples] = 1
+        for node, above in enumerate(self.parent_V.tolist()):
+            if above >= 0:
+                sum_VC[above] += sum_VC[node]
+                count_V[above] += count_V[node]
+        return sum_VC / count_V[:, None]
+
+    def path_means(self, value_VC: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The mean over the clusters around each sample, [N, C]; of a sample alone at the top, its own value."""
+        total_VC = value_VC.copy()
+        total_VC[: self.num_samples][self.length_N > 0] = 0  # the sample itself is none of its clusters
+        for node in range(len(self.parent_V) - 1, -1, -1):
+            if self.parent_V[node] >= 0:
+                total_VC[node] += total_VC[self.parent_V[node]]
+        return total_VC[: self.num_samples] / np.maximum(self.length_N, 1)[:, None]
+
+
+def distances_gb(num_samples: int) -> float:
+    """What SciPy needs for the distances of all pairs: 8 bytes each, and it works on a copy."""
+    return 2 * 8 * num_samples * (num_samples - 1) / 2 / 1e9
+
+
+def _softmax(value_VC: NDArray[np.float64]) -> NDArray[np.float64]:
+    return torch.from_numpy(value_VC).softmax(1).numpy()
+
+
+def _scipy_linkage(point_NC: NDArray[np.float64], method: str) -> NDArray[np.float64]:
+    from scipy.cluster import hierarchy  # here: clients, who import this file too, do not need it
+
+    return hierarchy.linkage(point_NC, method) if len(point_NC) > 1 else np.zeros((0, 4))

@@ -1,0 +1,111 @@
+"""Frozen encoders: functions that nobody trains, from images to representations, for methods that compare images.
+
+`mobilenet_v3_small` needs torchvision's ImageNet weights, which are never downloaded here: an actor may have no way
+out, and a hundred of them would ask at once. To put them where they are looked for, on every machine of the cluster,
+
+    python -c "import torchvision; torchvision.models.mobilenet_v3_small(weights='IMAGENET1K_V1')"
+
+or copy `mobilenet_v3_small-047dcff4.pth` to the folder `hub/checkpoints` below TORCH_HOME (~/.cache/torch).
+
+Shapes: B images, C channels, H x W pixels, h width of the representation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, cached_property
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from raysim.core.algorithm import pixels
+from raysim.core.errors import ScenarioError
+
+__all__ = ["ENCODERS", "Encoder", "auto_encoder", "build_encoder", "weights_file"]
+
+Encoder = Callable[[Tensor], Tensor]
+"""Normalised images [B, C, H, W] -> [B, h]. Deterministic, without parameters that train."""
+
+ENCODERS: dict[str, str] = {
+    "auto": "mobilenet_v3_small where its weights are at hand, else pixels",
+    "mobilenet_v3_small": "torchvision's MobileNetV3-small with ImageNet weights, without its head; h = 576",
+    "pixels": "the pixels, less their mean over the image; h = C * H * W",
+}
+
+_URL = "https://download.pytorch.org/models/mobilenet_v3_small-047dcff4.pth"
+_SIDE = 224  # images are resized to this
+_CHUNK = 32  # images at a time: at 224 x 224, 512 of them need half a gigabyte
+
+
+def build_encoder(name: str, *, auto: str | None = None) -> Encoder:
+    """The encoder of that name; one per process and weights file.
+
+    auto: what `auto` stands for, decided once for a run, so that all its processes use the same; `None`: decide here.
+    Raises ScenarioError (a ValueError) for an unknown name, and where the weights are missing. Weights are read at the
+    first call, which raises it for a damaged file.
+    """
+    if name == "auto":
+        name = auto or auto_encoder()
+    if name == "pixels":
+        return pixels
+    if name != "mobilenet_v3_small":
+        raise ScenarioError(f"encoder: {name!r} given; allowed: {', '.join(ENCODERS)}")
+    file = weights_file()
+    if not file.is_file():
+        raise ScenarioError(
+            f"encoder: mobilenet_v3_small given, but there are no weights at {file}; allowed: pixels, auto, or {_URL} "
+            "put there"
+        )
+    return _mobilenet(file)
+
+
+def auto_encoder() -> str:
+    """What `auto` stands for on this machine."""
+    return "mobilenet_v3_small" if weights_file().is_file() else "pixels"
+
+
+def weights_file() -> Path:
+    """Where torch's hub cache keeps the weights of `mobilenet_v3_small`, present or not."""
+    return Path(torch.hub.get_dir()) / "checkpoints" / _URL.rsplit("/", 1)[1]
+
+
+class MobileNet:
+    """MobileNetV3-small up to its average pool; grey images are repeated to three channels."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    @cached_property
+    def body(self) -> nn.Module:
+        """Images [B, 3, 224, 224] -> [B, 576], frozen and in eval mode, on the CPU until it is moved."""
+        from torchvision.models import mobilenet_v3_small  # here: it takes a second to load
+
+        try:
+            state = torch.load(self.file, map_location="cpu", weights_only=True)
+            # Without memory of its own, so that no random number is drawn for weights that are not kept.
+            with torch.device("meta"):
+                whole = mobilenet_v3_small(weights=None)
+            whole.load_state_dict(state, assign=True)
+        except Exception as error:
+            why = " ".join(str(error).split())[:200]
+            raise ScenarioError(f"encoder: {self.file} holds no weights of mobilenet_v3_small ({why})") from error
+        body = nn.Sequential(whole.features, whole.avgpool, nn.Flatten()).requires_grad_(False).eval()
+        return body.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
+
+    @torch.no_grad()
+    def __call__(self, x_BCHW: Tensor) -> Tensor:
+        """Representations [B, 576] of images [B, 1 or 3, H, W]."""
+        body = self.body.to(x_BCHW.device)
+        return torch.cat([body(self._resized(x)) for x in x_BCHW.split(_CHUNK)])
+
+    @staticmethod
+    def _resized(x_BCHW: Tensor) -> Tensor:
+        colour = x_BCHW.expand(-1, 3, -1, -1)
+        return F.interpolate(colour, size=(_SIDE, _SIDE), mode="bilinear", align_corners=False)
+
+
+@cache
+def _mobilenet(file: Path) -> MobileNet:
+    return MobileNet(file)

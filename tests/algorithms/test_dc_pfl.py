@@ -1,0 +1,568 @@
+"""DC-PFL against numbers worked out by hand (algorithms.md, section 6.5)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from algorithms import dc_pfl
+from algorithms.dc_pfl import DCPFL, ClassStatistics, Gaussian, Global, class_statistics, draw, pool, shares
+from algorithms.fedgh import FedGH
+from raysim.core import Batch, Client, LocalTraining, Server, Task, weights
+from raysim.core.contract import Toy, toy_model, toy_samples
+from raysim.core.messages import pack, unpack, wire_size
+from raysim.core.ops import cross_entropy
+from raysim.core.seeds import seeded
+from raysim.core.state import digest
+
+METHODS = ("factor", "eigh", "jitter")
+
+
+def f64(rows: Any) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def gaussian_of(value_ND: Tensor) -> Gaussian:
+    """What one client says of these samples, all of one class."""
+    (found,) = class_statistics(value_ND, torch.zeros(len(value_ND), dtype=torch.long), True).gaussians()
+    return found
+
+
+def covariance(gaussian: Gaussian) -> Tensor:
+    factor_RD = gaussian.factor_RD.double()
+    return factor_RD.T @ factor_RD
+
+
+def direct(value_ND: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and covariance by numpy."""
+    return torch.from_numpy(value_ND.numpy().mean(0)), torch.from_numpy(np.cov(value_ND.numpy(), rowvar=False))
+
+
+def server_of(algorithm: DCPFL, num_classes: int = 2, width: int = 2) -> Server[Global]:
+    """A server in round 1 whose header is zero."""
+    server: Server[Global] = Server(Task(num_classes, width, ("flat",), toy_model), seeded(1, "server_update", 1), t=1)
+    start = algorithm.server_start(server, {})
+    zero = {name: torch.zeros_like(w) for name, w in start.w.items()}
+    server.state = Global(zero, start.class_K, start.mean_KD)
+    return server
+
+
+def upload(features: dict[int, list[list[float]]]) -> ClassStatistics:
+    """What a client with these representations per class sends."""
+    rows = [(c, row) for c, of_class in features.items() for row in of_class]
+    return class_statistics(torch.tensor([row for _, row in rows]), torch.tensor([c for c, _ in rows]), True)
+
+
+def known(state: Global) -> dict[int, list[float]]:
+    assert state.class_K is not None and state.mean_KD is not None
+    return dict(zip(state.class_K.tolist(), state.mean_KD.tolist(), strict=True))
+
+
+# -- pooling -----------------------------------------------------------------------------------------
+
+
+def test_kat_1_pooled_moments_of_three_points():
+    one, two = gaussian_of(f64([[0, 0], [2, 0]])), gaussian_of(f64([[1, 4]]))
+    assert_close(covariance(one), f64([[2, 0], [0, 0]]))
+    pooled = pool([one, two])
+    assert pooled.size == 3
+    assert_close(pooled.mean_D, f64([1, 4 / 3]), rtol=0, atol=1e-15)
+    assert_close(covariance(pooled), f64([[1, 0], [0, 16 / 3]]), rtol=0, atol=1e-14)
+
+
+def test_kat_1_the_printed_weight_would_give_another_covariance():
+    one, two = gaussian_of(f64([[0, 0], [2, 0]])), gaussian_of(f64([[1, 4]]))
+    printed = (
+        2 * covariance(one) + 1 * covariance(two)
+    ) / 2  # n_k where n_k - 1 belongs; client means add nothing here
+    assert printed[0, 0] == 2
+    assert covariance(pool([one, two]))[0, 0] == pytest.approx(1, abs=1e-14)
+
+
+def test_kat_2_pooled_is_direct_to_1e_12_in_500_dimensions():
+    value_ND = torch.randn(45, 500, generator=torch.Generator().manual_seed(3), dtype=torch.float64) + 5
+    order = torch.randperm(45, generator=torch.Generator().manual_seed(4))
+    parts = [gaussian_of(value_ND[index]) for index in order.split([5, 9, 1, 30])]
+    assert [part.factor_RD.shape for part in parts] == [(5, 500), (9, 500), (1, 500), (30, 500)]
+    pooled, (mean_D, covariance_DD) = pool(parts), direct(value_ND)
+    assert_close(pooled.mean_D, mean_D, rtol=0, atol=1e-12)
+    assert_close(covariance(pooled), covariance_DD, rtol=0, atol=1e-12)
+    assert torch.linalg.matrix_rank(covariance(pooled)) == 44  # singular by construction
+
+
+def test_more_samples_than_dimensions_travel_as_a_triangle():
+    value_ND = torch.randn(200, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64) * 3 + 7
+    parts = [gaussian_of(part) for part in value_ND.split([150, 44, 6])]
+    assert [part.factor_RD.shape for part in parts] == [(6, 6)] * 3
+    pooled, (mean_D, covariance_DD) = pool(parts), direct(value_ND)
+    assert_close(pooled.mean_D, mean_D, rtol=0, atol=1e-12)
+    assert_close(covariance(pooled), covariance_DD, rtol=0, atol=1e-12)
+
+
+def test_float32_uploads_far_from_zero_still_give_a_covariance():
+    # The uncentred form, n * mu mu^T taken from a sum of squares, has eigenvalues of -1e-4 and worse here.
+    value_ND = torch.randn(40, 20, generator=torch.Generator().manual_seed(6)) + 100
+    pooled = pool([gaussian_of(part) for part in value_ND.split(10)])
+    assert torch.linalg.eigvalsh(covariance(pooled)).min() > -1e-13
+    assert_close(covariance(pooled), direct(value_ND.double())[1], rtol=0, atol=2e-5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(sizes=st.lists(st.integers(1, 7), min_size=2, max_size=6), seed=st.integers(0, 1000), data=st.data())
+def test_pooling_does_not_depend_on_the_order_of_clients(sizes: list[int], seed: int, data: st.DataObject):
+    value_ND = torch.randn(sum(sizes), 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 10
+    parts = [gaussian_of(part) for part in value_ND.split(sizes)]
+    one, other = pool(parts), pool(data.draw(st.permutations(parts)))
+    assert one.size == other.size == sum(sizes)
+    assert_close(one.mean_D, other.mean_D, rtol=0, atol=1e-12)
+    assert_close(covariance(one), covariance(other), rtol=0, atol=1e-10)
+
+
+def test_one_sample_has_no_spread():
+    alone = gaussian_of(torch.tensor([[3.0, 4.0]]))
+    assert (alone.size, alone.mean_D.tolist(), alone.factor_RD.tolist()) == (1, [3, 4], [[0, 0]])
+    pooled = pool([alone])
+    assert pooled.mean_D.tolist() == [3, 4] and (covariance(pooled) == 0).all()
+    for method in METHODS:
+        assert draw(pooled, 3, method, torch.Generator()).tolist() == [[3, 4]] * 3
+
+
+def test_two_clients_with_one_sample_each():
+    pooled = pool([gaussian_of(f64([[0, 0]])), gaussian_of(f64([[2, 4]]))])
+    assert pooled.mean_D.tolist() == [1, 2]
+    assert_close(covariance(pooled), f64([[2, 4], [4, 8]]))  # deviations (-1, -2) and (1, 2), over n - 1 = 1
+
+
+# -- allocation and sampling -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("counts", "total", "expected"),
+    [
+        ([10, 20, 5], 7, [2, 4, 1]),
+        ([10, 20, 5], 10, [3, 6, 1]),  # 2.857, 5.714, 1.429
+        ([1, 1, 1], 4, [2, 1, 1]),  # a tie goes to the lower class
+        ([1, 1, 1], 5, [2, 2, 1]),
+        ([1, 999], 10, [0, 10]),
+        ([3], 1000, [1000]),
+        ([3, 4], 0, [0, 0]),
+    ],
+)
+def test_kat_3_allocation(counts: list[int], total: int, expected: list[int]):
+    assert shares(counts, total) == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(counts=st.lists(st.integers(1, 10**6), min_size=1, max_size=50), total=st.integers(0, 5000))
+def test_allocation_adds_up_and_is_within_one_of_the_quota(counts: list[int], total: int):
+    found = shares(counts, total)
+    assert sum(found) == total
+    assert all(abs(n - total * count / sum(counts)) < 1 for n, count in zip(found, counts, strict=True))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_kat_5_moments_of_20000_samples(method: str):
+    # Rank 2 in R^5: Sigma = u u^T + v v^T; (0, 0, 1, -1, 0) and the last axis are in its null space.
+    factor_RD = f64([[2, 1, 1, 1, 0], [0, -1, 2, 2, 0]])
+    gaussian = Gaussian(3, f64([1, 2, 3, 4, 5]), factor_RD)
+    value_GD = draw(gaussian, 20_000, method, seeded(7, "test", 0))
+    assert value_GD.dtype == torch.float64
+    mean_D, covariance_DD = direct(value_GD)
+    assert_close(mean_D, gaussian.mean_D, rtol=0, atol=0.06)  # 4 standard errors of the widest, sqrt(5 / 20,000)
+    expected_DD = factor_RD.T @ factor_RD
+    assert torch.linalg.matrix_norm(covariance_DD - expected_DD) < 0.05 * torch.linalg.matrix_norm(expected_DD)
+    across_G = (value_GD - gaussian.mean_D) @ f64([0, 0, 1, -1, 0])
+    if method == "jitter":
+        # 1e-6 of the mean variance 16 / 5, times the squared length 2: a standard deviation of 0.0025.
+        assert across_G.std() == pytest.approx(0.00253, rel=0.05)
+        assert (value_GD[:, 4] - 5).std() == pytest.approx(0.00179, rel=0.05)
+    else:
+        assert across_G.abs().max() < 1e-13  # rounding; the smallest real direction has a deviation of 2
+        assert (value_GD[:, 4] == 5).all()
+
+
+def test_methods_draw_from_one_covariance_of_clients_data():
+    value_ND = torch.randn(30, 8, generator=torch.Generator().manual_seed(8)).relu()
+    pooled = pool([gaussian_of(part) for part in value_ND.split([3, 20, 7])])
+    for root in (dc_pfl.eigh_root, dc_pfl.jitter_root):
+        root_QD = root(pooled.factor_RD)
+        assert_close(root_QD.T @ root_QD, covariance(pooled), rtol=0, atol=1e-5)
+
+
+def test_jitter_grows_until_the_covariance_factorises(monkeypatch: pytest.MonkeyPatch):
+    tried: list[float] = []
+    real = torch.linalg.cholesky_ex
+
+    def picky(matrix_DD: Tensor) -> Any:
+        tried.append(float(matrix_DD[0, 0]) - 4)
+        return real(matrix_DD if len(tried) == 3 else -matrix_DD)
+
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", picky)
+    root_DD = dc_pfl.jitter_root(f64([[2, 0], [0, 2]]))
+    assert tried == pytest.approx([4e-6, 4e-5, 4e-4], rel=1e-6)  # of the mean variance 4
+    assert_close(root_DD.T @ root_DD, f64([[4.0004, 0], [0, 4.0004]]), rtol=0, atol=1e-12)
+
+
+def test_eigenvectors_with_fewer_rows_than_dimensions_leave_rounding_out():
+    pooled = pool([gaussian_of(torch.randn(4, 50, generator=torch.Generator().manual_seed(9)))])
+    root_QD = dc_pfl.eigh_root(pooled.factor_RD)
+    # The rank of float32 rows that were centred in float64 is 3, and rounding to float32 makes it 4 at the most.
+    assert 3 <= int((root_QD.square().sum(1) > 0).sum()) <= 4
+
+
+# -- the local loss ----------------------------------------------------------------------------------
+
+
+class Echo(nn.Module):
+    """A network whose representation is its input and whose header gives zeros."""
+
+    def __init__(self, width: int = 2, num_classes: int = 3) -> None:
+        super().__init__()
+        self.header = nn.Linear(width, num_classes)
+        nn.init.zeros_(self.header.weight)
+        nn.init.zeros_(self.header.bias)
+
+    def features(self, x: Tensor) -> Tensor:
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.header(self.features(x))
+
+
+def loss_and_gradient(algorithm: DCPFL, x: list[list[float]], y: list[int], given: Any) -> tuple[float, Tensor]:
+    x_BD = torch.tensor(x, dtype=torch.float32, requires_grad=True)
+    batch = Batch(x_BD, torch.tensor(y), torch.arange(len(y)))
+    loss = algorithm.pulled_loss(Echo(), batch, given)
+    (gradient_BD,) = torch.autograd.grad(loss, x_BD)
+    return float(loss.detach()), gradient_BD
+
+
+CE = 1.0986123  # ln 3: the cross-entropy of zeros
+TABLE = (torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 0.0]]), torch.tensor([True, True, False]))
+
+
+def test_kat_4_the_term_is_the_norm():
+    loss, gradient_BD = loss_and_gradient(DCPFL(lambda_=1.0), [[3, 4]], [0], TABLE)
+    assert loss == pytest.approx(CE + 5, abs=1e-5)
+    assert_close(gradient_BD, torch.tensor([[0.6, 0.8]]))  # a unit vector, however far
+
+
+def test_kat_4_or_its_square():
+    loss, gradient_BD = loss_and_gradient(DCPFL(lambda_=1.0, squared=True), [[3, 4]], [0], TABLE)
+    assert loss == pytest.approx(CE + 25, abs=1e-4)
+    assert_close(gradient_BD, torch.tensor([[6.0, 8.0]]))
+
+
+@pytest.mark.parametrize("squared", [False, True])
+def test_kat_4_on_its_mean_a_sample_has_a_finite_gradient_of_zero(squared: bool):
+    loss, gradient_BD = loss_and_gradient(DCPFL(lambda_=1.0, squared=squared), [[3, 4], [0, 0]], [1, 0], TABLE)
+    assert loss == pytest.approx(CE, abs=2e-6)
+    assert gradient_BD.tolist() == [[0, 0], [0, 0]]
+
+
+def test_classes_without_a_mean_add_nothing_and_the_batch_is_divided_by_its_size():
+    # Distances 5 (class 0), 5 (class 1 from the origin) and none (class 2), over 4 samples, times 0.1.
+    x, y = [[3.0, 4.0], [0.0, 0.0], [30.0, 40.0], [7.0, 7.0]], [0, 1, 2, 2]
+    loss, gradient_BD = loss_and_gradient(DCPFL(), x, y, TABLE)
+    assert loss == pytest.approx(CE + 0.1 * 10 / 4, abs=1e-6)
+    assert_close(gradient_BD, 0.1 / 4 * torch.tensor([[0.6, 0.8], [-0.6, -0.8], [0.0, 0.0], [0.0, 0.0]]))
+
+
+def test_lambda_scales_the_pull():
+    for lambda_ in (0.01, 1.0, 3.0):
+        assert loss_and_gradient(DCPFL(lambda_=lambda_), [[3, 4]], [0], TABLE)[0] == pytest.approx(CE + 5 * lambda_)
+
+
+class Recorded(Client):
+    """Notes which loss it is told to minimise."""
+
+    def fit(self, loss: Any, given: Any = None, *, epochs: int | None = None) -> None:
+        self.log("plain", loss is cross_entropy)
+        self.given = given
+
+
+def client_of(labels: list[int]) -> Recorded:
+    task, local = Task(4, 8, ("norm",), toy_model), LocalTraining(batch_size=3)
+    return Recorded(0, task, toy_samples(labels, 0), toy_model("norm"), local, torch.Generator())
+
+
+def test_without_known_means_the_loss_is_cross_entropy_itself():
+    w = weights(nn.Linear(8, 4))
+    client = client_of([0, 1, 1])
+    nothing_known = Global(w, torch.empty(0, dtype=torch.int32), torch.empty(0, 8))
+    for algorithm, down in ((DCPFL(), nothing_known), (DCPFL(lambda_=0.0), Global(w, None, None))):
+        algorithm.client_update(client, down)
+        assert client.ledger.values.pop("plain") == 1 and client.given is None
+    DCPFL().client_update(client, Global(w, torch.tensor([1, 3], dtype=torch.int32), torch.ones(2, 8)))
+    assert client.ledger.values["plain"] == 0
+    mean_CD, known_C = client.given
+    assert known_C.tolist() == [False, True, False, True]
+    assert mean_CD.sum(1).tolist() == [0, 8, 0, 8]
+
+
+# -- what a client sends -----------------------------------------------------------------------------
+
+
+def test_a_client_sends_moments_of_plain_images_in_eval_mode():
+    client = client_of([3, 0, 3, 3])
+    client.net.extractor[1].running_mean.fill_(0.1)  # of BatchNorm: training mode would give other features
+    up = DCPFL().client_update(client, Global(weights(client.net.header), None, None))
+    assert up.class_S.tolist() == [0, 3] and up.count_S.tolist() == [1, 3]
+    assert up.class_S.dtype == up.count_S.dtype == torch.int32
+    assert up.factor_RD is not None and up.factor_RD.shape == (1 + 3, 8)
+    with torch.no_grad():
+        feature_ND = client.net.eval().features(client.data.x)
+    mean_D, covariance_DD = direct(feature_ND[[0, 2, 3]].double())
+    assert_close(up.mean_SD, torch.stack([feature_ND[1], mean_D.float()]))
+    none, three = up.gaussians()
+    assert (none.factor_RD == 0).all()
+    assert_close(covariance(three), covariance_DD, rtol=0, atol=1e-9)
+    assert covariance_DD.abs().max() > 5e-4
+
+
+def test_bytes_up_are_those_of_the_formula():
+    # d = 500: 500 + 500 * 501 / 2 + 2 = 125,752 numbers per class; 982.4 KB for 2 classes and 4.8 MB for 10.
+    for num_classes, num_bytes in ((2, 1_006_016), (10, 5_030_080)):
+        label_N = torch.arange(num_classes).repeat(7)
+        up = class_statistics(torch.rand(len(label_N), 500), label_N, True)
+        size = wire_size(unpack(pack(up)))
+        assert size.bytes == num_bytes == 4 * num_classes * (500 + 500 * 501 // 2 + 2)
+        assert size.params == num_classes * 125_752
+        assert size.components == {
+            "class_S": 4 * num_classes,
+            "count_S": 4 * num_classes,
+            "mean_SD": 2000 * num_classes,
+            "factor_RD": 501_000 * num_classes,
+        }
+    assert f"{1_006_016 / 1024:.0f} {5_030_080 / 1024**2:.1f}" == "982 4.8"
+
+
+def test_the_count_of_bytes_does_not_depend_on_how_many_samples_a_class_has():
+    ups = [class_statistics(torch.rand(n, 6), torch.zeros(n, dtype=torch.long), True) for n in (1, 4, 50)]
+    assert [wire_size(up).params for up in ups] == [6 + 21 + 2] * 3
+    assert [up.factor_RD.shape[0] for up in ups if up.factor_RD is not None] == [1, 4, 6]
+
+
+def test_bytes_down_are_those_of_the_formula():
+    w = weights(nn.Linear(500, 10))
+    for k in (0, 3, 10):
+        down = Global(w, torch.arange(k, dtype=torch.int32), torch.zeros(k, 500))
+        size = wire_size(unpack(pack(down)))
+        assert size.bytes == 4 * (10 * 500 + 10 + k * 500) and size.params == 5010 + k * 500
+    assert wire_size(Global(w, None, None)).bytes == 20_040
+
+
+def test_bytes_of_a_run():
+    toy = Toy(DCPFL(), "test").run(2)  # C = 4, d = 8; clients own 2, 2, 2 and 3 classes
+    up, down = (
+        [wire_size(msg).bytes for name, _, msg in toy.sent if name == hook] for hook in ("client_update", "server_send")
+    )
+    assert up == [4 * s * (8 + 36 + 2) for s in (2, 2, 2, 3)] * 2
+    assert down == [4 * 36] * 4 + [4 * (36 + 4 * 8)] * 4
+    assert {id(msg) for name, _, msg in toy.sent[:4]} == {id(toy.sent[0][2])}  # one message, packed once
+
+
+def test_ablations_do_not_send_what_nobody_reads():
+    no_pull = Toy(DCPFL(lambda_=0.0), "test").run(2)
+    assert {wire_size(msg).bytes for name, _, msg in no_pull.sent if name == "server_send"} == {4 * 36}
+    no_refit = Toy(DCPFL(virtual_samples=0), "test").run(2)
+    up = [wire_size(msg).bytes for name, _, msg in no_refit.sent if name == "client_update"]
+    assert up == [4 * s * (8 + 2) for s in (2, 2, 2, 3)] * 2
+    down = [msg for name, _, msg in no_refit.sent if name == "server_send"]
+    assert len(down[-1].class_K) == 4  # means are still pooled for the pull
+
+
+# -- the server --------------------------------------------------------------------------------------
+
+
+def test_the_header_takes_one_step_per_client():
+    # FedGH's third case: (-1/2, 1/2) x [1, 2] and (1/2, -1/2) x [0, 1], averaged; the biases cancel.
+    server = server_of(DCPFL(virtual_samples=0))
+    DCPFL(virtual_samples=0).server_update(server, {0: upload({0: [[1.0, 2.0]], 1: [[0.0, 1.0]]})})
+    assert_close(server.state.w["weight"], torch.tensor([[0.0025, 0.0025], [-0.0025, -0.0025]]))
+    assert server.state.w["bias"].tolist() == [0, 0]
+    assert server.values == {"header_loss": pytest.approx(0.6931472)}  # ln 2
+
+
+def test_learning_rate_of_the_server():
+    algorithm = DCPFL(virtual_samples=0, header_lr=1.0)
+    server = server_of(algorithm)
+    algorithm.server_update(server, {0: upload({1: [[1.0, 2.0]]})})
+    assert_close(server.state.w["weight"], torch.tensor([[-0.5, -1.0], [0.5, 1.0]]))
+
+
+def test_global_means_weigh_clients_by_their_samples():
+    algorithm = DCPFL(virtual_samples=0)
+    server = server_of(algorithm, num_classes=3)
+    ups = {0: upload({0: [[0.0, 0.0], [2.0, 0.0]]}), 4: upload({0: [[1.0, 4.0]], 2: [[5.0, 6.0]]})}
+    algorithm.server_update(server, ups)
+    assert known(server.state) == {0: pytest.approx([1, 4 / 3]), 2: [5, 6]}  # nobody holds class 1
+
+
+@pytest.mark.parametrize(("stale", "kept"), [("keep", {0: [5, 5], 1: [1, 1]}), ("drop", {0: [5, 5]})])
+def test_a_class_that_nobody_holds_in_a_round(stale: Any, kept: dict[int, list[float]]):
+    algorithm = DCPFL(virtual_samples=2, stale=stale)
+    server = server_of(algorithm)
+    algorithm.server_update(server, {0: upload({0: [[2.0, 2.0]], 1: [[1.0, 1.0]]})})
+    assert known(server.state) == {0: [2, 2], 1: [1, 1]}
+    algorithm.server_update(server, {1: upload({0: [[5.0, 5.0]]})})
+    assert known(server.state) == kept
+
+
+def seen_by_refit(algorithm: DCPFL, ups: dict[int, ClassStatistics], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """(values, labels, learning rate) of every step of the refit."""
+    steps: list[Any] = []
+    real = dc_pfl.header_step
+
+    def spy(header: Any, value_ND: Tensor, label_N: Tensor, lr: float) -> Tensor:
+        steps.append((value_ND, label_N, lr))
+        return real(header, value_ND, label_N, lr)
+
+    monkeypatch.setattr(dc_pfl, "header_step", spy)
+    server = server_of(algorithm, num_classes=3)
+    algorithm.server_update(server, ups)
+    return steps[len(ups) :]
+
+
+def test_the_refit_sees_every_virtual_sample_once_per_epoch_shuffled(monkeypatch: pytest.MonkeyPatch):
+    # Without spread a virtual sample is its class's mean: 10, 20 and 5 samples in shares of 10 are 3, 6 and 1.
+    ups = {0: upload({0: [[1.0, 0.0]] * 10, 2: [[3.0, 0.0]] * 5}), 1: upload({1: [[2.0, 0.0]] * 20})}
+    algorithm = DCPFL(virtual_samples=10, refit_epochs=3, refit_batch=4, refit_lr=0.5)
+    steps = seen_by_refit(algorithm, ups, monkeypatch)
+    assert [len(label_N) for _, label_N, _ in steps] == [4, 4, 2] * 3
+    assert {lr for _, _, lr in steps} == {0.5}
+    epochs = [torch.cat([label_N for _, label_N, _ in steps[i : i + 3]]).tolist() for i in (0, 3, 6)]
+    assert [sorted(epoch) for epoch in epochs] == [[0] * 3 + [1] * 6 + [2]] * 3
+    assert len({tuple(epoch) for epoch in epochs}) == 3  # a fresh order each time
+    for value_ND, label_N, _ in steps:
+        assert_close(value_ND[:, 0], label_N + 1.0)
+
+
+def test_a_tie_of_the_allocation_goes_to_the_lowest_class_whoever_holds_it(monkeypatch: pytest.MonkeyPatch):
+    ups = {0: upload({2: [[3.0, 0.0]]}), 1: upload({0: [[1.0, 0.0]]}), 2: upload({1: [[2.0, 0.0]]})}
+    ((_, label_N, _),) = seen_by_refit(DCPFL(virtual_samples=4, refit_epochs=1), ups, monkeypatch)
+    assert sorted(label_N.tolist()) == [0, 0, 1, 2]
+
+
+def test_refit_loss_is_what_plain_sgd_on_the_virtual_samples_has(monkeypatch: pytest.MonkeyPatch):
+    ups = {0: upload({0: [[1.0, 0.0], [3.0, 1.0]], 1: [[0.0, 2.0], [0.5, 5.0], [1.0, 1.0]]})}
+    algorithm = DCPFL(virtual_samples=7, refit_epochs=2, refit_batch=7, refit_lr=0.2)
+    steps = seen_by_refit(algorithm, ups, monkeypatch)
+    monkeypatch.undo()
+    server = server_of(algorithm, num_classes=3)
+    algorithm.server_update(server, ups)
+    header = nn.Linear(2, 3)
+    nn.init.zeros_(header.weight)
+    nn.init.zeros_(header.bias)
+    loss = torch.zeros(())
+    for value_ND, label_N, lr in [(ups[0].mean_SD, ups[0].class_S.long(), 0.01), *steps]:
+        header.zero_grad()
+        loss = F.cross_entropy(header(value_ND), label_N)
+        loss.backward()
+        with torch.no_grad():
+            for parameter in header.parameters():
+                assert parameter.grad is not None
+                parameter -= lr * parameter.grad
+    assert_close(server.state.w, weights(header))
+    assert server.values["refit_loss"] == pytest.approx(float(loss.detach()), abs=1e-6)
+    # Variances 2 + 1/2 and 1/4 + 13/3, averaged over the two classes.
+    assert server.values["covariance_trace"] == pytest.approx((2.5 + 0.25 + 13 / 3) / 2, abs=1e-5)
+
+
+def test_only_participants_shape_the_refit(monkeypatch: pytest.MonkeyPatch):
+    algorithm = DCPFL(virtual_samples=5)
+    server = server_of(algorithm)
+    algorithm.server_update(server, {0: upload({1: [[1.0, 1.0], [2.0, 1.0]]})})
+    steps: list[Tensor] = []
+    real = dc_pfl.header_step
+    monkeypatch.setattr(dc_pfl, "header_step", lambda *args: (steps.append(args[2]), real(*args))[1])
+    algorithm.server_update(server, {1: upload({0: [[5.0, 5.0]]})})
+    assert set(known(server.state)) == {0, 1}
+    assert {int(c) for label_N in steps for c in label_N} == {0}  # class 1 has a mean but no covariance this round
+
+
+def test_virtual_samples_can_be_cut_at_zero(monkeypatch: pytest.MonkeyPatch):
+    ups = {0: upload({0: [[0.0, 1.0], [2.0, 1.0], [0.0, 3.0]]})}
+    plain = seen_by_refit(DCPFL(virtual_samples=200, refit_epochs=1), ups, monkeypatch)
+    cut = seen_by_refit(DCPFL(virtual_samples=200, refit_epochs=1, relu_samples=True), ups, monkeypatch)
+    assert min(float(step[0].min()) for step in plain) < -0.1
+    for (was_ND, *_), (is_ND, *_) in zip(plain, cut, strict=True):
+        assert torch.equal(is_ND, was_ND.clamp(min=0))
+
+
+def test_uploads_of_the_same_seed_give_the_same_header_and_another_seed_another():
+    ups = {0: upload({0: [[0.0, 1.0], [2.0, 1.0]], 1: [[3.0, 3.0], [1.0, 2.0]]})}
+    found = []
+    for seed in (1, 1, 2):
+        server = server_of(DCPFL())
+        server.rng = seeded(seed, "server_update", 1)
+        torch.manual_seed(len(found))  # the global generator has no say
+        DCPFL().server_update(server, ups)
+        found.append(digest(server.state))
+    assert found[0] == found[1] != found[2]
+
+
+# -- whole rounds ------------------------------------------------------------------------------------
+
+
+def states(toy: Toy) -> list[str]:
+    state = toy.server.state
+    return [digest(net) for net in toy.nets.values()] + [digest(state.w)]
+
+
+def test_without_pull_and_refit_it_is_fedgh_bit_for_bit():
+    ours, fedgh = Toy(DCPFL(lambda_=0.0, virtual_samples=0), "test"), Toy(FedGH(server_mode="per_client"), "test")
+    ours.start()
+    fedgh.start()
+    seen = []
+    for t, cohort in enumerate(([0, 1, 2, 3], [1, 3], [0, 2, 3], [0, 1, 2, 3]), 1):
+        ours.round(t, cohort)
+        fedgh.round(t, cohort)
+        assert states(ours) == states(fedgh)
+        assert ours.server.values["header_loss"] == fedgh.server.values["header_loss"]
+        seen.append(states(ours)[-1])
+    assert len(set(seen)) == 4  # the header did move
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"lambda_": 0.5},
+        {"lambda_": 0.0},
+        {"squared": True},
+        {"header_lr": 0.1},
+        {"virtual_samples": 0},
+        {"virtual_samples": 600},
+        {"refit_epochs": 2},
+        {"refit_lr": 0.1},
+        {"refit_batch": 32},
+        {"sampling": "eigh"},
+        {"sampling": "jitter"},
+        {"relu_samples": True},
+    ],
+    ids=str,
+)
+def test_each_option_changes_a_run(settings: dict[str, Any]):
+    default, changed = Toy(DCPFL(), "test").run(2), Toy(DCPFL(**settings), "test").run(2)
+    assert states(default)[-1] != states(changed)[-1]
+    # In round 1 no mean is known: the pull cannot have been felt before round 2.
+    one, other = Toy(DCPFL(), "test").run(1), Toy(DCPFL(**settings), "test").run(1)
+    assert states(one)[:-1] == states(other)[:-1]
+    assert (states(one)[-1] == states(other)[-1]) == bool(settings.keys() & {"lambda_", "squared"})
+
+
+def test_the_pull_brings_samples_nearer_to_their_means():
+    spread = []
+    for lambda_ in (0.0, 1.0):
+        toy = Toy(DCPFL(lambda_=lambda_, virtual_samples=1), "test").run(6)
+        ups = [msg for name, _, msg in toy.sent[-4:]]
+        spread.append(sum(float(up.factor_RD.square().sum()) for up in ups))
+    assert spread[1] < 0.5 * spread[0]

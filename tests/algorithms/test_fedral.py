@@ -1,0 +1,171 @@
+"""FedRAL against numbers worked out by hand (algorithms.md, section 6.2)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from algorithms.fedral import Angled, FedRAL, Matrix, block_mask
+from algorithms.standalone import Standalone
+from raysim.core import Client, LocalTraining, Server, Task
+from raysim.core.contract import Toy, toy_model, toy_samples
+from raysim.core.messages import wire_size
+from raysim.core.seeds import seeded
+
+
+class Given(nn.Module):
+    """An extractor that gives what it gets, and a header."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.header = nn.Linear(width, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        return x
+
+
+def task_of(width: int = 4, architectures: tuple[str, ...] = ("flat",)) -> Task:
+    return Task(4, width, architectures, toy_model)
+
+
+def server_of(method: FedRAL, n: dict[int, int], width: int = 4) -> Server[Matrix]:
+    server: Server[Matrix] = Server(task_of(width), seeded(1, "server_start", 0), n, t=1)
+    server.state = method.server_start(server, {})
+    return server
+
+
+def client_of(method: FedRAL, k: int = 0, arch: str = "flat", width: int = 4) -> Client:
+    net = method.client_model(Given(width, 3), task_of(width))
+    return Client(k, task_of(width), toy_samples([0, 1], 0), net, LocalTraining(), torch.Generator(), t=1, arch=arch)
+
+
+def test_kat_1_representations_are_row_vectors():
+    net = Angled(Given(2, 2), 2, "dense", True)
+    with torch.no_grad():
+        net.matrix_DD.copy_(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        net.model.header.weight.copy_(torch.eye(2))
+        net.model.header.bias.zero_()
+    # [1, 2] A = [7, 10]; a transposed matrix would give [5, 11] and the sum [6, 13].
+    assert net(torch.tensor([[1.0, 2.0]])).tolist() == [[8, 12]]
+    assert net.eval()(torch.tensor([[1.0, 2.0]])).tolist() == [[8, 12]]
+
+
+def test_kat_2_masks():
+    assert block_mask(4, 2).sum() == 8
+    assert torch.equal(block_mask(4, 4), torch.eye(4, dtype=torch.bool))
+    assert block_mask(4, 1).all()
+    with pytest.raises(ValueError, match=r"^blocks: 3 given; allowed: the divisors of the width 4 \(1, 2, 4\)$"):
+        FedRAL(blocks=3).check(task_of(4))
+
+
+@pytest.mark.parametrize(
+    ("agg", "diagonal", "beside"),
+    # Client 0 (n = 1) sends ones in 2 blocks, client 1 (n = 3) twos in 4. Weighted: 1/4 + 6/4 and 1/4.
+    [("weighted", 1.75, 0.25), ("naive", 1.5, 1.0)],
+)
+def test_kat_3_aggregation(agg: str, diagonal: float, beside: float):
+    method = FedRAL(blocks=[2, 4], agg=agg)
+    server = server_of(method, {0: 1, 1: 3})
+    method.server_update(server, {0: Matrix(torch.ones(8)), 1: Matrix(torch.full((4,), 2.0))})
+    matrix_DD = method._dense(server.state, task_of())
+    assert matrix_DD.diagonal().tolist() == [diagonal] * 4
+    assert matrix_DD[0, 1] == matrix_DD[1, 0] == matrix_DD[3, 2] == beside
+    assert matrix_DD[0, 2] == 0 and matrix_DD.count_nonzero() == 8
+    # Only the union of the two masks goes down, and the two numbers that say which it is.
+    assert wire_size(method.server_send(server, 0)).components == {"entry_E": 4 * 8, "blocks": 16}
+
+
+def test_kat_4_a_zero_matrix_that_is_not_trained_is_standalone_bit_for_bit():
+    fedral = Toy(FedRAL(init="zeros", train_matrix=False), "-").run(3)
+    alone = Toy(Standalone(), "-").run(3)
+    for k, net in alone.nets.items():
+        for name, weight in net.state_dict().items():
+            assert torch.equal(weight, fedral.nets[k].state_dict()[f"model.{name}"]), (k, name)
+    trained = Toy(FedRAL(init="zeros"), "-").run(1)
+    assert not torch.equal(trained.nets[0].model.header.weight, Toy(Standalone(), "-").run(1).nets[0].header.weight)
+
+
+def test_kat_5_the_gradient_of_the_matrix():
+    # dL/dA = R^T ((p - e_y) W) for one sample.
+    torch.manual_seed(0)
+    net = Angled(Given(3, 2), 3, "dense", True).double()
+    with torch.no_grad():
+        net.matrix_DD.uniform_(-1, 1)
+    feature_1D, label = torch.rand(1, 3, dtype=torch.float64), torch.tensor([1])
+    F.cross_entropy(net(feature_1D), label).backward()
+    residual = net(feature_1D).softmax(1).detach() - torch.tensor([[0.0, 1.0]])
+    assert_close(net.matrix_DD.grad, feature_1D.T @ (residual @ net.model.header.weight.detach()))
+
+
+@pytest.mark.parametrize(("width", "blocks", "floats"), [(500, 100, 2500), (500, 125, 2000), (500, 25, 10_000)])
+def test_bytes_are_the_published_ones(width: int, blocks: int, floats: int):
+    # FedRAL's 9.77, 7.81 and 39.06 KB (algorithms.md, section 4.4).
+    method = FedRAL(blocks=blocks)
+    server, client = server_of(method, {0: 1, 1: 2}, width), client_of(method, width=width)
+    down = method.server_send(server, 0)
+    assert wire_size(down).bytes == 4 * width**2  # dense in round 1
+    method.client_receive(client, down)
+    client.fit = lambda loss: None  # type: ignore[method-assign]
+    up = method.client_update(client, down)
+    assert wire_size(up).bytes == 4 * floats
+    method.server_update(server, {0: up, 1: up})
+    assert wire_size(method.server_send(server, 0)).bytes == 4 * floats
+
+
+def test_where_nothing_is_said_blocks_are_of_side_five():
+    numbers = {width: FedRAL()._numbers(task_of(width))[0] for width in (500, 50, 8, 7)}
+    assert numbers == {500: 100, 50: 10, 8: 2, 7: 7}
+
+
+def test_blocks_per_client_and_per_architecture():
+    listed, mapped = FedRAL(blocks=[1, 2]), FedRAL(blocks={"flat": 4, "deep": 2})
+    assert [listed._blocks(client_of(listed, k)) for k in range(3)] == [1, 2, 1]
+    assert [mapped._blocks(client_of(mapped, arch=arch)) for arch in ("flat", "deep")] == [4, 2]
+    with pytest.raises(ValueError, match="blocks: has no number for norm"):
+        mapped.check(task_of(4, ("flat", "norm")))
+    # Round 2's matrix arrives as it was averaged, though clients have different blocks.
+    server = server_of(mapped, {0: 1, 1: 1})
+    mapped.server_update(server, {0: Matrix(torch.arange(1.0, 5.0)), 1: Matrix(torch.arange(1.0, 9.0))})
+    client = client_of(mapped, arch="deep")
+    mapped.client_receive(client, server.state)
+    assert client.net.matrix_DD.tolist() == [[1, 1, 0, 0], [1.5, 3, 0, 0], [0, 0, 4, 3], [0, 0, 3.5, 6]]
+
+
+def test_the_first_matrix():
+    width = 400
+    uniform = FedRAL().server_start(server_of(FedRAL(), {0: 1}, width), {}).entry_E
+    assert uniform.abs().max() <= 0.05 and uniform.std() == pytest.approx(0.05 / 3**0.5, rel=0.02)
+    normal = server_of(FedRAL(init="normal", init_std=0.3), {0: 1}, width).state.entry_E
+    assert normal.std() == pytest.approx(0.3, rel=0.02)
+    assert server_of(FedRAL(init="normal"), {0: 1}, width).state.entry_E.std() == pytest.approx(0.05, rel=0.02)
+    xavier = server_of(FedRAL(init="xavier"), {0: 1}, width).state.entry_E
+    assert xavier.abs().max() == pytest.approx((6 / 800) ** 0.5, rel=0.01)
+    assert not server_of(FedRAL(init="zeros"), {0: 1}, width).state.entry_E.any()
+
+
+def test_what_a_client_predicts_with():
+    x = torch.rand(2, 4)
+    predicted = {}
+    for inference in ("dense", "sparse", "global", "none"):
+        method = FedRAL(blocks=2, inference=inference)
+        client = client_of(method)
+        net = client.net
+        method.client_receive(client, Matrix(torch.arange(16.0)))
+        with torch.no_grad():
+            net.model.header.weight.copy_(torch.arange(12.0).view(3, 4))
+            net.model.header.bias.zero_()
+            net.matrix_DD += 1  # as if trained
+            received_DD = torch.arange(16.0).view(4, 4)
+            used = {
+                "dense": received_DD + 1,
+                "sparse": (received_DD + 1) * block_mask(4, 2),
+                "global": received_DD,
+                "none": torch.zeros(4, 4),
+            }[inference]
+            predicted[inference] = net.eval()(x)
+            assert_close(predicted[inference], (x + x @ used) @ net.model.header.weight.T)
+            # Training goes through the whole matrix, whatever predicts.
+            assert_close(net.train()(x), (x + x @ (received_DD + 1)) @ net.model.header.weight.T)

@@ -1,0 +1,182 @@
+"""FedSSA against numbers worked out by hand (algorithms.md, section 6.1)."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.testing import assert_close
+
+from algorithms.fedssa import FedSSA, Joined, Rows, State, average_rows, rows_of
+from algorithms.standalone import Standalone
+from raysim.core import Client, LocalTraining, Server, Task
+from raysim.core.contract import Toy, toy_model, toy_samples
+from raysim.core.messages import wire_size
+from raysim.core.seeds import seeded
+
+
+def header_of(rows: list[list[float]], bias: list[float] | None = None) -> nn.Linear:
+    header = nn.Linear(len(rows[0]), len(rows))
+    with torch.no_grad():
+        header.weight.copy_(torch.tensor(rows))
+        header.bias.copy_(torch.tensor(bias or [0.0] * len(rows)))
+    return header
+
+
+def rows(weight: list[list[float]], bias: list[float] | None = None) -> Rows:
+    return Rows(torch.tensor(weight), torch.tensor(bias or [0.0] * len(weight)))
+
+
+def server_of(header: nn.Linear, owners: dict[int, list[int]], t: int = 1) -> Server[State]:
+    task = Task(len(header.bias), header.in_features, ("flat",), toy_model)
+    state = State(header, {k: torch.tensor(classes) for k, classes in owners.items()}, {})
+    return Server(task, torch.Generator(), {k: 10 * k + 1 for k in owners}, t=t, state=state)
+
+
+def client_with(net: nn.Module, labels: list[int], t: int) -> Client:
+    task = Task(4, 8, ("flat",), toy_model)
+    return Client(0, task, toy_samples(labels, 0), net, LocalTraining(), seeded(1, "client", t, 0), t=t)
+
+
+A, B = rows([[1.0, 0.0], [2.0, 2.0]]), rows([[4.0, 0.0], [6.0, 6.0]])
+
+
+def test_kat_1_rows_are_averaged_over_their_owners_without_weights():
+    # Client 0 owns classes 0 and 1, client 1 owns 1 and 2 and has eleven times the samples.
+    server = server_of(header_of([[9.0, 9.0]] * 3), {0: [0, 1], 1: [1, 2]})
+    FedSSA().server_update(server, {0: A, 1: B})
+    assert server.state.header.weight.tolist() == [[1, 0], [3, 1], [6, 6]]
+    assert server.values["header_norm"] == pytest.approx(math.sqrt(1 + 9 + 1 + 36 + 36))
+
+
+def test_the_bias_belongs_to_its_row():
+    header = header_of([[0.0]] * 3)
+    owned = [
+        (torch.tensor([0, 1]), rows([[0.0]] * 2, [1.0, 2.0])),
+        (torch.tensor([1, 2]), rows([[0.0]] * 2, [4.0, 6.0])),
+    ]
+    average_rows(header, owned)
+    assert header.bias.tolist() == [1, 3, 6]
+
+
+@pytest.mark.parametrize(
+    ("t_stable", "mu0", "expected"),
+    [
+        (2, 0.5, {0: 0.5, 1: 0.353553, 2: 0.0, 3: 0.0}),
+        (10, 1.0, {1: 0.98769, 5: 0.70711, 10: 0.0}),
+    ],
+)
+def test_kat_2_the_weight_falls_along_a_cosine(t_stable: int, mu0: float, expected: dict[int, float]):
+    # The numbers count rounds from 0, as the released code does; the engine counts from 1.
+    method = FedSSA(t_stable=t_stable, mu0=mu0)
+    assert {t: method.mu(t + 1) for t in expected} == pytest.approx(expected, abs=5e-6)
+    assert [FedSSA(t0=1, t_stable=t_stable, mu0=mu0).mu(t) for t in expected if t] == [
+        method.mu(t + 1) for t in expected if t
+    ]
+
+
+@pytest.mark.parametrize(("fusion", "expected"), [("sum", [5.0, 1.0]), ("convex", [10 / 3, 2 / 3])])
+def test_kat_3_global_and_own_rows_are_fused(fusion: str, expected: list[float]):
+    net = toy_model("flat")
+    net.header = header_of([[4.0, 0.0]] * 4, [2.0] * 4)
+    before = net.header.weight.detach().clone()
+    client = client_with(net, [1, 3, 1], t=1)
+    FedSSA(fusion=fusion).client_receive(client, rows([[3.0, 1.0]] * 2, [1.0] * 2))
+    for c in (1, 3):
+        assert_close(net.header.weight[c].detach(), torch.tensor(expected))
+        assert_close(net.header.bias[c].item(), 2.0 if fusion == "sum" else 4 / 3)
+    # Rows of classes that the client does not own stay its own.
+    assert torch.equal(net.header.weight[[0, 2]], before[[0, 2]]) and net.header.bias[0] == 2
+
+
+def test_with_weight_zero_own_rows_are_replaced():
+    net = toy_model("flat")
+    net.header = header_of([[4.0, 0.0]] * 4)
+    FedSSA(mu0=0.0).client_receive(client_with(net, [2], t=5), rows([[0.1, 0.7]], [0.3]))
+    assert net.header.weight[2].tolist() == torch.tensor([0.1, 0.7]).tolist()
+
+
+@pytest.mark.parametrize(
+    ("agg", "expected"),
+    [
+        # Client 1 sent [4] in round 1 and client 0 sends [2] in round 2; client 2's initial row is [6].
+        ("participants", 2.0),
+        ("cached", 3.0),
+        ("official", 4.0),
+    ],
+)
+def test_whose_rows_are_averaged(agg: str, expected: float):
+    method = FedSSA(agg=agg)
+    task = Task(1, 1, ("flat",), toy_model)
+    server = Server(task, torch.Generator(), {0: 1, 1: 1, 2: 1})
+    initial = rows([[6.0]]) if agg == "official" else None
+    server.state = method.server_start(server, {k: Joined(torch.tensor([0]), initial) for k in range(3)})
+    method.server_update(server, {1: rows([[4.0]])})
+    method.server_update(server, {0: rows([[2.0]])})
+    assert server.state.header.weight.item() == expected
+
+
+def test_a_class_that_nobody_sent_keeps_its_row():
+    header = header_of([[7.0, 8.0], [0.0, 0.0]])
+    FedSSA().server_update(server_of(header, {0: [1]}), {0: rows([[1.0, 2.0]])})
+    assert header.weight.tolist() == [[7, 8], [1, 2]]
+
+
+def test_only_own_rows_travel_and_are_counted():
+    # |Y_k| * (d + 1) floats each way (algorithms.md, section 4.3).
+    header = nn.Linear(500, 100)
+    method, server = FedSSA(), server_of(header, {0: list(range(10, 20))})
+    down = method.server_send(server, 0)
+    assert down is not None and wire_size(down).bytes == 4 * 10 * 501
+    assert torch.equal(down.weight_SD, header.weight[10:20])
+    net = nn.Sequential()
+    net.header = header
+    up = rows_of(net.header, torch.arange(10, 20))
+    assert wire_size(up).bytes == 4 * 10 * 501
+    assert FedSSA(fuse_first=False).server_send(server, 0) is None
+    server.t = 2
+    assert FedSSA(fuse_first=False).server_send(server, 0) is not None
+
+
+def test_each_class_with_one_owner_is_standalone_bit_for_bit():
+    alone = ([0] * 7, [1] * 9, [2] * 5, [3] * 8)
+    fedssa = Toy(FedSSA(mu0=0.0, fuse_first=False), "-", labels=alone).run(3)
+    standalone = Toy(Standalone(), "-", labels=alone).run(3)
+    for k, net in standalone.nets.items():
+        for name, weight in net.state_dict().items():
+            assert torch.equal(weight, fedssa.nets[k].state_dict()[name]), (k, name)
+    shared = Toy(FedSSA(mu0=0.0, fuse_first=False), "-").run(3)
+    other = Toy(Standalone(), "-").run(3)
+    assert not torch.equal(shared.nets[0].header.weight, other.nets[0].header.weight)
+
+
+def test_the_literal_sum_grows_and_the_convex_one_does_not():
+    # With each class at one owner, rows are multiplied by 1 + mu in every round.
+    def norm(fusion: str) -> float:
+        header = header_of([[3.0, 4.0]])
+        method, server = FedSSA(fusion=fusion, mu0=1.0, t_stable=10), server_of(header, {0: [0]})
+        own = rows_of(header, torch.tensor([0]))
+        for t in range(1, 11):
+            mu = method.mu(t)
+            fused = header.weight.detach() + mu * own.weight_SD
+            own = Rows(fused / (1 + mu) if fusion == "convex" else fused, own.bias_S)
+            method.server_update(server, {0: own})
+        return server.values["header_norm"]
+
+    grown = math.prod(1 + FedSSA(mu0=1.0, t_stable=10).mu(t) for t in range(1, 11))
+    assert norm("sum") == pytest.approx(5 * grown, rel=1e-5) and grown > 100
+    assert norm("convex") == pytest.approx(5)
+
+
+@given(st.permutations([0, 1, 2]))
+def test_the_mean_does_not_depend_on_the_order_of_clients(order: list[int]):
+    # Multiples of 1/3 are exact enough in float64 for every order to round to the same float32.
+    owned = [(torch.tensor([0, 1]), A), (torch.tensor([1, 2]), B), (torch.tensor([1]), rows([[0.1, 0.3]]))]
+    first, other = header_of([[0.0, 0.0]] * 3), header_of([[0.0, 0.0]] * 3)
+    average_rows(first, owned)
+    average_rows(other, [owned[i] for i in order])
+    assert torch.equal(first.weight, other.weight)
