@@ -151,9 +151,9 @@ class ClientHost:
     # -- the round ---------------------------------------------------------------------------------
 
     def join(self, ids: Iterable[ClientId]) -> dict[ClientId, Any]:
-        """Every client's hello, packed."""
+        """The hello of every client that has samples, packed."""
         hellos = {}
-        for k in ids:
+        for k in (k for k in ids if self.world.num_samples[k]):
             client = self._client(k, t=0)
             with self._hook("client_join", 0, k):
                 hellos[k] = pack(self.world.algorithm.client_join(client))

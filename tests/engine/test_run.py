@@ -215,4 +215,4 @@ def test_snapshots_hold_every_state(workplace: Path) -> None:
     host.adopt({k: pack(load_file(last / "clients" / f"{k}.safetensors")) for k in took_part})
     latest = {row.client: row.correct for row in memory.clients}
     assert {k: one.local.correct for k, one in host.measure(took_part).items()} == {k: latest[k] for k in took_part}
-    assert load_file(last / "server.safetensors").keys() == {"weight", "bias"}
+    assert load_file(last / "server.safetensors").keys() == {"w.weight", "w.bias"}
