@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from raysim.core.data import Batch, Samples
+from raysim.core.errors import ScenarioError
 from raysim.core.fields import check_settings
 from raysim.core.fit import FitJob, LocalTraining, Loss, Trainer, fit_one, has_batchnorm, set_training
 from raysim.core.meter import FlopMeter, Ledger
@@ -59,7 +60,7 @@ class Task:
     num_classes: int  # C
     feature_dim: int  # D, the same for every architecture
     architectures: tuple[str, ...]  # the clients' different ones, in order of first use
-    model: Callable[[str], Any]  # name -> a fresh SplitModel with the weights that all its clients start from
+    model: Callable[..., Any]  # name -> a fresh SplitModel with the weights that all its clients start from
     num_rounds: int = 1  # T
     encoder: Callable[[str], Any] = only_pixels
     """name -> a frozen function that nobody trains, from normalised images [B, C, H, W] to [B, h]. Raises ValueError
@@ -68,6 +69,17 @@ class Task:
     def smallest(self) -> str:
         """The architecture with the fewest parameters, the first of equals: what methods share beside it."""
         return min(self.architectures, key=lambda name: sum(weight.numel() for weight in self.model(name).parameters()))
+
+    def small_model(self, name: str | None) -> Any:
+        """A fresh model that everybody shares beside its own: of this architecture, or of the smallest.
+
+        Its initial weights are the same for everybody, and not those of clients with that architecture: two equal
+        networks would stay equal. Raises `ValueError` when there is no such architecture for this task.
+        """
+        try:
+            return self.model(self.smallest() if name is None else name, "small")
+        except (ValueError, ScenarioError) as error:
+            raise ValueError(f"small: {error}") from None
 
 
 @dataclass

@@ -34,7 +34,7 @@ from raysim.core.data import Batch, Samples
 from raysim.core.fields import settings_fields
 from raysim.core.fit import FitJob, FitResult, LocalTraining, Trainer, fit_one, loss_and_rows
 from raysim.core.messages import counted, nonfinite, pack, unpack, weights, wire_size
-from raysim.core.meter import FlopMeter
+from raysim.core.meter import FlopMeter, flops_of
 from raysim.core.seeds import global_seed, seeded
 from raysim.core.state import digest, state_tensors
 
@@ -104,9 +104,9 @@ class ToyNet(nn.Module):
         return self.header(self.features(x))
 
 
-def toy_model(name: str) -> ToyNet:
-    """A fresh network with the initial weights of its architecture."""
-    with global_seed(SEED, "init", name):
+def toy_model(name: str, *key: str) -> ToyNet:
+    """A fresh network with the initial weights of its architecture (and purpose)."""
+    with global_seed(SEED, "init", name, *key):
         return ToyNet(name)
 
 
@@ -196,7 +196,9 @@ class Toy:
         self._begin("server_update", t)
         ups = {k: unpack(packed[k]) for k in sorted(packed) if packed[k] is not None}
         if ups:
-            self._call("server_update", None, t, partial(algorithm.server_update, self.server, ups), ups)
+            update = partial(algorithm.server_update, self.server, ups)
+            # The engine counts operations there, under which not every way of asking for gradients works.
+            self._call("server_update", None, t, partial(flops_of, update) if self.meter else update, ups)
         return self
 
     def run(self, rounds: int, reverse: bool = False) -> Toy:

@@ -49,8 +49,8 @@ class World:
         """Client k's architecture."""
         return self.models[k % len(self.models)]
 
-    def fresh_model(self, name: str, *key: int) -> Any:
-        """A new model with the initial weights of `name` (and `key`: of one client)."""
+    def fresh_model(self, name: str, *key: int | str) -> Any:
+        """A new model with the initial weights of `name` (and `key`: of one client, or one purpose)."""
         with global_seed(self.seed, "init", name, *key):
             return self.build_model(name)
 

@@ -84,11 +84,12 @@ def check(loaded: Loaded) -> Checked:
             "true given, but data.split pooled811 deals the published test images to clients to train on; "
             "allowed with split published or pfedhn",
         )
+    build = _builder(dataset, feature_dim)
     task = Task(
         dataset.num_classes,
         feature_dim,
         tuple(dict.fromkeys(clients.models[: clients.count])),
-        _builder(dataset, feature_dim),
+        lambda name, *key: build(name),  # whose weights they start from says the run
         scenario.rounds,
         partial(build_encoder, auto=auto_encoder()),
     )

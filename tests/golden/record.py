@@ -22,7 +22,10 @@ from raysim.tracking.memory import MemoryTracker
 from tests.engine.scenarios import loaded
 
 FOLDER = Path(__file__).parent
-SETTINGS = {"hks": "warmup: 1"}  # otherwise its defaults would be plain local training in three rounds
+SETTINGS = {
+    "hks": "warmup: 1",  # by default it would be plain local training in three rounds
+    "fedcache": "encoder: pixels",  # by default it would depend on what this machine has
+}
 KEPT = ("accuracy/all", "accuracy/participants", "loss/train", "loss/test", "comm/total_bytes", "compute/total_flops")
 
 

@@ -1,0 +1,144 @@
+"""FedAPEN: a private and a small shared model teach each other, and each client learns how to weigh the two.
+
+Qin, Deng, Zhao, Yan. KDD 2023. https://doi.org/10.1145/3580305.3599344
+Participants replace their shared model with the server's, learn on samples kept aside how much their private model
+counts in the ensemble, train both models (on labels, on each other, and as an ensemble), and send back the shared
+one. The server averages the shared models uniformly. Clients predict with the ensemble.
+
+Shapes: N samples, B batch, C classes; M = 2 models, the private one first.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from raysim.core import Algorithm, Batch, Client, ClientId, Count, Positive, Server, Task, Weights, message, weights
+from raysim.core.data import Samples
+from raysim.core.fields import Range
+from raysim.core.ops import cross_entropy, kl, weighted_mean
+
+
+@message
+class Shared:
+    """The small shared model: parameters and, if it has any, BatchNorm's running statistics."""
+
+    w: Weights
+
+
+class Ensemble(nn.Module):
+    """A client's two models, and how much the private one counts."""
+
+    def __init__(self, private: Any, shared: Any) -> None:
+        super().__init__()
+        self.private = private
+        self.shared = shared
+        self.lambda_: Tensor
+        self.register_buffer("lambda_", torch.tensor(0.5))  # weight of the private model, in [0, 1]
+        self.trained: Tensor
+        self.register_buffer("trained", torch.tensor(False))  # whether this client ever took part
+
+    def both(self, x: Tensor) -> Tensor:
+        """The logits of the private and of the shared model, [B, M, C]."""
+        return torch.stack([self.private(x), self.shared(x)], 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits [B, C] of the ensemble."""
+        return ensemble(self.lambda_, self.private(x), self.shared(x))
+
+
+def ensemble(lambda_: Tensor, private_BC: Tensor, shared_BC: Tensor) -> Tensor:
+    """e = lambda z + (1 - lambda) z_s."""
+    return lambda_ * private_BC + (1 - lambda_) * shared_BC
+
+
+@dataclass(frozen=True)
+class FedAPEN(Algorithm[Shared, Shared, Shared]):
+    """Mutual learning of a private and a shared model with a learnt ensemble of the two."""
+
+    paper: ClassVar[str] = "Qin et al., KDD 2023, https://doi.org/10.1145/3580305.3599344"
+
+    small: str | None = None
+    """Architecture of the shared model; `null`: the smallest of the clients'."""
+    adaptability: Annotated[float, Range(ge=0, lt=1)] = 0.05
+    """Part of a client's training data, rounded down, that only teaches it the weight of its private model: every 20th
+    sample in data order at 0.05. Where that is no sample, the weight stays at 0.5."""
+    lambda_epochs: Count = 10
+    """Passes over that part in every round."""
+    lambda_lr: Positive = 0.001
+    """Rate of the SGD on the weight."""
+
+    def check(self, task: Task) -> None:
+        task.small_model(self.small)
+
+    def client_model(self, model: Any, task: Task) -> nn.Module:
+        return Ensemble(model, task.small_model(self.small))
+
+    def server_start(self, server: Server[Shared], hellos: Mapping[ClientId, Any]) -> Shared:
+        return Shared(weights(server.task.small_model(self.small)))
+
+    def server_send(self, server: Server[Shared], to: ClientId) -> Shared:
+        return server.state
+
+    def client_receive(self, client: Client, down: Shared) -> None:
+        net: Ensemble = client.net
+        net.shared.load_state_dict(down.w)
+        if bool(net.trained):  # there is nothing to learn from a private model that never trained
+            self.learn_lambda(client, self.split(client.data)[0])
+
+    def client_update(self, client: Client, down: Shared | None) -> Shared:
+        net: Ensemble = client.net
+        client.log("lambda", float(net.lambda_))
+        client.fit(mutual_loss, data=self.split(client.data)[1])
+        net.trained.fill_(True)
+        return Shared(weights(net.shared))
+
+    def server_update(self, server: Server[Shared], ups: Mapping[ClientId, Shared]) -> None:
+        server.state = Shared(weighted_mean((1.0, up.w) for up in ups.values()))
+
+    def split(self, data: Samples) -> tuple[Samples, Samples]:
+        """(The adaptability set, the rest), both in data order; the rest is never empty."""
+        position_N = torch.arange(len(data) + 1, dtype=torch.float64)
+        # How many of the first n samples are kept aside; 1e-9: 0.29 * 100 is a little less than 29 to a computer.
+        aside_N = (self.adaptability * position_N + 1e-9).floor()
+        picked_N = aside_N.diff() > 0
+        return data.subset(picked_N.nonzero().flatten()), data.subset((~picked_N).nonzero().flatten())
+
+    def learn_lambda(self, client: Client, held: Samples) -> None:
+        """SGD on CE(lambda z + (1 - lambda) z_s, y) with both models frozen, clipped to [0, 1] after every step.
+
+        The models do not move, so that their logits are asked for once; the gradient is
+        mean over samples of (softmax(e) - onehot(y)) . (z - z_s).
+        """
+        if not len(held):
+            return
+        lambda_ = client.net.lambda_
+        both_NMC = client.outputs(client.net.both, held)
+        onehot_NC = nn.functional.one_hot(held.y, both_NMC.shape[2])
+        size = client.local.batch_size
+        for _ in range(self.lambda_epochs):
+            for both_BMC, onehot_BC in zip(both_NMC.split(size), onehot_NC.split(size), strict=True):
+                private_BC, shared_BC = both_BMC.unbind(1)
+                error_BC = ensemble(lambda_, private_BC, shared_BC).softmax(1) - onehot_BC
+                slope = (error_BC * (private_BC - shared_BC)).sum(1).mean()
+                lambda_.sub_(self.lambda_lr * slope).clamp_(0, 1)
+
+
+def mutual_loss(net: Any, batch: Batch, given: Any) -> Tensor:
+    """The private model's loss plus the shared one's, a scalar.
+
+    Private: CE(z, y) + KL(softmax(z_s) || softmax(z)) + CE(lambda z + (1 - lambda) z_s, y), with z_s as a constant;
+    the shared model's is the mirror image, with z as a constant. Their sum gives each model its own gradient.
+    """
+    private_BC, shared_BC = net.private(batch.x), net.shared(batch.x)
+
+    def ce(logits_BC: Tensor) -> Tensor:
+        return cross_entropy(lambda _: logits_BC, batch, given)
+
+    private = ce(private_BC) + batch.mean(kl(private_BC, shared_BC))
+    private = private + ce(ensemble(net.lambda_, private_BC, shared_BC.detach()))
+    shared = ce(shared_BC) + batch.mean(kl(shared_BC, private_BC))
+    shared = shared + ce(ensemble(net.lambda_, private_BC.detach(), shared_BC))
+    return private + shared

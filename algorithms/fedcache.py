@@ -1,0 +1,216 @@
+"""FedCache: each sample is taught by what the federation last said of the samples most like it.
+
+Wu, Sun, Wang, Liu, Xu, Wang, Jiang, Gao, Lu. FedCache: A Knowledge Cache-driven Federated Learning Architecture for
+Personalized Edge Intelligence. IEEE Transactions on Mobile Computing, 2024. https://arxiv.org/abs/2308.07816
+Before round 1 every client sends a hash of each of its images, made by a frozen encoder, and its label. The server
+finds each sample's R nearest ones of the same label, whoever holds them, and keeps the latest logits of every sample.
+A participant gets the logits of its samples' neighbours, is taught by their mean, and sends its own logits back.
+
+Shapes: N samples (of one client, or at the server of all), C classes, B batch, R neighbours, h width of a hash,
+M samples of one class, U samples without logits.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raysim.core import Algorithm, Client, ClientId, Count, NonNegative, Positive, Server, Task, message
+from raysim.core.ops import cross_entropy, kl
+
+BLOCK = 1 << 22
+"""Similarities that the search holds at once: 32 MB, and as much again to rank them."""
+
+
+@message
+class Hashes:
+    """Told once: what a client's samples look like, in data order."""
+
+    hash_Nh: Tensor
+    label_N: Tensor  # int32
+
+
+@message
+class Means:
+    """The mean of the neighbours' logits of each of a client's samples, in data order."""
+
+    logits_NC: Tensor
+    known_N: Tensor | None  # bool: which samples are taught; None: all
+
+
+@message
+class Neighbours:
+    """The neighbours' logits themselves, nearest first."""
+
+    logits_NRC: Tensor
+    known_NR: Tensor | None  # bool: which of them count; None: all
+
+
+@message
+class Logits:
+    """What a client's network said of its samples when it last trained on them, in data order."""
+
+    logits_NC: Tensor
+    unseen_U: Tensor | None  # int32 positions that it did not train on, whose rows say nothing; None: none
+
+
+@dataclass
+class Cache:
+    """What the server has of every sample; clients' samples stand one after another."""
+
+    span: dict[ClientId, tuple[int, int]]  # where a client's samples begin and end
+    near_NR: Tensor  # int32: the nearest samples of the same label, nearest first; -1: there are not so many
+    logits_NC: Tensor  # the latest; zeros before there are any
+    written_N: Tensor  # bool
+    hash_width: int
+
+
+@dataclass(frozen=True)
+class FedCache(Algorithm[Means | Neighbours, Logits, Cache]):
+    """Distillation from the cached logits of each sample's nearest neighbours of the same label."""
+
+    paper: ClassVar[str] = "Wu et al., IEEE TMC 2024, https://arxiv.org/abs/2308.07816"
+
+    neighbours: Count = 16
+    """R: how many of the nearest samples of the same label teach a sample; where there are fewer, all of them."""
+    alpha: NonNegative = 1.5
+    """Weight of distillation beside the classification loss; 0 trains exactly as `standalone` does."""
+    temperature: Positive = 3.0
+    """T, by which teachers' and students' logits are divided; the distillation loss is multiplied by T^2."""
+    encoder: Literal["auto", "mobilenet_v3_small", "pixels"] = "auto"
+    """What makes the hashes: MobileNetV3-small with ImageNet weights (the paper's, h = 576), the image itself less its
+    mean (which hides nothing from the server), or `auto`: the first where its weights file is in torch's hub cache of
+    the machine that starts the run, else the second. Never downloaded; `server/hash_width` is the h that was used."""
+    cold: Literal["zeros", "wait"] = "zeros"
+    """Before samples have logits: zeros, which teach the uniform distribution (the released code), or no distillation
+    for a sample until all of its neighbours have logits."""
+    server_averages: bool = True
+    """The server sends the mean of the neighbours' logits, N * C numbers, not the R of them, which are R times as many
+    and are averaged by the client (the paper). The training is the same."""
+
+    def check(self, task: Task) -> None:
+        task.encoder(self.encoder)  # says so if its weights are missing
+
+    # -- before round 1 ------------------------------------------------------------------------------
+    def client_join(self, client: Client) -> Hashes:
+        return Hashes(client.outputs(client.task.encoder(self.encoder)), client.data.y.int())
+
+    def server_start(self, server: Server[Cache], hellos: Mapping[ClientId, Hashes]) -> Cache:
+        span, end = {}, 0
+        for k, hello in hellos.items():
+            span[k] = end, end + len(hello.label_N)
+            end = span[k][1]
+        hashes = [hello.hash_Nh for hello in hellos.values()]
+        near_NR = nearest_of_label(hashes, [hello.label_N for hello in hellos.values()], self.neighbours)
+        logits_NC = torch.zeros(end, server.task.num_classes)
+        return Cache(span, near_NR, logits_NC, torch.zeros(end, dtype=torch.bool), hashes[0].shape[1])
+
+    # -- every round ---------------------------------------------------------------------------------
+    def server_send(self, server: Server[Cache], to: ClientId) -> Means | Neighbours | None:
+        cache = server.state
+        near_NR = cache.near_NR[slice(*cache.span[to])].long()
+        known_NR = near_NR >= 0
+        if self.cold == "wait":
+            known_NR &= (cache.written_N[near_NR] | ~known_NR).all(1, keepdim=True)
+        if not bool(known_NR.any()):
+            return None
+        if not self.server_averages:
+            logits_NRC = cache.logits_NC[near_NR] * known_NR[:, :, None]
+            return Neighbours(logits_NRC, None if bool(known_NR.all()) else known_NR)
+        # One neighbour of every sample at a time: R times N * C numbers could be gigabytes.
+        return mean_of((cache.logits_NC[near_N] for near_N in near_NR.T), known_NR)
+
+    def client_update(self, client: Client, down: Means | Neighbours | None) -> Logits | None:
+        if isinstance(down, Neighbours):
+            known_NR = down.known_NR
+            if known_NR is None:
+                known_NR = torch.ones_like(down.logits_NRC[:, :, 0], dtype=torch.bool)
+            down = mean_of(down.logits_NRC.unbind(1), known_NR)
+        row_NC = client.fit(self.loss, down if self.alpha else None)
+        if row_NC is None:  # a single sample, on which BatchNorm cannot train
+            return None
+        unseen_U = row_NC.isnan().any(1).nonzero().flatten()
+        # If the loss is not finite either, training diverged: the logits go up as they are, for the engine to refuse.
+        if not len(unseen_U) or not isfinite(client.ledger.loss_sum):
+            return Logits(row_NC, None)
+        return Logits(row_NC.index_fill(0, unseen_U, 0.0), unseen_U.int())
+
+    def loss(self, net: Any, batch: Any, given: Means | None) -> tuple[Tensor, Tensor]:
+        """CE + alpha T^2 KL(softmax(teacher / T) || softmax(z / T)), and the logits z. Untaught samples count as 0."""
+        logits_BC = net(batch.x)
+        ce = cross_entropy(lambda _: logits_BC, batch, None)
+        if given is None:
+            return ce, logits_BC
+        kl_B = kl(logits_BC, given.logits_NC[batch.index], self.temperature)
+        if given.known_N is not None:
+            kl_B = kl_B * given.known_N[batch.index]
+        return ce + self.alpha * self.temperature**2 * batch.mean(kl_B), logits_BC
+
+    def server_update(self, server: Server[Cache], ups: Mapping[ClientId, Logits]) -> None:
+        cache = server.state
+        for k, up in ups.items():
+            seen_N = torch.ones(len(up.logits_NC), dtype=torch.bool)
+            if up.unseen_U is not None:
+                seen_N[up.unseen_U.long()] = False
+            at_N = slice(*cache.span[k])
+            cache.logits_NC[at_N][seen_N] = up.logits_NC[seen_N]
+            cache.written_N[at_N][seen_N] = True
+        server.log("hash_width", cache.hash_width)
+        server.log("cache_filled", float(cache.written_N.double().mean()))
+
+
+def mean_of(logits: Iterable[Tensor], known_NR: Tensor) -> Means:
+    """The mean over neighbours: the r-th tensor holds the r-th neighbours' logits [N, C] of all samples.
+
+    They are added one after another, so that both ends compute the same bits. Without any that count: zeros, not known.
+    """
+    total_NC: Tensor | None = None
+    for logits_NC, known_N in zip(logits, known_NR.unbind(1), strict=True):
+        term_NC = logits_NC * known_N[:, None]
+        total_NC = term_NC if total_NC is None else total_NC + term_NC
+    assert total_NC is not None
+    count_N = known_NR.sum(1)
+    known_N = count_N > 0
+    return Means(total_NC / count_N.clamp(min=1)[:, None], None if bool(known_N.all()) else known_N)
+
+
+def nearest_of_label(hashes: Sequence[Tensor], labels: Sequence[Tensor], count: int) -> Tensor:
+    """The `count` nearest other samples of the same label for each sample of all clients: int32 [N, count].
+
+    Samples are numbered through, client after client; -1 where a label has too few.
+    """
+    label_N = torch.cat([*labels])
+    near_NR = torch.full((len(label_N), count), -1, dtype=torch.int32)
+    for label in label_N.unique().tolist():
+        at_M = (label_N == label).nonzero().flatten()
+        near_MR = nearest(
+            torch.cat([hash_Nh[own_N == label] for hash_Nh, own_N in zip(hashes, labels, strict=True)]), count
+        )
+        near_NR[at_M] = torch.where(near_MR >= 0, at_M[near_MR], -1).int()
+    return near_NR
+
+
+def nearest(hash_Mh: Tensor, count: int) -> Tensor:
+    """The `count` other rows of the greatest cosine to each row, nearest first: int64 [M, count], -1 for missing.
+
+    Exact, in float64. The row itself is left out by its number, so that a duplicate of it is a neighbour; of rows whose
+    cosines are equal to 12 digits, the earlier is nearer. A row of zeros has cosine 0 to all.
+    """
+    size = len(hash_Mh)
+    near_MR = torch.full((size, count), -1)
+    found = min(count, size - 1)
+    if not found:
+        return near_MR
+    unit_Mh = F.normalize(hash_Mh.double(), dim=1)
+    earlier_M = torch.arange(size).flip(0)
+    for own_B in torch.arange(size).split(max(1, BLOCK // size)):
+        cosine_BM = unit_Mh[own_B] @ unit_Mh.T
+        # Whole numbers, all different in a row: what comes out does not depend on how a sort treats equals.
+        rank_BM = (cosine_BM * 2**40).round_().long().mul_(size).add_(earlier_M)
+        rank_BM[torch.arange(len(own_B)), own_B] = torch.iinfo(torch.int64).min
+        near_MR[own_B, :found] = rank_BM.topk(found, dim=1).indices
+    return near_MR

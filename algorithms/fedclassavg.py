@@ -1,0 +1,110 @@
+"""FedClassAvg: headers are averaged and held near the average; private extractors learn from two views of each image.
+
+Jang, Ha, Jung, Yoon. ICPP 2022. https://arxiv.org/abs/2210.14226
+Participants replace their header with the server's, train everything, and send the header back; the server averages
+headers by sample counts. Their loss adds to the classification loss a supervised contrastive one over two augmented
+views of a batch, which needs no other party, and the distance between the header and the one received.
+
+Shapes: B batch, A = 2B anchors (the first views, then the second), C classes, D representation width.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from raysim.core import Algorithm, Batch, Client, ClientId, NonNegative, Positive, Server, Weights, message, weights
+from raysim.core.ops import cross_entropy, weighted_mean
+
+
+@message
+class Header:
+    """The last linear layer."""
+
+    w: Weights  # weight [C, D], bias [C]
+
+
+@dataclass(frozen=True)
+class FedClassAvg(Algorithm[Header, Header, Header]):
+    """Average the linear headers; train with a proximal and a supervised contrastive loss beside the usual one."""
+
+    paper: ClassVar[str] = "Jang et al., ICPP 2022, https://arxiv.org/abs/2210.14226"
+    profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "official": {"normalise": False, "temperature": 100.0},
+    }
+
+    rho: NonNegative = 0.1
+    """Weight of the distance between the header and the one received (the released code's mu)."""
+    prox: Literal["mean_square", "norm"] = "mean_square"
+    """That distance: half the mean square of the differences, weights plus biases (the released code), or the norm of
+    all differences (the paper)."""
+    contrastive: bool = True
+    """Add the contrastive loss; `false` leaves averaging and the proximal term, and draws a single view."""
+    temperature: Positive = 0.07
+    """What similarities of representations are divided by; the released code takes 100."""
+    base_temperature: Positive = 0.07
+    """The contrastive loss is multiplied by temperature / base_temperature."""
+    normalise: bool = True
+    """Compare directions of representations (length 1); `false`: their dot products as they are."""
+
+    def server_start(self, server: Server[Header], hellos: Mapping[ClientId, Any]) -> Header:
+        return Header(weights(nn.Linear(server.task.feature_dim, server.task.num_classes)))
+
+    def server_send(self, server: Server[Header], to: ClientId) -> Header:
+        return server.state
+
+    def client_receive(self, client: Client, down: Header) -> None:
+        client.net.header.load_state_dict(down.w)
+
+    def client_update(self, client: Client, down: Header | None) -> Header:
+        given = down.w if down is not None and self.rho else None
+        client.fit(self.loss, given, two_views=self.contrastive)
+        return Header(weights(client.net.header))
+
+    def loss(self, net: Any, batch: Batch, given: Weights | None) -> Tensor:
+        """CE of the first view + contrastive loss of both + rho * distance to the header received (`given`).
+
+        Both views pass through the network as one batch, so that BatchNorm sees them together, as in the released code.
+        """
+        if self.contrastive:
+            assert batch.second is not None
+            feature_AD = net.features(torch.cat([batch.x, batch.second]))
+            first_BC = net.header(feature_AD[: len(batch.y)])
+            loss = cross_entropy(lambda _: first_BC, batch, None) + batch.mean(self.contrast(feature_AD, batch))
+        else:
+            loss = cross_entropy(net, batch, None)
+        return loss if given is None else loss + self.rho * self.distance(net.header, given)
+
+    def contrast(self, feature_AD: Tensor, batch: Batch) -> Tensor:
+        """The supervised contrastive loss of each sample, [B]: the mean over its two views.
+
+        For an anchor a with positives P (all other views of its class, its own second one among them):
+        -(temperature / base_temperature) * mean over p in P of log softmax(similarity(a, .))[p], where the softmax
+        goes over all other views. Padding (weight 0) is nobody's candidate.
+        """
+        if self.normalise:
+            feature_AD = F.normalize(feature_AD, dim=1)
+        similar_AA = feature_AD @ feature_AD.T / self.temperature
+        label_A = batch.y.repeat(2)
+        other_AA = ~torch.eye(len(label_A), dtype=torch.bool)
+        if batch.weight is not None:
+            other_AA = other_AA & (batch.weight.repeat(2) > 0)
+        positive_AA = other_AA & (label_A[:, None] == label_A)
+        log_p_AA = similar_AA.masked_fill(~other_AA, -torch.inf).log_softmax(1)
+        # Clamped for padding alone: everything real has its own other view.
+        mean_A = log_p_AA.where(positive_AA, 0.0).sum(1) / positive_AA.sum(1).clamp(min=1)
+        return -self.temperature / self.base_temperature * mean_A.view(2, -1).mean(0)
+
+    def distance(self, header: nn.Linear, received: Weights) -> Tensor:
+        """The proximal term, a scalar; no gradient where the headers are equal."""
+        differences = [parameter - received[name] for name, parameter in header.named_parameters()]
+        if self.prox == "norm":
+            return torch.linalg.vector_norm(torch.cat([difference.flatten() for difference in differences]))
+        return torch.stack([difference.square().mean() for difference in differences]).sum() / 2
+
+    def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:
+        server.state = Header(weighted_mean((server.num_samples[k], up.w) for k, up in ups.items()))
+        server.log("header_norm", float(torch.linalg.vector_norm(server.state.w["weight"])))

@@ -1,0 +1,238 @@
+"""FedKD: a private mentor and a small shared mentee teach each other; updates of the mentee travel as a few factors.
+
+Wu, Wu, Lyu, Huang, Xie. Communication-efficient federated learning via knowledge distillation. Nature Communications
+13, 2032 (2022). https://doi.org/10.1038/s41467-022-29763-x
+A participant trains both on labels, on each other's predictions and on each other's representations, and sends how the
+mentee changed, each matrix cut to the singular values that hold most of its energy. The server averages the changes and
+sends the mean, cut in the same way.
+
+Shapes: B batch, C classes, D representation width, M x N a tensor as a matrix, R its rank as sent.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from raysim.core import Algorithm, Batch, Client, ClientId, Fraction, Server, Task, Weights, message, weights
+from raysim.core.ops import cross_entropy, kl, weighted_mean
+
+SMALLEST_DIFFICULTY = torch.finfo(torch.float32).eps  # by which a loss is divided
+
+
+@message
+class Factors:
+    """A matrix of rank R: U diag(sigma) V."""
+
+    u_MR: Tensor
+    sigma_R: Tensor
+    v_RN: Tensor
+
+
+Tensors = dict[str, Tensor | Factors]
+"""By name, each dense or as factors; one that is all zeros is left out."""
+
+
+@message
+class Update:
+    """What is to be added to the mentee that the receiver has."""
+
+    tensors: Tensors
+
+
+@message
+class Mentee:
+    """The mentee itself: parameters and BatchNorm's running statistics."""
+
+    tensors: Tensors
+
+
+@dataclass
+class Shared:
+    """The mentee at the server, and who has which version of it."""
+
+    mentee: Weights
+    holds: dict[ClientId, int]  # version that a client has; missing: not known
+    version: int = 0  # how often the mentee was updated
+    news: Update | Mentee | None = None  # what makes the last version the present one
+
+
+class MentorMentee(nn.Module):
+    """A client's own model (the mentor), which predicts, the small one (the mentee), and what maps between the two."""
+
+    def __init__(self, model: Any, small: Any, width: int) -> None:
+        super().__init__()
+        self.model = model
+        self.small = small  # between rounds: as the server has it, as far as the client has heard
+        self.projection = nn.Linear(width, width, bias=False)  # the mentee's representation to the mentor's; stays here
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits [B, C] of the mentor."""
+        return self.model(x)
+
+
+@dataclass(frozen=True)
+class FedKD(Algorithm[Update | Mentee, Update | Mentee, Shared]):
+    """Adaptive mutual distillation with a small model, whose updates are compressed by singular values."""
+
+    paper: ClassVar[str] = "Wu et al., Nature Communications 2022, https://doi.org/10.1038/s41467-022-29763-x"
+    profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "official": {"detach": False},
+        "htfllib": {"detach": False, "compress": "parameters"},
+    }
+
+    small: str | None = None
+    """Architecture of the mentee; `null`: the clients' one with the fewest parameters."""
+    detach: bool = True
+    """A teacher and the divisor of the distillation losses are constants; `false`, as in the released code: gradients
+    flow through both, so that each model also learns from the other's losses."""
+    compress: Literal["update", "parameters"] = "update"
+    """What is cut to its greatest singular values: changes of the mentee, or the mentee itself (HtFLlib)."""
+    energy_start: Fraction = 0.95
+    """Share of the squared singular values that is kept at least, before round 1 (the paper's T_start)."""
+    energy_end: Fraction = 0.98
+    """The same in the last round (T_end); in between it grows in equal steps."""
+    agg: Literal["uniform", "weighted"] = "uniform"
+    """How clients' changes are averaged: all alike, or by sample counts."""
+
+    def check(self, task: Task) -> None:
+        task.small_model(self.small)
+
+    # -- once ----------------------------------------------------------------------------------------
+    def client_model(self, model: Any, task: Task) -> nn.Module:
+        return MentorMentee(model, task.small_model(self.small), task.feature_dim)
+
+    def server_start(self, server: Server[Shared], hellos: Mapping[ClientId, Any]) -> Shared:
+        # Everybody can build the first mentee, so it is never sent.
+        return Shared(floats(weights(server.task.small_model(self.small))), dict.fromkeys(server.num_samples, 0))
+
+    # -- every round ---------------------------------------------------------------------------------
+    def server_send(self, server: Server[Shared], to: ClientId) -> Update | Mentee | None:
+        # An update fits only the mentee that it was made for: that is what last round's participants have, and in round
+        # 2 everybody. Others get the mentee itself. Until a client answers, nobody knows what it has; if it never
+        # does (its upload is not finite), it gets the mentee itself the next time.
+        state = server.state
+        held = state.holds.pop(to, None)
+        if held == state.version:
+            return None
+        if held == state.version - 1 or self.compress == "parameters":
+            return state.news
+        return Mentee({**state.mentee})
+
+    def client_receive(self, client: Client, down: Update | Mentee) -> None:
+        mentee = floats(client.net.small.state_dict())
+        with torch.no_grad():
+            for name, new in restored(down.tensors, mentee).items():
+                if isinstance(down, Update):
+                    new = mentee[name] + new
+                mentee[name].copy_(new)
+
+    def client_update(self, client: Client, down: Update | Mentee | None) -> Update | Mentee:
+        small = client.net.small
+        received = weights(small)
+        client.fit(self.loss)
+        trained = floats(weights(small))
+        # What was trained lives on in the update alone: the server's next one adds to what was received.
+        small.load_state_dict(received)
+        energy = self.energy(client.t, client.task)
+        if self.compress == "parameters":
+            return Mentee(compressed(trained, energy))
+        return Update(compressed({name: new - received[name] for name, new in trained.items()}, energy))
+
+    def loss(self, net: Any, batch: Batch, given: Any) -> Tensor:
+        """The sum of mentor's and mentee's losses: with `detach`, each model gets the gradient of its own loss."""
+        feature_BD, small_BD = net.model.features(batch.x), net.small.features(batch.x)
+        logits_BC, small_BC = net.model.header(feature_BD), net.small.header(small_BD)
+        projected_BD = net.projection(small_BD)
+        labels = cross_entropy(lambda _: logits_BC, batch, None)
+        small_labels = cross_entropy(lambda _: small_BC, batch, None)
+        from_labels = labels + small_labels
+        # The worse both models are, the less they teach each other.
+        difficulty = from_labels.clamp(min=SMALLEST_DIFFICULTY)
+        if self.detach:
+            difficulty = difficulty.detach()
+            predictions_B = kl(logits_BC, small_BC) + kl(small_BC, logits_BC)
+            # The first term moves the mentor, the second the mentee and the projection.
+            hidden_B = distance(feature_BD, projected_BD.detach()) + distance(feature_BD.detach(), projected_BD)
+        else:
+            predictions_B = divergence(logits_BC, small_BC) + divergence(small_BC, logits_BC)
+            hidden_B = 2 * distance(feature_BD, projected_BD)
+        return from_labels + batch.mean(predictions_B + hidden_B) / difficulty
+
+    def server_update(self, server: Server[Shared], ups: Mapping[ClientId, Update | Mentee]) -> None:
+        state, energy = server.state, self.energy(server.t, server.task)
+        weighted = self.agg == "weighted"
+        mean = weighted_mean(
+            (server.num_samples[k] if weighted else 1, restored(up.tensors, state.mentee)) for k, up in ups.items()
+        )
+        # The server changes its mentee by what it sends, not by the exact mean: so all have the same.
+        sent = compressed(mean, energy)
+        new = restored(sent, state.mentee)
+        if self.compress == "parameters":
+            state.news, state.mentee = Mentee(sent), new
+        else:
+            state.news = Update(sent)
+            state.mentee = {name: old + new[name] for name, old in state.mentee.items()}
+        state.holds.update(dict.fromkeys(ups, state.version))
+        state.version += 1
+
+    def energy(self, t: int, task: Task) -> float:
+        """The share of the squared singular values that is kept in round t."""
+        return self.energy_start + (self.energy_end - self.energy_start) * min(t / task.num_rounds, 1.0)
+
+
+def floats(w: Weights) -> Weights:
+    """Without BatchNorm's counters of batches, which nothing depends on."""
+    return {name: tensor for name, tensor in w.items() if tensor.is_floating_point()}
+
+
+def divergence(logits_BC: Tensor, teacher_BC: Tensor) -> Tensor:
+    """KL(softmax(teacher) || softmax(logits)) of each sample, [B], with gradients to both."""
+    log_p_BC, log_teacher_BC = F.log_softmax(logits_BC, dim=1), F.log_softmax(teacher_BC, dim=1)
+    return F.kl_div(log_p_BC, log_teacher_BC, reduction="none", log_target=True).sum(1)
+
+
+def distance(one_BD: Tensor, other_BD: Tensor) -> Tensor:
+    """Mean squared difference of each sample's representations, [B]."""
+    return (one_BD - other_BD).square().mean(1)
+
+
+def compressed(w: Weights, energy: float) -> Tensors:
+    """Each tensor as it travels: of two dimensions or more as factors where they are smaller, else dense."""
+    return {name: factors(tensor, energy) or tensor for name, tensor in w.items() if bool(tensor.any())}
+
+
+def factors(tensor: Tensor, energy: float) -> Factors | None:
+    """A tensor [M, ...] as M x N matrix of the least rank R with sum(sigma_i^2, i <= R) >= energy * sum(sigma_i^2).
+
+    None where that takes as many numbers as the tensor has, or more.
+    """
+    # A NaN or infinity travels as it is: the engine refuses it with a better word than LAPACK's.
+    if tensor.dim() < 2 or not bool(tensor.isfinite().all()):
+        return None
+    matrix_MN = tensor.flatten(1)
+    u, sigma, v = torch.linalg.svd(matrix_MN, full_matrices=False)
+    kept = sigma.double().square().cumsum(0)
+    rank = 1 + int((kept < energy * kept[-1]).sum())  # the full rank is among the choices
+    if rank * (sum(matrix_MN.shape) + 1) >= matrix_MN.numel():
+        return None
+    return Factors(u[:, :rank].clone(), sigma[:rank].clone(), v[:rank].clone())
+
+
+def restored(tensors: Tensors, like: Weights) -> Weights:
+    """The dense tensors of a message; `like` has all names and shapes."""
+    dense: Weights = {}
+    for name, template in like.items():
+        part = tensors.get(name)
+        if part is None:
+            dense[name] = torch.zeros_like(template)
+        elif isinstance(part, Factors):
+            # In float64, so that the server and its clients round to the same numbers on whatever device.
+            product_MN = (part.u_MR.double() * part.sigma_R.double()) @ part.v_RN.double()
+            dense[name] = product_MN.to(template.dtype).view(template.shape)
+        else:
+            dense[name] = part
+    return dense

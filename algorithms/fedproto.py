@@ -1,0 +1,195 @@
+"""FedProto: clients exchange the mean representation of each class and draw their own towards the global ones.
+
+Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. AAAI 2022. https://arxiv.org/abs/2105.00243
+A participant trains everything while each representation is drawn towards the global prototype of its class, and sends
+the prototype (mean representation) of each class it owns. The server averages them over the clients that own the class.
+
+Shapes: C classes, S classes one client owns, K classes whose global prototype is sent, D representation width, N
+samples of one client, B batch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from raysim.core import Algorithm, Batch, Client, ClientId, NonNegative, Server, Task, message
+from raysim.core.ops import class_means, cross_entropy
+
+UNKNOWN = -1e9
+"""Logit of a class without a prototype: below all distances, but finite."""
+
+
+@message
+class Joined:
+    """Told once: which classes a client owns. Later rows are in their order, so that no message repeats them."""
+
+    class_S: Tensor  # int64, ascending
+
+
+@message
+class GlobalPrototypes:
+    """Global prototypes as far as they are known: of the receiver's classes, or of all if it predicts with them."""
+
+    class_K: Tensor | None  # int32, ascending; None only where the message is counted
+    prototype_KD: Tensor
+
+    def counted(self) -> "GlobalPrototypes":
+        """K*D numbers, with K = S or C once all is known. The formula leaves out which are, so nor do we count it."""
+        return GlobalPrototypes(None, self.prototype_KD)
+
+
+@message
+class Prototypes:
+    """The prototype of each class that a client owns, in ascending order of the classes."""
+
+    prototype_SD: Tensor
+    count_S: Tensor | None  # int32: training samples of each, with `agg: weighted`
+
+
+class Nearest(nn.Module):
+    """A client's own model that predicts the class of the nearest global prototype, once it has any."""
+
+    def __init__(self, model: Any, num_classes: int, width: int) -> None:
+        super().__init__()
+        self.model = model
+        self.prototype_CD: Tensor
+        self.known_C: Tensor
+        self.register_buffer("prototype_CD", torch.zeros(num_classes, width))
+        self.register_buffer("known_C", torch.zeros(num_classes, dtype=torch.bool))
+
+    @property
+    def header(self) -> Any:
+        """The model's own classifier, which is trained and predicts until there are prototypes."""
+        return self.model.header
+
+    def features(self, x: Tensor) -> Tensor:
+        """The representation [B, D]."""
+        return self.model.features(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits [B, C]; in eval mode the negative distances to the prototypes."""
+        feature_BD = self.features(x)
+        logits_BC: Tensor = self.header(feature_BD)
+        if self.training:
+            return logits_BC
+        near_BC = -distances(feature_BD, self.prototype_CD)
+        return torch.where(self.known_C.any(), near_BC.masked_fill(~self.known_C, UNKNOWN), logits_BC)
+
+
+@dataclass
+class Table:
+    """What the server keeps: who owns what, and the global prototypes."""
+
+    class_S: dict[ClientId, Tensor]
+    prototype_CD: Tensor
+    known_C: Tensor  # bool
+    everything: GlobalPrototypes | None = None  # all that is known, ready for `inference: nearest`
+
+
+@dataclass(frozen=True)
+class FedProto(Algorithm[GlobalPrototypes, Prototypes, Table]):
+    """Draw representations towards the global mean representation of their class."""
+
+    paper: ClassVar[str] = "Tan et al., AAAI 2022, https://arxiv.org/abs/2105.00243"
+    profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "official": {"rebuild": True, "prototypes": "last_epoch"},
+    }
+
+    lambda_: NonNegative = 1.0
+    """Weight of the pull towards the global prototypes; 0 leaves it out. The released code takes 0.1 for CIFAR-10."""
+    agg: Literal["uniform", "weighted"] = "uniform"
+    """How a class is averaged over the participants that own it: alike (the released code), or by sample counts (the
+    paper), which then travel too."""
+    rebuild: bool = False
+    """Forget the prototype of a class that no participant owns in a round, as the released code does."""
+    inference: Literal["classifier", "nearest"] = "classifier"
+    """What a client predicts with: its own classifier, or the nearest of all classes' prototypes, as last received."""
+    prototypes: Literal["eval_pass", "last_epoch"] = "eval_pass"
+    """Which representations are averaged and sent: those of a pass in eval mode after training, or those that the last
+    epoch's training steps gave (the released code), which cost nothing."""
+
+    def client_model(self, model: Any, task: Task) -> nn.Module:
+        return Nearest(model, task.num_classes, task.feature_dim) if self.inference == "nearest" else model
+
+    def client_join(self, client: Client) -> Joined:
+        return Joined(client.data.y.unique())
+
+    def server_start(self, server: Server[Table], hellos: Mapping[ClientId, Joined]) -> Table:
+        num_classes, width = server.task.num_classes, server.task.feature_dim
+        known_C = torch.zeros(num_classes, dtype=torch.bool)
+        return Table({k: hello.class_S for k, hello in hellos.items()}, torch.zeros(num_classes, width), known_C)
+
+    def server_send(self, server: Server[Table], to: ClientId) -> GlobalPrototypes | None:
+        state = server.state
+        if self.inference == "nearest":
+            return state.everything
+        class_S = state.class_S[to]
+        class_K = class_S[state.known_C[class_S]]
+        return GlobalPrototypes(class_K.int(), state.prototype_CD[class_K]) if len(class_K) else None
+
+    def client_receive(self, client: Client, down: GlobalPrototypes) -> None:
+        if self.inference == "nearest":
+            prototype_CD, known_C = prototype_table(down, client.task.num_classes)
+            client.net.prototype_CD.copy_(prototype_CD)
+            client.net.known_C.copy_(known_C)
+
+    def client_update(self, client: Client, down: GlobalPrototypes | None) -> Prototypes:
+        given = None if down is None or not self.lambda_ else prototype_table(down, client.task.num_classes)
+        row_ND = client.fit(self.loss, given)
+        if row_ND is None:
+            row_ND = client.outputs(client.net.features)
+        unseen_N = row_ND.isnan().any(1)
+        if bool(unseen_N.any()):  # left out of training: BatchNorm takes no batch of one sample
+            row_ND = torch.where(unseen_N[:, None], client.outputs(client.net.features), row_ND)
+        _, prototype_SD, count_S = class_means(row_ND, client.data.y)
+        return Prototypes(prototype_SD, count_S.int() if self.agg == "weighted" else None)
+
+    def loss(self, net: Any, batch: Batch, given: tuple[Tensor, Tensor] | None) -> Tensor | tuple[Tensor, Tensor]:
+        """CE + lambda * mean square of f - prototype, over batch and dimensions; with `last_epoch` the features f too.
+
+        given: prototype_CD, and known_C (bool). A sample of a class without a prototype adds 0 to the second term,
+        which is divided by the whole batch all the same.
+        """
+        feature_BD = net.features(batch.x)
+        total = cross_entropy(lambda _: net.header(feature_BD), batch, None)
+        if given is not None:
+            prototype_CD, known_C = given
+            pull_B = (feature_BD - prototype_CD[batch.y]).square().mean(1)
+            total = total + self.lambda_ * batch.mean(known_C[batch.y] * pull_B)
+        return (total, feature_BD) if self.prototypes == "last_epoch" else total
+
+    def server_update(self, server: Server[Table], ups: Mapping[ClientId, Prototypes]) -> None:
+        state = server.state
+        sum_CD = torch.zeros(state.prototype_CD.shape, dtype=torch.float64)
+        weight_C = torch.zeros(len(sum_CD), dtype=torch.float64)
+        for k, up in ups.items():
+            weight_S = torch.ones(len(up.prototype_SD)) if up.count_S is None else up.count_S
+            sum_CD[state.class_S[k]] += weight_S.double()[:, None] * up.prototype_SD.double()
+            weight_C[state.class_S[k]] += weight_S.double()
+        seen_C = weight_C > 0
+        if self.rebuild:
+            state.prototype_CD.zero_()
+            state.known_C.zero_()
+        state.prototype_CD[seen_C] = (sum_CD[seen_C] / weight_C[seen_C, None]).float()
+        state.known_C |= seen_C
+        if self.inference == "nearest":
+            state.everything = GlobalPrototypes(state.known_C.nonzero()[:, 0].int(), state.prototype_CD[state.known_C])
+        server.log("known_classes", float(state.known_C.sum()))
+
+
+def prototype_table(down: GlobalPrototypes, num_classes: int) -> tuple[Tensor, Tensor]:
+    """The prototypes by class id: prototype_CD, zero where unknown, and known_C (bool)."""
+    assert down.class_K is not None
+    prototype_CD = down.prototype_KD.new_zeros(num_classes, down.prototype_KD.shape[1])
+    known_C = torch.zeros_like(prototype_CD[:, 0], dtype=torch.bool)
+    prototype_CD[down.class_K.long()], known_C[down.class_K.long()] = down.prototype_KD, True
+    return prototype_CD, known_C
+
+
+def distances(feature_BD: Tensor, prototype_CD: Tensor) -> Tensor:
+    """Euclidean distances [B, C]. From norms and products, which may fall a little below zero: hence the clamp."""
+    norm_B1, norm_C = feature_BD.square().sum(1, keepdim=True), prototype_CD.square().sum(1)
+    return (norm_B1 - 2 * feature_BD @ prototype_CD.T + norm_C).clamp_min(1e-12).sqrt()

@@ -1,0 +1,217 @@
+"""FedTGP: FedProto whose global prototypes a small network at the server learns, to keep the classes apart.
+
+Zhang, Liu, Hua, Cao. AAAI 2024. https://arxiv.org/abs/2401.03230
+A participant trains everything while each representation is drawn towards the global prototype of its class, and sends
+the mean representation of each class it owns. The server trains a network that turns each class into a prototype, near
+the clients' means of the class and, by a margin that grows with their distances, far from those of other classes.
+
+Shapes: C classes, S classes one client owns, K classes somebody sent in a round, P prototypes sent in a round, D
+representation width, N samples of one client, B batch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from raysim.core import Algorithm, Batch, Client, ClientId, Count, NonNegative, Positive, Server, Task, message
+from raysim.core.ops import class_means, cross_entropy
+
+
+class PrototypeNetwork(nn.Module):
+    """TGP(c) = W2 ReLU(W1 emb(c) + b1) + b2, with C*D + 2*(D^2 + D) parameters."""
+
+    def __init__(self, num_classes: int, width: int) -> None:
+        super().__init__()
+        self.embedding_CD = nn.Parameter(torch.randn(num_classes, width))
+        self.hidden = nn.Linear(width, width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self) -> Tensor:
+        """The prototypes of all classes, [C, D]."""
+        return self.out(self.hidden(self.embedding_CD).relu())
+
+
+@message
+class Joined:
+    """Told once: which classes a client owns. Later rows are in their order, so that no message repeats them."""
+
+    class_S: Tensor  # int64, ascending
+
+
+@message
+class GlobalPrototypes:
+    """What the server's network makes of every class."""
+
+    prototype_CD: Tensor
+    known_C: Tensor | None  # bool: some client has sent the class; None only where the message is counted
+
+    def counted(self) -> "GlobalPrototypes":
+        """C*D numbers. The formula leaves out which classes are known, so nor do we count it."""
+        return GlobalPrototypes(self.prototype_CD, None)
+
+
+@message
+class Prototypes:
+    """The mean representation of each class that a client owns, in ascending order of the classes."""
+
+    prototype_SD: Tensor
+
+
+class Nearest(nn.Module):
+    """A client's own model that predicts the class of the nearest global prototype, once it has received them."""
+
+    def __init__(self, model: Any, num_classes: int, width: int) -> None:
+        super().__init__()
+        self.model = model
+        self.prototype_CD: Tensor
+        self.received: Tensor
+        self.register_buffer("prototype_CD", torch.zeros(num_classes, width))
+        self.register_buffer("received", torch.zeros((), dtype=torch.bool))
+
+    @property
+    def header(self) -> Any:
+        """The model's own classifier, which is trained and predicts until there are prototypes."""
+        return self.model.header
+
+    def features(self, x: Tensor) -> Tensor:
+        """The representation [B, D]."""
+        return self.model.features(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits [B, C]; in eval mode the negative distances to the prototypes."""
+        feature_BD = self.features(x)
+        logits_BC: Tensor = self.header(feature_BD)
+        if self.training:
+            return logits_BC
+        return torch.where(self.received, -distances(feature_BD, self.prototype_CD), logits_BC)
+
+
+@dataclass
+class Trained:
+    """What the server keeps: its network, who owns what, and what it sends next."""
+
+    network: PrototypeNetwork
+    class_S: dict[ClientId, Tensor]
+    known_C: Tensor  # bool: some client has sent the class
+    ready: GlobalPrototypes | None = None  # None: nobody has sent anything yet
+
+
+@dataclass(frozen=True)
+class FedTGP(Algorithm[GlobalPrototypes, Prototypes, Trained]):
+    """FedProto with trainable global prototypes and an adaptive margin between them."""
+
+    paper: ClassVar[str] = "Zhang et al., AAAI 2024, https://arxiv.org/abs/2401.03230"
+    profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "official": {"inference": "nearest", "server_batch": 10},
+    }
+
+    lambda_: NonNegative = 10.0
+    """Weight of the pull towards the global prototypes; 0 leaves it out."""
+    server_epochs: Count = 100
+    """Passes of the server over a round's client prototypes (the paper's S). The released script takes 100; left out,
+    the released code takes 1000."""
+    tau: NonNegative = 100.0
+    """Upper limit of the margin."""
+    server_lr: Positive = 0.01
+    """Learning rate of the server's SGD, without momentum."""
+    server_batch: Count = 64
+    """Client prototypes per server step."""
+    inference: Literal["classifier", "nearest"] = "classifier"
+    """What a client predicts with: its own classifier, or the nearest global prototype it last received, of any class
+    (the released code)."""
+
+    def client_model(self, model: Any, task: Task) -> nn.Module:
+        return Nearest(model, task.num_classes, task.feature_dim) if self.inference == "nearest" else model
+
+    def client_join(self, client: Client) -> Joined:
+        return Joined(client.data.y.unique())
+
+    def server_start(self, server: Server[Trained], hellos: Mapping[ClientId, Joined]) -> Trained:
+        num_classes, width = server.task.num_classes, server.task.feature_dim
+        network = PrototypeNetwork(num_classes, width)
+        known_C = torch.zeros(num_classes, dtype=torch.bool)
+        return Trained(network, {k: hello.class_S for k, hello in hellos.items()}, known_C)
+
+    def server_send(self, server: Server[Trained], to: ClientId) -> GlobalPrototypes | None:
+        return server.state.ready
+
+    def client_receive(self, client: Client, down: GlobalPrototypes) -> None:
+        if self.inference == "nearest":
+            client.net.prototype_CD.copy_(down.prototype_CD)
+            client.net.received.fill_(True)
+
+    def client_update(self, client: Client, down: GlobalPrototypes | None) -> Prototypes:
+        if down is None or not self.lambda_:
+            client.fit(cross_entropy)
+        else:
+            client.fit(self.pulled_loss, (down.prototype_CD, down.known_C))
+        _, prototype_SD, _ = class_means(client.outputs(client.net.features), client.data.y)
+        return Prototypes(prototype_SD)
+
+    def pulled_loss(self, net: Any, batch: Batch, given: tuple[Tensor, Tensor]) -> Tensor:
+        """CE + lambda * mean square of f - prototype, over batch and dimensions.
+
+        given: prototype_CD, and known_C (bool). A sample of a class that nobody ever sent adds 0 to the second term,
+        which is divided by the whole batch all the same.
+        """
+        prototype_CD, known_C = given
+        feature_BD = net.features(batch.x)
+        ce = cross_entropy(lambda _: net.header(feature_BD), batch, None)
+        pull_B = (feature_BD - prototype_CD[batch.y]).square().mean(1)
+        return ce + self.lambda_ * batch.mean(known_C[batch.y] * pull_B)
+
+    def server_update(self, server: Server[Trained], ups: Mapping[ClientId, Prototypes]) -> None:
+        state = server.state
+        label_P = torch.cat([state.class_S[k] for k in ups])
+        prototype_PD = torch.cat([up.prototype_SD for up in ups.values()])
+        class_K, mean_KD, _ = class_means(prototype_PD, label_P)  # over clients, not over samples
+        margin = adaptive_margin(mean_KD, self.tau)
+        loss = self._train(state.network, prototype_PD, label_P, margin, server.rng)
+        state.known_C[class_K] = True
+        state.ready = GlobalPrototypes(state.network().detach(), state.known_C.clone())
+        server.log("margin", margin)
+        server.log("prototype_loss", loss)
+
+    def _train(
+        self, network: PrototypeNetwork, prototype_PD: Tensor, label_P: Tensor, margin: float, rng: torch.Generator
+    ) -> float:
+        """Train the network on the clients' prototypes; returns the mean loss over the last epoch."""
+        sgd = torch.optim.SGD(network.parameters(), lr=self.server_lr)
+        loss_sum = torch.zeros(())
+        for _ in range(self.server_epochs):
+            loss_sum = torch.zeros(())
+            for index in torch.randperm(len(label_P), generator=rng).split(self.server_batch):
+                loss = margin_loss(prototype_PD[index], label_P[index], network(), margin)
+                sgd.zero_grad()
+                loss.backward()
+                sgd.step()
+                loss_sum += loss.detach() * len(index)
+        sgd.zero_grad(set_to_none=True)
+        return loss_sum.item() / len(label_P)
+
+
+def adaptive_margin(mean_KD: Tensor, tau: float) -> float:
+    """The greatest of the classes' distances to their nearest other class, at most tau; 0 with a single class."""
+    if len(mean_KD) < 2:
+        return 0.0
+    # Each pair by itself, in float64: norms and products would blur means that lie close together.
+    gap_KK = torch.cdist(mean_KD.double(), mean_KD.double(), compute_mode="donot_use_mm_for_euclid_dist")
+    return min(float(gap_KK.fill_diagonal_(torch.inf).amin(1).max()), tau)
+
+
+def margin_loss(prototype_PD: Tensor, label_P: Tensor, global_CD: Tensor, margin: float) -> Tensor:
+    """-log(e^-(D_y + margin) / (e^-(D_y + margin) + sum over c != y of e^-D_c)), the mean over clients' prototypes."""
+    distance_PC = distances(prototype_PD, global_CD)
+    own_PC = F.one_hot(label_P, len(global_CD))
+    return F.cross_entropy(-(distance_PC + margin * own_PC), label_P)
+
+
+def distances(value_BD: Tensor, prototype_CD: Tensor) -> Tensor:
+    """Euclidean distances [B, C]. From norms and products, which may fall a little below zero: the clamp keeps the
+    square root and its gradient finite."""
+    norm_B1, norm_C = value_BD.square().sum(1, keepdim=True), prototype_CD.square().sum(1)
+    return (norm_B1 - 2 * value_BD @ prototype_CD.T + norm_C).clamp_min(1e-12).sqrt()

@@ -1,0 +1,85 @@
+"""FML: beside its own model every client trains a small one that all share, and the two learn from each other.
+
+Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu. Federated Mutual Learning, 2020. https://arxiv.org/abs/2006.16765
+A participant takes the server's small model (the meme), trains it together with its own on labels and on each other's
+predictions, and sends it back. The server averages the memes; a client predicts with its own model.
+
+Shapes: B batch, C classes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor, nn
+
+from raysim.core import Algorithm, Batch, Client, ClientId, Fraction, Server, Task, Weights, message, weights
+from raysim.core.ops import cross_entropy, kl, weighted_mean
+
+
+@message
+class Meme:
+    """The small model: parameters and BatchNorm's running statistics."""
+
+    w: Weights
+
+
+class Pair(nn.Module):
+    """A client's own model, which predicts, and the small one, which travels."""
+
+    def __init__(self, model: Any, small: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.small = small
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits [B, C] of the client's own model."""
+        return self.model(x)
+
+
+@dataclass(frozen=True)
+class FML(Algorithm[Meme, Meme, Weights]):
+    """Mutual distillation between each client's own model and a small one that is averaged."""
+
+    paper: ClassVar[str] = "Shen et al., 2020, https://arxiv.org/abs/2006.16765"
+
+    a: Fraction = 0.5
+    """Weight of the labels in a client's own model's loss; the small model's predictions have the rest."""
+    b: Fraction = 0.5
+    """Weight of the labels in the small model's loss (the paper's beta); the own model's predictions have the rest."""
+    agg: Literal["weighted", "uniform"] = "weighted"
+    """How small models are averaged: by sample counts, or all alike."""
+    small: str | None = None
+    """Architecture of the small model; `null`: the clients' one with the fewest parameters."""
+
+    def check(self, task: Task) -> None:
+        task.small_model(self.small)
+
+    def client_model(self, model: Any, task: Task) -> nn.Module:
+        return Pair(model, task.small_model(self.small))
+
+    def server_start(self, server: Server[Weights], hellos: Mapping[ClientId, Any]) -> Weights:
+        return weights(server.task.small_model(self.small))
+
+    def server_send(self, server: Server[Weights], to: ClientId) -> Meme:
+        return Meme(server.state)
+
+    def client_receive(self, client: Client, down: Meme) -> None:
+        client.net.small.load_state_dict(down.w)
+
+    def client_update(self, client: Client, down: Meme | None) -> Meme:
+        client.fit(self.loss)
+        return Meme(weights(client.net.small))
+
+    def loss(self, net: Any, batch: Batch, given: Any) -> Tensor:
+        """The sum of both models' losses: no gradient reaches a teacher, so each model gets that of its own loss."""
+        logits_BC, small_BC = net.model(batch.x), net.small(batch.x)
+        labels = cross_entropy(lambda _: logits_BC, batch, None)
+        small_labels = cross_entropy(lambda _: small_BC, batch, None)
+        own_loss = self.a * labels + (1 - self.a) * batch.mean(kl(logits_BC, small_BC))
+        small_loss = self.b * small_labels + (1 - self.b) * batch.mean(kl(small_BC, logits_BC))
+        return own_loss + small_loss
+
+    def server_update(self, server: Server[Weights], ups: Mapping[ClientId, Meme]) -> None:
+        weighted = self.agg == "weighted"
+        server.state = weighted_mean((server.num_samples[k] if weighted else 1, up.w) for k, up in ups.items())

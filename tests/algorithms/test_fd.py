@@ -1,0 +1,281 @@
+"""FD against numbers worked out by hand (algorithms.md, section 6.13)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from algorithms.fd import FD, ClassLogits, Joined, Table, Teachers, teacher_table
+from algorithms.standalone import Standalone
+from raysim.core import Batch, Client, LocalTraining, Server, Task, weights
+from raysim.core.contract import FOUR, LOCAL, ROUNDS, C, D, Toy, toy_model, toy_samples
+from raysim.core.messages import nonfinite, wire_size
+from raysim.core.ops import class_means, cross_entropy
+from raysim.core.seeds import seeded
+from raysim.core.state import digest
+from tests.engine.test_bytes import KB, one_round
+
+HAND = {0: [3.0, 0.0], 1: [1.0, 2.0], 2: [2.0, 1.0]}
+"""Three clients' mean logits of class 0."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads only wait for one another in networks this small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def server_of(method: FD, owners: dict[int, list[int]], num_classes: int = 2) -> Server[Table]:
+    """A server before round 1 that has been told who owns what."""
+    server: Server[Table] = Server(Task(num_classes, 8, ("flat",), toy_model), torch.Generator(), t=1)
+    server.state = method.server_start(server, {k: Joined(torch.tensor(classes)) for k, classes in owners.items()})
+    return server
+
+
+def up(*rows: list[float]) -> ClassLogits:
+    return ClassLogits(torch.tensor(rows))
+
+
+def sent(method: FD, server: Server[Table], to: int) -> dict[int, list[float]]:
+    """What a client is taught, by class."""
+    down = method.server_send(server, to)
+    if down is None:
+        return {}
+    assert down.class_K is not None
+    return dict(zip(down.class_K.tolist(), down.teacher_KC.tolist(), strict=True))
+
+
+class Fixed(nn.Module):
+    """A network whose logits are its parameter, whatever it sees."""
+
+    def __init__(self, logits_BC: list[list[float]]) -> None:
+        super().__init__()
+        self.logits_BC = nn.Parameter(torch.tensor(logits_BC))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits_BC
+
+
+def batch_of(labels: list[int], weight: list[float] | None = None) -> Batch:
+    label_B = torch.tensor(labels)
+    return Batch(
+        torch.zeros(len(labels), 1),
+        label_B,
+        torch.arange(len(labels)),
+        None if weight is None else torch.tensor(weight),
+    )
+
+
+# -- the server --------------------------------------------------------------------------------------
+
+
+def test_kat_mean_and_leave_one_out():
+    server, method = server_of(FD(), {0: [0], 1: [0], 2: [0], 3: [0]}), FD()
+    assert all(sent(method, server, k) == {} for k in range(4))  # round 1: no teachers
+    method.server_update(server, {k: up(row) for k, row in HAND.items()})
+    assert server.state.mean_CC[0].tolist() == [2, 1]
+    assert sent(method, server, 0) == {0: [1.5, 1.5]}
+    assert sent(method, server, 1) == {0: [2.5, 0.5]}
+    assert sent(method, server, 2) == {0: [2, 1]}  # ([3, 0] + [1, 2]) / 2
+    assert sent(method, server, 3) == {0: [2, 1]}  # took no part: the plain mean
+    plain = FD(leave_one_out=False)
+    assert [sent(plain, server, k) for k in range(4)] == [{0: [2, 1]}] * 4
+
+
+def test_kat_a_single_holder_has_no_teacher_of_its_own_class():
+    method = FD()
+    server = server_of(method, {0: [0, 1], 1: [1], 2: [0]})
+    method.server_update(server, {0: up([3.0, 0.0], [1.0, 1.0]), 1: up([3.0, 5.0])})
+    assert server.values == {"known_classes": 2, "single_holder_classes": 1}
+    assert sent(method, server, 0) == {1: [3, 5]}  # class 0 it sent alone
+    assert sent(method, server, 1) == {1: [1, 1]}
+    assert sent(method, server, 2) == {0: [3, 0]}  # somebody else's
+    assert sent(FD(leave_one_out=False), server, 0) == {0: [3, 0], 1: [2, 3]}
+    alone = server_of(method, {0: [0]})
+    method.server_update(alone, {0: up([3.0, 0.0])})
+    assert method.server_send(alone, 0) is None
+
+
+def test_absent_classes_keep_their_row_and_only_the_last_round_is_left_out():
+    method = FD()
+    server = server_of(method, {0: [0, 1], 1: [0], 2: [1]})
+    method.server_update(server, {0: up([4.0, 0.0], [6.0, 6.0]), 1: up([2.0, 2.0])})
+    method.server_update(server, {1: up([8.0, 0.0])})  # nobody owns class 1 now
+    assert server.state.mean_CC.tolist() == [[8, 0], [6, 6]]
+    # Client 0 was absent: plain means, of class 1 the old one. Client 1 sent class 0 alone.
+    assert sent(method, server, 0) == {0: [8, 0], 1: [6, 6]}
+    assert sent(method, server, 1) == {}
+    assert sent(method, server, 2) == {1: [6, 6]}
+
+
+def test_a_rejected_upload_counts_as_absent():
+    # The engine leaves uploads with a NaN out of `ups`.
+    method = FD()
+    server = server_of(method, {k: [0] for k in range(3)})
+    method.server_update(server, {0: up([3.0, 0.0]), 2: up([1.0, 4.0])})
+    assert sent(method, server, 1) == {0: [2, 2]}
+    assert sent(method, server, 0) == {0: [1, 4]}
+
+
+@given(st.permutations([0, 1, 2]))
+def test_the_order_of_clients_does_not_matter(order: list[int]):
+    owners = {0: [0, 1], 1: [1], 2: [0, 1]}
+    ups = {0: up([0.1, 0.7], [1 / 3, 2.0]), 1: up([0.2, 0.3]), 2: up([7.7, 1e-3], [0.6, 0.9])}
+    method = FD()
+    first, other = server_of(method, owners), server_of(method, owners)
+    method.server_update(first, ups)
+    method.server_update(other, {k: ups[k] for k in order})
+    assert first.state.mean_CC.equal(other.state.mean_CC)
+    assert all(sent(method, first, k) == sent(method, other, k) for k in owners)
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.integers(0, 1000))
+def test_ten_of_a_hundred_clients_on_a_hundred_classes_stay_finite(seed: int):
+    rng = torch.Generator().manual_seed(seed)
+    owners = {k: sorted(torch.randperm(100, generator=rng)[:10].tolist()) for k in range(100)}
+    method = FD()
+    server = server_of(method, owners, num_classes=100)
+    guarded = taught = 0
+    for _ in range(8):
+        cohort = sorted(torch.randperm(100, generator=rng)[:10].tolist())
+        for k in cohort:
+            down = method.server_send(server, k)
+            assert not nonfinite(down)
+            taught += len(down.teacher_KC) if down is not None else 0
+        ups = {k: ClassLogits(torch.randn(10, 100, generator=rng)) for k in cohort}
+        method.server_update(server, ups)
+        for k in cohort:
+            guarded += 10 - len(sent(method, server, k))
+        assert not nonfinite([server.state.mean_CC, server.state.sum_CC])
+    # Both happen: teachers, and classes for which the unguarded formula would be 0 / 0.
+    assert taught > 0 and guarded > 0
+
+
+# -- the client --------------------------------------------------------------------------------------
+
+
+def test_the_loss_by_hand():
+    # Teacher (2/3, 1/3) against (1/2, 1/2): KL = 2/3 ln(4/3) + 1/3 ln(2/3); CE = ln 2. Class 1 has no teacher.
+    net = Fixed([[0.0, 0.0], [0.0, 0.0]])
+    table = teacher_table(Teachers(torch.tensor([0], dtype=torch.int32), torch.tensor([[math.log(2.0), 0.0]])), 2)
+    kl = 2 / 3 * math.log(4 / 3) + 1 / 3 * math.log(2 / 3)
+    loss = FD(gamma=3.0).loss(net, batch_of([0, 0]), table)
+    assert isinstance(loss, Tensor) and loss.item() == pytest.approx(math.log(2) + 3 * kl, abs=1e-6)
+    # Of two samples one is masked: the term is still divided by two.
+    half = FD(gamma=3.0).loss(net, batch_of([0, 1]), table)
+    assert isinstance(half, Tensor) and half.item() == pytest.approx(math.log(2) + 1.5 * kl, abs=1e-6)
+    # And padding does not count at all.
+    padded = FD(gamma=3.0).loss(net, batch_of([0, 1], [1.0, 0.0]), table)
+    assert isinstance(padded, Tensor) and padded.item() == pytest.approx(math.log(2) + 3 * kl, abs=1e-6)
+
+
+def test_kat_without_any_teacher_the_loss_is_cross_entropy_and_finite():
+    net = Fixed([[5.0, -80.0]])
+    nothing = (torch.zeros(2, 2), torch.zeros(2, dtype=torch.bool))
+    loss = FD().loss(net, batch_of([1]), nothing)
+    assert isinstance(loss, Tensor) and loss.isfinite()
+    assert loss.equal(cross_entropy(net, batch_of([1]), None))
+
+
+def test_kat_ones_own_logits_teach_nothing():
+    row = [[0.3, -1.0, 2.0]]
+
+    def gradient(teacher: list[list[float]]) -> Tensor:
+        """Of the distillation alone."""
+        net, table = Fixed(row), (torch.tensor(teacher * 3), torch.ones(3, dtype=torch.bool))
+        total, ce = FD().loss(net, batch_of([2]), table), cross_entropy(net, batch_of([2]), None)
+        assert isinstance(total, Tensor)
+        return torch.autograd.grad(total - ce, net.logits_BC)[0]
+
+    assert_close(gradient(row), torch.zeros(1, 3), rtol=0, atol=1e-7)
+    assert gradient([[1.0, 0.0, 0.0]]).norm() > 0.1
+
+
+def client_of(labels: list[int], arch: str, local: LocalTraining = LOCAL) -> Client:
+    task = Task(C, D, (arch,), toy_model, ROUNDS)
+    return Client(0, task, toy_samples(labels, 0), toy_model(arch), local, seeded(1, "client", 1, 0), t=1, arch=arch)
+
+
+def test_which_logits_are_sent():
+    evaluated, collected = client_of(FOUR[1], "flat"), client_of(FOUR[1], "flat")
+    of_pass = FD().client_update(evaluated, None).logits_SC
+    of_steps = FD(collect="last_epoch").client_update(collected, None).logits_SC
+    assert digest(weights(evaluated.net)) == digest(weights(collected.net))
+    with torch.no_grad():
+        expected_SC = class_means(evaluated.net.eval()(evaluated.data.x), evaluated.data.y)[1]
+    assert_close(of_pass, expected_SC)
+    assert of_steps.shape == of_pass.shape == (2, C) and not of_steps.allclose(of_pass)
+
+
+@pytest.mark.parametrize("labels", [[0] * 6 + [1], [3]], ids=["last batch of one", "one sample"])
+def test_a_sample_that_batchnorm_left_out_is_measured_afterwards(labels: list[int]):
+    # Seven samples in batches of six: the seventh of the only epoch is never trained on.
+    client = client_of(labels, "norm")
+    sent_SC = FD(collect="last_epoch").client_update(client, None).logits_SC
+    assert len(sent_SC) == len(set(labels)) and not nonfinite(sent_SC)
+
+
+# -- whole rounds ------------------------------------------------------------------------------------
+
+
+def same_weights(one: Toy, other: Toy) -> bool:
+    return all(digest(weights(net)) == digest(weights(other.nets[k])) for k, net in one.nets.items())
+
+
+@pytest.mark.parametrize("settings", [{}, {"collect": "last_epoch"}, {"leave_one_out": False}], ids=str)
+def test_without_its_term_it_is_standalone_bit_for_bit(settings: dict[str, Any]):
+    standalone = Toy(Standalone(), "-").run(3)
+    assert same_weights(Toy(FD(gamma=0.0, **settings), "-").run(3), standalone)
+    assert not same_weights(Toy(FD(**settings), "-").run(3), standalone)
+    # In round 1 nobody has a teacher.
+    assert same_weights(Toy(FD(**settings), "-").run(1), Toy(Standalone(), "-").run(1))
+
+
+def test_each_class_with_one_owner_is_standalone_with_the_guard_alone():
+    alone = ([0] * 7, [1] * 9, [2] * 5, [3] * 8)
+    standalone = Toy(Standalone(), "-", labels=alone).run(3)
+    assert same_weights(Toy(FD(), "-", labels=alone).run(3), standalone)
+    assert not same_weights(Toy(FD(leave_one_out=False), "-", labels=alone).run(3), standalone)
+
+
+@pytest.mark.parametrize("settings", [{"leave_one_out": False}, {"collect": "last_epoch"}, {"gamma": 2.0}], ids=str)
+def test_every_option_changes_the_result(settings: dict[str, Any]):
+    assert not same_weights(Toy(FD(), "-").run(3), Toy(FD(**settings), "-").run(3))
+
+
+def test_official_is_what_htfllib_does():
+    official = FD(**FD.profiles["official"])
+    assert not official.leave_one_out and official.collect == "last_epoch"
+
+
+# -- bytes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("num_classes", "per_client", "published_kb"), [(10, 2, 0.1563), (100, 10, 7.8125)])
+def test_measured_bytes(num_classes: int, per_client: int, published_kb: float):
+    # FedGH Table 3 prints 0.16 KB for CIFAR-10. With CIFAR-100 every class has one holder among ten clients, so that
+    # only the plain means are sent to all.
+    method = FD(leave_one_out=num_classes == 10)
+    for up_bytes, down, up_params, down_params in one_round(method, num_classes, per_client, rounds=2):
+        assert up_bytes == down == 4 * per_client * num_classes
+        assert up_params == down_params == per_client * num_classes
+        assert (up_bytes + down) / KB == pytest.approx(published_kb, abs=5e-5)
+
+
+def test_only_rows_that_exist_weigh_something():
+    method = FD()
+    server = server_of(method, {0: [0, 1], 1: [1]})
+    method.server_update(server, {0: up([3.0, 0.0], [1.0, 1.0]), 1: up([3.0, 5.0])})
+    assert wire_size(method.server_send(server, 0)).components == {"class_K": 0, "teacher_KC": 4 * 2}

@@ -1,0 +1,336 @@
+"""FedCache against numbers worked out by hand (algorithms.md, section 6.16)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, get_args, get_type_hints
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import algorithms.fedcache as fedcache
+from algorithms.fedcache import (
+    Cache,
+    FedCache,
+    Hashes,
+    Logits,
+    Means,
+    Neighbours,
+    mean_of,
+    nearest,
+    nearest_of_label,
+)
+from algorithms.standalone import Standalone
+from raysim.core import Batch, Client, LocalTraining, Server, Task
+from raysim.core.contract import FOUR, Toy, fingerprint, toy_encoder, toy_model, toy_samples
+from raysim.core.messages import wire_size
+from raysim.core.seeds import seeded
+
+C = 4
+A, B, ACROSS = (1.0, 0.0), (0.9, 0.1), (0.0, 1.0)
+
+
+def hashes(rows: list[tuple[float, ...]], labels: list[int]) -> Hashes:
+    return Hashes(torch.tensor(rows), torch.tensor(labels, dtype=torch.int32))
+
+
+def server_of(method: FedCache, hellos: dict[int, Hashes], num_classes: int = 2) -> Server[Cache]:
+    task = Task(num_classes, 8, ("flat",), toy_model)
+    server: Server[Cache] = Server(task, torch.Generator(), {k: len(hello.label_N) for k, hello in hellos.items()}, t=1)
+    server.state = method.server_start(server, hellos)
+    return server
+
+
+def client_of(arch: str, labels: list[int], batch_size: int = 64) -> Client:
+    task = Task(C, 8, (arch,), toy_model, 1, toy_encoder)
+    net, local = toy_model(arch), LocalTraining(batch_size=batch_size)
+    return Client(0, task, toy_samples(labels, 0), net, local, seeded(1, "client", 1, 0), t=1, arch=arch)
+
+
+def up(*rows: list[float], unseen: list[int] | None = None) -> Logits:
+    return Logits(torch.tensor(rows), None if unseen is None else torch.tensor(unseen, dtype=torch.int32))
+
+
+def brute(hash_Nh: Tensor, label_N: Tensor, count: int) -> list[list[float]]:
+    """Cosines to the nearest others of the same label, nearest first, for every sample."""
+    rows = hash_Nh.double().tolist()
+
+    def cosine(i: int, j: int) -> float:
+        norms = math.hypot(*rows[i]) * math.hypot(*rows[j])
+        return sum(a * b for a, b in zip(rows[i], rows[j], strict=True)) / norms if norms else 0.0
+
+    labels = label_N.tolist()
+    return [
+        sorted((cosine(i, j) for j in range(len(rows)) if j != i and labels[j] == labels[i]), reverse=True)[:count]
+        for i in range(len(rows))
+    ]
+
+
+# -- who is near whom --------------------------------------------------------------------------------
+
+
+def test_kat_neighbours():
+    # cos(c, b) = 0.1104 and cos(c, a) = 0; one client holds a and c, the other b.
+    server = server_of(FedCache(neighbours=1), {3: hashes([A, ACROSS], [1, 1]), 7: hashes([B], [1])})
+    cache = server.state
+    assert cache.span == {3: (0, 2), 7: (2, 3)}
+    assert cache.near_NR.tolist() == [[2], [2], [0]]  # a -> b, c -> b, b -> a
+    assert cache.near_NR.dtype == torch.int32 and cache.hash_width == 2
+
+
+def test_length_does_not_count_and_nearer_comes_first():
+    near = nearest(torch.tensor([A, ACROSS, (0.09, 0.01), (100.0, 0.0)]), 3)
+    assert near.tolist() == [[3, 2, 1], [2, 0, 3], [0, 3, 1], [0, 2, 1]]
+
+
+def test_other_labels_are_no_neighbours_and_a_lone_sample_has_none():
+    hello = hashes([A, A, B, ACROSS], [0, 1, 0, 2])
+    assert server_of(FedCache(neighbours=2), {0: hello}, 3).state.near_NR.tolist() == [
+        [2, -1],
+        [-1, -1],
+        [0, -1],
+        [-1, -1],
+    ]
+
+
+def test_a_duplicate_is_a_neighbour_and_the_sample_itself_is_not():
+    same = hashes([A, A, A, ACROSS], [0] * 4)
+    near_NR = server_of(FedCache(neighbours=2), {0: same}).state.near_NR
+    assert near_NR.tolist() == [[1, 2], [0, 2], [0, 1], [0, 1]]  # the earlier of equals first
+    assert nearest(torch.zeros(3, 5), 2).tolist() == [[1, 2], [0, 2], [0, 1]]  # blank images
+
+
+def test_more_neighbours_than_the_class_has():
+    near_NR = server_of(FedCache(neighbours=9), {0: hashes([A, B, ACROSS], [0, 0, 0])}).state.near_NR
+    assert near_NR.shape == (3, 9)
+    assert near_NR[0].tolist() == [1, 2, -1, -1, -1, -1, -1, -1, -1]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=4),
+    num_classes=st.integers(1, 3),
+    width=st.integers(1, 5),
+    count=st.integers(1, 7),
+    grid=st.booleans(),
+    block=st.sampled_from([1, 20, 1 << 22]),
+    seed=st.integers(0, 1000),
+)
+def test_the_search_equals_brute_force(
+    sizes: list[int], num_classes: int, width: int, count: int, grid: bool, block: int, seed: int
+):
+    rng = torch.Generator().manual_seed(seed)
+    total = sum(sizes)
+    hash_Nh = torch.randn(total, width, generator=rng)
+    if grid:  # many equal cosines, duplicates and zeros
+        hash_Nh = hash_Nh.round()
+    label_N = torch.randint(num_classes, (total,), generator=rng)
+    before, fedcache.BLOCK = fedcache.BLOCK, block
+    try:
+        near_NR = nearest_of_label(hash_Nh.split(sizes), label_N.split(sizes), count)
+    finally:
+        fedcache.BLOCK = before
+    unit_Nh = nn.functional.normalize(hash_Nh.double(), dim=1)
+    for i, expected in enumerate(brute(hash_Nh, label_N, count)):
+        found = [j for j in near_NR[i].tolist() if j >= 0]
+        assert near_NR[i].tolist() == found + [-1] * (count - len(found))
+        assert len(set(found)) == len(found) and i not in found
+        assert [float(unit_Nh[i] @ unit_Nh[j]) for j in found] == pytest.approx(expected, abs=1e-11)
+        assert all(label_N[j] == label_N[i] for j in found)
+        # The earlier of equals is nearer.
+        cosines = (unit_Nh[i] @ unit_Nh.T * 2**40).round()
+        assert found == sorted(found, key=lambda j: (-float(cosines[j]), j))
+
+
+# -- the loss ----------------------------------------------------------------------------------------
+
+
+class Says(nn.Module):
+    """A network whose logits are its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def batch_of(logits: list[list[float]], labels: list[int]) -> Batch:
+    return Batch(torch.tensor(logits), torch.tensor(labels), torch.arange(len(labels)))
+
+
+def test_kat_a_cold_cache_teaches_the_uniform_distribution():
+    # z / T = (ln 3, 0), so p = (3/4, 1/4): KL(uniform || p) = 0.5 ln(4/3) = 0.143841, CE = ln(1 + 1/27) = 0.036368.
+    batch = batch_of([[3 * math.log(3), 0.0]], [0])
+    loss, logits_BC = FedCache().loss(Says(), batch, Means(torch.zeros(1, 2), None))
+    assert float(loss) == pytest.approx(0.03636764 + 1.5 * 9 * 0.14384104, abs=1e-6)
+    assert logits_BC is batch.x
+    alone, _ = FedCache().loss(Says(), batch, None)
+    assert float(alone) == pytest.approx(0.03636764, abs=1e-7)
+
+
+def test_a_sample_without_neighbours_counts_as_zero_in_the_mean():
+    batch = batch_of([[3 * math.log(3), 0.0]] * 2, [0, 0])
+    means = Means(torch.tensor([[0.0, 0.0], [5.0, -5.0]]), torch.tensor([True, False]))
+    loss, _ = FedCache(temperature=3.0, alpha=2.0).loss(Says(), batch, means)
+    assert float(loss) == pytest.approx(0.03636764 + 2 * 9 * 0.14384104 / 2, abs=1e-6)
+
+
+def test_a_teacher_that_says_the_same_has_no_pull():
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    batch = Batch(x, torch.tensor([0, 1, 2, 0, 1]), torch.arange(5))
+    with_teacher, _ = FedCache().loss(Says(), batch, Means(x.detach().clone(), None))
+    alone, _ = FedCache().loss(Says(), batch, None)
+    assert_close(*(torch.autograd.grad(loss, x)[0] for loss in (with_teacher, alone)), atol=1e-6, rtol=0)
+
+
+# -- what is sent ------------------------------------------------------------------------------------
+
+
+def test_kat_two_rounds_by_hand():
+    method = FedCache(neighbours=2)
+    server = server_of(method, {0: hashes([A, ACROSS], [1, 1]), 1: hashes([B], [1])})
+    assert method.server_send(server, 0).logits_NC.tolist() == [[0, 0], [0, 0]]  # cold: nobody has spoken
+    method.server_update(server, {0: up([1.0, 2.0], [3.0, 4.0]), 1: up([5.0, 6.0])})
+    assert method.server_send(server, 0).logits_NC.tolist() == [[4, 5], [3, 4]]  # a: of b and c; c: of b and a
+    assert method.server_send(server, 1).logits_NC.tolist() == [[2, 3]]
+    assert method.server_send(server, 0).known_N is None
+    assert server.values == {"hash_width": 2.0, "cache_filled": 1.0}
+
+
+def test_an_absent_clients_logits_stay():
+    method = FedCache(neighbours=1)
+    server = server_of(method, {0: hashes([A], [0]), 1: hashes([B, B], [0, 0])})
+    method.server_update(server, {0: up([1.0, 1.0]), 1: up([2.0, 2.0], [3.0, 3.0])})
+    method.server_update(server, {0: up([9.0, 9.0])})
+    assert server.state.logits_NC.tolist() == [[9, 9], [2, 2], [3, 3]]
+
+
+def test_a_sample_that_was_left_out_keeps_its_old_logits():
+    method = FedCache()
+    server = server_of(method, {0: hashes([A, B, ACROSS], [0, 0, 0])})
+    method.server_update(server, {0: up([1.0, 1.0], [2.0, 2.0], [0.0, 0.0], unseen=[2])})
+    assert server.state.written_N.tolist() == [True, True, False]
+    assert server.values["cache_filled"] == pytest.approx(2 / 3)
+    method.server_update(server, {0: up([0.0, 0.0], [4.0, 4.0], [3.0, 3.0], unseen=[0])})
+    assert server.state.logits_NC.tolist() == [[1, 1], [4, 4], [3, 3]]
+
+
+@pytest.mark.parametrize("averages", [True, False])
+def test_waiting_for_all_neighbours(averages: bool):
+    method = FedCache(neighbours=2, cold="wait", server_averages=averages)
+    # Client 0: two of class 0 and one of class 1; client 1: one of class 0; client 2: one more of class 1.
+    hellos = {0: hashes([A, B, A], [0, 0, 1]), 1: hashes([ACROSS], [0]), 2: hashes([B], [1])}
+    server = server_of(method, hellos)
+    assert [method.server_send(server, k) for k in hellos] == [None, None, None]
+    method.server_update(server, {0: up([1.0, 0.0], [2.0, 0.0], [3.0, 0.0])})
+    assert method.server_send(server, 0) is None  # its samples wait for client 1's and client 2's
+    down = method.server_send(server, 1)
+    means = down if averages else mean_of(down.logits_NRC.unbind(1), torch.ones(1, 2, dtype=torch.bool))
+    assert means.logits_NC.tolist() == [[1.5, 0]]
+    method.server_update(server, {2: up([7.0, 0.0])})
+    down = method.server_send(server, 0)
+    if averages:
+        assert down.known_N.tolist() == [False, False, True]
+        assert down.logits_NC.tolist() == [[0, 0], [0, 0], [7, 0]]
+    else:
+        # The one of class 1 has one neighbour and not two.
+        assert down.known_NR.tolist() == [[False, False], [False, False], [True, False]]
+        assert down.logits_NRC[2].tolist() == [[7, 0], [0, 0]]
+
+
+def test_nobody_is_taught_where_nobody_has_neighbours():
+    method = FedCache()
+    server = server_of(method, {0: hashes([A, B], [0, 1])})
+    assert method.server_send(server, 0) is None
+
+
+def test_bytes_once_and_per_round():
+    # Four clients with 16, 13, 14 and 12 samples; h = 16 pixels, C = 4; every class has more than three samples.
+    sizes = [len(labels) for labels in FOUR]
+    for averages in (True, False):
+        sent = Toy(FedCache(neighbours=3, server_averages=averages), "bytes").run(2).sent
+        once = {k: wire_size(msg) for name, k, msg in sent if name == "client_join"}
+        assert [once[k].bytes for k in range(4)] == [4 * n * (16 + 1) for n in sizes]
+        for name, k, msg in sent:
+            if name == "server_send":
+                assert wire_size(msg).bytes == 4 * sizes[k] * C * (1 if averages else 3)
+                assert isinstance(msg, Means if averages else Neighbours)
+            # Client 1 has BatchNorm and a last batch of a single sample: its position is said too.
+            if name == "client_update":
+                assert wire_size(msg).bytes == 4 * (sizes[k] * C + (k == 1))
+
+
+# -- training ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [{}, {"cold": "wait"}, {"neighbours": 40}], ids=str)
+def test_who_averages_makes_no_difference(method: dict[str, Any]):
+    ours, theirs = (Toy(FedCache(server_averages=one, **method), "averages").run(3) for one in (True, False))
+    assert ours.states() == theirs.states()
+
+
+def test_alpha_0_is_standalone_bit_for_bit():
+    without, alone = Toy(FedCache(alpha=0.0), "reduction").run(3), Toy(Standalone(), "reduction").run(3)
+    taught = Toy(FedCache(), "reduction").run(3)
+    for k, net in alone.nets.items():
+        assert fingerprint(without.nets[k]) == fingerprint(net)
+        assert fingerprint(taught.nets[k]) != fingerprint(net)
+
+
+def test_logits_are_those_of_the_training_pass():
+    client = client_of("flat", [0, 1, 2, 3] * 3)
+    with torch.no_grad():
+        before_NC = client.net(client.data.x)
+    found = FedCache().client_update(client, None)
+    assert found is not None and found.unseen_U is None
+    # One batch, before its step; the toy's augmentation adds a little noise.
+    assert_close(found.logits_NC, before_NC, atol=0.1, rtol=0)
+    assert not found.logits_NC.requires_grad
+
+
+def test_a_batch_of_one_is_left_out_with_batchnorm():
+    found = FedCache().client_update(client_of("norm", [0, 1, 2, 3, 0], batch_size=4), None)
+    assert found is not None and found.unseen_U is not None
+    assert found.unseen_U.dtype == torch.int32 and len(found.unseen_U) == 1
+    assert found.logits_NC[int(found.unseen_U)].tolist() == [0] * C
+    assert bool(found.logits_NC.isfinite().all())
+    assert FedCache().client_update(client_of("norm", [0]), None) is None
+
+
+def test_diverged_logits_go_up_as_they_are_and_are_refused_there():
+    client = client_of("flat", [0, 1, 2, 3])
+    with torch.no_grad():
+        client.net.header.weight.fill_(torch.nan)
+    found = FedCache().client_update(client, None)
+    assert found is not None and found.unseen_U is None and bool(found.logits_NC.isnan().all())
+
+
+# -- the encoder -------------------------------------------------------------------------------------
+
+
+def test_the_encoder_is_asked_for_by_name_and_checked_before_the_run():
+    asked = []
+
+    def encoder(name: str) -> Any:
+        asked.append(name)
+        if name == "mobilenet_v3_small":
+            raise ValueError("encoder: no weights")
+        return lambda x: x.flatten(1)[:, :3]
+
+    client = client_of("flat", [0, 1, 3])
+    client.task = Task(C, 8, ("flat",), toy_model, 1, encoder)
+    hello = FedCache().client_join(client)
+    assert hello.hash_Nh.equal(client.data.x.flatten(1)[:, :3])
+    assert hello.label_N.tolist() == [0, 1, 3] and hello.label_N.dtype == torch.int32
+    FedCache(encoder="pixels").check(client.task)
+    assert asked == ["auto", "pixels"]
+    with pytest.raises(ValueError, match="encoder: no weights"):
+        FedCache(encoder="mobilenet_v3_small").check(client.task)
+
+
+def test_the_choices_are_the_encoders_there_are():
+    from raysim.models.encoders import ENCODERS
+
+    assert set(get_args(get_type_hints(FedCache)["encoder"])) == set(ENCODERS)

@@ -1,0 +1,275 @@
+"""FedClassAvg against numbers worked out by hand (algorithms.md, section 6.12)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from algorithms.fedclassavg import FedClassAvg, Header
+from algorithms.lg_fedavg import LGFedAvg
+from raysim.core import Batch, Server, Task
+from raysim.core.contract import Toy, toy_model
+from raysim.core.messages import wire_size
+from raysim.core.seeds import seeded
+from raysim.scenario.load import load_scenario
+
+
+class Given(nn.Module):
+    """An extractor that gives what it gets, and a header; it counts what passes through."""
+
+    def __init__(self, width: int = 2, classes: int = 3) -> None:
+        super().__init__()
+        self.header = nn.Linear(width, classes)
+        self.seen: list[int] = []
+
+    def features(self, x: Tensor) -> Tensor:
+        self.seen.append(len(x))
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.header(self.features(x))
+
+
+def batch_of(first_BD: list[list[float]], second_BD: list[list[float]], y: list[int], **extra: Any) -> Batch:
+    return Batch(torch.tensor(first_BD), torch.tensor(y), torch.arange(len(y)), second=torch.tensor(second_BD), **extra)
+
+
+def contrast(method: FedClassAvg, batch: Batch) -> Tensor:
+    assert batch.second is not None
+    return method.contrast(torch.cat([batch.x, batch.second]), batch)
+
+
+def slow_contrast(method: FedClassAvg, batch: Batch) -> float:
+    """The definition, anchor by anchor."""
+    assert batch.second is not None
+    feature_AD = torch.cat([batch.x, batch.second]).double()
+    if method.normalise:
+        feature_AD = feature_AD / feature_AD.norm(dim=1, keepdim=True)
+    labels = [*batch.y.tolist(), *batch.y.tolist()]
+    losses = []
+    for a, anchor in enumerate(feature_AD):
+        others = [i for i in range(len(labels)) if i != a]
+        similar = {i: math.exp(float(anchor @ feature_AD[i]) / method.temperature) for i in others}
+        logs = [math.log(similar[i] / sum(similar.values())) for i in others if labels[i] == labels[a]]
+        losses.append(-method.temperature / method.base_temperature * sum(logs) / len(logs))
+    return sum(losses) / len(losses)
+
+
+# -- the contrastive loss ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [FedClassAvg(), FedClassAvg(temperature=100.0, normalise=False)])
+def test_kat_one_sample_has_one_candidate(method: FedClassAvg) -> None:
+    assert contrast(method, batch_of([[3.0, 4.0]], [[3.0, 4.0]], [1])).tolist() == [0.0]
+    assert contrast(method, batch_of([[3.0, 4.0]], [[-1.0, 2.0]], [1])).tolist() == [0.0]
+
+
+def test_kat_two_classes_with_orthonormal_features() -> None:
+    batch = batch_of([[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]], [0, 1])
+    method = FedClassAvg(temperature=1.0, base_temperature=1.0)
+    # Each anchor has similarity 1 to its other view, and 0 to both views of the other sample: -log(e / (e + 2)).
+    assert_close(contrast(method, batch), torch.tensor([0.5514, 0.5514]), rtol=0, atol=5e-5)
+    assert contrast(method, batch).tolist() == pytest.approx([-math.log(math.e / (math.e + 2))] * 2)
+    # Of one class, all three others are positives: mean(1, 0, 0) - log(e + 2) = 1/3 - 1.5514.
+    same = batch_of([[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]], [1, 1])
+    assert contrast(method, same).tolist() == pytest.approx([math.log(math.e + 2) - 1 / 3] * 2)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"normalise": False, "temperature": 5.0}, {"temperature": 0.5}, {"base_temperature": 1.0}],
+    ids=str,
+)
+def test_the_contrastive_loss_is_its_definition(settings: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    first, second = torch.rand(6, 4).tolist(), torch.rand(6, 4).tolist()
+    batch = batch_of(first, second, [0, 1, 0, 2, 1, 0])
+    method = FedClassAvg(**settings)
+    found = float(contrast(method, batch).mean())
+    assert found == pytest.approx(slow_contrast(method, batch), rel=1e-5)
+    if settings:
+        assert found != pytest.approx(float(contrast(FedClassAvg(), batch).mean()), rel=1e-2)
+
+
+def test_only_directions_count_where_features_are_normalised() -> None:
+    one = batch_of([[1.0, 2.0], [3.0, 1.0]], [[2.0, 2.0], [1.0, 0.0]], [0, 1])
+    other = batch_of([[10.0, 20.0], [3.0, 1.0]], [[2.0, 2.0], [0.1, 0.0]], [0, 1])
+    assert_close(contrast(FedClassAvg(), one), contrast(FedClassAvg(), other))
+    raw = FedClassAvg(normalise=False, temperature=1.0)
+    assert not torch.allclose(contrast(raw, one), contrast(raw, other), rtol=0.1)
+
+
+@pytest.mark.parametrize("padding", [[0, 1], [2, 2]])
+def test_padding_is_nobodys_candidate(padding: list[int]) -> None:
+    # Padding of known classes would be a positive, of unknown ones another wrong candidate.
+    torch.manual_seed(0)
+    first, second = torch.rand(5, 4), torch.rand(5, 4)
+    real = batch_of(first[:3].tolist(), second[:3].tolist(), [0, 1, 0])
+    padded = batch_of(
+        first.tolist(), second.tolist(), [0, 1, 0, *padding], weight=torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])
+    )
+    assert_close(contrast(FedClassAvg(), padded)[:3], contrast(FedClassAvg(), real))
+    assert_close(padded.mean(contrast(FedClassAvg(), padded)), contrast(FedClassAvg(), real).mean())
+    counted = batch_of(first.tolist(), second.tolist(), [0, 1, 0, *padding])
+    assert not torch.allclose(contrast(FedClassAvg(), counted)[:3], contrast(FedClassAvg(), real), rtol=0.05)
+
+
+def test_padding_and_dead_features_give_finite_gradients() -> None:
+    feature_AD = torch.tensor([[0.0, 0.0], [1.0, 2.0], [3.0, 1.0]] * 2, requires_grad=True)
+    padded = batch_of([[0.0, 0.0]] * 3, [[0.0, 0.0]] * 3, [0, 1, 2], weight=torch.tensor([1.0, 1.0, 0.0]))
+    padded.mean(FedClassAvg().contrast(feature_AD, padded)).backward()
+    assert feature_AD.grad is not None and feature_AD.grad.isfinite().all()
+    assert feature_AD.grad[1].any() and not feature_AD.grad[[2, 5]].any()
+
+
+# -- the proximal term -------------------------------------------------------------------------------
+
+
+def headers() -> tuple[nn.Linear, dict[str, Tensor]]:
+    """A header, and one that differs by 3 in one of six weights and by 4 in one of three biases."""
+    header = nn.Linear(2, 3)
+    received = {name: value.detach().clone() for name, value in header.named_parameters()}
+    received["weight"][1, 0] -= 3
+    received["bias"][2] -= 4
+    return header, received
+
+
+@pytest.mark.parametrize("prox", ["mean_square", "norm"])
+def test_kat_equal_headers_have_no_distance_and_no_gradient(prox: Any) -> None:
+    header, _ = headers()
+    distance = FedClassAvg(prox=prox).distance(
+        header, {name: value.detach().clone() for name, value in header.named_parameters()}
+    )
+    distance.backward()
+    assert distance == 0
+    for parameter in header.parameters():
+        assert parameter.grad is not None and not parameter.grad.any()
+
+
+def test_the_two_distances() -> None:
+    header, received = headers()
+    # Half of 9 / 6 + 16 / 3, and the root of 9 + 16.
+    assert FedClassAvg().distance(header, received).detach().item() == pytest.approx(0.5 * (9 / 6 + 16 / 3), rel=1e-5)
+    assert FedClassAvg(prox="norm").distance(header, received).detach().item() == pytest.approx(5, rel=1e-5)
+
+
+@pytest.mark.parametrize(("prox", "distance"), [("mean_square", 0.5 * (9 / 6 + 16 / 3)), ("norm", 5.0)])
+def test_the_loss_is_the_sum_of_three(prox: Any, distance: float) -> None:
+    net = Given()
+    net.header, received = headers()
+    batch = batch_of([[1.0, 2.0], [3.0, 1.0]], [[2.0, 2.0], [1.0, 0.0]], [0, 1])
+    ce = nn.functional.cross_entropy(net.header(batch.x), batch.y)  # of the first view alone
+    con = contrast(FedClassAvg(), batch).mean()
+    assert_close(FedClassAvg(rho=0.2, prox=prox).loss(net, batch, received), ce + con + 0.2 * distance)
+    assert_close(FedClassAvg(contrastive=False, rho=0.2, prox=prox).loss(net, batch, received), ce + 0.2 * distance)
+    assert_close(FedClassAvg().loss(net, batch, None), ce + con)
+    assert net.seen == [4, 2, 4]  # both views in one pass, or one view
+
+
+# -- rounds ------------------------------------------------------------------------------------------
+
+
+def test_the_server_weighs_headers_by_sample_counts() -> None:
+    server: Server[Header] = Server(Task(4, 8, ("flat",), toy_model), seeded(1, "server_update", 1), {5: 1, 9: 3}, 1)
+    ups = {k: Header({"weight": torch.full((1, 1), w), "bias": torch.full((1,), w)}) for k, w in ((5, 0.0), (9, 4.0))}
+    FedClassAvg().server_update(server, ups)
+    assert server.state.w["weight"].tolist() == [[3.0]] and server.state.w["bias"].tolist() == [3.0]
+
+
+@pytest.mark.parametrize("classes", [10, 100])
+def test_bytes_are_those_of_lg_fedavg(classes: int) -> None:
+    server: Server[Header] = Server(Task(classes, 500, ("flat",), toy_model), seeded(1, "server_start", 0), {0: 1}, 1)
+    method = FedClassAvg()
+    server.state = method.server_start(server, {})
+    down = wire_size(method.server_send(server, 0))
+    assert (down.bytes, down.params) == (4 * (500 * classes + classes), 501 * classes)
+    toy = Toy(method, "-").run(1)
+    assert {wire_size(msg).bytes for _, _, msg in toy.sent} == {4 * (8 * 4 + 4)}  # both ways; D = 8, C = 4
+
+
+def nets_after(method: Any, rounds: int = 2) -> dict[str, Tensor]:
+    toy = Toy(method, "-").run(rounds)
+    return {f"{k}.{name}": value for k, net in toy.nets.items() for name, value in net.state_dict().items()}
+
+
+def test_with_both_terms_off_it_is_lg_fedavg_bit_for_bit() -> None:
+    found, expected = nets_after(FedClassAvg(rho=0.0, contrastive=False)), nets_after(LGFedAvg())
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"contrastive": False},
+        {"rho": 0.0},
+        {"rho": 1.0},
+        {"prox": "norm"},
+        {"temperature": 0.5},
+        {"base_temperature": 0.5},
+        {"normalise": False},
+    ],
+    ids=str,
+)
+def test_every_option_changes_the_weights(settings: dict[str, Any]) -> None:
+    found, default = nets_after(FedClassAvg(**settings)), nets_after(FedClassAvg())
+    assert any(not torch.equal(found[name], value) for name, value in default.items())
+    assert all(value.isfinite().all() for value in found.values())
+
+
+def test_the_proximal_term_keeps_headers_near_the_received_one() -> None:
+    moved = {}
+    for rho in (0.0, 100.0):
+        toy = Toy(FedClassAvg(rho=rho, contrastive=False), "-").run(1)
+        downs = {k: msg for name, k, msg in toy.sent if name == "server_send"}
+        ups = {k: msg for name, k, msg in toy.sent if name == "client_update"}
+        moved[rho] = sum(float((ups[k].w["weight"] - downs[k].w["weight"]).norm()) for k in ups)
+    assert moved[100.0] < 0.8 * moved[0.0]
+
+
+def test_the_contrastive_loss_gathers_classes() -> None:
+    def spread(method: FedClassAvg) -> float:
+        """Mean cosine within classes minus that across them, over all clients."""
+        toy, found = Toy(method, "-").run(6), []
+        for k, net in toy.nets.items():
+            with torch.no_grad():
+                feature_ND = nn.functional.normalize(net.eval().features(toy.samples[k].x), dim=1)  # type: ignore[operator]
+            same_NN = toy.samples[k].y[:, None] == toy.samples[k].y
+            cosine_NN = feature_ND @ feature_ND.T
+            found.append(float(cosine_NN[same_NN].mean() - cosine_NN[~same_NN].mean()))
+        return sum(found) / len(found)
+
+    assert spread(FedClassAvg()) > spread(FedClassAvg(contrastive=False)) + 0.05
+
+
+def test_absent_clients_keep_everything() -> None:
+    toy = Toy(FedClassAvg(), "-").start()
+    before = toy.states()
+    toy.round(1, [0, 2])
+    after = toy.states()
+    assert after["client 1"] == before["client 1"] and after["client 3"] == before["client 3"]
+    assert after["client 0"] != before["client 0"]
+
+
+def test_the_official_profile() -> None:
+    scenario = {
+        "name": "one",
+        "rounds": 1,
+        "algorithm": {"name": "fedclassavg", "profile": "official"},
+        "data": {"name": "cifar100"},
+        "clients": {"count": 1, "models": ["cnn1"]},
+    }
+    method = load_scenario(scenario).algorithm
+    assert method == FedClassAvg(normalise=False, temperature=100.0, base_temperature=0.07)
+    assert method != FedClassAvg()
+    # The factor that replaces the contrastive loss's small gradients at temperature 100.
+    batch = batch_of([[10.0, 0.0], [0.0, 10.0]], [[10.0, 0.0], [0.0, 10.0]], [0, 1])
+    assert contrast(method, batch).tolist() == pytest.approx(
+        [-100 / 0.07 * math.log(math.e / (math.e + 2))] * 2, rel=1e-5
+    )  # 10 * 10 / 100 = 1

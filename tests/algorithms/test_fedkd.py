@@ -1,0 +1,405 @@
+"""FedKD against numbers worked out by hand (algorithms.md, section 6.9)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from algorithms.fedkd import Factors, FedKD, Mentee, MentorMentee, Shared, Update, compressed, factors, floats, restored
+from raysim.core import Batch, Client, LocalTraining, Server, Task
+from raysim.core.contract import Toy, toy_model, toy_samples
+from raysim.core.messages import nonfinite, wire_bytes, wire_params
+from raysim.core.meter import FlopMeter
+from raysim.core.ops import cross_entropy
+from raysim.core.seeds import seeded
+
+TASK = Task(4, 8, ("deep", "norm", "flat"), toy_model, num_rounds=4)
+ONE = Batch(torch.zeros(1, 1), torch.tensor([0]), torch.tensor([0]))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def padded(*diagonal: float, side: int = 20) -> Tensor:
+    """diag(...) with zeros around it, so that factors are smaller."""
+    matrix = torch.zeros(side, side)
+    matrix.diagonal()[: len(diagonal)] = torch.tensor(diagonal)
+    return matrix
+
+
+def dense(part: Tensor | Factors, like: Tensor) -> Tensor:
+    return restored({"w": part}, {"w": like})["w"]
+
+
+# -- compression -------------------------------------------------------------------------------------
+
+
+# Cumulative energies of diag(3, 2, 1): 9/14 = .6429, 13/14 = .9286, 1.
+@pytest.mark.parametrize(("energy", "rank"), [(0.64, 1), (0.65, 2), (0.9, 2), (0.93, 3), (0.95, 3), (1.0, 3)])
+def test_kat_rank(energy: float, rank: int):
+    found = factors(padded(3, 2, 1), energy)
+    assert found is not None
+    assert_close(found.sigma_R, torch.tensor([3.0, 2.0, 1.0][:rank]))
+    assert_close(dense(found, padded(1)), padded(*[3, 2, 1][:rank]))
+    assert wire_params(found) == rank * (20 + 20 + 1)
+
+
+def test_kat_a_small_matrix_stays_dense():
+    # 3 x 3: rank 2 costs 14 > 9, and rank 1 costs 7 < 9.
+    matrix = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
+    assert factors(matrix, 0.9) is None
+    assert compressed({"w": matrix}, 0.9)["w"] is matrix
+    found = factors(matrix, 0.6)
+    assert found is not None and wire_params(found) == 7
+    # 4 x 5 at rank 2 costs 20, as many numbers as it has: dense.
+    assert factors(padded(1, 1, side=5)[:4], 0.9) is None
+    assert factors(padded(1, side=5)[:4], 0.9) is not None
+
+
+def test_kat_all_the_energy_is_lossless():
+    torch.manual_seed(0)
+    full = torch.randn(30, 20)
+    assert torch.equal(dense(compressed({"w": full}, 1.0)["w"], full), full)
+    thin = torch.randn(30, 2) @ torch.randn(2, 20)
+    part = factors(thin, 1 - 1e-12)
+    assert part is not None and len(part.sigma_R) == 2
+    assert_close(dense(part, thin), thin, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_lost_is_the_energy_that_was_left_out():
+    torch.manual_seed(0)
+    matrix = torch.randn(40, 60) @ torch.diag(0.8 ** torch.arange(60.0))
+    part = factors(matrix, 0.95)
+    assert part is not None
+    sigma = np.linalg.svd(matrix.double().numpy(), compute_uv=False)
+    rank = int(np.argmax(np.cumsum(sigma**2) >= 0.95 * np.sum(sigma**2))) + 1
+    assert len(part.sigma_R) == rank and 1 < rank < 20
+    # Eckart and Young: the best there is at this rank. A sigma that is no diagonal matrix would not do it.
+    assert float((matrix - dense(part, matrix)).square().sum()) == pytest.approx(np.sum(sigma[rank:] ** 2), rel=1e-4)
+
+
+def test_a_flat_spectrum_is_not_lost():
+    # Only the full rank holds 95 % of two equal singular values; codes that never try it end at rank 0.
+    found = factors(padded(1, 1), 0.95)
+    assert found is not None and len(found.sigma_R) == 2
+    assert_close(dense(found, padded(1)), padded(1, 1))
+    assert torch.equal(dense(compressed({"w": torch.eye(20)}, 0.95)["w"], padded(1)), torch.eye(20))
+
+
+def test_what_did_not_change_is_not_sent():
+    parts = compressed({"w": torch.zeros(4, 4), "b": torch.zeros(4), "c": torch.ones(4)}, 0.95)
+    assert list(parts) == ["c"] and wire_bytes(Update(parts)) == 16
+    assert torch.equal(restored(parts, {"w": torch.ones(4, 4)})["w"], torch.zeros(4, 4))
+
+
+def test_a_convolution_is_a_matrix_of_its_filters():
+    weight = torch.outer(torch.arange(1.0, 9.0), torch.arange(27.0)).view(8, 3, 3, 3)
+    found = factors(weight.to(memory_format=torch.channels_last), 0.95)
+    assert found is not None
+    assert found.u_MR.shape == (8, 1) and found.v_RN.shape == (1, 27) and wire_params(found) == 36
+    assert_close(dense(found, weight), weight, rtol=1e-5, atol=1e-4)
+
+
+def test_what_is_not_finite_goes_to_the_engine_as_it_is():
+    broken = padded(1, 2)
+    broken[3, 3] = torch.nan
+    assert nonfinite(Update(compressed({"w": broken}, 0.95)))
+
+
+def test_energy_grows_to_its_end():
+    method = FedKD()
+    assert [method.energy(t, TASK) for t in range(1, 5)] == pytest.approx([0.9575, 0.965, 0.9725, 0.98])
+    assert method.energy(9, TASK) == pytest.approx(0.98)
+    assert FedKD(energy_start=0.5, energy_end=1.0).energy(2, TASK) == 0.75
+
+
+# -- losses ------------------------------------------------------------------------------------------
+
+
+class Says(nn.Module):
+    """A model whose representation and prediction are given."""
+
+    def __init__(self, feature: list[float], p: list[float]) -> None:
+        super().__init__()
+        self.feature_1D = nn.Parameter(torch.tensor([feature]))
+        self.logits_1C = nn.Parameter(torch.tensor([p]).log())
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.feature_1D
+
+    def header(self, feature_1D: Tensor) -> Tensor:
+        return self.logits_1C
+
+
+def says() -> MentorMentee:
+    net = MentorMentee(Says([1.0, 0.0], [0.5, 0.5]), Says([0.0, 1.0], [0.9, 0.1]), 2)
+    with torch.no_grad():
+        net.projection.weight.copy_(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    return net
+
+
+def test_kat_losses_and_gradients():
+    # CE ln 2 and -ln 0.9, D their sum; KL .368064 and .510826; W_h f_s = [2, 4] and f_t = [1, 0]: MSE 17 / 2, twice.
+    net, d = says(), 0.798508
+    loss = FedKD().loss(net, ONE, None)
+    assert float(loss.detach()) == pytest.approx(d + (0.368064 + 0.510826 + 17) / d, rel=1e-5)
+    loss.backward()
+
+    def close(found: Tensor | None, expected: list[list[float]]) -> None:
+        assert_close(found, torch.tensor(expected), rtol=1e-5, atol=1e-6)
+
+    # (p - e_y) + (p - q) / D of each; 2 / 2 (f_t - W_h f_s) / D; the projection learns once.
+    close(net.model.logits_1C.grad, [[-0.5 - 0.4 / d, 0.5 + 0.4 / d]])
+    close(net.small.logits_1C.grad, [[-0.1 + 0.4 / d, 0.1 - 0.4 / d]])
+    close(net.model.feature_1D.grad, [[-1 / d, -4 / d]])
+    close(net.projection.weight.grad, [[0.0, 1 / d], [0.0, 4 / d]])
+    close(net.small.feature_1D.grad, [[(1 + 3 * 4) / d, (2 + 4 * 4) / d]])
+
+
+def test_official_losses_let_all_gradients_flow():
+    net, literal = says(), says()
+    FedKD(**FedKD.profiles["official"]).loss(net, ONE, None).backward()
+    # The two losses as section 6.9 has them, nothing detached.
+    z, f = literal.model.logits_1C, literal.model.feature_1D
+    z_s, f_s = literal.small.logits_1C, literal.small.feature_1D
+    p, p_s = z.softmax(1), z_s.softmax(1)
+    ce, ce_s = F.cross_entropy(z, ONE.y), F.cross_entropy(z_s, ONE.y)
+    hidden = F.mse_loss(f, literal.projection(f_s))
+    mentor = ce + ((p_s * (p_s / p).log()).sum() + hidden) / (ce + ce_s)
+    mentee = ce_s + ((p * (p / p_s).log()).sum() + hidden) / (ce + ce_s)
+    mentor.backward(retain_graph=True)
+    mentee.backward()
+    gradients = [w.grad for w in net.parameters()]
+    assert len(gradients) == 5
+    for found, expected in zip(gradients, [w.grad for w in literal.parameters()], strict=True):
+        assert_close(found, expected)
+    assert not torch.allclose(net.model.logits_1C.grad, torch.tensor([[-1.000934, 1.000934]]), atol=1e-2)
+
+
+def test_models_that_are_never_wrong_divide_by_no_zero():
+    net = MentorMentee(Says([1.0, 0.0], [1.0, 1e-45]), Says([0.0, 1.0], [1.0, 1e-45]), 2)
+    for method in (FedKD(), FedKD(detach=False)):
+        loss = method.loss(net, ONE, None)
+        loss.backward()
+        assert not nonfinite([loss.detach(), *[w.grad for w in net.parameters()]])
+
+
+def test_the_mentor_predicts():
+    net = FedKD().client_model(toy_model("deep"), TASK)
+    x = torch.rand(3, 1, 4, 4)
+    assert torch.equal(net(x), toy_model("deep")(x))
+    assert net.projection.weight.shape == (8, 8) and net.projection.bias is None
+
+
+def flops(net: nn.Module, loss: Any) -> float:
+    client = Client(0, TASK, toy_samples([0, 1, 2], 0), net, LocalTraining(), seeded(1, "client", 1, 0), 1, "x")
+    client.meter = FlopMeter()
+    client.fit(loss)
+    return client.ledger.flops
+
+
+def test_mentee_and_projection_are_counted():
+    # 2 d^2 of the projection, three times in training, for three samples.
+    both = flops(FedKD().client_model(toy_model("deep"), TASK), FedKD().loss)
+    alone = flops(toy_model("deep"), cross_entropy) + flops(toy_model("flat"), cross_entropy)
+    assert both == alone + 3 * 3 * 2 * 8**2
+
+
+# -- rounds ------------------------------------------------------------------------------------------
+
+
+def server_of(method: FedKD, samples: dict[int, int], task: Task = TASK) -> Server[Shared]:
+    server: Server[Shared] = Server(task, torch.Generator(), samples, t=1)
+    server.state = method.server_start(server, {})
+    return server
+
+
+@pytest.mark.parametrize(("agg", "mean"), [("uniform", 2.0), ("weighted", 3.0)])
+def test_the_server_averages_changes(agg: str, mean: float):
+    method = FedKD(agg=agg)
+    server = server_of(method, {0: 1, 1: 3})
+    before = server.state.mentee["header.bias"].clone()
+    method.server_update(server, {0: Update({}), 1: Update({"header.bias": torch.full((4,), 4.0)})})
+    assert torch.equal(server.state.mentee["header.bias"], before + mean)
+    assert isinstance(server.state.news, Update) and list(server.state.news.tensors) == ["header.bias"]
+
+
+def test_kat_of_equal_clients_the_mean_is_any():
+    torch.manual_seed(0)
+    method = FedKD(agg="weighted")
+    server = server_of(method, {0: 1, 1: 3})
+    before = dict(server.state.mentee)
+    # Of rank 1, so that compression loses nothing.
+    change = {
+        name: torch.outer(torch.randn(len(w)), torch.randn(w.shape[1])) if w.dim() > 1 else torch.randn_like(w)
+        for name, w in before.items()
+    }
+    up = Update(compressed(change, 0.95))
+    assert sum(isinstance(part, Factors) for part in up.tensors.values()) == 2
+    method.server_update(server, {0: up, 1: up})
+    for name, w in server.state.mentee.items():
+        assert_close(w, before[name] + change[name], rtol=1e-5, atol=1e-5)
+
+
+def test_the_mean_is_compressed_and_the_server_applies_what_it_sends():
+    torch.manual_seed(0)
+    method = FedKD(energy_start=0.5, energy_end=0.5)
+    server = server_of(method, {0: 1, 1: 1})
+    before = dict(server.state.mentee)
+    changes = [{name: torch.randn_like(w) for name, w in before.items()} for _ in range(2)]
+    method.server_update(server, {k: Update(dict(change)) for k, change in enumerate(changes)})
+    news = server.state.news
+    assert isinstance(news, Update) and isinstance(news.tensors["extractor.1.weight"], Factors)
+    for name, w in server.state.mentee.items():
+        assert torch.equal(w, before[name] + restored(news.tensors, before)[name])
+    exact = (changes[0]["extractor.1.weight"] + changes[1]["extractor.1.weight"]) / 2
+    assert not torch.allclose(restored(news.tensors, before)["extractor.1.weight"], exact, atol=0.1)
+
+
+def numbers(change: dict[str, Tensor], energy: float) -> int:
+    """Section 4.3: sum over matrices of min(r(m+n+1), mn), and all vectors."""
+    total = 0
+    for tensor in change.values():
+        if tensor.dim() < 2:
+            total += tensor.numel()
+            continue
+        matrix = tensor.double().numpy().reshape(len(tensor), -1)
+        share = np.cumsum(np.linalg.svd(matrix, compute_uv=False) ** 2)
+        rank = int(np.argmax(share >= energy * share[-1])) + 1
+        total += min(rank * (sum(matrix.shape) + 1), matrix.size)
+    return total
+
+
+@pytest.mark.parametrize("energy", [0.3, 0.6, 0.95])
+def test_bytes_are_the_formulas(energy: float):
+    method = FedKD(small="norm", energy_start=energy, energy_end=energy)
+    server = server_of(method, {0: 1, 1: 1})
+    net = method.client_model(toy_model("deep"), TASK)
+    client = Client(0, TASK, toy_samples([0, 1], 0), net, LocalTraining(), torch.Generator(), t=1)
+    torch.manual_seed(1)
+    change = {name: torch.randn_like(w) for name, w in floats(net.small.state_dict()).items()}
+
+    def moved(loss: Any) -> None:
+        for name, w in floats(net.small.state_dict()).items():
+            w += change[name]
+
+    client.fit = moved  # type: ignore[method-assign, assignment]
+    before = {name: w.clone() for name, w in net.small.state_dict().items()}
+    up = method.client_update(client, None)
+    assert isinstance(up, Update) and len(up.tensors) == len(change) == 10  # BatchNorm's statistics, not its counter
+    assert wire_bytes(up) == 4 * numbers(change, energy)
+    dense_numbers = sum(w.numel() for w in change.values())
+    assert wire_params(up) < dense_numbers if energy < 0.9 else wire_params(up) <= dense_numbers
+    # The mentee is again what was received.
+    assert all(torch.equal(w, before[name]) for name, w in net.small.state_dict().items())
+    method.server_update(server, {0: up})
+    mean = restored(up.tensors, server.state.mentee)
+    assert wire_bytes(method.server_send(server, 0)) == 4 * numbers(mean, energy)
+    server.state.holds.clear()
+    assert wire_bytes(method.server_send(server, 0)) == 4 * dense_numbers
+
+
+def kinds(toy: Toy, members: int) -> list[str]:
+    """What the server sent in the last round."""
+    sent = [msg for name, _, msg in toy.sent if name == "server_send"]
+    return [type(msg).__name__ for msg in sent[-members:]]
+
+
+@pytest.mark.parametrize("compress", ["update", "parameters"])
+def test_participants_have_the_servers_mentee_whoever_was_absent(compress: str):
+    seen = []
+
+    @contextmanager
+    def watch(toy: Toy, name: str, who: int | None, msg: Any) -> Iterator[None]:
+        def same() -> bool:
+            mine = floats(toy.nets[who or 0].small.state_dict())
+            return all(torch.equal(w, mine[name]) for name, w in toy.server.state.mentee.items())
+
+        if name == "client_update":
+            assert same()
+            seen.append(who)
+        yield
+        assert name != "client_update" or same()
+
+    toy = Toy(FedKD(compress=compress, small="norm"), "-", watch=watch).start()
+    found = []
+    for t, cohort in enumerate(([0, 1], [1, 2], [0, 1, 3], [0, 2], [2]), 1):
+        first = {name: w.clone() for name, w in toy.server.state.mentee.items()}
+        toy.round(t, cohort)
+        assert any(not torch.equal(w, first[name]) for name, w in toy.server.state.mentee.items())
+        found.append(kinds(toy, len(cohort)))
+    assert seen == [0, 1, 1, 2, 0, 1, 3, 0, 2, 2]
+    if compress == "update":
+        # Client 2 has the first mentee, which round 1's update fits; then 0 and 3 missed round 2's, and 2 round 3's.
+        none, update, mentee = "NoneType", "Update", "Mentee"
+        assert found == [[none, none], [update] * 2, [mentee, update, mentee], [update, mentee], [update]]
+    else:
+        assert found[0] == ["NoneType"] * 2 and {kind for part in found[1:] for kind in part} == {"Mentee"}
+
+
+def test_who_does_not_answer_gets_the_mentee_itself():
+    method = FedKD()
+    server = server_of(method, {0: 1, 1: 1})
+    assert method.server_send(server, 0) is None and method.server_send(server, 1) is None
+    method.server_update(server, {0: Update({"header.bias": torch.ones(4)})})  # client 1's upload was not finite
+    assert isinstance(method.server_send(server, 0), Update)
+    assert isinstance(method.server_send(server, 1), Mentee)
+    # Nobody answers at all: nothing is new, and nobody knows what they have.
+    assert isinstance(method.server_send(server, 0), Mentee)
+
+
+def test_a_mentee_that_diverged_is_forgotten():
+    method = FedKD()
+    net = method.client_model(toy_model("flat"), TASK)
+    local = LocalTraining(lr=1e30, batch_size=4)
+    client = Client(0, TASK, toy_samples([0, 1, 2, 3] * 8, 0), net, local, seeded(1, "client", 1, 0), t=1)
+    assert nonfinite(method.client_update(client, None))
+    assert torch.equal(net.small.header.weight, toy_model("flat", "small").header.weight)
+
+
+def test_without_loss_it_does_not_matter_what_is_compressed():
+    lossless = {"energy_start": 1.0, "energy_end": 1.0}
+    update = Toy(FedKD(**lossless), "-").run(2)
+    parameters = Toy(FedKD(**lossless, compress="parameters"), "-").run(2)
+    lossy = Toy(FedKD(compress="parameters", energy_start=0.5, energy_end=0.5), "-").run(2)
+    name = "extractor.1.weight"
+    assert_close(update.server.state.mentee[name], parameters.server.state.mentee[name], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(update.server.state.mentee[name], lossy.server.state.mentee[name], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"detach": False},
+        {"compress": "parameters"},
+        {"energy_start": 0.3, "energy_end": 0.3},
+        {"agg": "weighted"},
+        {"small": "deep"},
+    ],
+)
+def test_every_field_changes_what_mentors_learn(settings: dict[str, Any]):
+    default, other = Toy(FedKD(), "-").run(2), Toy(FedKD(**settings), "-").run(2)
+    assert not torch.equal(default.nets[0].model.header.weight, other.nets[0].model.header.weight)
+
+
+def test_a_mentee_that_cannot_be_is_refused():
+    def model(name: str, *key: str) -> Any:
+        raise ValueError(f"unknown model {name!r}")
+
+    with pytest.raises(ValueError, match=r"^small: unknown model 'x'$"):
+        FedKD(small="x").check(Task(4, 8, ("flat",), model))
+    with pytest.raises(ValueError, match=r"^energy_end: 1\.5 given"):
+        FedKD(energy_end=1.5)

@@ -1,0 +1,315 @@
+"""FedProto against numbers worked out by hand (algorithms.md, section 6.14)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from algorithms.fedproto import UNKNOWN, FedProto, GlobalPrototypes, Joined, Nearest, Prototypes, Table, prototype_table
+from algorithms.standalone import Standalone
+from raysim.core import Batch, Client, Server, Task, weights
+from raysim.core.contract import FOUR, LOCAL, ROUNDS, C, D, Toy, toy_model, toy_samples
+from raysim.core.messages import nonfinite, wire_size
+from raysim.core.ops import class_means, cross_entropy
+from raysim.core.seeds import seeded
+from raysim.core.state import digest
+from tests.engine.test_bytes import KB, one_round
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads only wait for one another in networks this small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def server_of(method: FedProto, owners: dict[int, list[int]], num_classes: int = 3, width: int = 2) -> Server[Table]:
+    """A server before round 1 that has been told who owns what."""
+    server: Server[Table] = Server(Task(num_classes, width, ("flat",), toy_model), torch.Generator(), t=1)
+    server.state = method.server_start(server, {k: Joined(torch.tensor(classes)) for k, classes in owners.items()})
+    return server
+
+
+def up(*rows: list[float], counts: list[int] | None = None) -> Prototypes:
+    return Prototypes(torch.tensor(rows), None if counts is None else torch.tensor(counts, dtype=torch.int32))
+
+
+def down(prototypes: dict[int, list[float]]) -> GlobalPrototypes:
+    return GlobalPrototypes(torch.tensor(list(prototypes), dtype=torch.int32), torch.tensor(list(prototypes.values())))
+
+
+def sent(method: FedProto, server: Server[Table], to: int) -> dict[int, list[float]]:
+    """What a client receives, by class."""
+    found = method.server_send(server, to)
+    if found is None:
+        return {}
+    assert found.class_K is not None
+    return dict(zip(found.class_K.tolist(), found.prototype_KD.tolist(), strict=True))
+
+
+class Seen(nn.Module):
+    """A network whose representation is the image itself, and whose header gives equal logits."""
+
+    def __init__(self, num_classes: int = 3, width: int = 2) -> None:
+        super().__init__()
+        self.header = nn.Linear(width, num_classes)
+        nn.init.zeros_(self.header.weight)
+        nn.init.zeros_(self.header.bias)
+
+    def features(self, x: Tensor) -> Tensor:
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.header(self.features(x))
+
+
+def batch_of(rows: list[list[float]], labels: list[int], weight: list[float] | None = None) -> Batch:
+    weight_B = None if weight is None else torch.tensor(weight)
+    return Batch(torch.tensor(rows), torch.tensor(labels), torch.arange(len(labels)), weight_B)
+
+
+def client_of(labels: list[int], arch: str, net: nn.Module | None = None) -> Client:
+    task = Task(C, D, (arch,), toy_model, ROUNDS)
+    net = toy_model(arch) if net is None else net
+    return Client(0, task, toy_samples(labels, 0), net, LOCAL, seeded(1, "client", 1, 0), t=1, arch=arch)
+
+
+# -- the server --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("agg", "expected"), [("uniform", 2.0), ("weighted", 3.0)])
+def test_kat_prototypes_0_and_4_of_one_and_three_samples(agg: str, expected: float):
+    method = FedProto(agg=agg)
+    server = server_of(method, {0: [1], 1: [1]}, width=1)
+    counts = agg == "weighted"
+    ups = {0: up([0.0], counts=[1] if counts else None), 1: up([4.0], counts=[3] if counts else None)}
+    assert sent(method, server, 0) == {}
+    method.server_update(server, ups)
+    assert sent(method, server, 0) == sent(method, server, 1) == {1: [expected]}
+
+
+@pytest.mark.parametrize("agg", ["uniform", "weighted"])
+def test_kat_a_single_holder_gets_back_what_it_sent(agg: str):
+    # As with ten clients of ten classes each on CIFAR-100: every class has one owner.
+    method = FedProto(agg=agg)
+    server = server_of(method, {k: list(range(10 * k, 10 * k + 10)) for k in range(10)}, num_classes=100, width=50)
+    rng = torch.Generator().manual_seed(3)
+    count_S = torch.arange(3, 13, dtype=torch.int32) if agg == "weighted" else None
+    ups = {k: Prototypes(torch.randn(10, 50, generator=rng), count_S) for k in range(10)}
+    method.server_update(server, ups)
+    for k, own in ups.items():
+        message = method.server_send(server, k)
+        assert message is not None and message.prototype_KD.equal(own.prototype_SD)
+
+
+@pytest.mark.parametrize("rebuild", [False, True])
+def test_a_class_that_nobody_sent_keeps_its_prototype_or_is_forgotten(rebuild: bool):
+    method = FedProto(rebuild=rebuild)
+    server = server_of(method, {0: [0, 2], 1: [2], 2: [1]})
+    method.server_update(server, {0: up([1.0, 2.0], [3.0, 4.0])})
+    assert sent(method, server, 0) == {0: [1, 2], 2: [3, 4]} and sent(method, server, 2) == {}
+    method.server_update(server, {1: up([5.0, 6.0])})
+    assert sent(method, server, 0) == ({2: [5, 6]} if rebuild else {0: [1, 2], 2: [5, 6]})
+    assert sent(method, server, 1) == {2: [5, 6]}
+    assert server.values["known_classes"] == (1 if rebuild else 2)
+
+
+@given(st.permutations([0, 1, 2]), st.sampled_from(["uniform", "weighted"]))
+def test_the_order_of_clients_does_not_matter(order: list[int], agg: str):
+    owners = {0: [0, 1], 1: [1], 2: [0, 1]}
+    counts = [[7, 1], [3], [5, 11]] if agg == "weighted" else [None, None, None]
+    ups = {
+        0: up([0.1, 0.7], [1 / 3, 2.0], counts=counts[0]),
+        1: up([0.2, 0.3], counts=counts[1]),
+        2: up([7.7, 1e-3], [0.6, 0.9], counts=counts[2]),
+    }
+    method = FedProto(agg=agg)
+    first, other = server_of(method, owners), server_of(method, owners)
+    method.server_update(first, ups)
+    method.server_update(other, {k: ups[k] for k in order})
+    assert first.state.prototype_CD.equal(other.state.prototype_CD)
+    assert first.state.known_C.tolist() == [True, True, False]
+
+
+# -- the client --------------------------------------------------------------------------------------
+
+
+def pull(method: FedProto, batch: Batch, prototypes: dict[int, list[float]]) -> float:
+    """What the loss adds to cross-entropy."""
+    net = Seen()
+    total = method.loss(net, batch, prototype_table(down(prototypes), 3))
+    assert isinstance(total, Tensor)
+    return (total - cross_entropy(net, batch, None)).item()
+
+
+def test_kat_the_pull_averages_over_batch_and_dimensions():
+    # (3^2 + 4^2) / 2 = 12.5
+    assert pull(FedProto(), batch_of([[3.0, 4.0]], [0]), {0: [0.0, 0.0]}) == pytest.approx(12.5)
+    assert pull(FedProto(lambda_=0.1), batch_of([[3.0, 4.0]], [0]), {0: [0.0, 0.0]}) == pytest.approx(1.25, abs=1e-6)
+    # The prototype is that of the sample's class.
+    both = {0: [3.0, 4.0], 1: [3.0, 2.0]}
+    assert pull(FedProto(), batch_of([[3.0, 4.0], [3.0, 4.0]], [0, 1]), both) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_samples_without_a_prototype_add_nothing_and_the_divisor_stays():
+    two = [[3.0, 4.0], [9.0, 9.0]]
+    assert pull(FedProto(), batch_of(two, [0, 1]), {0: [0.0, 0.0]}) == pytest.approx(6.25)
+    assert pull(FedProto(), batch_of(two, [1, 1]), {0: [0.0, 0.0]}) == 0
+    # Padding is no sample.
+    assert pull(FedProto(), batch_of(two, [0, 1], [1.0, 0.0]), {0: [0.0, 0.0]}) == pytest.approx(12.5)
+
+
+def test_which_representations_are_sent():
+    evaluated, collected = client_of(FOUR[1], "flat"), client_of(FOUR[1], "flat")
+    of_pass = FedProto().client_update(evaluated, None).prototype_SD
+    of_steps = FedProto(prototypes="last_epoch").client_update(collected, None).prototype_SD
+    assert digest(weights(evaluated.net)) == digest(weights(collected.net))
+    with torch.no_grad():
+        expected_SD = class_means(evaluated.net.eval().features(evaluated.data.x), evaluated.data.y)[1]
+    assert_close(of_pass, expected_SD)
+    assert of_steps.shape == of_pass.shape == (2, D) and not of_steps.allclose(of_pass)
+
+
+def test_counts_travel_only_where_they_weigh():
+    assert FedProto().client_update(client_of(FOUR[1], "flat"), None).count_S is None
+    counts = FedProto(agg="weighted").client_update(client_of(FOUR[1], "flat"), None).count_S
+    assert counts is not None and counts.tolist() == [7, 6] and counts.dtype == torch.int32
+
+
+@pytest.mark.parametrize("labels", [[0] * 6 + [1], [3]], ids=["last batch of one", "one sample"])
+def test_a_sample_that_batchnorm_left_out_is_measured_afterwards(labels: list[int]):
+    # Seven samples in batches of six: the seventh of the only epoch is never trained on.
+    prototype_SD = FedProto(prototypes="last_epoch").client_update(client_of(labels, "norm"), None).prototype_SD
+    assert len(prototype_SD) == len(set(labels)) and not nonfinite(prototype_SD)
+
+
+# -- predicting with prototypes ----------------------------------------------------------------------
+
+
+def test_the_nearest_known_prototype_wins():
+    net = Nearest(Seen(), 3, 2)
+    x = torch.tensor([[3.0, 4.0], [0.0, 1.0]])
+    with torch.no_grad():
+        net.model.header.bias.copy_(torch.tensor([0.0, 0.0, 1.0]))
+        assert net.eval()(x).argmax(1).tolist() == [2, 2]  # nothing is known yet: its own classifier
+        net.prototype_CD.copy_(torch.tensor([[0.0, 0.0], [3.0, 3.0], [3.0, 4.0]]))
+        net.known_C.copy_(torch.tensor([True, True, False]))
+        found = net(x)
+        # Class 2's row sits on the first image, but is not known.
+        assert_close(found, torch.tensor([[-5.0, -1.0, UNKNOWN], [-1.0, -(13**0.5), UNKNOWN]]))
+        assert found.argmax(1).tolist() == [1, 0] and bool(found.isfinite().all())
+        assert net.train()(x).equal(net.model(x))  # training is the classifier's
+
+
+def test_distances_do_not_fall_below_zero():
+    # Norms and products alone give a negative square for some of these.
+    net = Nearest(Seen(30, 500), 30, 500).eval()
+    x = 100 + torch.rand(30, 500, generator=torch.Generator().manual_seed(1))
+    assert bool((2 * x.square().sum(1) - 2 * (x @ x.T).diagonal() < 0).any())
+    net.prototype_CD.copy_(x)
+    net.known_C.fill_(True)
+    with torch.no_grad():
+        assert bool(net(x).isfinite().all()) and net(x).argmax(1).tolist() == list(range(30))
+
+
+def test_a_client_keeps_the_prototypes_it_received_last():
+    method = FedProto(inference="nearest")
+    client = client_of([0, 1], "flat", method.client_model(toy_model("flat"), Task(C, D, ("flat",), toy_model)))
+    method.client_receive(client, down({1: [1.0] * D, 3: [3.0] * D}))
+    assert client.net.known_C.tolist() == [False, True, False, True]
+    method.client_receive(client, down({3: [4.0] * D}))  # after a `rebuild`
+    assert client.net.known_C.tolist() == [False, False, False, True]
+    assert client.net.prototype_CD[:, 0].tolist() == [0, 0, 0, 4]
+    assert not isinstance(FedProto().client_model(toy_model("flat"), client.task), Nearest)
+
+
+def test_all_known_classes_are_sent_to_predict_with_and_are_shared():
+    method = FedProto(inference="nearest")
+    server = server_of(method, {0: [0], 1: [2]})
+    assert method.server_send(server, 0) is None
+    method.server_update(server, {1: up([5.0, 6.0])})
+    assert sent(method, server, 0) == sent(method, server, 1) == {2: [5, 6]}
+    method.server_update(server, {0: up([1.0, 2.0])})
+    assert sent(method, server, 0) == {0: [1, 2], 2: [5, 6]}
+    assert method.server_send(server, 0) is method.server_send(server, 1)
+
+
+# -- whole rounds ------------------------------------------------------------------------------------
+
+
+def same_weights(one: Toy, other: Toy) -> bool:
+    """Of the clients' own models."""
+    return all(
+        digest(weights(getattr(net, "model", net))) == digest(weights(getattr(other.nets[k], "model", other.nets[k])))
+        for k, net in one.nets.items()
+    )
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"prototypes": "last_epoch"}, {"inference": "nearest"}, {"agg": "weighted"}], ids=str
+)
+def test_without_its_term_it_is_standalone_bit_for_bit(settings: dict[str, Any]):
+    standalone = Toy(Standalone(), "-").run(3)
+    assert same_weights(Toy(FedProto(lambda_=0.0, **settings), "-").run(3), standalone)
+    assert not same_weights(Toy(FedProto(**settings), "-").run(3), standalone)
+    # In round 1 nothing is known.
+    assert same_weights(Toy(FedProto(**settings), "-").run(1), Toy(Standalone(), "-").run(1))
+
+
+@pytest.mark.parametrize("settings", [{"agg": "weighted"}, {"prototypes": "last_epoch"}, {"lambda_": 2.0}], ids=str)
+def test_every_option_changes_the_result(settings: dict[str, Any]):
+    assert not same_weights(Toy(FedProto(), "-").run(3), Toy(FedProto(**settings), "-").run(3))
+
+
+def test_how_a_client_predicts_changes_its_score_and_not_its_training():
+    classifier, nearest = Toy(FedProto(), "-").run(3), Toy(FedProto(inference="nearest"), "-").run(3)
+    assert same_weights(classifier, nearest)
+    assert classifier.score() != nearest.score()
+
+
+def test_rebuild_matters_once_a_class_is_absent():
+    def run(rebuild: bool) -> Toy:
+        toy = Toy(FedProto(rebuild=rebuild), "-").start()
+        for t, cohort in enumerate(([0, 1, 2, 3], [2], [0, 2]), 1):
+            toy.round(t, cohort)
+        return toy
+
+    assert not same_weights(run(False), run(True))
+
+
+def test_official_rebuilds_and_collects_while_training():
+    official = FedProto(**FedProto.profiles["official"])
+    assert official.rebuild and official.prototypes == "last_epoch"
+    assert (official.agg, official.inference, official.lambda_) == ("uniform", "classifier", 1)
+
+
+# -- bytes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("num_classes", "per_client", "published_kb"), [(10, 2, 7.8125), (100, 10, 39.0625)])
+def test_measured_bytes(num_classes: int, per_client: int, published_kb: float):
+    for up_bytes, down_bytes, up_params, down_params in one_round(FedProto(), num_classes, per_client, rounds=2):
+        assert up_bytes == down_bytes == 4 * per_client * 500
+        assert up_params == down_params == per_client * 500
+        assert (up_bytes + down_bytes) / KB == pytest.approx(published_kb, abs=5e-5)  # FedGH Table 3: 7.81, 39.06
+
+
+def test_measured_bytes_of_the_options():
+    method = FedProto(agg="weighted", inference="nearest")
+    for up_bytes, down_bytes, _, _ in one_round(method, 10, 2, rounds=2):
+        assert up_bytes == 4 * 2 * (500 + 1)  # and a count per class
+        assert down_bytes == 4 * 10 * 500
+    assert {down_bytes for _, down_bytes, _, _ in one_round(method, 10, 2)} == {0}
+
+
+def test_only_rows_that_exist_weigh_something():
+    assert wire_size(down({0: [1.0, 2.0], 2: [3.0, 4.0]})).components == {"class_K": 0, "prototype_KD": 4 * 4}

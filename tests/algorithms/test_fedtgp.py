@@ -1,0 +1,346 @@
+"""FedTGP against numbers worked out by hand (algorithms.md, section 6.15)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from algorithms.fedtgp import (
+    FedTGP,
+    GlobalPrototypes,
+    Joined,
+    Nearest,
+    PrototypeNetwork,
+    Prototypes,
+    Trained,
+    adaptive_margin,
+    distances,
+    margin_loss,
+)
+from algorithms.standalone import Standalone
+from raysim.core import Batch, Server, Task, weights
+from raysim.core.contract import Toy, toy_model
+from raysim.core.messages import nonfinite, wire_size
+from raysim.core.ops import cross_entropy
+from raysim.core.seeds import seeded
+from raysim.core.state import digest
+from tests.engine.test_bytes import KB, one_round
+
+LN = math.log1p
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads only wait for one another in networks this small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def server_of(method: FedTGP, owners: dict[int, list[int]], num_classes: int = 3, width: int = 2) -> Server[Trained]:
+    """A server before round 1 that has been told who owns what."""
+    task = Task(num_classes, width, ("flat",), toy_model)
+    server: Server[Trained] = Server(task, seeded(1, "server_update", 1), t=1)
+    torch.manual_seed(5)
+    server.state = method.server_start(server, {k: Joined(torch.tensor(classes)) for k, classes in owners.items()})
+    return server
+
+
+def up(*rows: list[float]) -> Prototypes:
+    return Prototypes(torch.tensor(rows))
+
+
+class Seen(nn.Module):
+    """A network whose representation is the image itself, and whose header gives equal logits."""
+
+    def __init__(self, num_classes: int = 3, width: int = 2) -> None:
+        super().__init__()
+        self.header = nn.Linear(width, num_classes)
+        nn.init.zeros_(self.header.weight)
+        nn.init.zeros_(self.header.bias)
+
+    def features(self, x: Tensor) -> Tensor:
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.header(self.features(x))
+
+
+# -- the parts ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("margin", "expected"), [(1.0, 0.01814993), (0.0, 0.00671535)])
+def test_kat_the_loss_with_and_without_margin(margin: float, expected: float):
+    # Logits -margin and -5: ln(1 + e^-(5 - margin)).
+    global_CD = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
+    found = margin_loss(torch.zeros(1, 2), torch.tensor([0]), global_CD, margin).item()
+    assert found == pytest.approx(expected, abs=2e-7) and expected == pytest.approx(LN(math.exp(margin - 5)), abs=1e-8)
+
+
+def test_the_margin_belongs_to_the_own_class_of_each_prototype():
+    global_CD = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
+    both = margin_loss(torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.tensor([0, 1]), global_CD, 1.0).item()
+    assert both == pytest.approx(LN(math.exp(-4)), abs=1e-6)
+    # The wrong class, at distance 5 + 1 against 0.
+    wrong = margin_loss(torch.zeros(1, 2), torch.tensor([1]), global_CD, 1.0).item()
+    assert wrong == pytest.approx(6 + LN(math.exp(-6)), abs=1e-5)
+
+
+def test_kat_the_margin_is_the_greatest_gap():
+    # Gaps 1, sqrt(18), 1.
+    mean_KD = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]])
+    assert adaptive_margin(mean_KD, 100.0) == pytest.approx(math.sqrt(18), abs=1e-6)
+    assert adaptive_margin(mean_KD, 2.0) == 2.0
+    assert adaptive_margin(mean_KD[[0, 2]], 100.0) == 1.0
+    assert adaptive_margin(mean_KD[:1], 100.0) == 0.0
+    # Equal means: no gap, and the root of zero is zero.
+    assert adaptive_margin(torch.ones(3, 2), 100.0) == 0.0
+
+
+def test_gaps_between_means_far_from_zero_are_not_blurred():
+    mean_KD = 1000 + torch.tensor([[0.0] * 50, [0.125] + [0.0] * 49])
+    assert adaptive_margin(mean_KD, 100.0) == 0.125
+
+
+def test_a_prototype_on_top_of_another_has_a_finite_gradient():
+    # The gradient of the bare root is infinite at 0, and times 0 it is NaN.
+    value = torch.full((1, 3), 0.1, requires_grad=True)
+    distances(value, torch.full((2, 3), 0.1)).sum().backward()
+    assert value.grad is not None and bool(value.grad.isfinite().all())
+    # Norms and products alone give a negative square for some of these.
+    row_BD = 100 + torch.rand(30, 500, generator=torch.Generator().manual_seed(1))
+    assert not nonfinite(distances(row_BD, row_BD))
+    assert bool((row_BD.square().sum(1) - 2 * (row_BD @ row_BD.T).diagonal() + row_BD.square().sum(1) < 0).any())
+
+
+def test_the_network_by_hand_and_its_size():
+    network = PrototypeNetwork(100, 500)
+    assert sum(weight.numel() for weight in network.parameters()) == 100 * 500 + 2 * (500**2 + 500)
+    assert network.embedding_CD.std().item() == pytest.approx(1, abs=0.02)
+    small = PrototypeNetwork(2, 1)
+    with torch.no_grad():
+        small.embedding_CD.copy_(torch.tensor([[1.0], [-1.0]]))
+        for weight, value in zip(small.parameters(), [None, 2.0, 1.0, 3.0, -1.0], strict=True):
+            if value is not None:
+                weight.fill_(value)
+    assert small().tolist() == [[8.0], [-1.0]]  # 3 * relu(2 + 1) - 1 and 3 * relu(-2 + 1) - 1
+
+
+# -- the server --------------------------------------------------------------------------------------
+
+
+def test_one_server_step_is_plain_sgd_on_the_loss():
+    method = FedTGP(server_epochs=1, server_lr=0.5)
+    server = server_of(method, {0: [0, 2], 1: [2]})
+    before = PrototypeNetwork(3, 2)
+    before.load_state_dict(weights(server.state.network))
+    method.server_update(server, {0: up([0.0, 0.0], [3.0, 4.0]), 1: up([3.0, 2.0])})
+    assert server.values["margin"] == pytest.approx(math.sqrt(18), abs=1e-6)  # client means (0, 0) and (3, 3)
+    # Round about: torch's optimizer and the three prototypes at once.
+    sgd = torch.optim.SGD(before.parameters(), lr=0.5)
+    value_PD, label_P = torch.tensor([[0.0, 0.0], [3.0, 4.0], [3.0, 2.0]]), torch.tensor([0, 2, 2])
+    distance_PC = torch.stack([torch.linalg.vector_norm(value_PD - row_D, dim=1) for row_D in before()], 1)
+    loss = F.cross_entropy(-(distance_PC + math.sqrt(18) * F.one_hot(label_P, 3)), label_P)
+    loss.backward()
+    sgd.step()
+    assert server.values["prototype_loss"] == pytest.approx(loss.item(), abs=1e-5)
+    for name, weight in before.state_dict().items():
+        assert_close(server.state.network.state_dict()[name], weight)
+    assert server.state.ready is not None
+    assert_close(server.state.ready.prototype_CD, before().detach())
+
+
+def test_round_1_sends_nothing_then_all_classes_and_which_are_known():
+    method = FedTGP(server_epochs=1)
+    server = server_of(method, {0: [0, 2], 1: [2], 2: [1]})
+    assert method.server_send(server, 0) is None
+    method.server_update(server, {1: up([1.0, 2.0])})
+    first = method.server_send(server, 0)
+    assert first is not None and first is method.server_send(server, 2)
+    assert first.prototype_CD.shape == (3, 2) and first.known_C is not None
+    assert first.known_C.tolist() == [False, False, True]
+    method.server_update(server, {0: up([1.0, 2.0], [3.0, 4.0])})
+    second = method.server_send(server, 0)
+    assert second is not None and second.known_C is not None and second.known_C.tolist() == [True, False, True]
+    assert first.known_C.tolist() == [False, False, True]  # a message does not change afterwards
+
+
+def test_one_class_alone_has_no_margin_and_stays_finite():
+    method = FedTGP()
+    server = server_of(method, {0: [1], 1: [1]})
+    method.server_update(server, {0: up([1.0, 2.0]), 1: up([1.0, 2.0])})
+    assert server.values["margin"] == 0 and not nonfinite(dict(server.state.network.state_dict()))
+
+
+def test_training_brings_prototypes_to_their_class_and_apart():
+    method = FedTGP()
+    server = server_of(method, {0: [0, 1], 1: [1, 2]}, width=16)
+    mean_CD = 2 * torch.eye(16)[[0, 1, 2]]
+    ups = {0: Prototypes(mean_CD[:2]), 1: Prototypes(mean_CD[1:] + 0.1)}
+    start_CD = server.state.network().detach()
+    for _ in range(10):
+        method.server_update(server, ups)
+    assert server.state.ready is not None
+    before_CC, after_CC = distances(mean_CD, start_CD), distances(mean_CD, server.state.ready.prototype_CD)
+    assert bool((after_CC.diagonal() < 0.5 * before_CC.diagonal()).all())
+    other_CC = ~torch.eye(3, dtype=torch.bool)
+    assert bool((after_CC > before_CC)[other_CC].all()) and after_CC[other_CC].min() > server.values["margin"]
+    # The loss wants other classes farther off by the margin than the own one: ln 3 where they just are.
+    assert server.values["prototype_loss"] < math.log(3) < margin_loss(mean_CD, torch.arange(3), start_CD, 2.8).item()
+
+
+def test_the_shuffle_comes_from_the_servers_generator():
+    owners = {0: [0, 1, 2], 1: [0, 1, 2]}
+    ups = {0: up([0.0, 0.0], [3.0, 4.0], [1.0, 1.0]), 1: up([0.0, 1.0], [3.0, 5.0], [2.0, 1.0])}
+
+    def after(batch: int, stream: int, of_torch: int = 0) -> Tensor:
+        method = FedTGP(server_batch=batch, server_epochs=3)
+        server = server_of(method, owners)
+        server.rng = seeded(1, "server_update", stream)
+        torch.manual_seed(of_torch)
+        method.server_update(server, ups)
+        assert server.state.ready is not None
+        return server.state.ready.prototype_CD
+
+    assert after(2, 1).equal(after(2, 1, of_torch=9)) and not after(2, 1).equal(after(2, 2))
+    assert_close(after(6, 1), after(6, 2))  # a single batch
+    assert not after(6, 1).allclose(after(2, 1))
+
+
+@given(st.permutations([0, 1, 2]))
+def test_in_a_single_batch_the_order_of_clients_does_not_matter(order: list[int]):
+    owners = {0: [0, 1], 1: [1], 2: [0, 2]}
+    ups = {0: up([0.0, 0.5], [3.0, 4.0]), 1: up([3.0, 5.0]), 2: up([0.5, 0.0], [-4.0, 3.0])}
+    method = FedTGP(server_epochs=2)
+    first, other = server_of(method, owners), server_of(method, owners)
+    method.server_update(first, ups)
+    method.server_update(other, {k: ups[k] for k in order})
+    assert first.values["margin"] == other.values["margin"]
+    assert first.state.ready is not None and other.state.ready is not None
+    assert_close(first.state.ready.prototype_CD, other.state.ready.prototype_CD)
+
+
+def test_class_means_behind_the_margin_are_over_clients():
+    # Class 0: clients at 0 and 2, mean 1; class 1 at 4: gap 3, not 2.
+    method = FedTGP(server_epochs=1)
+    server = server_of(method, {0: [0], 1: [0, 1]}, width=1)
+    method.server_update(server, {0: up([0.0]), 1: up([2.0], [4.0])})
+    assert server.values["margin"] == pytest.approx(3)
+
+
+# -- the client --------------------------------------------------------------------------------------
+
+
+def test_the_pull_by_hand_and_unknown_classes_masked():
+    def pull(labels: list[int], lambda_: float = 10.0, weight: list[float] | None = None) -> float:
+        net, known_C = Seen(), torch.tensor([True, False, False])
+        batch = Batch(
+            torch.tensor([[3.0, 4.0], [9.0, 9.0]]),
+            torch.tensor(labels),
+            torch.arange(2),
+            None if weight is None else torch.tensor(weight),
+        )
+        loss = FedTGP(lambda_=lambda_).pulled_loss(net, batch, (torch.zeros(3, 2), known_C))
+        return (loss - cross_entropy(net, batch, None)).item()
+
+    # (3^2 + 4^2) / 2 = 12.5 and 81, each over a batch of two.
+    assert pull([0, 1], 1.0) == pytest.approx(6.25, abs=1e-5)
+    assert pull([0, 1]) == pytest.approx(62.5, abs=1e-4)
+    assert pull([0, 0], 1.0) == pytest.approx(46.75, abs=1e-4)
+    assert pull([0, 1], 1.0, [1.0, 0.0]) == pytest.approx(12.5, abs=1e-5)
+    assert pull([1, 2]) == 0
+
+
+def test_the_nearest_prototype_of_any_class_wins():
+    net = Nearest(Seen(), 3, 2)
+    x = torch.tensor([[3.0, 4.0], [0.0, 1.0]])
+    with torch.no_grad():
+        net.model.header.bias.copy_(torch.tensor([0.0, 1.0, 0.0]))
+        assert net.eval()(x).argmax(1).tolist() == [1, 1]  # nothing received yet: its own classifier
+        net.prototype_CD.copy_(torch.tensor([[0.0, 0.0], [9.0, 9.0], [3.0, 3.0]]))
+        net.received.fill_(True)
+        assert_close(net(x), -torch.tensor([[5.0, 61**0.5, 1.0], [1.0, 145**0.5, 13**0.5]]))
+        assert net(x).argmax(1).tolist() == [2, 0]
+        assert net.train()(x).equal(net.model(x))  # training is the classifier's
+
+
+# -- whole rounds ------------------------------------------------------------------------------------
+
+
+def same_weights(one: Toy, other: Toy) -> bool:
+    """Of the clients' own models."""
+    return all(
+        digest(weights(getattr(net, "model", net))) == digest(weights(getattr(other.nets[k], "model", other.nets[k])))
+        for k, net in one.nets.items()
+    )
+
+
+@pytest.mark.parametrize("settings", [{}, {"inference": "nearest"}], ids=str)
+def test_without_its_term_it_is_standalone_bit_for_bit(settings: dict[str, Any]):
+    standalone = Toy(Standalone(), "-").run(3)
+    assert same_weights(Toy(FedTGP(lambda_=0.0, **settings), "-").run(3), standalone)
+    assert not same_weights(Toy(FedTGP(**settings), "-").run(3), standalone)
+    # In round 1 there are no prototypes.
+    assert same_weights(Toy(FedTGP(**settings), "-").run(1), Toy(Standalone(), "-").run(1))
+
+
+CHANGES = [{"lambda_": 1.0}, {"server_epochs": 10}, {"tau": 0.01}, {"server_lr": 0.001}, {"server_batch": 2}]
+
+
+@pytest.mark.parametrize("settings", CHANGES, ids=str)
+def test_every_option_changes_the_result(settings: dict[str, Any]):
+    assert not same_weights(Toy(FedTGP(), "-").run(2), Toy(FedTGP(**settings), "-").run(2))
+
+
+def test_how_a_client_predicts_changes_its_score_and_not_its_training():
+    classifier, nearest = Toy(FedTGP(), "-").run(2), Toy(FedTGP(inference="nearest"), "-").run(2)
+    assert same_weights(classifier, nearest)
+    assert classifier.score() != nearest.score()
+
+
+def test_absent_clients_and_classes():
+    toy = Toy(FedTGP(), "-", labels=([0, 1] * 4, [1, 2] * 3, [2] * 5)).start()
+    toy.round(1, [0]).round(2, [0, 1])
+    # In round 2 class 2 was unknown when client 1 trained; class 3 is nobody's.
+    assert toy.server.state.known_C.tolist() == [True, True, True, False]
+    (first, second) = [msg for name, k, msg in toy.sent if name == "server_send" and k == 0]
+    assert first is None and second.known_C.tolist() == [True, True, False, False]
+    assert not any(nonfinite(msg) for _, _, msg in toy.sent)
+
+
+def test_official_predicts_with_the_nearest_prototype():
+    official = FedTGP(**FedTGP.profiles["official"])
+    assert (official.inference, official.server_batch) == ("nearest", 10)
+    assert (official.lambda_, official.server_epochs, official.tau, official.server_lr) == (10, 100, 100, 0.01)
+
+
+# -- bytes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "per_client", "published_kb", "inference"),
+    [(10, 2, 3.906, "classifier"), (10, 2, 3.906, "nearest"), (100, 10, 19.531, "classifier")],
+)
+def test_measured_bytes(num_classes: int, per_client: int, published_kb: float, inference: Any):
+    method = FedTGP(server_epochs=1, inference=inference)
+    for up_bytes, down_bytes, up_params, down_params in one_round(method, num_classes, per_client, rounds=2):
+        assert up_bytes == 4 * up_params == 4 * per_client * 500
+        assert down_bytes == 4 * down_params == 4 * num_classes * 500
+        assert up_bytes / KB == pytest.approx(published_kb, abs=5e-4)  # FedRAL Table 4 counts one way
+    if num_classes == 10:
+        assert {down_bytes for _, down_bytes, _, _ in one_round(method, num_classes, per_client)} == {0}
+
+
+def test_which_classes_are_known_is_not_counted():
+    message = GlobalPrototypes(torch.zeros(3, 2), torch.ones(3, dtype=torch.bool))
+    assert wire_size(message).components == {"prototype_CD": 4 * 6, "known_C": 0}

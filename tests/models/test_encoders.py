@@ -1,0 +1,204 @@
+"""Frozen encoders: their shapes, that they stay as they are, and where weights come from. Nothing is downloaded."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from raysim.core.algorithm import Task, only_pixels
+from raysim.core.errors import ScenarioError
+from raysim.core.seeds import global_seed
+from raysim.engine.placement import Machine, make_plan
+from raysim.launch.check import check
+from raysim.launch.run import deal, read_data, world_of
+from raysim.models.encoders import ENCODERS, MobileNet, _mobilenet, auto_encoder, build_encoder, weights_file
+from raysim.scenario.load import load_scenario
+
+
+@pytest.fixture(autouse=True)
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty hub cache; the file that weights would have."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    _mobilenet.cache_clear()
+    file = weights_file()
+    assert file == tmp_path / "hub" / "checkpoints" / "mobilenet_v3_small-047dcff4.pth"
+    yield file
+    _mobilenet.cache_clear()
+
+
+@pytest.fixture
+def at_hand(hub: Path) -> Path:
+    """Random weights in the hub cache."""
+    from torchvision.models import mobilenet_v3_small
+
+    hub.parent.mkdir(parents=True)
+    with global_seed(1, "weights"):
+        torch.save(mobilenet_v3_small(weights=None).state_dict(), hub)
+    return hub
+
+
+def images(count: int, channels: int = 3, side: int = 32) -> Tensor:
+    x = torch.randn(count, channels, side, side, generator=torch.Generator().manual_seed(1))
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def test_pixels_are_the_image_less_its_mean():
+    x = torch.tensor([[[[1.0, 2.0], [3.0, 6.0]]], [[[5.0, 5.0], [5.0, 5.0]]]])
+    assert build_encoder("pixels")(x).tolist() == [[-2, -1, 0, 3], [0, 0, 0, 0]]
+    assert build_encoder("pixels")(images(4)).shape == (4, 3072)
+    assert build_encoder("pixels")(images(4, 1, 28)).shape == (4, 784)
+
+
+def test_brightness_does_not_show_in_pixels():
+    x, encode = images(2), build_encoder("pixels")
+    torch.testing.assert_close(encode(x), encode(x + 3.0), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("channels", "side"), [(3, 32), (1, 28), (1, 8), (3, 64)])
+def test_mobilenet_reads_every_image(at_hand: Path, channels: int, side: int):
+    found = build_encoder("mobilenet_v3_small")(images(2, channels, side))
+    assert found.shape == (2, 576) and found.dtype == torch.float32 and bool(found.isfinite().all())
+
+
+def test_mobilenet_is_torchvisions_own_up_to_the_head(at_hand: Path):
+    from torchvision.models import mobilenet_v3_small
+
+    whole = mobilenet_v3_small(weights=None)
+    whole.load_state_dict(torch.load(at_hand, weights_only=True))
+    whole.classifier = torch.nn.Identity()
+    x = images(3, 1, 28)
+    with torch.no_grad():
+        big = torch.nn.functional.interpolate(x.repeat(1, 3, 1, 1), (224, 224), mode="bilinear")
+        expected = whole.eval()(big)
+    torch.testing.assert_close(build_encoder("mobilenet_v3_small")(x), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_mobilenet_is_frozen_and_deterministic(at_hand: Path):
+    encode = build_encoder("mobilenet_v3_small")
+    assert isinstance(encode, MobileNet)
+    random = torch.get_rng_state()
+    x = images(40)  # more than one chunk
+    first = encode(x)
+    before = {name: value.clone() for name, value in encode.body.state_dict().items()}
+    assert not any(parameter.requires_grad for parameter in encode.body.parameters())
+    assert not any(module.training for module in encode.body.modules())
+    assert not first.requires_grad and encode(x).equal(first)
+    assert all(value.equal(before[name]) for name, value in encode.body.state_dict().items())
+    assert torch.get_rng_state().equal(random)  # nobody else's draws move
+    torch.testing.assert_close(encode(x[35:]), first[35:])
+    assert first[0].sub(first[1]).abs().max() > 0
+
+
+def test_one_encoder_per_process(at_hand: Path):
+    assert build_encoder("mobilenet_v3_small") is build_encoder("auto")
+
+
+def test_the_file_is_the_one_that_torchvision_downloads():
+    from torchvision.models import MobileNet_V3_Small_Weights
+
+    assert MobileNet_V3_Small_Weights.IMAGENET1K_V1.url.endswith(f"/{weights_file().name}")
+
+
+def test_auto_falls_back(hub: Path):
+    assert auto_encoder() == "pixels"
+    assert build_encoder("auto") is build_encoder("pixels")
+
+
+def test_auto_takes_weights_that_are_at_hand(at_hand: Path):
+    assert auto_encoder() == "mobilenet_v3_small"
+    assert build_encoder("auto")(images(1)).shape == (1, 576)
+    assert build_encoder("auto", auto="pixels") is build_encoder("pixels")  # as the driver decided
+
+
+def test_missing_weights_are_refused_at_once(hub: Path):
+    with pytest.raises(ScenarioError, match=r"mobilenet_v3_small given, but there are no weights at .*047dcff4\.pth"):
+        build_encoder("mobilenet_v3_small")
+    with pytest.raises(ScenarioError, match="no weights at"):  # a machine without what the driver has
+        build_encoder("auto", auto="mobilenet_v3_small")
+
+
+@pytest.mark.parametrize("content", [b"", b"not weights", b"PK\x03\x04 cut off"])
+def test_a_damaged_file_is_refused(hub: Path, content: bytes):
+    hub.parent.mkdir(parents=True)
+    hub.write_bytes(content)
+    with pytest.raises(ScenarioError, match="holds no weights of mobilenet_v3_small"):
+        build_encoder("mobilenet_v3_small")(images(1))
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path("touched"),)
+
+
+@pytest.mark.parametrize("content", [{"features.0.0.weight": torch.zeros(1)}, Evil()], ids=["other", "code"])
+def test_other_content_is_refused_and_not_executed(
+    hub: Path, content: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    hub.parent.mkdir(parents=True)
+    torch.save(content, hub)
+    with pytest.raises(ScenarioError, match="holds no weights"):
+        build_encoder("mobilenet_v3_small")(images(1))
+    assert not (tmp_path / "touched").exists()
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ScenarioError, match="'resnet' given; allowed: auto, mobilenet_v3_small, pixels"):
+        build_encoder("resnet")
+    with pytest.raises(ValueError, match="resnet given; allowed: pixels"):
+        only_pixels("resnet")
+    assert set(ENCODERS) == {"auto", "mobilenet_v3_small", "pixels"}
+
+
+# -- on the way to clients ---------------------------------------------------------------------------
+
+
+def scenario(**algorithm: Any) -> dict[str, Any]:
+    return {
+        "name": "tiny",
+        "rounds": 1,
+        "algorithm": {"name": "fedcache", **algorithm},
+        "data": {"name": "digits", "partition": {"name": "pathological", "classes_per_client": 3}},
+        "clients": {"count": 4, "models": ["digits_mlp64"]},
+    }
+
+
+def test_a_scenario_that_lacks_its_weights_does_not_start(hub: Path):
+    with pytest.raises(ScenarioError, match="algorithm: encoder: mobilenet_v3_small given, but there are no weights"):
+        check(load_scenario(scenario(encoder="mobilenet_v3_small")))
+
+
+def test_every_process_uses_what_the_driver_decided(hub: Path, at_hand: Path):
+    checked = check(load_scenario(scenario()))
+    assert isinstance(checked.task, Task) and isinstance(checked.task.encoder, partial)
+    assert checked.task.encoder("auto")(images(1, 1, 8)).shape == (1, 576)
+    data = read_data(checked)
+    world = world_of(checked, data, deal(checked, data), make_plan(checked.asks, Machine(1, 0), 1.0))
+    at_hand.unlink()
+    there = pickle.loads(pickle.dumps(world))
+    with pytest.raises(ScenarioError, match="no weights at"):
+        there.task.encoder("auto")
+
+
+def test_a_run_without_weights_hashes_pixels(hub: Path):
+    from raysim.engine.inprocess import InProcess
+
+    checked = check(load_scenario(scenario(neighbours=4)))
+    data = read_data(checked)
+    world = world_of(checked, data, deal(checked, data), make_plan(checked.asks, Machine(1, 0), 1.0))
+    backend = InProcess()
+    try:
+        backend.start(world, data.image_MHWC)
+        report = backend.round(1, range(4), False, lambda done: None)
+    finally:
+        backend.close()
+    assert report.server.values == {"hash_width": 64.0, "cache_filled": 1.0}
+    assert [report.turns[k].up.bytes for k in range(4)] == [4 * 10 * int(n) for n in np.diff(world.train.offset)]
