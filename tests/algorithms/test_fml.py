@@ -131,7 +131,8 @@ def test_everybody_starts_from_the_same_small_model():
         # Even where the architectures are the same, no memory is.
         addresses = [w.data_ptr() for w in net.parameters()]
         assert len(set(addresses)) == len(addresses)
-    assert torch.equal(Toy(FML(small="deep"), "-").nets[0].small.header.weight, toy_model("deep", "small").header.weight)
+    deep = Toy(FML(small="deep"), "-").nets[0].small
+    assert torch.equal(deep.header.weight, toy_model("deep", "small").header.weight)
 
 
 def test_an_absent_client_keeps_its_model_and_comes_back_to_the_newest_meme():
