@@ -20,12 +20,14 @@ import yaml
 
 from raysim.launch.check import Checked, check
 from raysim.scenario.load import load_scenario
-from raysim.scenario.registry import algorithm_class
+from raysim.scenario.registry import algorithm_class, algorithm_names
 from tests.conftest import REPOSITORY
 
 PUBLISHED = REPOSITORY / "scenarios" / "published_results.csv"
 SOURCE = REPOSITORY.parent / "shared" / "published_results.csv"
 PAPERS = sorted((REPOSITORY / "scenarios" / "papers").glob("*.yaml"))
+BASELINES = sorted((REPOSITORY / "scenarios" / "baselines").glob("*.yaml"))
+EVERY = [*PAPERS, *BASELINES]
 
 DATASETS = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100", "Fashion-MNIST": "fashion_mnist"}
 CLASSES_PER_CLIENT = {"cifar10": 2, "cifar100": 10}  # of the pathological split, in all papers
@@ -37,6 +39,15 @@ PAPER_OF = {"fedssa": "FedSSA", "fedral": "FedRAL", "hks": "HKS", "fedgh": "FedG
 FIELDS: Mapping[str, Mapping[str, Any]] = {
     "Standalone": {"name": "standalone"},
     "Local-T": {"name": "standalone"},
+    "FedAvg": {"name": "fedavg"},
+    "FML": {"name": "fml"},
+    "FedKD": {"name": "fedkd"},
+    "FedAPEN": {"name": "fedapen"},
+    "FedClassAvg": {"name": "fedclassavg"},
+    "FD": {"name": "fd", "leave_one_out": True},
+    "FedProto": {"name": "fedproto"},
+    "FedTGP": {"name": "fedtgp"},
+    **{f"FedCache R={r}": {"name": "fedcache", "neighbours": r} for r in (1, 4, 16, 64, 256)},
     "LG-FedAvg": {"name": "lg_fedavg"},
     "FedSSA": {"name": "fedssa"},
     "FedRAL": {"name": "fedral", "agg": "weighted"},
@@ -121,7 +132,7 @@ def algorithm_in(path: Path) -> str:
     return str(yaml.safe_load(path.read_text(encoding="utf-8"))["algorithm"]["name"])
 
 
-ALL = [command for path in PAPERS for command in commands(path)]
+ALL = [command for path in EVERY for command in commands(path)]
 WITH_SETS = [command for command in ALL if command.kind != "file"]
 
 
@@ -146,7 +157,11 @@ def test_there_is_a_scenario_for_every_paper() -> None:
     assert sorted(algorithm_in(path) for path in PAPERS) == sorted(PAPER_OF)
 
 
-@pytest.mark.parametrize("path", PAPERS, ids=of_file)
+def test_there_is_a_scenario_for_every_baseline() -> None:
+    assert sorted(algorithm_in(path) for path in BASELINES) == sorted(set(algorithm_names()) - set(PAPER_OF))
+
+
+@pytest.mark.parametrize("path", EVERY, ids=of_file)
 def test_it_loads_and_fits(path: Path) -> None:
     checked = check(load_scenario(path))
     assert checked.loaded.scenario.name == path.stem
@@ -155,7 +170,7 @@ def test_it_loads_and_fits(path: Path) -> None:
     assert check(again).loaded.resolved == checked.loaded.resolved
 
 
-@pytest.mark.parametrize("path", PAPERS, ids=of_file)
+@pytest.mark.parametrize("path", EVERY, ids=of_file)
 def test_every_published_value_is_a_row_of_the_table(path: Path) -> None:
     rows = published()
     missing = [row for command in commands(path) for row in command.rows if row not in rows]
@@ -165,17 +180,19 @@ def test_every_published_value_is_a_row_of_the_table(path: Path) -> None:
     assert marked == sum(bool(re.search(r"published:|variant:|ablation:|raysim launch scen", line)) for line in lines)
 
 
-@pytest.mark.parametrize("path", PAPERS, ids=of_file)
-def test_a_file_has_its_own_methods_value_and_standalones(path: Path) -> None:
+@pytest.mark.parametrize("path", EVERY, ids=of_file)
+def test_a_file_has_its_own_methods_value_and_a_papers_standalone(path: Path) -> None:
     own = _checked(path, ()).loaded.resolved["algorithm"]
     first, rows = commands(path)[0].rows, published()
     assert first, "no published value"
-    assert {row.paper for row in first} == {PAPER_OF[own["name"]]}
+    if path in PAPERS:
+        assert {row.paper for row in first} == {PAPER_OF[own["name"]]}
     headline = first[0]
     assert FIELDS[headline.method].items() <= own.items()
     assert "acc" in headline.metric or headline.metric == "MAUA_%"
     cell = {row.method for row in rows if (row.table, row.setting, row.dataset) == at(headline)}
-    assert cell & {"Standalone", "Local-T"} <= {row.method for row in first}
+    if path in PAPERS:
+        assert cell & {"Standalone", "Local-T"} <= {row.method for row in first}
 
 
 def at(row: Row) -> tuple[str, str, str]:
