@@ -27,6 +27,17 @@ def digits(**changes: Any) -> dict[str, Any]:
     return {**scenario, **changes}
 
 
+FIELDS = {
+    "hks": "warmup: 1",  # by default it would be plain local training in three rounds
+    "fedcache": "encoder: pixels",  # by default it would depend on what this machine has
+}
+
+
+def of_method(name: str) -> str:
+    """The `--set` that makes the tiny scenario one of this method."""
+    return f"algorithm={{name: {name}, {FIELDS[name]}}}" if name in FIELDS else f"algorithm={{name: {name}}}"
+
+
 def loaded(*sets: str, **changes: Any) -> Loaded:
     """The tiny scenario, validated, with `--set` overrides."""
     return load_scenario(digits(**changes), sets)

@@ -19,13 +19,9 @@ from raysim.launch.check import check
 from raysim.launch.run import deal, read_data, world_of
 from raysim.scenario.registry import algorithm_names
 from raysim.tracking.memory import MemoryTracker
-from tests.engine.scenarios import loaded
+from tests.engine.scenarios import loaded, of_method
 
 FOLDER = Path(__file__).parent
-SETTINGS = {
-    "hks": "warmup: 1",  # by default it would be plain local training in three rounds
-    "fedcache": "encoder: pixels",  # by default it would depend on what this machine has
-}
 KEPT = ("accuracy/all", "accuracy/participants", "loss/train", "loss/test", "comm/total_bytes", "compute/total_flops")
 
 
@@ -37,8 +33,7 @@ def environment() -> dict[str, str]:
 def curves(method: str) -> dict[str, Any]:
     """Three rounds of a method on digits: every kept metric per round, and the digest of all state."""
     models = "[digits_cnn_s]" if method == "fedavg" else "[digits_mlp64, digits_cnn_s, digits_resnet]"
-    settings = f"{{name: {method}, {SETTINGS[method]}}}" if method in SETTINGS else f"{{name: {method}}}"
-    checked = check(loaded(f"algorithm={settings}", f"clients.models={models}"))
+    checked = check(loaded(of_method(method), f"clients.models={models}"))
     data = read_data(checked)
     plan = make_plan(checked.asks, Machine(1, 0), 1.0)
     world = world_of(checked, data, deal(checked, data), plan)

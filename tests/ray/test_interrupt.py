@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -25,8 +26,18 @@ def test_stops_cleanly(workplace: Path, number: signal.Signals) -> None:
         sys.executable, "-c", "from raysim.cli.main import main; main()", "launch",
         str(REPOSITORY / "scenarios" / "quickstart.yaml"), "--set", "rounds=100000", "--set", "resources.actors=1",
     ]  # fmt: skip
-    # A group of its own: like a terminal, Ctrl-C goes to Ray's processes as well.
-    run = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, process_group=0)
+    # A group of its own: like a terminal, Ctrl-C goes to Ray's processes as well. Tests that run in the background
+    # of a script have Ctrl-C switched off, which a child would inherit.
+    run = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        process_group=0,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    impatient = threading.Timer(120, run.kill)
+    impatient.start()
     try:
         assert run.stderr is not None
         for line in run.stderr:
@@ -43,6 +54,7 @@ def test_stops_cleanly(workplace: Path, number: signal.Signals) -> None:
         assert run.wait(30) == 130, told
         seconds = time.monotonic() - began
     finally:
+        impatient.cancel()
         run.kill()
         run.communicate()
     assert "Traceback" not in told

@@ -24,12 +24,11 @@ from raysim.engine.run import Progress, Schedule, run_rounds, state_digest
 from raysim.launch.check import check
 from raysim.launch.run import Result, deal, read_data, run, world_of
 from raysim.scenario.load import Loaded
+from raysim.scenario.registry import algorithm_names
 from raysim.tracking.memory import MemoryTracker
-from tests.engine.scenarios import loaded
+from tests.engine.scenarios import loaded, of_method
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
-
-METHODS = ["fedgh", "lg_fedavg", "standalone", "fedavg"]
 
 PLANS = {
     "one actor": [Ask(tuple(range(8)), 1, None, 1.0, 0.0)],
@@ -83,9 +82,9 @@ def rounds_on(backend: Backend, given: Loaded) -> tuple[str, list[ClientRow], li
     return state_digest(backend), rows, values, moved
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", algorithm_names())
 def test_bit_identical_on_any_placement(method: str, backends: dict[str, RayBackend]) -> None:
-    sets = [f"algorithm={{name: {method}}}", "clients.participation=0.6"]
+    sets = [of_method(method), "clients.participation=0.6"]
     if method == "fedavg":
         sets.append("clients.models=[hks_resnet8]")
     given = loaded(*sets)
