@@ -9,9 +9,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -71,6 +74,30 @@ def give_back_freed_memory() -> None:
     """Let the system have the pages that nothing uses; each that is used again costs a page fault."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold Ctrl-C and SIGTERM back for a moment; a task that is half handed to Ray dies with a traceback of Ray's."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[tuple[int, FrameType | None]] = []
+    before = {
+        number: signal.signal(number, lambda number, frame: arrived.append((number, frame)))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    for got, frame in arrived[:1]:
+        handler = before[signal.Signals(got)]
+        if callable(handler):
+            handler(got, frame)
+        elif handler == signal.SIG_DFL:
+            signal.raise_signal(got)
 
 
 class HostActor:
@@ -247,23 +274,26 @@ class RayBackend:
     def round(self, t: int, cohort: Sequence[ClientId], evaluate: bool, progress: Callable[[int], None]) -> RoundReport:
         where = f"round {t}"
         lists = assign(cohort, {k: self._expected(k) for k in cohort}, self.owner, self.plan.groups)
-        outbox = self.server.send.remote(t, cohort)
         moves: dict[tuple[int, int], list[ClientId]] = {}  # (old actor, new actor) -> clients
         for actor, ids in lists.items():
             for k in ids:
                 if self.owner.get(k, actor) != actor:
                     moves.setdefault((self.owner[k], actor), []).append(k)
-        # Old owners give up before any new work is queued behind it.
-        given = {(old, new): self.hosts[old].release.remote(ids) for (old, new), ids in moves.items()}
-        streams = {
-            self.hosts[actor]
-            .work.options(num_returns="streaming")
-            .remote(t, ids, evaluate, outbox, *(states for (_, new), states in given.items() if new == actor)): actor
-            for actor, ids in lists.items()
-        }
-        # Queued behind the work, so that actors test their models while the server updates.
         late = evaluate and self.world.evaluate_when == "after_update"
-        tests = [self.hosts[actor].measure.remote(ids) for actor, ids in lists.items()] if late else []
+        with uninterrupted():
+            outbox = self.server.send.remote(t, cohort)
+            # Old owners give up before any new work is queued behind it.
+            given = {(old, new): self.hosts[old].release.remote(ids) for (old, new), ids in moves.items()}
+            streams = {
+                self.hosts[actor]
+                .work.options(num_returns="streaming")
+                .remote(
+                    t, ids, evaluate, outbox, *(states for (_, new), states in given.items() if new == actor)
+                ): actor
+                for actor, ids in lists.items()
+            }
+            # Queued behind the work, so that actors test their models while the server updates.
+            tests = [self.hosts[actor].measure.remote(ids) for actor, ids in lists.items()] if late else []
         self.owner |= {k: actor for actor, ids in lists.items() for k in ids}
         uploads, turns = self._collect(streams, where, progress)
         updated = self.server.update.remote(t, *uploads)
