@@ -83,6 +83,7 @@ class FedKD(Algorithm[Update | Mentee, Update | Mentee, Shared]):
         "official": {"detach": False},
         "htfllib": {"detach": False, "compress": "parameters"},
     }
+    scheduled: ClassVar[bool] = True
 
     small: str | None = None
     """Architecture of the mentee; `null`: the clients' one with the fewest parameters."""

@@ -55,3 +55,10 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracking_store: s
     monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking_store)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     return tmp_path
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests with real actors in one process: they share one Ray, and are the longest."""
+    for item in items:
+        if item.get_closest_marker("ray"):
+            item.add_marker(pytest.mark.xdist_group("ray"))

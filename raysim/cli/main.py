@@ -1,4 +1,4 @@
-"""The `raysim` command: launch, validate, list, describe, schema, ui, completion.
+"""The `raysim` command: launch, resume, verify, validate, list, describe, schema, ui, completion.
 
 Exit codes: 0 done; 1 a run that had begun could not go on; 2 what was asked for cannot be; 130 stopped by Ctrl-C.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -20,6 +20,9 @@ SETS = click.option(
     metavar="KEY=VALUE",
     help="Override a key of the scenario, for example training.lr=0.1; values are YAML. May be given often.",
 )
+
+
+QUIET = click.option("--quiet", is_flag=True, help="Show no progress, only the closing table.")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -40,8 +43,9 @@ def cli() -> None:
 @SCENARIO
 @SETS
 @click.option("--dry-run", is_flag=True, help="Show where clients would live and what a round would take, then stop.")
-@click.option("--quiet", is_flag=True, help="Show no progress, only the closing table.")
-def launch(scenario: str, sets: tuple[str, ...], dry_run: bool, quiet: bool) -> None:
+@QUIET
+@click.option("--resume", "run_", metavar="RUN", help="Go on with this run: its folder, or its id below ./runs.")
+def launch(scenario: str, sets: tuple[str, ...], dry_run: bool, quiet: bool, run_: str | None) -> None:
     """Run a scenario to its end.
 
     Results go to a folder under ./runs (or `output`) and to MLflow: rounds.parquet has a row per round,
@@ -64,15 +68,61 @@ def launch(scenario: str, sets: tuple[str, ...], dry_run: bool, quiet: bool) -> 
 
         show_preview(preview(check(loaded)), loaded)
         return
-    from rich.console import Console
+    from raysim.launch.again import find_run
+    from raysim.launch.run import resume, run
 
-    from raysim.launch.run import run
-    from raysim.report.table import closing_table
+    result = run(loaded, quiet=quiet) if run_ is None else resume(find_run(run_), loaded, quiet=quiet)
+    _close(result.summary, loaded.scenario.tracking.uri)
 
-    result = run(loaded, quiet=quiet)
-    # No width limit but the terminal's: paths and commands are for copying.
-    Console().print(closing_table(result.summary))
-    click.echo(f"See it in the browser:  {_ui_line(loaded.scenario.tracking.uri)}")
+
+@cli.command("resume")
+@click.argument("run_", metavar="RUN")
+@SETS
+@QUIET
+def resume_(run_: str, sets: tuple[str, ...], quiet: bool) -> None:
+    """Go on with a run that was stopped or failed, or whose machine did, from its last commit.
+
+    RUN is its folder, or its id below ./runs. The result is that of a run that nothing happened to, bit for bit.
+    Resources and places may be overridden, and `rounds` raised; what would change the result is refused.
+
+    \b
+    Examples:
+        raysim resume runs/quickstart/20261121-101500-ab12
+        raysim resume 20261121-101500-ab12 --set resources.actors=4
+    """
+    from raysim.launch.again import find_run, own_scenario
+    from raysim.launch.run import resume
+
+    folder = find_run(run_)
+    loaded = own_scenario(folder, sets)
+    _close(resume(folder, loaded, quiet=quiet).summary, loaded.scenario.tracking.uri)
+
+
+@cli.command()
+@SCENARIO
+@SETS
+@click.option("--actors", default="1,4", show_default=True, help="Numbers of actors to try, with commas.")
+@click.option("--kill", is_flag=True, help="Also kill an actor in the middle of a round.")
+def verify(scenario: str, sets: tuple[str, ...], actors: str, kill: bool) -> None:
+    """Run a scenario in several places and compare every bit of the clients and the server after every round.
+
+    It is run in this process, and on Ray with so many actors each. Says which round, client and tensor differ first,
+    if any does. Take few rounds: nothing of these runs is kept.
+
+    \b
+    Example:
+        raysim verify scenarios/quickstart.yaml --set rounds=3 --actors 1,3 --kill
+    """
+    from raysim.cli.show import show_traces
+    from raysim.launch.verify import verify as compare
+    from raysim.scenario.load import load_scenario
+
+    numbers = [int(part) for part in actors.split(",") if part.strip().isdigit() and int(part) > 0]
+    if len(numbers) != len(actors.split(",")):
+        raise click.BadParameter(f"{actors!r} given; allowed: numbers from 1 on, with commas", param_hint="--actors")
+    traces = compare(load_scenario(scenario, sets), numbers, kill, lambda text: click.echo(text, err=True))
+    show_traces(traces)
+    sys.exit(1 if any(trace.difference for trace in traces) else 0)
 
 
 @cli.command()
@@ -165,6 +215,19 @@ def completion(shell: str) -> None:
     found = get_completion_class(shell)
     assert found is not None
     click.echo(found(cli, {}, "raysim", "_RAYSIM_COMPLETE").source())
+
+
+def _close(summary: Mapping[str, Any], uri: str | None) -> None:
+    """What a run that ended well leaves on the terminal."""
+    from rich.console import Console
+
+    from raysim.report.table import closing_table
+
+    if summary.get("nothing_to_do"):
+        click.echo(f"{summary['folder']}: all {summary['rounds']} rounds were done already", err=True)
+    # No width limit but the terminal's: paths and commands are for copying.
+    Console().print(closing_table(summary))
+    click.echo(f"See it in the browser:  {_ui_line(uri)}")
 
 
 def _ui_line(uri: str | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING
 from typing import Any
 
@@ -18,6 +18,7 @@ from raysim.core.results import METRICS
 from raysim.data.partition import PARTITIONS
 from raysim.data.specs import DATASETS
 from raysim.launch.preview import Preview
+from raysim.launch.verify import Trace
 from raysim.models import MODELS
 from raysim.report.units import human_seconds
 from raysim.scenario.load import Loaded
@@ -114,6 +115,29 @@ def show_preview(found: Preview, loaded: Loaded) -> None:
     for note in found.plan.notes:
         console.print(Text(f"Note: {note}"))
     console.print(Text("Nothing was started."))
+
+
+def show_traces(traces: Sequence[Trace]) -> None:
+    """What `raysim verify` found."""
+    console = Console()
+    table = _table(None, "placement", "rounds", "seconds", "restarts", "state digest", "")
+    for i, trace in enumerate(traces):
+        verdict = "" if i == 0 else "identical" if trace.difference is None else "differs"
+        table.add_row(
+            trace.placement.name,
+            str(len(trace.rounds)),
+            human_seconds(trace.seconds),
+            str(trace.restarts),
+            trace.digest[:12],
+            verdict,
+        )
+    console.print(table)
+    for trace in traces:
+        if trace.difference is not None:
+            console.print(Text(f"{trace.placement.name}: {trace.difference}"))
+    if all(trace.difference is None for trace in traces):
+        tensors = sum(len(one) for found in traces[0].rounds for one in found.values())
+        console.print(Text(f"Every tensor of every round and every metric is the same ({tensors} tensors compared)."))
 
 
 def _entries(kind: str) -> Iterable[tuple[str, str]]:

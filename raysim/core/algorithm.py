@@ -202,6 +202,7 @@ class Algorithm(ABC, Generic[Down, Up, State]):
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Presets besides the defaults, which are the paper's: `official` does what the authors' released code does. A
     scenario chooses one with `profile`; fields that it gives itself count more."""
+    scheduled: ClassVar[bool] = False  # True: what it does depends on how many rounds there will be
     one_architecture: ClassVar[bool] = False  # True: whole models are exchanged, so all clients need the same
 
     def __post_init__(self) -> None:

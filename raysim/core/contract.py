@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import copy
 import inspect
+import json
 import pickle
 import random
 import sys
@@ -36,7 +37,7 @@ from raysim.core.fit import FitJob, FitResult, LocalTraining, Trainer, fit_one, 
 from raysim.core.messages import counted, nonfinite, pack, unpack, weights, wire_size
 from raysim.core.meter import FlopMeter, flops_of
 from raysim.core.seeds import global_seed, seeded
-from raysim.core.state import digest, state_tensors
+from raysim.core.state import Frozen, digest, freeze, modules_of, state_tensors, thaw
 
 SEED, C, D, SIDE, ROUNDS = 7, 4, 8, 4, 8
 LOCAL = LocalTraining(epochs=1, batch_size=6, lr=0.1, momentum=0.5)
@@ -385,6 +386,13 @@ def imports(algorithm: AnyAlgorithm) -> None:
                     f"its file imports {name} in line {line}",
                     "import only raysim.core, torch, numpy, scipy and the standard library",
                 )
+        if isinstance(node, ast.Attribute) and node.attr == "num_rounds" and not algorithm.scheduled:
+            raise ContractError(
+                algorithm,
+                "imports",
+                f"its file reads num_rounds in line {line}",
+                "say scheduled: ClassVar[bool] = True, because a run of it cannot go on for more rounds than it was given",
+            )
         device = _names_device(node)
         if device:
             raise ContractError(
@@ -594,7 +602,7 @@ def state_dict_is_all(algorithm: AnyAlgorithm) -> None:
 
 
 def server_state_visible(algorithm: AnyAlgorithm) -> None:
-    """All that the server keeps is in `server.state`, in forms that can be stored."""
+    """All that the server keeps is in `server.state`, in forms that can be stored and put together again."""
     toy = Toy(algorithm, "server_state_visible").run(2)
     try:
         state_tensors(toy.server.state)
@@ -611,6 +619,19 @@ def server_state_visible(algorithm: AnyAlgorithm) -> None:
                 f"{type(module).__name__}.{min(hidden)} in server.state is not in its state_dict",
                 "register it as a parameter or a persistent buffer",
             )
+    second = Toy(algorithm, "server_state_visible").start()
+    apart = freeze(toy.server.state)
+    stored = Frozen(json.loads(json.dumps(apart.tree)), apart.tensors)
+    remedy = "keep modules where server_start puts them, and dataclasses at the top of the algorithm's file"
+    try:
+        second.server.state = thaw(stored, second.server.state, modules_of(algorithm))
+    except ValueError as error:
+        raise toy.broken(f"server.state cannot be put together again ({error})", remedy) from None
+    second.nets = copy.deepcopy(toy.nets)
+    toy.round(3)
+    second.round(3)
+    for changed in _changed(toy.states(), second.states()):
+        raise toy.broken(f"{changed} ends up different when the server goes on from a stored server.state", remedy)
 
 
 def logits(algorithm: AnyAlgorithm) -> None:

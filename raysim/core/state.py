@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -65,3 +67,148 @@ def combined_digest(digests: Mapping[Any, str]) -> str:
     for key in sorted(digests):
         sha.update(f"{key}={digests[key]};".encode())
     return sha.hexdigest()
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A state taken apart, so that it can be stored without pickle: what it is made of, and its tensors."""
+
+    tree: Any  # JSON: lists that begin with a kind
+    tensors: dict[str, Tensor]  # by the dotted paths of `state_tensors`; copies
+
+
+def freeze(state: Any) -> Frozen:
+    """Take a state apart; `thaw` puts it together again, bit for bit, strides and shared tensors included.
+
+    Understands what `state_tensors` does. Raises `TypeError` naming the path of anything else.
+    """
+    state_tensors(state)  # raises where something cannot be seen, or two parts have one name
+    tensors: dict[str, Tensor] = {}
+    seen: dict[int, list[Any]] = {}
+
+    def node(part: Any, path: str) -> Any:
+        if part is None:
+            return None
+        if isinstance(part, Tensor):
+            if id(part) not in seen:
+                name = path or "value"
+                tensors[name] = part.detach().cpu().clone(memory_format=torch.contiguous_format)
+                # Another layout may choose another kernel, and with it other last digits.
+                stride = None if part.is_contiguous() or not _dense(part) else list(part.stride())
+                seen[id(part)] = ["tensor", name, stride, part.requires_grad, isinstance(part, nn.Parameter)]
+            return seen[id(part)]
+        if isinstance(part, bool | int | float | str):
+            return ["value", part]
+        if isinstance(part, nn.Module):
+            tensors.update({_joined(path, name): value.cpu().clone() for name, value in part.state_dict().items()})
+            return ["module", path, [_joined(path, name) for name in part.state_dict()]]
+        if isinstance(part, Mapping):
+            pairs = [[node(key, ""), node(value, _joined(path, str(key)))] for key, value in part.items()]
+            return ["dict", pairs]
+        if isinstance(part, list | tuple):
+            inner = [node(value, _joined(path, str(i))) for i, value in enumerate(part)]
+            if hasattr(part, "_fields"):
+                return ["named", _class_name(type(part)), inner]
+            return ["list" if isinstance(part, list) else "tuple", inner]
+        held = [[field.name, node(getattr(part, field.name), _joined(path, field.name))] for field in fields(part)]
+        return ["dataclass", _class_name(type(part)), held]
+
+    return Frozen(node(state, ""), tensors)
+
+
+def thaw(frozen: Frozen, template: Any, modules: Collection[str]) -> Any:
+    """Put a state together again.
+
+    template: a state of the same algorithm, for example the one before round 1; modules inside the state are filled
+    copies of those at the same place there. modules: names of the Python modules (besides this package) whose
+    classes may be made. Raises `ValueError` when a class or a module cannot be had.
+    """
+    made: dict[str, Tensor] = {}
+    places: dict[str, nn.Module] = {}
+    _find_modules(template, "", places)
+
+    def tensor(name: str, stride: list[int] | None, grad: bool, parameter: bool) -> Tensor:
+        if name not in made:
+            value = frozen.tensors[name].clone()
+            if stride is not None:
+                value = torch.empty_strided(value.shape, stride, dtype=value.dtype).copy_(value)
+            made[name] = nn.Parameter(value, grad) if parameter else value.requires_grad_(grad)
+        return made[name]
+
+    def part(node: Any) -> Any:
+        if node is None:
+            return None
+        kind, *rest = node
+        if kind == "tensor":
+            return tensor(*rest)
+        if kind == "value":
+            return rest[0]
+        if kind == "module":
+            path, names = rest
+            if path not in places:
+                raise ValueError(f"the state holds a module at {path or '(top level)'} that the first state has not")
+            module = copy.deepcopy(places[path])
+            module.load_state_dict({name.removeprefix(f"{path}."): frozen.tensors[name] for name in names})
+            return module
+        if kind == "dict":
+            return {part(key): part(value) for key, value in rest[0]}
+        if kind in {"list", "tuple"}:
+            inner = [part(value) for value in rest[0]]
+            return inner if kind == "list" else tuple(inner)
+        cls = _class_of(rest[0], modules)
+        if kind == "named":
+            return cls(*(part(value) for value in rest[1]))
+        state = cls.__new__(cls)
+        for name, value in rest[1]:
+            object.__setattr__(state, name, part(value))
+        return state
+
+    return part(frozen.tree)
+
+
+def modules_of(algorithm: object) -> set[str]:
+    """Names of the Python modules that define an algorithm: where the classes of its server's state may come from."""
+    return {cls.__module__ for cls in type(algorithm).__mro__ if cls.__module__ not in {"builtins", "abc", "typing"}}
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _dense(tensor: Tensor) -> bool:
+    """Whether every element has a place of its own, with no gaps: what `empty_strided` can make again."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _class_name(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _class_of(name: str, modules: Collection[str]) -> Any:
+    """The class of this name. Only from the given modules and this package: a file must not make arbitrary objects."""
+    module, _, qualname = name.partition(":")
+    found: Any = sys.modules.get(module) if module in modules or module.startswith(f"{__package__}.") else None
+    for step in qualname.split("."):
+        found = getattr(found, step, None)
+    if not isinstance(found, type):
+        raise ValueError(f"the state holds a {name}, which is no class of {', '.join(sorted(modules))}")
+    return found
+
+
+def _find_modules(state: Any, path: str, found: dict[str, nn.Module]) -> None:
+    if isinstance(state, nn.Module):
+        found[path] = state
+    elif isinstance(state, Mapping):
+        for key, value in state.items():
+            _find_modules(value, _joined(path, str(key)), found)
+    elif isinstance(state, list | tuple):
+        for i, value in enumerate(state):
+            _find_modules(value, _joined(path, str(i)), found)
+    elif is_dataclass(state) and not isinstance(state, type):
+        for field in fields(state):
+            _find_modules(getattr(state, field.name), _joined(path, field.name), found)

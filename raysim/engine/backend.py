@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from raysim.core.algorithm import ClientId
 from raysim.core.messages import Weights
-from raysim.engine.host import Measured, Turn
+from raysim.engine.commits import Part
+from raysim.engine.host import Failed, Measured, Turn
 from raysim.engine.server import ServerReport
+from raysim.engine.store import Store
 from raysim.engine.world import World
 
 
@@ -24,6 +26,19 @@ class RoundReport:
     measured: Mapping[ClientId, Measured]  # the participants, where asked for
     server: ServerReport
     moved: int = 0  # clients whose state moved to another actor
+    failed: Mapping[ClientId, Failed] = field(default_factory=dict)  # whom the round went on without
+
+
+class LostError(Exception):
+    """A part of the run is gone: an actor, a node, an object. Nothing is lost that could not be computed again."""
+
+
+def sorted_out(
+    cohort: Sequence[ClientId], turns: Mapping[ClientId, Turn | Failed]
+) -> tuple[dict[ClientId, Turn], dict[ClientId, Failed]]:
+    """(turns that were taken, those that failed), in id order."""
+    taken = {k: turn for k in cohort if isinstance(turn := turns[k], Turn)}
+    return taken, {k: turn for k in cohort if isinstance(turn := turns[k], Failed)}
 
 
 def measured_in_turn(turns: Mapping[ClientId, Turn]) -> dict[ClientId, Measured]:
@@ -32,22 +47,44 @@ def measured_in_turn(turns: Mapping[ClientId, Turn]) -> dict[ClientId, Measured]
 
 
 class Backend(Protocol):
-    """Runs clients and the server somewhere. All backends give bit-identical results."""
+    """Runs clients and the server somewhere. All backends give bit-identical results.
 
-    def start(self, world: World, image_MHWC: NDArray[np.uint8]) -> None:
-        """Bring everything up: hosts, server, hellos, the server's first state."""
+    Any call but `close` may raise `LostError`; then `recover`, `restore` and repeating the rounds since make it good.
+    """
 
-    def round(self, t: int, cohort: Sequence[ClientId], evaluate: bool, progress: Callable[[int], None]) -> RoundReport:
-        """One round. `progress` hears how many of the cohort are done, now and then."""
+    def start(self, world: World, images: Callable[[], NDArray[np.uint8]]) -> None:
+        """Bring everything up: hosts, server, hellos, the server's first state. `images` reads them, [M, H, W, C]."""
+
+    def recover(self) -> list[str]:
+        """Replace what died and forget all state, as after `start`. Returns what a user should know, in sentences."""
+
+    def restore(self, clients: Iterable[Mapping[ClientId, Weights]], server: bytes) -> None:
+        """After `start` or `recover`: take in a commit's states."""
+
+    def round(
+        self,
+        t: int,
+        cohort: Sequence[ClientId],
+        evaluate: bool,
+        progress: Callable[[int], None],
+        without: Collection[ClientId] = (),
+    ) -> RoundReport:
+        """One round. `progress` hears how many of the cohort are done, now and then.
+
+        without: participants that are treated as failed unheard, because they failed when this round ran before.
+        """
 
     def measure(self, ids: Sequence[ClientId]) -> Mapping[ClientId, Measured]:
         """Test clients' models as they are, in id order."""
 
-    def states(self) -> tuple[dict[ClientId, Weights], Weights]:
-        """A copy of the state of every client that had a turn, and of the server's."""
+    def save(self, t: int, store: Store) -> tuple[list[Part], Part]:
+        """Write the clients that changed since the last call, and the server, as files of the commit of round `t`."""
 
     def digests(self) -> tuple[dict[ClientId, str], str]:
         """SHA-256 of every client's state and of the server's."""
+
+    def fingerprints(self, ids: Sequence[ClientId]) -> tuple[dict[ClientId, dict[str, str]], dict[str, str]]:
+        """SHA-256 of every tensor of these clients, and of the server's state."""
 
     def memory(self) -> tuple[float, float]:
         """(resident memory of the run's processes, greatest GPU memory of any), in MiB."""

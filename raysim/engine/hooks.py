@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from raysim.core.errors import RunError
+from raysim.core.errors import RaysimError, RunError
 from raysim.core.seeds import seed_for
 
 
@@ -46,7 +46,7 @@ def hook(
         # As a context, a device makes every torch call slower; the CPU is the default anyway.
         with nullcontext() if device.type == "cpu" else device:
             yield
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, RaysimError):
         raise
     except Exception as error:
         import traceback

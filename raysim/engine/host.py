@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import mmap
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from time import perf_counter
@@ -23,13 +23,17 @@ from torch import Tensor, nn
 
 from raysim.core.algorithm import Algorithm, Client, ClientId
 from raysim.core.data import Samples, Shards
+from raysim.core.errors import RunError
 from raysim.core.fit import set_training
 from raysim.core.messages import Weights, WireSize, nonfinite, pack, unpack, weights, wire_size
 from raysim.core.meter import FlopMeter
 from raysim.core.results import ClientRow
 from raysim.core.seeds import global_seed, seeded
-from raysim.core.state import digest
+from raysim.core.state import digest, state_tensors
+from raysim.engine.commits import Part, client_parts
 from raysim.engine.hooks import hook
+from raysim.engine.store import Store
+from raysim.engine.timelimit import limit
 from raysim.engine.world import World
 
 EVALUATION_BATCH = 512
@@ -48,6 +52,26 @@ class Outbox:
 @dataclass(frozen=True)
 class NonFinite:
     """What the server gets in the place of an upload that held a NaN or infinity."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What stands in the place of a client's upload and turn when the round goes on without it."""
+
+    reason: str  # one sentence
+    trace: str = ""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A client on its way to another host."""
+
+    state: Any  # packed
+    unsaved: bool  # changed since the last commit
+
+
+Saved = tuple[Part, bytes | None]
+"""A file of a commit; its bytes where the host itself could not write it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +168,7 @@ class ClientHost:
             self.test = Positions(world.test)
             self.published = None if world.global_test is None else torch.from_numpy(world.global_test)
         self.nets: dict[ClientId, nn.Module] = {}
+        self.unsaved: set[ClientId] = set()  # had a turn since the last commit
         self.templates: dict[str, nn.Module] = {}
         self.template_digests: dict[str, str] = {}
         self.meter = FlopMeter()
@@ -160,11 +185,17 @@ class ClientHost:
         return hellos
 
     def work(
-        self, t: int, ids: Sequence[ClientId], outbox: Outbox, evaluate: bool
-    ) -> Iterator[tuple[ClientId, Any, Turn]]:
+        self,
+        t: int,
+        ids: Sequence[ClientId],
+        outbox: Outbox,
+        evaluate: bool,
+        without: Collection[ClientId] = (),
+    ) -> Iterator[tuple[ClientId, Any, Turn | Failed]]:
         """Round `t` of these clients, one after another: (client, packed upload, turn).
 
         evaluate: measure them, if models are measured before they train; else `measure` does when all is done.
+        without: clients that count as failed and do not get a turn.
         """
         received: dict[int | None, tuple[Any, WireSize]] = {None: (None, wire_size(None))}
         for k in ids:
@@ -172,7 +203,12 @@ class ClientHost:
             if position is not None and position not in received:
                 down = unpack(outbox.messages[position], self.device)
                 received[position] = down, wire_size(down)
-            yield self._turn(k, t, *received[position], evaluate)
+            if k in without:
+                yield k, Failed("it failed before"), Failed("it failed before")
+            elif self.world.tolerant:
+                yield self._tolerated(k, t, *received[position], evaluate)
+            else:
+                yield self._turn(k, t, *received[position], evaluate)
 
     def measure(self, ids: Iterable[ClientId]) -> dict[ClientId, Measured]:
         """Test clients' models as they are."""
@@ -180,19 +216,32 @@ class ClientHost:
 
     # -- state -------------------------------------------------------------------------------------
 
-    def release(self, ids: Iterable[ClientId]) -> dict[ClientId, Any]:
-        """Give clients away: their packed states, gone from here."""
-        return {k: pack(weights(self.nets.pop(k))) for k in ids if k in self.nets}
+    def release(self, ids: Iterable[ClientId]) -> dict[ClientId, Moved]:
+        """Give clients away: gone from here."""
+        return {k: Moved(pack(weights(self.nets.pop(k))), self._forget(k)) for k in ids if k in self.nets}
 
-    def states(self) -> dict[ClientId, Any]:
-        """The packed states of all clients that had a turn here; they stay."""
-        return {k: pack(weights(self.nets[k])) for k in sorted(self.nets)}
-
-    def adopt(self, states: Mapping[ClientId, Any]) -> None:
-        """Take in clients that another host released."""
-        for k, packed in states.items():
-            state: Weights = unpack(packed)
+    def adopt(self, moved: Mapping[ClientId, Moved]) -> None:
+        """Take in clients that another host released, or that come from a commit."""
+        for k, one in moved.items():
+            state: Weights = unpack(one.state)
             self._net(k).load_state_dict(state)
+            if one.unsaved:
+                self.unsaved.add(k)
+
+    def save(self, t: int, store: Store | None) -> Iterator[Saved]:
+        """Write the clients that changed since the last time, after round `t`. Without a store: hand the bytes over."""
+        changed = sorted(self.unsaved)
+        self.unsaved = set()
+        for part, data in client_parts(t, ((k, self.nets[k].state_dict()) for k in changed)):
+            if store is not None:
+                store.write(part.name, data)
+            yield part, None if store is not None else data
+
+    def _forget(self, k: ClientId) -> bool:
+        """Whether a client was unsaved; it is no longer known as such."""
+        unsaved = k in self.unsaved
+        self.unsaved.discard(k)
+        return unsaved
 
     def digests(self, ids: Iterable[ClientId]) -> dict[ClientId, str]:
         """SHA-256 of each client's state."""
@@ -208,13 +257,42 @@ class ClientHost:
                 found[k] = self.template_digests[arch]
         return found
 
+    def fingerprints(self, ids: Iterable[ClientId]) -> dict[ClientId, dict[str, str]]:
+        """SHA-256 of each tensor of each client."""
+        return {k: {name: digest(value) for name, value in state_tensors(self._net(k)).items()} for k in ids}
+
     def gpu_peak_mb(self) -> float:
         """Greatest GPU memory this process has used, in MiB; 0 on a CPU."""
         return torch.cuda.max_memory_allocated(self.device) / 2**20 if self.device.type == "cuda" else 0.0
 
     # -- inside ------------------------------------------------------------------------------------
 
+    def _tolerated(
+        self, k: ClientId, t: int, down: Any, down_size: WireSize, evaluate: bool
+    ) -> tuple[ClientId, Any, Turn | Failed]:
+        """A turn after which, if it fails, the client is as before: what is kept must not depend on where it failed."""
+        before = weights(self.nets[k]) if k in self.nets else None
+        try:
+            return self._turn(k, t, down, down_size, evaluate)
+        except RunError as error:
+            if before is None:
+                self.nets.pop(k, None)
+                self.unsaved.discard(k)
+            else:
+                self.nets[k].load_state_dict(before)
+            failed = Failed(str(error), getattr(error, "trace", ""))
+            return k, failed, failed
+
     def _turn(self, k: ClientId, t: int, down: Any, down_size: WireSize, evaluate: bool) -> tuple[ClientId, Any, Turn]:
+        limit_s = self.world.client_timeout_s
+        if limit_s is None:
+            return self._untimed_turn(k, t, down, down_size, evaluate)
+        with limit(limit_s, f"client {k} took longer than failure.client_timeout_s ({limit_s:g} s) in round {t}"):
+            return self._untimed_turn(k, t, down, down_size, evaluate)
+
+    def _untimed_turn(
+        self, k: ClientId, t: int, down: Any, down_size: WireSize, evaluate: bool
+    ) -> tuple[ClientId, Any, Turn]:
         algorithm, world = self.world.algorithm, self.world
         client = self._client(k, t)
         measured = None
@@ -265,6 +343,7 @@ class ClientHost:
     def _client(self, k: ClientId, t: int) -> Client:
         world = self.world
         self._set_threads(k)
+        self.unsaved.add(k)
         return Client(
             id=k,
             task=world.task,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import psutil
@@ -10,10 +10,12 @@ import torch
 from numpy.typing import NDArray
 
 from raysim.core.algorithm import ClientId
-from raysim.core.messages import Weights, unpack
-from raysim.engine.backend import RoundReport, measured_in_turn
-from raysim.engine.host import ClientHost, Measured, Turn, joins
+from raysim.core.messages import Weights, pack
+from raysim.engine.backend import RoundReport, measured_in_turn, sorted_out
+from raysim.engine.commits import Part
+from raysim.engine.host import ClientHost, Failed, Measured, Moved, Turn, joins
 from raysim.engine.server import ServerHost
+from raysim.engine.store import Store
 from raysim.engine.world import World
 
 
@@ -24,29 +26,50 @@ class InProcess:
         self.device = device
         self.before = (torch.get_num_threads(), torch.get_rng_state())
 
-    def start(self, world: World, image_MHWC: NDArray[np.uint8]) -> None:
-        self.world = world
-        self.host = ClientHost(world, image_MHWC, self.device)
-        self.server = ServerHost(world)
-        hellos = self.host.join(range(world.num_clients)) if joins(world.algorithm) else {}
-        self.server.start([hellos])
+    def start(self, world: World, images: Callable[[], NDArray[np.uint8]]) -> None:
+        self.world, self.images = world, images
+        self.recover()
 
-    def round(self, t: int, cohort: Sequence[ClientId], evaluate: bool, progress: Callable[[int], None]) -> RoundReport:
+    def recover(self) -> list[str]:
+        self.host = ClientHost(self.world, self.images(), self.device)
+        self.server = ServerHost(self.world)
+        hellos = self.host.join(range(self.world.num_clients)) if joins(self.world.algorithm) else {}
+        self.server.start([hellos])
+        return []
+
+    def restore(self, clients: Iterable[Mapping[ClientId, Weights]], server: bytes) -> None:
+        for part in clients:
+            self.host.adopt({k: Moved(pack(state), unsaved=False) for k, state in part.items()})
+        self.host.unsaved.clear()
+        self.server.restore(server)
+
+    def round(
+        self,
+        t: int,
+        cohort: Sequence[ClientId],
+        evaluate: bool,
+        progress: Callable[[int], None],
+        without: Collection[ClientId] = (),
+    ) -> RoundReport:
         outbox = self.server.send(t, cohort)
         uploads: dict[ClientId, object] = {}
-        turns: dict[ClientId, Turn] = {}
-        for k, up, turn in self.host.work(t, cohort, outbox, evaluate):
+        turns: dict[ClientId, Turn | Failed] = {}
+        for k, up, turn in self.host.work(t, cohort, outbox, evaluate, without):
             uploads[k], turns[k] = up, turn
             progress(len(turns))
+        taken, failed = sorted_out(cohort, turns)
         late = evaluate and self.world.evaluate_when == "after_update"
-        measured = self.host.measure(cohort) if late else measured_in_turn(turns)
-        return RoundReport(turns, measured, self.server.update(t, [uploads]))
+        measured = self.host.measure(cohort) if late else measured_in_turn(taken)
+        return RoundReport(taken, measured, self.server.update(t, [uploads]), failed=failed)
 
     def measure(self, ids: Sequence[ClientId]) -> Mapping[ClientId, Measured]:
         return self.host.measure(ids)
 
-    def states(self) -> tuple[dict[ClientId, Weights], Weights]:
-        return unpack(self.host.states()), unpack(self.server.state())
+    def save(self, t: int, store: Store) -> tuple[list[Part], Part]:
+        return [part for part, _ in self.host.save(t, store)], self.server.save(t, store)[0]
+
+    def fingerprints(self, ids: Sequence[ClientId]) -> tuple[dict[ClientId, dict[str, str]], dict[str, str]]:
+        return self.host.fingerprints(ids), self.server.fingerprints()
 
     def digests(self) -> tuple[dict[ClientId, str], str]:
         return self.host.digests(range(self.world.num_clients)), self.server.digest()

@@ -39,6 +39,16 @@ class Machine:
 
 
 @dataclass(frozen=True)
+class Node:
+    """One machine of a cluster."""
+
+    name: str
+    cpus: float
+    gpus: float
+    id: str = ""
+
+
+@dataclass(frozen=True)
 class Group:
     """Actors that are alike, and the clients that live on them."""
 
@@ -120,6 +130,58 @@ def make_plan(asks: Sequence[Ask], machine: Machine, participation: float) -> Pl
             )
         notes.append(f"{plan.num_actors} actors share {machine.cpus:g} CPUs: rounds take longer, results are the same")
     return Plan(plan.groups, tuple(dict.fromkeys(notes)))
+
+
+def seats(groups: Sequence[Group], nodes: Sequence[Node], pack: bool = False) -> list[list[Node]]:
+    """Where the actors of each group live: a node for each that has room, largest actors first.
+
+    pack: fill one node after another; else take the one with the most left. A list shorter than `actors` says that not
+    all fit.
+    """
+    cpus = [node.cpus for node in nodes]
+    gpus = [[1.0] * int(node.gpus) for node in nodes]  # what is left of each
+    found: list[list[Node]] = [[] for _ in groups]
+    for g in sorted(range(len(groups)), key=lambda g: (-groups[g].gpus_per_actor, -groups[g].cpus_per_actor, g)):
+        group = groups[g]
+        for _ in range(group.actors):
+            sign = 1 if pack else -1
+            for i in sorted(range(len(nodes)), key=lambda i: (sign * sum(gpus[i]), sign * cpus[i], i)):
+                taken = _gpus_taken(gpus[i], group.gpus_per_actor)
+                if cpus[i] + 1e-6 < group.cpus_per_actor or taken is None:
+                    continue
+                cpus[i] -= group.cpus_per_actor
+                gpus[i] = taken
+                found[g].append(nodes[i])
+                break
+    return found
+
+
+def refuse_unseated(plan: Plan, nodes: Sequence[Node]) -> None:
+    """Raises `ScenarioError` when the resources are there in all, but no node has enough of them for some actor."""
+    for group, seated in zip(plan.groups, seats(plan.groups, nodes), strict=True):
+        if len(seated) < group.actors:
+            offers = ", ".join(f"{node.name} ({node.cpus:g} CPU, {node.gpus:g} GPU)" for node in nodes)
+            raise ScenarioError(
+                f"resources: {group.actors} actors of {group.cpus_per_actor:g} CPU and {group.gpus_per_actor:g} GPU "
+                f"wanted, but only {len(seated)} of them fit on the nodes, which offer {offers or 'nothing'}; allowed: "
+                "fewer actors or smaller shares"
+            )
+
+
+def _gpus_taken(left: Sequence[float], share: float) -> list[float] | None:
+    """What is left of a node's GPUs after an actor takes its share, which lies on one of them unless it is whole ones.
+
+    None when it does not fit: 0.4 does not fit on two that have 0.2 left each.
+    """
+    after = list(left)
+    for _ in range(max(1, int(share)) if share else 0):
+        piece = min(share, 1.0)
+        # The fullest that has room, so that others stay whole.
+        i = min((i for i, free in enumerate(after) if free + 1e-6 >= piece), key=lambda i: after[i], default=None)
+        if i is None:
+            return None
+        after[i] -= piece
+    return after
 
 
 def assign(

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from types import FrameType
 from typing import Any
@@ -21,21 +23,39 @@ import numpy as np
 import psutil
 import ray
 from numpy.typing import NDArray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raysim.core.algorithm import ClientId
 from raysim.core.errors import RaysimError, RunError, ScenarioError
-from raysim.core.messages import Weights, unpack
-from raysim.engine.backend import RoundReport, measured_in_turn
-from raysim.engine.host import ClientHost, Measured, Outbox, Turn, joins
-from raysim.engine.placement import Machine, Plan, assign
+from raysim.core.messages import Weights, pack
+from raysim.engine.backend import LostError, RoundReport, measured_in_turn, sorted_out
+from raysim.engine.commits import Part
+from raysim.engine.host import ClientHost, Failed, Measured, Moved, Outbox, Saved, Turn, joins
+from raysim.engine.placement import Group, Machine, Node, Plan, assign, seats
 from raysim.engine.server import ServerHost, ServerReport
+from raysim.engine.store import Store
 from raysim.engine.world import World
 
 STREAM_S = 1.0
 """A work list longer than this hands over what it has, so that progress is visible."""
 
 START_TIMEOUT_S = 300.0
+
+ANSWER_S = 10.0
+"""How long an actor may take to answer after another died; one that is busy for longer is replaced as well."""
+
+SLOW_START_S = 30.0
+"""After how long a user is told that actors are not up yet."""
+
+LOOK_FOR_NODES_S = 5.0
+"""How often it is looked for nodes that joined; a look costs a millisecond of a round."""
+
+LOOK_S = 2.0
+"""How often it is looked whether there still is room for actors that do not come up."""
+
+_SERVER, _DRIVER = -1, -2
+"""Numbers of what is no client actor."""
 
 TRIM_EVERY_S = 5.0
 """How often an actor gives back what the largest of its models freed; asking for it again costs about 10 ms."""
@@ -110,8 +130,8 @@ class HostActor:
         """This process; answering means that it is up, torch included."""
         return os.getpid()
 
-    def setup(self, world: World, image_MHWC: NDArray[np.uint8], gpu_share: float) -> None:
-        """Make the host; the images are this node's one copy, read-only."""
+    def setup(self, world: World, image_MHWC: NDArray[np.uint8], gpu_share: float) -> str:
+        """Make the host anew; the images are this node's one copy, read-only. Returns the node's id."""
         keep_freed_memory()
         import torch
 
@@ -124,21 +144,28 @@ class HostActor:
             if gpu_share < 1:
                 torch.cuda.set_per_process_memory_fraction(gpu_share)
         self.host = ClientHost(world, image_MHWC, device)
+        return str(ray.get_runtime_context().get_node_id())
 
     def join(self, ids: Sequence[ClientId]) -> dict[ClientId, Any]:
         """See `ClientHost.join`."""
         return self.host.join(ids)
 
     def work(
-        self, t: int, ids: Sequence[ClientId], evaluate: bool, outbox: Outbox, *moved: Mapping[ClientId, Any]
+        self,
+        t: int,
+        ids: Sequence[ClientId],
+        evaluate: bool,
+        without: Collection[ClientId],
+        outbox: Outbox,
+        *moved: Mapping[ClientId, Moved],
     ) -> Iterator[Any]:
         """Round `t`: yields uploads {client: packed} and (turns, usage) by turns, about once a second."""
-        for states in moved:
-            self.host.adopt(states)
+        for clients in moved:
+            self.host.adopt(clients)
         uploads: dict[ClientId, Any] = {}
-        turns: dict[ClientId, Turn] = {}
+        turns: dict[ClientId, Turn | Failed] = {}
         since = perf_counter()
-        for k, up, turn in self.host.work(t, ids, outbox, evaluate):
+        for k, up, turn in self.host.work(t, ids, outbox, evaluate, without):
             uploads[k], turns[k] = up, turn
             if perf_counter() - since > STREAM_S and len(turns) < len(ids):
                 yield uploads
@@ -154,13 +181,29 @@ class HostActor:
         """See `ClientHost.measure`."""
         return self.host.measure(ids)
 
-    def release(self, ids: Sequence[ClientId]) -> dict[ClientId, Any]:
+    def release(self, ids: Sequence[ClientId]) -> dict[ClientId, Moved]:
         """See `ClientHost.release`."""
         return self.host.release(ids)
 
-    def states(self) -> dict[ClientId, Any]:
-        """See `ClientHost.states`."""
-        return self.host.states()
+    def adopt(self, moved: Mapping[ClientId, Moved]) -> None:
+        """See `ClientHost.adopt`."""
+        self.host.adopt(moved)
+
+    def save(self, t: int, store: Store) -> list[Saved]:
+        """See `ClientHost.save`."""
+        return list(self.host.save(t, store))
+
+    def relay(self, t: int) -> Iterator[Saved]:
+        """As `save`, where this machine does not reach the store."""
+        yield from self.host.save(t, None)
+
+    def fingerprints(self, ids: Sequence[ClientId]) -> dict[ClientId, dict[str, str]]:
+        """See `ClientHost.fingerprints`."""
+        return self.host.fingerprints(ids)
+
+    def settled(self) -> None:
+        """What came from a commit need not be saved again, nor what joined."""
+        self.host.unsaved.clear()
 
     def digests(self, ids: Sequence[ClientId]) -> dict[ClientId, str]:
         """See `ClientHost.digests`."""
@@ -175,9 +218,14 @@ class ServerActor:
 
     host: ServerHost
 
-    def setup(self, world: World) -> None:
-        """Make the server."""
+    def pid(self) -> int:
+        """This process."""
+        return os.getpid()
+
+    def setup(self, world: World) -> str:
+        """Make the server anew. Returns the node's id."""
         self.host = ServerHost(world)
+        return str(ray.get_runtime_context().get_node_id())
 
     def start(self, *hellos: Mapping[ClientId, Any]) -> None:
         """See `ServerHost.start`."""
@@ -191,9 +239,17 @@ class ServerActor:
         """See `ServerHost.update`."""
         return self.host.update(t, uploads), Usage(private_mb())
 
-    def state(self) -> Weights:
-        """See `ServerHost.state`."""
-        return self.host.state()
+    def save(self, t: int, store: Store | None) -> Saved:
+        """See `ServerHost.save`."""
+        return self.host.save(t, store)
+
+    def restore(self, data: bytes) -> None:
+        """See `ServerHost.restore`."""
+        self.host.restore(data)
+
+    def fingerprints(self) -> dict[str, str]:
+        """See `ServerHost.fingerprints`."""
+        return self.host.fingerprints()
 
     def digest(self) -> str:
         """See `ServerHost.digest`."""
@@ -227,11 +283,24 @@ def connect(local_cpus: float | None = None) -> bool:
     return True
 
 
-def machine() -> Machine:
-    """What the connected cluster has."""
-    found = ray.cluster_resources()
-    nodes = sum(1 for node in ray.nodes() if node["Alive"])
-    return Machine(found.get("CPU", 0.0), found.get("GPU", 0.0), nodes)
+def nodes(head: bool = True) -> list[Node]:
+    """The connected cluster's living nodes, with all that they offer. head: with the head node."""
+    return [
+        Node(
+            node["NodeManagerAddress"],
+            node["Resources"].get("CPU", 0.0),
+            node["Resources"].get("GPU", 0.0),
+            node["NodeID"],
+        )
+        for node in ray.nodes()
+        if node["Alive"] and (head or "node:__internal_head__" not in node["Resources"])
+    ]
+
+
+def machine(head: bool = True) -> Machine:
+    """What the connected cluster has. head: with the head node."""
+    found = nodes(head)
+    return Machine(sum(node.cpus for node in found), sum(node.gpus for node in found), len(found))
 
 
 @dataclass
@@ -239,40 +308,71 @@ class RayBackend:
     """See `raysim.engine.backend.Backend`. Actors are created at once, so that they import meanwhile."""
 
     plan: Plan
+    pack: bool = False  # fill one node after another
+    head: bool = True  # whether client actors may live on the head node
+    replan: Callable[[Machine], Plan] | None = None  # what to have when nodes joined; None: what `plan` says
+    note: Callable[[str], None] = lambda text: None  # tell the user
     hosts: list[Any] = field(default_factory=list)
     world: World = field(init=False)
+    images: Callable[[], NDArray[np.uint8]] = field(init=False)
+    known: set[str] = field(init=False)  # ids of the nodes that were there when it was last looked
+    node: dict[int, str] = field(init=False)  # actor (-1: the server) -> id of the node it lives on
     owner: dict[ClientId, int] = field(init=False)  # client -> the actor that holds its state
     usage: dict[int, Usage] = field(init=False)  # actor (-1: the server) -> its memory
     pace: dict[str, float] = field(init=False)  # architecture -> measured seconds per sample of a turn
 
     def __post_init__(self) -> None:
-        host = ray.remote(HostActor)
-        self.shares: list[float] = []
-        for group in self.plan.groups:
-            for _ in range(group.actors):
-                options = host.options(
-                    num_cpus=group.cpus_per_actor, num_gpus=group.gpus_per_actor, scheduling_strategy="SPREAD"
-                )
-                self.hosts.append(options.remote())
-                self.shares.append(group.gpus_per_actor)
-        # The server works while the clients wait, so it takes no CPU away from them.
-        self.server = ray.remote(ServerActor).options(num_cpus=0).remote()
+        self.hosts = []
+        for group, seated in zip(self.plan.groups, self._room(), strict=True):
+            self.hosts += [self._new_host(group, *seated[i : i + 1]) for i in range(group.actors)]
+        self.server = self._new_server()
+        self.joining: list[tuple[int, Any, Any]] = []  # (group, actor, its answer), started on nodes that joined
+        self.looked_s = perf_counter()  # when it was last looked for such nodes
 
-    def start(self, world: World, image_MHWC: NDArray[np.uint8]) -> None:
-        self.world = world
-        self.owner, self.usage, self.pace = {}, {}, {}
-        images, shared = ray.put(image_MHWC), ray.put(world)
-        begun = [host.setup.remote(shared, images, share) for host, share in zip(self.hosts, self.shares, strict=True)]
-        self._get([*begun, self.server.setup.remote(shared)], "starting", timeout=START_TIMEOUT_S)
-        hellos = []
-        if joins(world.algorithm):
-            everyone = self._spread(range(world.num_clients))
-            self.owner |= {k: actor for actor, ids in everyone.items() for k in ids}
-            hellos = [self.hosts[actor].join.remote(ids) for actor, ids in everyone.items()]
-        self._get(self.server.start.remote(*hellos), "round 0")
+    def start(self, world: World, images: Callable[[], NDArray[np.uint8]]) -> None:
+        self.world, self.images, self.pace = world, images, {}
+        self._share()
+        self._begin()
 
-    def round(self, t: int, cohort: Sequence[ClientId], evaluate: bool, progress: Callable[[int], None]) -> RoundReport:
+    def recover(self) -> list[str]:
+        notes = self._replace_dead()
+        began = perf_counter()
+        while not self._up() and perf_counter() - began < START_TIMEOUT_S:
+            # It takes Ray a while to see that a node is gone, and with it the room for an actor.
+            if any(len(seated) < group.actors for group, seated in zip(self.plan.groups, self._room(), strict=True)):
+                notes += self._replace_dead()
+        try:
+            self._begin()
+        except LostError:
+            # It may be what all share that is gone. If it is something else, that will show again.
+            self._share()
+            self._begin()
+        return notes
+
+    def restore(self, clients: Iterable[Mapping[ClientId, Weights]], server: bytes) -> None:
+        where = "going back to a commit"
+        for part in clients:
+            spread = self._spread(part)
+            self.owner |= {k: actor for actor, ids in spread.items() for k in ids}
+            # One file at a time: a commit may be larger than the object store.
+            moved = [
+                self.hosts[actor].adopt.remote({k: Moved(pack(part[k]), unsaved=False) for k in ids})
+                for actor, ids in spread.items()
+            ]
+            self._get(moved, where)
+        self._get([host.settled.remote() for host in self.hosts], where)
+        self._get(self.server.restore.remote(server), where)
+
+    def round(
+        self,
+        t: int,
+        cohort: Sequence[ClientId],
+        evaluate: bool,
+        progress: Callable[[int], None],
+        without: Collection[ClientId] = (),
+    ) -> RoundReport:
         where = f"round {t}"
+        self._take_in()
         lists = assign(cohort, {k: self._expected(k) for k in cohort}, self.owner, self.plan.groups)
         moves: dict[tuple[int, int], list[ClientId]] = {}  # (old actor, new actor) -> clients
         for actor, ids in lists.items():
@@ -288,7 +388,7 @@ class RayBackend:
                 self.hosts[actor]
                 .work.options(num_returns="streaming")
                 .remote(
-                    t, ids, evaluate, outbox, *(states for (_, new), states in given.items() if new == actor)
+                    t, ids, evaluate, without, outbox, *(states for (_, new), states in given.items() if new == actor)
                 ): actor
                 for actor, ids in lists.items()
             }
@@ -297,19 +397,50 @@ class RayBackend:
         self.owner |= {k: actor for actor, ids in lists.items() for k in ids}
         uploads, turns = self._collect(streams, where, progress)
         updated = self.server.update.remote(t, *uploads)
-        measured = {k: one for part in self._get(tests, where) for k, one in part.items()} or measured_in_turn(turns)
+        taken, failed = sorted_out(cohort, turns)
+        measured = {k: one for part in self._get(tests, where) for k, one in part.items()} or measured_in_turn(taken)
         report, self.usage[-1] = self._get(updated, where)
-        self._learn(turns, measured)
-        return RoundReport({k: turns[k] for k in cohort}, measured, report, sum(map(len, moves.values())))
+        self._learn(taken, measured)
+        return RoundReport(taken, measured, report, sum(map(len, moves.values())), failed)
 
     def measure(self, ids: Sequence[ClientId]) -> Mapping[ClientId, Measured]:
         parts = [self.hosts[actor].measure.remote(part) for actor, part in self._spread(ids).items()]
         found = {k: one for part in self._get(parts, "a test of all clients") for k, one in part.items()}
         return {k: found[k] for k in ids}
 
-    def states(self) -> tuple[dict[ClientId, Weights], Weights]:
-        *parts, server = self._get([*(h.states.remote() for h in self.hosts), self.server.state.remote()], "a snapshot")
-        return {k: state for part in parts for k, state in unpack(part).items()}, unpack(server)
+    def save(self, t: int, store: Store) -> tuple[list[Part], Part]:
+        where = f"the commit of round {t}"
+
+        def reachable(actor: int) -> Store | None:
+            # What is a folder of this machine is not one of another.
+            return store if store.everywhere or self.node[actor] == self.node[_DRIVER] else None
+
+        direct = {
+            actor: host.save.remote(t, here) for actor, host in enumerate(self.hosts) if (here := reachable(actor))
+        }
+        relayed = [
+            # A few files at a time: all clients of a node may be more than the object store can hold.
+            host.relay.options(num_returns="streaming", _generator_backpressure_num_objects=4).remote(t)
+            for actor, host in enumerate(self.hosts)
+            if actor not in direct
+        ]
+        server = self.server.save.remote(t, reachable(_SERVER))
+        parts: list[Part] = [part for saved in self._get(list(direct.values()), where) for part, _ in saved]
+        for stream in relayed:
+            parts += self._told(lambda stream=stream: [self._written(ref, store, where) for ref in stream], where)  # type: ignore[misc]
+        return sorted(parts, key=lambda part: part.name), self._written(server, store, where)
+
+    def _written(self, saved: Any, store: Store, where: str) -> Part:
+        """The file of a commit, written here if the actor could not."""
+        part, data = self._get(saved, where)
+        if data is not None:
+            store.write(part.name, data)
+        return part
+
+    def fingerprints(self, ids: Sequence[ClientId]) -> tuple[dict[ClientId, dict[str, str]], dict[str, str]]:
+        parts = [self.hosts[a].fingerprints.remote(part) for a, part in self._spread(ids).items()]
+        found = {k: one for part in self._get(parts, "the fingerprints") for k, one in part.items()}
+        return found, self._get(self.server.fingerprints.remote(), "the fingerprints")
 
     def digests(self) -> tuple[dict[ClientId, str], str]:
         everyone = self._spread(range(self.world.num_clients))
@@ -327,14 +458,156 @@ class RayBackend:
                 ray.kill(actor)
         self.hosts.clear()
 
+    def pids(self) -> list[int]:
+        """Processes of the client actors, then of the server."""
+        return list(self._get([actor.pid.remote() for actor in [*self.hosts, self.server]], "asking for processes"))
+
     # -- inside ------------------------------------------------------------------------------------
+
+    def _new_host(self, group: Group, seat: Node | None = None) -> Any:
+        """An actor on this node; without one, where Ray finds room. Others may have taken the room meanwhile, so a seat
+        is a wish, unless the head node is to be kept free."""
+        strategy: Any = "SPREAD" if seat is None else NodeAffinitySchedulingStrategy(seat.id, soft=self.head)
+        options = ray.remote(HostActor).options(
+            num_cpus=group.cpus_per_actor, num_gpus=group.gpus_per_actor, scheduling_strategy=strategy
+        )
+        return options.remote()
+
+    def _new_server(self) -> Any:
+        # The server works while the clients wait, so it takes no CPU away from them.
+        return ray.remote(ServerActor).options(num_cpus=0).remote()
+
+    def _share(self) -> None:
+        """Put what every actor needs into the object store, where it stays."""
+        self.image_ref, self.world_ref = ray.put(self.images()), ray.put(self.world)
+
+    def _begin(self) -> None:
+        """Make every host and the server as they are before round 1."""
+        self.owner, self.usage = {}, {}
+        shares = [group.gpus_per_actor for group in self.plan.groups for _ in range(group.actors)]
+        begun = [
+            host.setup.remote(self.world_ref, self.image_ref, share)
+            for host, share in zip(self.hosts, shares, strict=True)
+        ]
+        begun.append(self.server.setup.remote(self.world_ref))
+        self._await(begun)
+        *hosts, server = self._get(begun, "starting", timeout=0)
+        self.known = {node.id for node in nodes(self.head)}
+        self.node = {**dict(enumerate(hosts)), _SERVER: server, _DRIVER: ray.get_runtime_context().get_node_id()}
+        hellos = []
+        if joins(self.world.algorithm):
+            everyone = self._spread(range(self.world.num_clients))
+            self.owner |= {k: actor for actor, ids in everyone.items() for k in ids}
+            hellos = [self.hosts[actor].join.remote(ids) for actor, ids in everyone.items()]
+        self._get(self.server.start.remote(*hellos), "round 0")
+
+    def _await(self, begun: Sequence[Any]) -> None:
+        """Until all actors are up, or `START_TIMEOUT_S` have passed; says so when it takes long."""
+        began, told = perf_counter(), False
+        left = list(begun)
+        while left and perf_counter() - began < START_TIMEOUT_S:
+            _, left = self._told(partial(ray.wait, left, num_returns=len(left), timeout=SLOW_START_S), "starting")
+            if left and not told:
+                told = True
+                self.note(
+                    f"{len(left)} of {len(begun)} actors are not up yet: they wait for CPUs or GPUs that others use, "
+                    f"or just start slowly (`ray status` shows it; {START_TIMEOUT_S:.0f} s at most)"
+                )
+
+    def _replace_dead(self) -> list[str]:
+        """New actors for those that do not answer, where there is room; a group that had more goes on with fewer."""
+        notes = []
+        answers = {actor: host.pid.remote() for actor, host in enumerate([*self.hosts, self.server])}
+        # Those that are alive may be at work on the round that was cut off: not worth a long wait.
+        ray.wait(list(answers.values()), num_returns=len(answers), timeout=ANSWER_S)
+        alive = {actor for actor, ref in answers.items() if self._answered(ref)}
+        if len(self.hosts) not in alive:
+            ray.kill(self.server)
+            self.server = self._new_server()
+        for actor in set(range(len(self.hosts))) - alive:
+            ray.kill(self.hosts[actor])
+        for _, actor, _ in self.joining:
+            ray.kill(actor)  # it may be on a node that is gone; if not, it is asked for again
+        self.joining, self.known = [], set()
+        room = self._room()
+        hosts: list[Any] = []
+        groups: list[Group] = []
+        base = 0
+        for group, seated in zip(self.plan.groups, room, strict=True):
+            left = [self.hosts[a] for a in range(base, base + group.actors) if a in alive]
+            base += group.actors
+            wanted = max(min(group.actors, len(seated)), len(left), 1)
+            hosts += left + [self._new_host(group) for _ in range(wanted - len(left))]
+            groups.append(replace(group, actors=wanted))
+            if wanted < group.actors:
+                notes.append(f"there is room for {wanted} of {group.actors} actors: the run goes on with them")
+        self.hosts, self.plan = hosts, replace(self.plan, groups=tuple(groups))
+        return notes
+
+    def _room(self) -> list[list[Node]]:
+        return seats(self.plan.groups, nodes(self.head), self.pack)
+
+    def _take_in(self) -> None:
+        """Let actors on nodes that joined take part from the next round on; look for such nodes now and then."""
+        for group, actor, answer in list(self.joining):
+            if not ray.wait([answer], timeout=0)[0]:
+                continue
+            self.joining.remove((group, actor, answer))
+            if not self._answered(answer):
+                continue
+            share = self.plan.groups[group].gpus_per_actor
+            where = "taking in a new actor"
+            at = sum(one.actors for one in self.plan.groups[: group + 1])
+            node = self._get(actor.setup.remote(self.world_ref, self.image_ref, share), where)
+            self.hosts.insert(at, actor)
+            self.owner = {k: a + (a >= at) for k, a in self.owner.items()}
+            self.node = {a + (a >= at): one for a, one in self.node.items()} | {at: node}
+            self.usage = {a + (a >= at): one for a, one in self.usage.items()}
+            groups = list(self.plan.groups)
+            groups[group] = replace(groups[group], actors=groups[group].actors + 1)
+            self.plan = replace(self.plan, groups=tuple(groups))
+            self.note(f"an actor on a node that joined takes part: {len(self.hosts)} client actors now")
+        if self.replan is None or perf_counter() - self.looked_s < LOOK_FOR_NODES_S:
+            return
+        self.looked_s = perf_counter()
+        found = nodes(self.head)
+        joined = [node for node in found if node.id not in self.known]
+        self.known = {node.id for node in found}
+        if not joined:
+            return
+        try:
+            wanted = self.replan(Machine(sum(n.cpus for n in found), sum(n.gpus for n in found), len(found)))
+        except ScenarioError:
+            return
+        more = [
+            # A pinned group's clients stay where they are, and shares stay what they were.
+            replace(has, actors=0 if has.pinned else max(0, wants.actors - has.actors))
+            for has, wants in zip(self.plan.groups, wanted.groups, strict=True)
+        ]
+        for g, seated in enumerate(seats(more, joined, self.pack)):
+            for seat in seated:
+                actor = self._new_host(more[g], seat)
+                self.joining.append((g, actor, actor.pid.remote()))
+
+    def _up(self) -> bool:
+        """Whether every actor answers, or is known to be dead, within a moment."""
+        answers = [actor.pid.remote() for actor in [*self.hosts, self.server]]
+        ready, _ = ray.wait(answers, num_returns=len(answers), timeout=LOOK_S)
+        return len(ready) == len(answers)
+
+    def _answered(self, ref: Any) -> bool:
+        try:
+            ray.get(ref, timeout=0)
+        except RayError:  # a timeout is one, too
+            return False
+        return True
 
     def _collect(
         self, streams: dict[Any, int], where: str, progress: Callable[[int], None]
-    ) -> tuple[list[Any], dict[ClientId, Turn]]:
+    ) -> tuple[list[Any], dict[ClientId, Turn | Failed]]:
         """Take in what actors hand over, in whatever order; nothing is summed here."""
         uploads: list[Any] = []
-        turns: dict[ClientId, Turn] = {}
+        turns: dict[ClientId, Turn | Failed] = {}
         open_streams = list(streams)
         while open_streams:
             (ready,), _ = self._told(lambda: ray.wait(open_streams, num_returns=1, fetch_local=False), where)
@@ -390,16 +663,44 @@ class RayBackend:
             return call()
         except RayTaskError as error:
             cause = error.cause
-            if isinstance(cause, RaysimError):
+            if isinstance(cause, RaysimError | OSError):
                 raise cause from None
+            if isinstance(cause, RayError):  # what the task was given is gone
+                raise LostError(f"{where}: {self._obituary(cause)}") from None
             raise RunError(f"{where}: {type(cause).__name__}: {cause}") from error
-        except RayActorError as error:
-            reason = str(error).strip().splitlines()[0]
-            raise RunError(f"{where}: an actor died, and with it the state of its clients: {reason}") from None
         except GetTimeoutError:
             raise RunError(
                 f"{where}: the actors were not up after {START_TIMEOUT_S:.0f} s; `ray status` shows what they wait for"
             ) from None
+        except RayError as error:
+            raise LostError(f"{where}: {self._obituary(error)}") from None
+
+    def _obituary(self, error: RayError) -> str:
+        """Who is gone and why, in a few words; Ray's own text is a page."""
+        text = str(error)
+        lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
+        if not isinstance(error, RayActorError):
+            return f"{type(error).__name__}: {lines[0]}"
+        who = "an actor"
+        for actor, host in enumerate([*self.hosts, self.server]):
+            if error.actor_id == host._actor_id.hex():
+                who = (
+                    f"client actor {actor + 1} of {len(self.hosts)}" if actor < len(self.hosts) else "the server actor"
+                )
+        reasons = {
+            "memory": "its machine ran out of memory",
+            "node": "its node is gone",
+            "ray.kill": "it was ended",
+            "worker process has died": "its process ended unexpectedly",
+            "unavailable": "it cannot be reached",
+        }
+        return f"{who} died: " + next((why for sign, why in reasons.items() if sign in _cause(text)), lines[0])
+
+
+def _cause(text: str) -> str:
+    """The part of Ray's text on a dead actor that says why, without the guesses that follow."""
+    told = re.split(r"There are some potential root causes|Some common causes", text)[0]
+    return told.partition("The actor is dead because")[2] or told
 
 
 def disconnect() -> None:

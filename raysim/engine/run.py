@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
 from raysim.core.algorithm import ClientId
 from raysim.core.results import ClientRow, Tracker
 from raysim.core.state import combined_digest
 from raysim.engine.backend import Backend, RoundReport
+from raysim.engine.hooks import HookError
 from raysim.engine.host import client_row
 from raysim.engine.metrics import EVERYBODY, PARTICIPANTS, mean, measured
 from raysim.engine.sampling import cohort
+from raysim.engine.survival import Keeper, Note, Survivor
 from raysim.engine.world import World
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long a run goes on and what is measured when."""
+    """How long a run goes on, what is measured when, and what it bears."""
 
     rounds: int
     participants: int  # K
     evaluate_every: int = 1
-    snapshot_every: int = 0  # 0: never
+    max_failed_fraction: float = 0.0
+    max_attempts: int = 5
 
 
 @dataclass
 class Progress:
     """What accumulates over a run; everything that is not a client's or the server's state."""
 
-    t: int = 0
+    t: int = -1  # the last round that is done; -1: not even the state before the first was measured
     latest: dict[ClientId, ClientRow] = field(default_factory=dict)  # last row in which a client was measured
     stale: set[ClientId] = field(default_factory=set)  # changed since they were last measured
     totals: dict[str, float] = field(default_factory=lambda: {"bytes": 0, "flops": 0.0})
@@ -43,11 +46,47 @@ class Progress:
     down_components: dict[str, int] = field(default_factory=dict)
     final: dict[str, float | int] = field(default_factory=dict)
     rejected: int = 0
+    failed: int = 0
+    turns: int = 0
+    restarts: int = 0
     seconds: dict[str, float] = field(default_factory=dict)  # phase -> seconds so far
+    before_s: float = 0.0  # seconds of the rounds before this process took part
     started: float = 0.0
 
+    @property
+    def rounds(self) -> int:
+        """How many rounds are done."""
+        return max(self.t, 0)
 
-Note = Callable[[str], None]
+    def facts(self) -> dict[str, Any]:
+        """What a commit keeps of this, as JSON; what clients were measured at is in their rows."""
+        kept = {name: getattr(self, name) for name in _FACTS}
+        return {**kept, "stale": sorted(self.stale), "before_s": self.elapsed_s()}
+
+    @classmethod
+    def resumed(cls, t: int, facts: Mapping[str, Any], latest: Mapping[ClientId, ClientRow]) -> Progress:
+        """As it was after round `t`, of which a commit kept `facts`."""
+        kept = {name: facts[name] for name in _FACTS}
+        return cls(t=t, latest=dict(latest), stale=set(facts["stale"]), before_s=facts["before_s"], **kept)
+
+    def elapsed_s(self) -> float:
+        """Seconds since the first round began, without the time in which the run was not running."""
+        return self.before_s + (perf_counter() - self.started if self.started else 0.0)
+
+
+_FACTS = (
+    "totals", "best", "best_round", "up_components", "down_components", "final", "rejected", "failed", "turns",
+    "restarts", "seconds",
+)  # fmt: skip
+
+
+@dataclass
+class Stop:
+    """Somebody may ask a run to end once the round that it is in is done and committed."""
+
+    possible: bool = False  # whether rounds are being run
+    requested: bool = False
+    committed: Callable[[], bool] = lambda: True  # whether the last round that is done is committed already
 
 
 def run_rounds(
@@ -58,46 +97,68 @@ def run_rounds(
     progress: Progress,
     note: Note = lambda text: None,
     within_round: Callable[[int, int], None] = lambda done, of: None,
-    snapshot: Callable[[int], None] = lambda t: None,
-) -> None:
-    """Run every round that is left and tell the trackers of each.
+    keeper: Keeper | None = None,
+    stop: Stop | None = None,
+    after_round: Callable[[int], None] = lambda t: None,
+) -> str:
+    """Run every round that is left, tell the trackers of each, and return the state's digest at the end.
 
     `progress` is changed in place, so that whoever called knows how far a run came that was cut off. An exception
     leaves it at the last round that was handed to the trackers, which may have failed to take in that one.
+    Raises `KeyboardInterrupt` after a round in which `stop` was requested.
     """
     eligible = [k for k in range(world.num_clients) if world.num_samples[k]]
+
+    def members(t: int) -> Sequence[ClientId]:
+        return cohort(world.seed, t, eligible, schedule.participants)
+
     with _Recorder(trackers) as record:
-        if progress.t == 0:
-            found = backend.measure(range(world.num_clients))
+        survive = Survivor(
+            backend, members, keeper, note, schedule.max_attempts, record.wait, progress.rounds, progress.restarts
+        )
+        if progress.t < 0:
+            found = survive(lambda: backend.measure(range(world.num_clients)))
             rows = [client_row(world, 0, k, None, one) for k, one in found.items()]
             progress.latest = {row.client: row for row in rows}
             progress.final = measured(EVERYBODY, rows)
             record(0, progress.final, rows)
+            progress.t = 0
         progress.started = perf_counter()
+        if stop is not None:
+            stop.possible = True
         for t in range(progress.t + 1, schedule.rounds + 1):
+            if stop is not None and stop.requested:
+                _commit_and_end(keeper, survive, progress, record)
             start = perf_counter()
             due = t % schedule.evaluate_every == 0 or t == schedule.rounds
-            members = cohort(world.seed, t, eligible, schedule.participants)
-            report = backend.round(t, members, due, partial(_within, within_round, len(members)))
+            report = survive.round(t, due, partial(_within, within_round, len(members(t))))
+            _tell_failures(t, report, schedule, note)
             rows = [client_row(world, t, k, turn, report.measured.get(k)) for k, turn in report.turns.items()]
             if due:
-                missed = sorted(progress.stale - set(members))
-                found = backend.measure(missed) if missed else {}
+                missed = sorted(progress.stale - report.measured.keys())
+                found = survive(lambda missed=missed: backend.measure(missed)) if missed else {}  # type: ignore[misc]
                 rows += [client_row(world, t, k, None, one) for k, one in found.items()]
-                progress.latest |= {row.client: row for row in rows}
+                progress.latest |= {row.client: row for row in rows if row.total is not None}
                 progress.stale.clear()
             else:
-                progress.stale |= set(members)
+                progress.stale |= report.turns.keys()
             values = _values(report, rows, progress, due)
+            files = None
+            if keeper is not None and keeper.due(t):
+                files = survive(lambda t=t, keeper=keeper: keeper.save(t, backend))  # type: ignore[misc]
+            progress.restarts = survive.restarts
+            values["engine/restarts"] = survive.restarts
             values["time/round_s"] = perf_counter() - start
-            values["time/total_s"] = perf_counter() - progress.started
+            values["time/total_s"] = progress.elapsed_s()
             values["memory/host_mb"], values["memory/gpu_peak_mb"] = backend.memory()
             for k in report.server.rejected:
                 note(f"round {t}: the upload of client {k} held a NaN or infinity and was left out")
-            record(t, values, rows)
-            progress.t, progress.final = t, progress.final | values
-            if schedule.snapshot_every and (t % schedule.snapshot_every == 0 or t == schedule.rounds):
-                snapshot(t)
+            progress.final = progress.final | values
+            commit = partial(keeper.commit, t, files, progress.facts()) if keeper and files else None
+            record(t, values, rows, commit)
+            progress.t = t
+            after_round(t)
+        return survive(lambda: state_digest(backend))
 
 
 def state_digest(backend: Backend) -> str:
@@ -130,6 +191,8 @@ def _values(report: RoundReport, rows: Sequence[ClientRow], progress: Progress, 
         for name, size in turn.down.components.items():
             progress.down_components[name] = progress.down_components.get(name, 0) + size
     progress.rejected += len(report.server.rejected)
+    progress.failed += len(report.failed)
+    progress.turns += len(report.turns)
     progress.totals["bytes"] += values["comm/up_bytes"] + values["comm/down_bytes"]
     progress.totals["flops"] += values["compute/flops"] + report.server.flops
     values["comm/total_bytes"] = progress.totals["bytes"]
@@ -138,12 +201,37 @@ def _values(report: RoundReport, rows: Sequence[ClientRow], progress: Progress, 
     values["time/aggregate_s"] = report.server.seconds
     for phase in ("train", "aggregate", "evaluate"):
         progress.seconds[phase] = progress.seconds.get(phase, 0.0) + values[f"time/{phase}_s"]
-    values["engine/restarts"] = 0
+    values["engine/failed_clients"] = len(report.failed)
     values["engine/moved_clients"] = report.moved
     logged = sorted({name for turn in turns for name in turn.values})
     for name in logged:
         values[f"client/{name}"] = mean([turn.values[name] for turn in turns if name in turn.values])
     return values | {f"server/{name}": value for name, value in report.server.values.items()}
+
+
+def _commit_and_end(keeper: Keeper | None, survive: Survivor, progress: Progress, record: _Recorder) -> NoReturn:
+    """What Ctrl-C comes to between two rounds."""
+    record.wait()
+    if keeper is not None and keeper.round < progress.t:
+        files = survive(lambda: keeper.save(progress.t, survive.backend))
+        keeper.commit(progress.t, files, progress.facts())
+    raise KeyboardInterrupt
+
+
+def _tell_failures(t: int, report: RoundReport, schedule: Schedule, note: Note) -> None:
+    """Name who failed. Raises `HookError` when more did than the run bears."""
+    if not report.failed:
+        return
+    of = len(report.failed) + len(report.turns)
+    if len(report.failed) > schedule.max_failed_fraction * of + 1e-9:
+        first = next(iter(report.failed.values()))
+        raise HookError(
+            f"round {t}: {len(report.failed)} of {of} clients failed, more than failure.max_failed_fraction "
+            f"({schedule.max_failed_fraction:g}) allows; the first: {first.reason}",
+            first.trace,
+        )
+    for k, failed in report.failed.items():
+        note(f"round {t} goes on without client {k}: {failed.reason}")
 
 
 class _Recorder:
@@ -160,16 +248,22 @@ class _Recorder:
     def __enter__(self) -> _Recorder:
         return self
 
-    def __call__(self, t: int, values: dict[str, Any], rows: Sequence[ClientRow]) -> None:
-        self._wait()
+    def __call__(
+        self, t: int, values: dict[str, Any], rows: Sequence[ClientRow], then: Callable[[], None] | None = None
+    ) -> None:
+        """Hand a round over; `then` is called once everybody was told."""
+        self.wait()
         ordered = sorted(rows, key=lambda row: row.client)
-        self.telling = self.thread.submit(self._tell, t, values, ordered)
+        self.telling = self.thread.submit(self._tell, t, values, ordered, then)
 
-    def _tell(self, t: int, values: dict[str, Any], rows: Sequence[ClientRow]) -> None:
+    def _tell(self, t: int, values: dict[str, Any], rows: Sequence[ClientRow], then: Callable[[], None] | None) -> None:
         for tracker in self.trackers:
             tracker.log(t, values, rows)
+        if then is not None:
+            then()
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Until the last round that was handed over is told; raises what a tracker raised."""
         if self.telling is not None:
             telling, self.telling = self.telling, None
             telling.result()
@@ -177,6 +271,6 @@ class _Recorder:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if error is None:
-                self._wait()
+                self.wait()
         finally:
             self.thread.shutdown(wait=True)

@@ -12,12 +12,15 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from raysim.core.algorithm import ClientId, Server
-from raysim.core.messages import Weights, pack, unpack
+from raysim.core.errors import RunError
+from raysim.core.messages import pack, unpack
 from raysim.core.meter import flops_of
 from raysim.core.seeds import seeded
-from raysim.core.state import digest, state_tensors
+from raysim.core.state import digest, freeze, modules_of, state_tensors, thaw
+from raysim.engine.commits import read_server, server_part
 from raysim.engine.hooks import hook
-from raysim.engine.host import NonFinite, Outbox
+from raysim.engine.host import Failed, NonFinite, Outbox, Saved
+from raysim.engine.store import Store
 from raysim.engine.world import World
 
 
@@ -78,7 +81,7 @@ class ServerHost:
         """Fold a round's uploads into the state."""
         start = perf_counter()
         self._begin("server_update", t)
-        packed = {k: up for part in uploads for k, up in part.items() if up is not None}
+        packed = {k: up for part in uploads for k, up in part.items() if up is not None and not isinstance(up, Failed)}
         rejected = [k for k in sorted(packed) if isinstance(packed[k], NonFinite)]
         ups = unpack({k: packed[k] for k in sorted(packed) if k not in rejected})
         flops = 0
@@ -94,9 +97,25 @@ class ServerHost:
         seconds = perf_counter() - start + self._send_s
         return ServerReport(dict(self.server.values), float(flops), seconds, tuple(rejected))
 
-    def state(self) -> Weights:
-        """Every tensor and number of the server's state, by dotted path, packed."""
-        return pack({name: tensor.clone() for name, tensor in state_tensors(self.server.state).items()})
+    def save(self, t: int, store: Store | None) -> Saved:
+        """Write the state after round `t`. Without a store: hand the bytes over."""
+        part, data = server_part(t, freeze(self.server.state), {"flops": list(map(list, self._flops.items()))})
+        if store is not None:
+            store.write(part.name, data)
+        return part, None if store is not None else data
+
+    def restore(self, data: bytes) -> None:
+        """Go on from what `save` wrote; called after `start`, whose state gives the modules. Raises `RunError`."""
+        frozen, facts = read_server(data)
+        try:
+            self.server.state = thaw(frozen, self.server.state, modules_of(self.world.algorithm))
+        except ValueError as error:
+            raise RunError(f"the server's state cannot be put together again: {error}") from error
+        self._flops = {_tuples(key): count for key, count in facts["flops"]}
+
+    def fingerprints(self) -> dict[str, str]:
+        """SHA-256 of each tensor of the server's state."""
+        return {name: digest(value) for name, value in state_tensors(self.server.state).items()}
 
     def digest(self) -> str:
         """SHA-256 of the server's state."""
@@ -110,3 +129,8 @@ class ServerHost:
 
     def _hook(self, name: str, t: int, msg: Any = None) -> Any:
         return hook(self.world.seed, name, t, None, self.world.algorithm, torch.device("cpu"), msg)
+
+
+def _tuples(nested: Any) -> Any:
+    """JSON's lists as the tuples they were."""
+    return tuple(_tuples(part) for part in nested) if isinstance(nested, list) else nested

@@ -35,6 +35,8 @@ class World:
     evaluate_when: Literal["after_update", "after_receive"] = "after_update"
     independent_init: bool = False  # True: each client draws initial weights of its own
     server_threads: int = 1
+    tolerant: bool = False  # whether a round may go on without a client that fails
+    client_timeout_s: float | None = None  # what a client's turn may take
     num_rounds: int = 1
     labels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     image_shape_HWC: tuple[int, int, int] = (1, 1, 1)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shlex
 import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
@@ -21,8 +22,9 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import torch
+from numpy.typing import NDArray
 
-from raysim.core.errors import RunError
+from raysim.core.errors import RunError, ScenarioError
 from raysim.core.results import RunCard, Status, Tracker
 from raysim.data.datasets import ImageData, load_dataset
 from raysim.data.heatmap import draw_heatmap
@@ -30,20 +32,23 @@ from raysim.data.partition import make_partition
 from raysim.data.shards import Partition
 from raysim.data.transform import transform_for
 from raysim.engine.backend import Backend
-from raysim.engine.checkpoint import write_snapshot
+from raysim.engine.commits import Commit, Commits
 from raysim.engine.hooks import HookError
 from raysim.engine.inprocess import InProcess
-from raysim.engine.placement import Machine, Plan, make_plan
-from raysim.engine.run import Progress, Schedule, run_rounds, state_digest
+from raysim.engine.placement import Machine, Node, Plan, make_plan, refuse_unseated, seats
+from raysim.engine.run import Progress, Schedule, Stop, run_rounds
+from raysim.engine.store import Store, open_store
+from raysim.engine.survival import Keeper, Note
 from raysim.engine.world import World
+from raysim.launch.again import Identity, own_scenario, refuse_differences
 from raysim.launch.check import Checked, check
-from raysim.report.load import read_rounds
+from raysim.report.load import read_rounds, read_summary
 from raysim.report.plots import plot_accuracy
 from raysim.report.progress import make_progress
 from raysim.scenario.load import Loaded
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.mlflow import MlflowTracker
-from raysim.tracking.store import check_uri
+from raysim.tracking.store import VARIABLE, check_uri
 
 
 @dataclass(frozen=True)
@@ -64,31 +69,89 @@ def run(loaded: Loaded, *, quiet: bool = False, trackers: Sequence[Tracker] = ()
 
     quiet: show no progress. trackers: told of every round, besides the run folder and MLflow.
     Raises `ScenarioError` when it cannot start, `RunError` when it cannot go on; what was done until then is kept in
-    the run folder. Ctrl-C and SIGTERM end it cleanly with `KeyboardInterrupt`.
+    the run folder, and `resume` goes on from the last commit. Ctrl-C and SIGTERM end it with `KeyboardInterrupt`: the
+    first after the round that is being run, which is committed, the second at once.
     """
     checked = check(loaded)
     scenario = loaded.scenario
-    check_uri(scenario.tracking.uri)
+    uri = check_uri(scenario.tracking.uri)
     plan = None if attaches(checked) else make_plan(checked.asks, local_machine(), scenario.clients.participation)
     data = read_data(checked)
     partition = deal(checked, data)
     run_id = f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-    with _interruptible(), contextlib.ExitStack() as cleanup:
-        folder = RunFolder.create(scenario.output_folder, scenario.name, run_id)
-        mlflow = MlflowTracker(
-            scenario.tracking.uri, scenario.tracking.experiment or scenario.name, scenario.tracking.tags
-        )
+    folder = RunFolder.create(scenario.output_folder, scenario.name, run_id)
+    where = scenario.checkpoint.folder
+    checkpoints = f"{where.rstrip('/')}/{scenario.name}/{run_id}" if where else str(folder.path / "checkpoints")
+    identity = Identity(run_id, uri, checkpoints, data.digest, partition.digest, versions())
+    return _begin(checked, data, partition, folder, identity, plan, None, quiet, trackers)
+
+
+def resume(
+    folder: Path | str,
+    loaded: Loaded | None = None,
+    *,
+    sets: Sequence[str] = (),
+    quiet: bool = False,
+    trackers: Sequence[Tracker] = (),
+) -> Result:
+    """Go on with a run that ended anyhow, from its last commit, in the same run folder and MLflow run.
+
+    loaded: the scenario again, which may differ in what does not change the result; default: the run's own with `sets`.
+    A run that has all its rounds is left as it is. Raises `ScenarioError` when this is not that run, or cannot go on.
+    """
+    path = Path(folder).expanduser().absolute()
+    if loaded is None:
+        loaded = own_scenario(path, sets)
+    checked = check(loaded)
+    refuse_differences(path, checked.loaded)
+    summary = read_summary(path)
+    if summary["status"] == "finished" and summary["rounds"] >= loaded.scenario.rounds:
+        return Result(path, {**summary, "nothing_to_do": True})
+    identity = Identity.of(path)
+    if loaded.scenario.tracking.uri is None and not os.environ.get(VARIABLE):
+        identity = replace(identity, tracking=check_uri(identity.tracking))
+    else:
+        identity = replace(identity, tracking=check_uri(loaded.scenario.tracking.uri))
+    scenario = loaded.scenario
+    plan = None if attaches(checked) else make_plan(checked.asks, local_machine(), scenario.clients.participation)
+    data = read_data(checked)
+    partition = deal(checked, data)
+    identity.refuse_other_data(path, data.digest, partition.digest)
+    reopened = RunFolder.reopen(path)
+    commits = Commits.open(_store(identity.checkpoints))
+    commit = commits.latest()
+    return _begin(checked, data, partition, reopened, identity, plan, (commits, commit), quiet, trackers)
+
+
+def _begin(
+    checked: Checked,
+    data: ImageData,
+    partition: Partition,
+    folder: RunFolder,
+    identity: Identity,
+    plan: Plan | None,
+    resumed: tuple[Commits, Commit | None] | None,
+    quiet: bool,
+    trackers: Sequence[Tracker],
+) -> Result:
+    scenario = checked.loaded.scenario
+    stop = Stop()
+    with _interruptible(stop), contextlib.ExitStack() as cleanup:
+        mlflow = MlflowTracker(identity.tracking, scenario.tracking.experiment or scenario.name, scenario.tracking.tags)
         shown = [] if quiet else [make_progress(scenario.rounds, scenario.clients.count)]
         session = _Session(
             checked=checked,
             data=data,
             partition=partition,
-            card=_card(checked, data, partition, folder, run_id),
+            card=_card(checked, data, partition, folder, identity.run_id),
             folder=folder,
             mlflow=mlflow,
             trackers=[*shown, *trackers, folder, mlflow],
             note=shown[0].note if shown else _nowhere,
             within=shown[0].within if shown else _nowhere,
+            stop=stop,
+            identity=identity,
+            resumed=resumed,
         )
         del data  # the session lets go of the images once the backend has them
         return session.run(plan, cleanup)
@@ -115,36 +178,40 @@ class _Session:
     trackers: list[Any]
     note: Callable[[str], None]
     within: Callable[[int, int], None]
+    stop: Stop
+    identity: Identity
+    resumed: tuple[Commits, Commit | None] | None = None  # what a run that goes on has
 
     def run(self, plan: Plan | None, cleanup: contextlib.ExitStack) -> Result:
         """Start everything, run every round, end everything."""
-        loaded = self.checked.loaded
+        scenario = self.checked.loaded.scenario
         progress = Progress()
+        keeper: Keeper | None = None
         began = time.perf_counter()
         status: Status = "failed"
         facts: dict[str, Any] = {}
         try:
+            progress, keeper = self._where_it_stands()
+            self.stop.committed = lambda: keeper is None or keeper.round == progress.t
             self._write_inputs()
             for tracker in self.trackers:
                 tracker.open(self.card)
-            plan, backend = _backend(self.checked, plan, cleanup)
-            cleanup.enter_context(_interruptible())  # again: Ray sets a handler of its own
+            plan, backend = _backend(self.checked, plan, cleanup, self.note)
+            cleanup.enter_context(_interruptible(self.stop))  # again: Ray sets a handler of its own
             facts["actors"] = plan.num_actors
-            for text in plan.notes:
-                self.note(text)
             world = world_of(self.checked, self.data, self.partition, plan)
-            backend.start(world, self.data.image_MHWC)
-            # The backend holds the images now, once per node; the driver's own are not needed any more.
-            self.data = replace(self.data, image_MHWC=np.zeros((0, *world.image_shape_HWC), dtype=np.uint8))
+            backend.start(world, self._images)
+            self._restore(backend)
             schedule = Schedule(
-                loaded.scenario.rounds,
+                scenario.rounds,
                 self.checked.participants,
-                loaded.scenario.evaluation.every,
-                loaded.scenario.checkpoint.every,
+                scenario.evaluation.every,
+                scenario.failure.max_failed_fraction,
+                scenario.failure.max_attempts,
             )
-            snapshot = partial(_snapshot, self.card.folder / "checkpoints", backend)
-            run_rounds(world, schedule, backend, self.trackers, progress, self.note, self.within, snapshot)
-            facts["state_digest"] = state_digest(backend)
+            facts["state_digest"] = run_rounds(
+                world, schedule, backend, self.trackers, progress, self.note, self.within, keeper, self.stop
+            )
             status = "finished"
         except KeyboardInterrupt:
             status = "interrupted"
@@ -158,18 +225,61 @@ class _Session:
                 self.folder.write_text("logs/error.txt", error.trace)
             raise
         finally:
+            self.stop.possible = False
             facts["seconds"] = time.perf_counter() - began
             if status != "finished":
-                self.note(f"what was done until round {progress.t} is kept in {self.card.folder}")
+                self.note(f"what was done until round {progress.rounds} is kept in {self.card.folder}")
+                self.note(f"go on with:  raysim resume {shlex.quote(str(self.card.folder))}")
             cleanup.close()  # first: actors may still be at work on a round that was cut off
-            summary = self._summary(status, progress, facts)
+            summary = self._summary(status, progress, keeper, facts)
             self._close(status, summary)
         return Result(self.card.folder, summary)
 
+    def _where_it_stands(self) -> tuple[Progress, Keeper | None]:
+        """What is done already, and who commits what follows."""
+        scenario = self.checked.loaded.scenario
+        every = scenario.checkpoint.every
+        if self.resumed is None:
+            commits, commit = Commits(_store(self.identity.checkpoints)), None
+        else:
+            commits, commit = self.resumed
+        keeper = None
+        if every != 0:
+            keeper = Keeper(commits, None if every == "auto" else every, scenario.rounds, self.folder.sync)
+        if self.resumed is None:
+            return Progress(), keeper
+        for text in commits.damage:
+            self.note(text)
+        t = commit.round if commit else -1
+        latest = self.folder.rewind(t)
+        self.mlflow.resume(self.folder.kept)
+        if commit is None:
+            self.note("there is no commit: the run begins anew in its folder")
+            return Progress(), keeper
+        self.note(f"going on after round {t}")
+        if keeper is not None:
+            keeper.round = t
+        return Progress.resumed(t, commit.facts, latest), keeper
+
+    def _restore(self, backend: Backend) -> None:
+        commits, commit = self.resumed or (None, None)
+        if commits and commit:
+            backend.restore(commits.clients(commit), commits.server(commit))
+
+    def _images(self) -> NDArray[np.uint8]:
+        """All images, read again if they were given away: the backend holds them, once per node."""
+        images = self.data.image_MHWC
+        if not len(images):
+            return read_data(self.checked).image_MHWC
+        self.data = replace(self.data, image_MHWC=np.zeros((0, *images.shape[1:]), dtype=np.uint8))
+        return images
+
     def _write_inputs(self) -> None:
-        self.folder.write_text("scenario.yaml", self.checked.loaded.text)
+        if self.resumed is None:
+            self.folder.write_text("scenario.yaml", self.checked.loaded.text)
+            pq.write_table(self.partition.table(self.data.label_M), self.card.folder / "partition.parquet")
         self.folder.write_text("resolved.yaml", self.checked.loaded.resolved_yaml())
-        pq.write_table(self.partition.table(self.data.label_M), self.card.folder / "partition.parquet")
+        self.folder.write_text("run.json", self.identity.json())
 
     def _close(self, status: Status, summary: dict[str, Any]) -> None:
         """End the folder, draw the pictures, then let MLflow take both. One that fails does not stop the others."""
@@ -195,9 +305,11 @@ class _Session:
         if rounds.num_rows:
             plot_accuracy(rounds, plots / "accuracy.png", title=self.card.name)
 
-    def _summary(self, status: Status, progress: Progress, facts: Mapping[str, Any]) -> dict[str, Any]:
+    def _summary(
+        self, status: Status, progress: Progress, keeper: Keeper | None, facts: Mapping[str, Any]
+    ) -> dict[str, Any]:
         loaded = self.checked.loaded
-        turns = max(1, progress.t * self.checked.participants)
+        turns = max(1, progress.turns)
         up, down = sum(progress.up_components.values()), sum(progress.down_components.values())
         return {
             "scenario": loaded.scenario.name,
@@ -206,7 +318,7 @@ class _Session:
             "status": status,
             "seed": loaded.scenario.seed,
             "backend": loaded.scenario.backend,
-            "rounds": progress.t,
+            "rounds": progress.rounds,
             "rounds_asked": loaded.scenario.rounds,
             "clients": loaded.scenario.clients.count,
             "participants_per_round": self.checked.participants,
@@ -217,6 +329,9 @@ class _Session:
             "up_bytes_by_field": progress.up_components,
             "down_bytes_by_field": progress.down_components,
             "rejected_uploads": progress.rejected,
+            "failed_clients": progress.failed,
+            "restarts": progress.restarts,
+            "commit": {"round": keeper.committed, "folder": self.identity.checkpoints} if keeper else None,
             "state_digest": facts.get("state_digest"),
             "error": facts.get("error"),
             "dataset": {"name": self.data.name, "source": self.data.source, "digest": self.card.dataset_digest},
@@ -270,6 +385,8 @@ def world_of(checked: Checked, data: ImageData, partition: Partition, plan: Plan
         threads=tuple(threads[k] for k in range(scenario.clients.count)),
         global_test=published if scenario.evaluation.global_test else None,
         evaluate_when=scenario.evaluation.when,
+        tolerant=scenario.failure.max_failed_fraction > 0,
+        client_timeout_s=scenario.failure.client_timeout_s,
         independent_init=scenario.clients.independent_init,
         num_rounds=scenario.rounds,
         labels=data.label_M,
@@ -294,16 +411,21 @@ def versions() -> dict[str, str]:
     }
 
 
-def _snapshot(folder: Path, backend: Backend, t: int) -> None:
-    clients, server = backend.states()
-    write_snapshot(folder, t, clients, server)
+def _store(address: str) -> Store:
+    try:
+        return open_store(address)
+    except OSError as error:
+        raise ScenarioError(
+            f"checkpoint.folder: {address} given, which cannot be used ({error.strerror}); allowed: a folder, or an "
+            "address whose fsspec package is installed"
+        ) from None
 
 
 def _nowhere(*told: object) -> None:
     """Where goes what nobody is to see."""
 
 
-def _backend(checked: Checked, plan: Plan | None, cleanup: contextlib.ExitStack) -> tuple[Plan, Backend]:
+def _backend(checked: Checked, plan: Plan | None, cleanup: contextlib.ExitStack, note: Note) -> tuple[Plan, Backend]:
     """The scenario's backend, not yet started, and the plan that it follows. `cleanup` closes it."""
     scenario = checked.loaded.scenario
     backend: Backend
@@ -312,6 +434,8 @@ def _backend(checked: Checked, plan: Plan | None, cleanup: contextlib.ExitStack)
         wanted = any(group.gpus_per_actor for group in plan.groups)
         backend = InProcess("cuda" if wanted and torch.cuda.is_available() else "cpu")
         plan = replace(plan, groups=tuple(replace(group, actors=0) for group in plan.groups))
+        for text in plan.notes:
+            note(text)
         cleanup.callback(backend.close)
         return plan, backend
     from raysim.engine import ray_backend
@@ -319,11 +443,30 @@ def _backend(checked: Checked, plan: Plan | None, cleanup: contextlib.ExitStack)
     owned = ray_backend.connect(plan.cpus if plan else None)
     if owned:
         cleanup.callback(ray_backend.disconnect)
+    resources = scenario.resources
+
+    def planned(machine: Machine) -> Plan:
+        return make_plan(checked.asks, machine, scenario.clients.participation)
+
     if plan is None:
-        plan = make_plan(checked.asks, ray_backend.machine(), scenario.clients.participation)
-    backend = ray_backend.RayBackend(plan)
+        plan = planned(ray_backend.machine(resources.head))
+    nodes = ray_backend.nodes(resources.head)
+    refuse_unseated(plan, nodes)
+    for text in (*plan.notes, *_seating(plan, nodes, resources.placement == "pack")):
+        note(text)
+    backend = ray_backend.RayBackend(
+        plan, resources.placement == "pack", resources.head, None if owned else planned, note
+    )
     cleanup.callback(backend.close)
     return plan, backend
+
+
+def _seating(plan: Plan, nodes: Sequence[Node], pack: bool) -> list[str]:
+    """What each of several nodes will hold."""
+    if len(nodes) < 2:
+        return []
+    seated = Counter(node.id for group in seats(plan.groups, nodes, pack) for node in group)
+    return [f"node {node.name}: {seated[node.id]} client actors" for node in nodes]
 
 
 def _card(checked: Checked, data: ImageData, partition: Partition, folder: RunFolder, run_id: str) -> RunCard:
@@ -350,18 +493,31 @@ def _card(checked: Checked, data: ImageData, partition: Partition, folder: RunFo
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does. Python allows this in the main thread only; elsewhere nothing changes."""
+def _interruptible(stop: Stop) -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM end a run after its round, and at once when they come again or there is nothing to save.
+
+    Python allows this in the main thread only; elsewhere nothing changes.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def stop(number: int, frame: FrameType | None) -> None:
+    def end(number: int, frame: FrameType | None) -> None:
+        if stop.possible and not stop.requested and not stop.committed():
+            stop.requested = True
+            # Not through the progress display, which may be in the middle of a line.
+            text = "\nraysim: ending after this round, which is then committed; once more to end at once\n"
+            os.write(sys.stderr.fileno(), text.encode())
+            return
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: ending takes seconds and is not to be cut
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+    numbers = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as in the background of a script
+        numbers.append(signal.SIGINT)
+    before = {number: signal.signal(number, end) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -110,6 +110,10 @@ class Resources(Section):
     """CPUs of an actor; its whole part (at least 1) is the number of threads that train a client."""
     gpus_per_actor: Annotated[float, Field(ge=0)] | Auto = "auto"
     """GPUs of an actor, 0.25 for four actors on a GPU; `auto` shares what there is and else uses the CPU."""
+    placement: Literal["spread", "pack"] = "spread"
+    """On a cluster: spread actors over its nodes, or fill one node after another."""
+    head: bool = True
+    """On a cluster: whether client actors may live on the head node, which also runs Ray's own services."""
     overrides: list[Override] = Field(default_factory=list)
     """Other resources per architecture or client range; the first that matches a client counts."""
 
@@ -126,10 +130,25 @@ class Tracking(Section):
 
 
 class Checkpoint(Section):
-    """Snapshots of all client and server state in the run folder."""
+    """Commits: all client and server state, written so that a run can go on from there, whatever ended it."""
 
-    every: Annotated[int, Field(ge=0)] = 0
-    """Keep the state after every so many rounds, and after the last; 0: never."""
+    every: Annotated[int, Field(ge=0)] | Auto = "auto"
+    """Commit after every so many rounds, after the last, and at Ctrl-C; `auto`: about once a minute; 0: never."""
+    folder: str | None = None
+    """Where: a folder or an address that fsspec knows, such as s3://bucket/runs. Default: in the run folder."""
+
+
+class Failure(Section):
+    """What happens when something fails."""
+
+    max_failed_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of a round's participants that may fail (an exception in the method, or the time limit) without
+    ending the run; the round goes on without them, and they stay as they were."""
+    client_timeout_s: Annotated[float, Field(gt=0)] | None = None
+    """Seconds that a client's turn may take; `null`: any. Time is not repeatable: a run that needs this may differ
+    from another."""
+    max_attempts: AtLeastOne = 5
+    """How often the run goes back to its last commit, after the death of an actor or node, without getting further."""
 
 
 class Scenario(Section):
@@ -154,6 +173,7 @@ class Scenario(Section):
     resources: Resources = Resources()
     tracking: Tracking = Tracking()
     checkpoint: Checkpoint = Checkpoint()
+    failure: Failure = Failure()
 
     @property
     def output_folder(self) -> Path:

@@ -199,7 +199,8 @@ def test_fedavg_of_one_client_is_standalone_bit_for_bit(settings: dict[str, bool
     for algorithm in (FedAvg(**settings), Standalone()):
         backend = InProcess()
         try:
-            backend.start(*world_of_one(algorithm))
+            world, image_MHWC = world_of_one(algorithm)
+            backend.start(world, lambda image_MHWC=image_MHWC: image_MHWC)
             reports = [backend.round(t, [0], True, lambda done: None) for t in (1, 2, 3)]
             digests.append(backend.digests()[0])
             accuracies.append([(r.measured[0].local, r.turns[0].train_loss) for r in reports])

@@ -26,6 +26,7 @@ from raysim.engine.world import World
 from raysim.launch.check import check
 from raysim.launch.run import deal, read_data, world_of
 from raysim.scenario.load import load_scenario
+from tests.engine.scenarios import states_of
 
 ROUNDS, PER_CLIENT = 2, 48
 
@@ -70,11 +71,11 @@ def after(data_root: str, method: str, settings: tuple[tuple[str, Any], ...]) ->
     }
     backend = InProcess()
     try:
-        backend.start(replace(world, algorithm=load_scenario(scenario).algorithm), image_MHWC)
+        backend.start(replace(world, algorithm=load_scenario(scenario).algorithm), lambda: image_MHWC)
         for t in range(1, ROUNDS + 1):
             report = backend.round(t, range(10), False, lambda done: None)
             assert not report.server.rejected
-        return backend.states()[0]
+        return states_of(backend)[0]
     finally:
         backend.close()
 
@@ -124,13 +125,13 @@ def test_fd_runs_where_the_papers_print_a_dash(data_root: str) -> None:
     world, image_MHWC = base(data_root, 100)
     backend, lonely = InProcess(), 0.0
     try:
-        backend.start(replace(world, algorithm=FD()), image_MHWC)
+        backend.start(replace(world, algorithm=FD()), lambda: image_MHWC)
         for t in range(1, 21):
             report = backend.round(t, cohort(world.seed, t, list(range(100)), 10), False, lambda done: None)
             assert not report.server.rejected
             assert all(math.isfinite(turn.train_loss or math.nan) for turn in report.turns.values())
             lonely += report.server.values["single_holder_classes"]
-        clients, server = backend.states()
+        clients, server = states_of(backend)
     finally:
         backend.close()
     assert lonely > 20

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from raysim.core.algorithm import ClientId
+from raysim.core.messages import Weights, weights
+from raysim.core.state import state_tensors
+from raysim.engine.inprocess import InProcess
 from raysim.scenario.load import Loaded, load_scenario
 
 
@@ -41,3 +45,9 @@ def of_method(name: str) -> str:
 def loaded(*sets: str, **changes: Any) -> Loaded:
     """The tiny scenario, validated, with `--set` overrides."""
     return load_scenario(digits(**changes), sets)
+
+
+def states_of(backend: InProcess) -> tuple[dict[ClientId, Weights], Weights]:
+    """A copy of the state of every client that had a turn, and the server's."""
+    clients = {k: weights(net) for k, net in sorted(backend.host.nets.items())}
+    return clients, state_tensors(backend.server.server.state)

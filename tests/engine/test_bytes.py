@@ -52,7 +52,7 @@ def one_round(
     )
     backend = InProcess()
     try:
-        backend.start(world, image_MHWC)
+        backend.start(world, lambda: image_MHWC)
         for t in range(1, rounds + 1):
             report = backend.round(t, range(10), False, lambda done: None)
     finally:

@@ -11,15 +11,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from safetensors.torch import load_file
 
 from algorithms.standalone import Standalone
 from raysim.core.errors import RunError
 from raysim.core.messages import pack
 from raysim.core.results import METRICS
+from raysim.engine.commits import Commits, read_server
 from raysim.engine.hooks import HookError
-from raysim.engine.host import ClientHost
+from raysim.engine.host import ClientHost, Moved
 from raysim.engine.placement import Machine, make_plan
+from raysim.engine.store import LocalStore
 from raysim.launch.check import check
 from raysim.launch.run import Result, deal, read_data, run, world_of
 from raysim.tracking.memory import MemoryTracker
@@ -200,19 +201,21 @@ def test_nan_uploads_are_left_out_and_named(workplace: Path, monkeypatch: pytest
     assert all(math.isfinite(memory.rounds[t]["server/header_norm"]) for t in (1, 2, 3))
 
 
-def test_snapshots_hold_every_state(workplace: Path) -> None:
+def test_commits_hold_every_state(workplace: Path) -> None:
     result, memory = quiet_run("checkpoint.every=2")
-    folder = result.folder / "checkpoints"
-    assert sorted(path.name for path in folder.iterdir()) == ["round-000002", "round-000003"]
-    last = folder / "round-000003"
+    commits = Commits.open(LocalStore(result.folder / "checkpoints"))
+    assert [commit.round for commit in commits.kept] == [2, 3]
+    commit = commits.latest()
+    assert commit is not None
     took_part = sorted({row.client for row in memory.clients if row.participated})
-    assert json.loads((last / "snapshot.json").read_text()) == {"round": 3, "clients": took_part}
+    states = {k: state for part in commits.clients(commit) for k, state in part.items()}
+    assert sorted(states) == took_part
     # The weights in it measure as the run's last rows say.
     checked = check(loaded())
     data = read_data(checked)
     world = world_of(checked, data, deal(checked, data), make_plan(checked.asks, Machine(1, 0), 1.0))
     host = ClientHost(world, data.image_MHWC)
-    host.adopt({k: pack(load_file(last / "clients" / f"{k}.safetensors")) for k in took_part})
+    host.adopt({k: Moved(pack(state), unsaved=False) for k, state in states.items()})
     latest = {row.client: row.correct for row in memory.clients}
     assert {k: one.local.correct for k, one in host.measure(took_part).items()} == {k: latest[k] for k in took_part}
-    assert load_file(last / "server.safetensors").keys() == {"w.weight", "w.bias"}
+    assert read_server(commits.server(commit))[0].tensors.keys() == {"w.weight", "w.bias"}

@@ -38,7 +38,7 @@ def curves(method: str) -> dict[str, Any]:
     plan = make_plan(checked.asks, Machine(1, 0), 1.0)
     world = world_of(checked, data, deal(checked, data), plan)
     backend, memory = InProcess(), MemoryTracker()
-    backend.start(world, data.image_MHWC)
+    backend.start(world, lambda: data.image_MHWC)
     run_rounds(world, Schedule(3, checked.participants), backend, [memory], Progress())
     digest = state_digest(backend)
     backend.close()

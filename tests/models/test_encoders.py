@@ -196,7 +196,7 @@ def test_a_run_without_weights_hashes_pixels(hub: Path):
     world = world_of(checked, data, deal(checked, data), make_plan(checked.asks, Machine(1, 0), 1.0))
     backend = InProcess()
     try:
-        backend.start(world, data.image_MHWC)
+        backend.start(world, lambda: data.image_MHWC)
         report = backend.round(1, range(4), False, lambda done: None)
     finally:
         backend.close()

@@ -73,7 +73,7 @@ def rounds_on(backend: Backend, given: Loaded) -> tuple[str, list[ClientRow], li
     plan = make_plan(checked.asks, Machine(8, 2), 1.0)
     world = world_of(checked, data, deal(checked, data), plan)
     memory = MemoryTracker()
-    backend.start(world, data.image_MHWC)
+    backend.start(world, lambda: data.image_MHWC)
     run_rounds(world, Schedule(3, checked.participants), backend, [memory], Progress())
     rows = [replace(row, train_s=0.0, evaluate_s=0.0) for row in memory.clients]
     varying = ("time/", "memory/", "engine/")

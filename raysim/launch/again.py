@@ -1,0 +1,105 @@
+"""What a run that goes on must share with the run that it goes on with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from raysim.core.errors import ScenarioError
+from raysim.scenario.load import Loaded, load_scenario
+
+FREE = ("name", "backend", "output", "resources", "tracking", "checkpoint", "failure", "data.root", "data.format")
+"""Keys, with all below them, that may differ: they say where and how a run takes place, not what comes out."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a run is known by, besides its scenario: `run.json` in its folder."""
+
+    run_id: str
+    tracking: str  # MLflow's address, resolved
+    checkpoints: str  # address of its commits
+    dataset_digest: str
+    partition_digest: str
+    versions: Mapping[str, str]
+
+    @classmethod
+    def of(cls, folder: Path) -> Identity:
+        """Of an existing run. Raises `ScenarioError` when there is none."""
+        try:
+            return cls(**json.loads((folder / "run.json").read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            raise ScenarioError(
+                f"{folder} cannot be gone on with: it holds no run.json, so it is no run folder or was never begun"
+            ) from None
+        except (OSError, ValueError, TypeError) as error:
+            raise ScenarioError(f"{folder / 'run.json'} cannot be read ({error})") from None
+
+    def json(self) -> str:
+        """As the file's text."""
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+    def refuse_other_data(self, folder: Path, dataset: str, partition: str) -> None:
+        """Raises `ScenarioError` when the images, or who has which, are not those of the run."""
+        for what, had, has in (
+            ("images", self.dataset_digest, dataset),
+            ("partition", self.partition_digest, partition),
+        ):
+            if had != has:
+                raise ScenarioError(
+                    f"{folder} cannot be gone on with: its {what} had the digest {had[:12]}, those found now have "
+                    f"{has[:12]}; the results would not be of one run"
+                )
+
+
+def find_run(text: str, output: Path = Path("runs")) -> Path:
+    """The run folder of this path, or of this run id below `output`. Raises `ScenarioError` when there is none."""
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return path.absolute()
+    found = sorted(output.glob(f"*/{text}")) if "/" not in text else []
+    if len(found) == 1:
+        return found[0].absolute()
+    known = sorted((p.parent for p in output.glob("*/*/run.json")), key=lambda p: p.name)
+    latest = f"; the latest run here: {known[-1]}" if known else ""
+    raise ScenarioError(f"{text} given, but there is no such run folder, and no such run below {output}{latest}")
+
+
+def own_scenario(folder: Path, sets: Sequence[str] = ()) -> Loaded:
+    """The scenario of an existing run, with `--set` overrides. Raises `ScenarioError`."""
+    if not folder.is_dir():
+        raise ScenarioError(f"{folder} given, but there is no such run folder")
+    Identity.of(folder)
+    return load_scenario(folder / "resolved.yaml", sets)
+
+
+def refuse_differences(folder: Path, loaded: Loaded) -> None:
+    """Raises `ScenarioError`, naming the keys, when the scenario would not give the same result as the run's own."""
+    before = own_scenario(folder)
+    had, has = before.flat(), loaded.flat()
+    differing = [
+        key for key in dict.fromkeys([*had, *has]) if had.get(key) != has.get(key) and not _free(key, before, loaded)
+    ]
+    if differing:
+        named = [f"{key} ({_shown(had.get(key))} there, {_shown(has.get(key))} here)" for key in differing]
+        place = loaded.origin.of(tuple(differing[0].split(".")))
+        raise ScenarioError(
+            f"{place}: {folder} is a run with another {', '.join(named)}; a run goes on only with "
+            f"what gives the same result: {', '.join(FREE)}, and a later last round, may differ"
+        )
+
+
+def _free(key: str, before: Loaded, now: Loaded) -> bool:
+    if key == "rounds":
+        # More rounds are the same rounds and then some, unless the method looks at how many there will be.
+        return now.scenario.rounds > before.scenario.rounds and not now.algorithm.scheduled
+    return any(key == free or key.startswith(f"{free}.") for free in FREE)
+
+
+def _shown(value: Any) -> str:
+    return yaml.safe_dump(value, default_flow_style=True).strip().removesuffix("...").strip()

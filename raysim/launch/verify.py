@@ -1,0 +1,157 @@
+"""Runs a scenario in several places and compares the bits of every client and of the server after every round."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+from raysim.engine.backend import Backend
+from raysim.engine.commits import Commits
+from raysim.engine.inprocess import InProcess
+from raysim.engine.placement import Machine, make_plan
+from raysim.engine.run import Progress, Schedule, run_rounds
+from raysim.engine.sampling import cohort
+from raysim.engine.store import open_store
+from raysim.engine.survival import Keeper, Note
+from raysim.launch.check import check
+from raysim.launch.run import deal, local_machine, read_data, world_of
+from raysim.scenario.load import Loaded, load_scenario
+from raysim.tracking.memory import MemoryTracker
+
+VARYING = ("time/", "memory/", "engine/")
+"""Metrics that say how a run went, not what came out."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a scenario is run."""
+
+    actors: int | None  # None: in this process, without Ray
+    kill: bool = False  # an actor is killed in the middle
+
+    @property
+    def name(self) -> str:
+        """In a few words."""
+        if self.actors is None:
+            return "in process"
+        return f"{self.actors} actor{'s' if self.actors > 1 else ''}" + (", one killed" if self.kill else "")
+
+
+@dataclass
+class Trace:
+    """What a run was after every round."""
+
+    placement: Placement
+    rounds: list[dict[str, dict[str, str]]] = field(default_factory=list)  # [t - 1]: who -> tensor -> SHA-256
+    metrics: list[Mapping[str, Any]] = field(default_factory=list)  # [t]
+    digest: str = ""
+    seconds: float = 0.0
+    restarts: int = 0
+    difference: str | None = None  # from the first placement, one sentence
+
+
+def verify(loaded: Loaded, actors: Sequence[int], kill: bool, note: Note = lambda text: None) -> list[Trace]:
+    """Run in this process, then on Ray with so many actors each (and once more with the most, one of them killed).
+
+    Every trace but the first says where it first differs from the first, if it does. Nothing is kept of the runs.
+    Raises `ScenarioError` when the scenario cannot be run here, `RunError` when a run fails.
+    """
+    placements = [Placement(None), *(Placement(n) for n in actors)]
+    if kill:
+        placements.append(Placement(max(actors), kill=True))
+    traces: list[Trace] = []
+    with contextlib.ExitStack() as cleanup:
+        for placement in placements:
+            note(f"{placement.name} …")
+            trace = _traced(loaded, placement, max(actors), cleanup)
+            if traces:
+                trace.difference = difference(traces[0], trace)
+            traces.append(trace)
+    return traces
+
+
+def difference(one: Trace, other: Trace) -> str | None:
+    """The first round, client (or server) and tensor in which two runs differ, else the first metric, else None."""
+    for t, (there, here) in enumerate(zip(one.rounds, other.rounds, strict=True), start=1):
+        for who in there:  # clients in id order, then the server: what differs first causes the rest
+            for tensor in dict.fromkeys([*there[who], *here.get(who, {})]):
+                if there[who].get(tensor) != here.get(who, {}).get(tensor):
+                    return f"round {t}, {who}, {tensor}: other bits than {one.placement.name}"
+    for t, (mine, its) in enumerate(zip(one.metrics, other.metrics, strict=True)):
+        for name in dict.fromkeys([*mine, *its]):
+            if not name.startswith(VARYING) and mine.get(name) != its.get(name):
+                return f"round {t}, {name}: {its.get(name)} instead of {mine.get(name)} as {one.placement.name}"
+    return None if one.digest == other.digest else f"the state digest differs from that of {one.placement.name}"
+
+
+def _traced(loaded: Loaded, placement: Placement, most: int, cleanup: contextlib.ExitStack) -> Trace:
+    sets = ["backend=in_process"] if placement.actors is None else [f"resources.actors={placement.actors}"]
+    checked = check(load_scenario(loaded.resolved, sets))
+    scenario = checked.loaded.scenario
+    data = read_data(checked)
+    partition = deal(checked, data)
+    trace = Trace(placement)
+    began = perf_counter()
+    with TemporaryDirectory(prefix="raysim-verify-") as folder, contextlib.ExitStack() as closing:
+        backend: Backend
+        if placement.actors is None:
+            plan = make_plan(checked.asks, local_machine(), scenario.clients.participation)
+            backend = InProcess()
+        else:
+            backend, plan = _on_ray(checked, most, cleanup)
+        closing.callback(backend.close)
+        world = world_of(checked, data, partition, plan)
+        backend.start(world, lambda: data.image_MHWC)
+        eligible = [k for k in range(world.num_clients) if world.num_samples[k]]
+        memory, progress = MemoryTracker(), Progress()
+
+        def look(t: int) -> None:
+            members = cohort(world.seed, t, eligible, checked.participants)
+            clients, server = backend.fingerprints(members)
+            trace.rounds.append({**{f"client {k}": clients[k] for k in members}, "the server": server})
+
+        trace.digest = run_rounds(
+            world,
+            Schedule(scenario.rounds, checked.participants, scenario.evaluation.every),
+            backend,
+            [memory],
+            progress,
+            within_round=_killer(backend, scenario.rounds, progress) if placement.kill else lambda done, of: None,
+            keeper=Keeper(Commits(open_store(folder)), 2, scenario.rounds),
+            after_round=look,
+        )
+        trace.metrics, trace.restarts = list(memory.rounds), progress.restarts
+    trace.seconds = perf_counter() - began
+    return trace
+
+
+def _on_ray(checked: Any, most: int, cleanup: contextlib.ExitStack) -> tuple[Any, Any]:
+    from raysim.engine import ray_backend
+
+    asked = sum(ask.cpus_per_actor * (ask.actors or 1) for ask in checked.asks)
+    # One Ray for all placements: the largest must fit.
+    if ray_backend.connect(max(asked, most * checked.loaded.scenario.resources.cpus_per_actor)):
+        cleanup.callback(ray_backend.disconnect)
+    machine = ray_backend.machine()
+    plan = make_plan(
+        checked.asks, Machine(machine.cpus, machine.gpus, machine.nodes), checked.loaded.scenario.clients.participation
+    )
+    return ray_backend.RayBackend(plan), plan
+
+
+def _killer(backend: Any, rounds: int, progress: Progress) -> Callable[[int, int], None]:
+    """Kills the first client actor half-way through, as soon as something of that round has arrived."""
+    left = [(rounds + 1) // 2]
+
+    def within(done: int, of: int) -> None:
+        if left and progress.t + 1 == left[0]:
+            left.clear()
+            os.kill(backend.pids()[0], signal.SIGKILL)
+
+    return within

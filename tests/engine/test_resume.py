@@ -1,0 +1,129 @@
+"""A run that ended anyhow goes on in its folder as if nothing had been; what would be another run is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raysim.core.errors import ScenarioError
+from raysim.engine.commits import Commits
+from raysim.engine.store import open_store
+from raysim.launch.run import resume, run
+from raysim.report.load import read_clients, read_rounds
+from raysim.tracking.memory import MemoryTracker
+from tests.engine.scenarios import loaded, of_method
+
+
+def test_never_means_no_commit(workplace: Path) -> None:
+    assert not (run(loaded("checkpoint.every=0"), quiet=True).folder / "checkpoints").exists()
+
+
+def of_results(folder: Path) -> tuple[Any, Any]:
+    """rounds.parquet and clients.parquet without what the clock says."""
+    rounds, clients = read_rounds(folder), read_clients(folder)
+    varying = [name for name in rounds.column_names if name.startswith(("time/", "memory/"))]
+    return rounds.drop_columns(varying), clients.drop_columns(["train_s", "evaluate_s"])
+
+
+class Cut(MemoryTracker):
+    """Stops the run in some round, as Ctrl-C twice does."""
+
+    def __init__(self, t: int) -> None:
+        super().__init__()
+        self.t = t
+
+    def log(self, t: int, values: Any, clients: Any) -> None:
+        if t == self.t:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("method", ["fedgh", "fedcache", "hks", "dc_pfl"])
+def test_a_run_that_was_cut_off_goes_on_with_the_same_bits(workplace: Path, method: str) -> None:
+    sets = [of_method(method), "rounds=4", "checkpoint.every=2", "evaluation.every=3"]
+    whole = run(loaded(*sets), quiet=True)
+    with pytest.raises(KeyboardInterrupt):
+        run(loaded(*sets), quiet=True, trackers=[Cut(3)])
+    (folder,) = {path for path in (workplace / "runs" / "tiny").iterdir()} - {whole.folder}
+    result = resume(folder, quiet=True)
+    assert result.folder == folder
+    assert of_results(folder)[0].equals(of_results(whole.folder)[0])
+    assert of_results(folder)[1].equals(of_results(whole.folder)[1])
+    varying = {"run_id", "folder", "seconds", "final", "commit", "mlflow"}
+    assert {k: v for k, v in result.summary.items() if k not in varying} == {
+        k: v for k, v in whole.summary.items() if k not in varying
+    }
+
+
+def test_going_on_with_more_rounds_is_as_if_there_had_always_been_so_many(workplace: Path) -> None:
+    whole = run(loaded("rounds=5"), quiet=True)
+    short = run(loaded("rounds=2"), quiet=True)
+    longer = resume(short.folder, sets=["rounds=5"], quiet=True)
+    assert longer.state_digest == whole.state_digest
+    assert of_results(longer.folder)[1].equals(of_results(whole.folder)[1])
+    again = resume(short.folder, sets=["rounds=5"], quiet=True)
+    assert again.summary["nothing_to_do"]
+
+
+def test_a_run_without_a_commit_begins_anew_in_its_folder(workplace: Path) -> None:
+    whole = run(loaded(), quiet=True)
+    with pytest.raises(KeyboardInterrupt):
+        run(loaded("checkpoint.every=0"), quiet=True, trackers=[Cut(2)])
+    (folder,) = {path for path in (workplace / "runs" / "tiny").iterdir()} - {whole.folder}
+    assert resume(folder, sets=["checkpoint.every=1"], quiet=True).state_digest == whole.state_digest
+    assert read_rounds(folder)["round"].to_pylist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("sets", "told"),
+    [
+        (["training.lr=0.5", "seed=9"], r"another seed \(5 there, 9 here\), training.lr \(0.05 there, 0.5 here\);"),
+        (["rounds=1"], r"another rounds \(3 there, 1 here\)"),
+        (["algorithm.name=fedproto"], r"another algorithm.name \(fedgh there, fedproto here\)"),
+    ],
+)
+def test_going_on_with_other_maths_is_refused(workplace: Path, sets: list[str], told: str) -> None:
+    done = run(loaded(), quiet=True)
+    before = (done.folder / "summary.json").read_bytes()
+    with pytest.raises(ScenarioError, match=told):
+        resume(done.folder, sets=sets, quiet=True)
+    assert (done.folder / "summary.json").read_bytes() == before
+
+
+def test_a_method_that_counts_rounds_cannot_have_more_of_them(workplace: Path) -> None:
+    done = run(loaded("algorithm={name: fedkd}"), quiet=True)
+    with pytest.raises(ScenarioError, match=r"another rounds \(3 there, 9 here\)"):
+        resume(done.folder, sets=["rounds=9"], quiet=True)
+
+
+def test_going_on_with_other_images_is_refused(workplace: Path) -> None:
+    done = run(loaded(), quiet=True)
+    known = json.loads((done.folder / "run.json").read_text())
+    (done.folder / "run.json").write_text(json.dumps({**known, "dataset_digest": "0" * 64}))
+    with pytest.raises(ScenarioError, match="its images had the digest 000000000000"):
+        resume(done.folder, sets=["rounds=5"], quiet=True)
+
+
+@pytest.mark.parametrize("broken", ["missing", "empty", "other keys"])
+def test_what_is_no_run_folder_cannot_be_gone_on_with(workplace: Path, broken: str) -> None:
+    (workplace / "it").mkdir()
+    if broken != "missing":
+        (workplace / "it" / "run.json").write_text("{}" if broken == "other keys" else "")
+    with pytest.raises(ScenarioError, match=r"run\.json"):
+        resume(workplace / "it", quiet=True)
+
+
+def test_commits_anywhere_fsspec_reaches(workplace: Path) -> None:
+    result = run(loaded("checkpoint={every: 1, folder: 'memory://far/away/'}"), quiet=True)
+    where = f"memory://far/away/tiny/{result.folder.name}"
+    assert result.summary["commit"] == {"round": 3, "folder": where}
+    assert [commit.round for commit in Commits.open(open_store(where)).kept] == [2, 3]
+    longer = resume(result.folder, sets=["rounds=4"], quiet=True)
+    assert longer.state_digest == run(loaded("rounds=4"), quiet=True).state_digest
+
+
+def test_an_address_that_nobody_knows(workplace: Path) -> None:
+    with pytest.raises(ScenarioError, match=r"checkpoint.folder: nonsense://x.* given, which cannot be used"):
+        run(loaded("checkpoint.folder='nonsense://x'"), quiet=True)

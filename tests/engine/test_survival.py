@@ -1,0 +1,228 @@
+"""A run that loses parts of itself again and again ends with the same bits as one that does not, for every method."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from algorithms.standalone import Standalone
+from raysim.core.algorithm import ClientId
+from raysim.core.errors import RunError
+from raysim.core.results import ClientRow
+from raysim.engine.backend import LostError, RoundReport
+from raysim.engine.commits import Commits, Part
+from raysim.engine.hooks import HookError
+from raysim.engine.host import Measured
+from raysim.engine.inprocess import InProcess
+from raysim.engine.placement import Machine, make_plan
+from raysim.engine.run import Progress, Schedule, Stop, run_rounds
+from raysim.engine.store import LocalStore, Store
+from raysim.engine.survival import Keeper
+from raysim.engine.world import World
+from raysim.launch.check import check
+from raysim.launch.run import deal, read_data, world_of
+from raysim.scenario.load import Loaded
+from raysim.scenario.registry import algorithm_names
+from raysim.tracking.memory import MemoryTracker
+from tests.engine.scenarios import loaded, of_method
+
+ROUNDS = 4
+
+
+class Mortal(InProcess):
+    """Dies at random, before or after it did what it was asked, and then knows nothing until it is recovered."""
+
+    def __init__(self, seed: int, rate: float) -> None:
+        super().__init__()
+        self.rng, self.rate, self.deaths = random.Random(seed), rate, 0
+
+    def _perhaps(self, part: str) -> None:
+        if self.rng.random() < self.rate:
+            self.deaths += 1
+            self.host.nets.clear()
+            self.server.server.state = None
+            raise LostError(f"{part}: client actor 1 of 1 died")
+
+    def round(
+        self,
+        t: int,
+        cohort: Sequence[ClientId],
+        evaluate: bool,
+        progress: Callable[[int], None],
+        without: Collection[ClientId] = (),
+    ) -> RoundReport:
+        self._perhaps(f"round {t}")
+        report = super().round(t, cohort, evaluate, progress, without)
+        self._perhaps(f"round {t}")
+        return report
+
+    def measure(self, ids: Sequence[ClientId]) -> Mapping[ClientId, Measured]:
+        self._perhaps("a test")
+        return super().measure(ids)
+
+    def save(self, t: int, store: Store) -> tuple[list[Part], Part]:
+        files = super().save(t, store)
+        self._perhaps("a commit")
+        return files
+
+    def digests(self) -> tuple[dict[ClientId, str], str]:
+        self._perhaps("the digest")
+        return super().digests()
+
+
+Outcome = tuple[str, list[ClientRow], list[dict[str, Any]]]
+
+
+def world_for(given: Loaded) -> tuple[World, Any, int]:
+    checked = check(given)
+    data = read_data(checked)
+    world = world_of(checked, data, deal(checked, data), make_plan(checked.asks, Machine(1, 0), 1.0))
+    return world, lambda: data.image_MHWC, checked.participants
+
+
+def outcome(
+    given: Loaded,
+    backend: InProcess,
+    keeper: Keeper | None = None,
+    told: Callable[[str], None] = lambda text: None,
+    progress: Progress | None = None,
+    **schedule: Any,
+) -> Outcome:
+    """(state digest, client rows, round values), without timings and what the engine says of itself."""
+    world, images, participants = world_for(given)
+    memory = MemoryTracker()
+    try:
+        backend.start(world, images)
+        plan = Schedule(ROUNDS, participants, evaluate_every=2, **schedule)
+        digest = run_rounds(world, plan, backend, [memory], progress or Progress(), told, keeper=keeper)
+    finally:
+        backend.close()
+    rows = [replace(row, train_s=0.0, evaluate_s=0.0) for row in memory.clients]
+    varying = ("time/", "memory/", "engine/")
+    return digest, rows, [{k: v for k, v in one.items() if not k.startswith(varying)} for one in memory.rounds]
+
+
+def of(method: str) -> Loaded:
+    return loaded(of_method(method), *(["clients.models=[hks_resnet8]"] if method == "fedavg" else []))
+
+
+@pytest.mark.parametrize("method", algorithm_names())
+def test_deaths_change_nothing(method: str, tmp_path: Path) -> None:
+    given = of(method)
+    expected = outcome(given, InProcess())
+    notes: list[str] = []
+    mortal = Mortal(seed=len(method), rate=0.2)
+    keeper = Keeper(Commits(LocalStore(tmp_path)), 2, ROUNDS)
+    assert outcome(given, mortal, keeper, notes.append, max_attempts=50) == expected
+    assert mortal.deaths >= 1
+    assert len(notes) == mortal.deaths
+    assert all("died; going back to" in text for text in notes)
+
+
+def test_without_commits_it_begins_anew() -> None:
+    given = loaded("algorithm={name: fedgh}")
+    notes: list[str] = []
+    mortal = Mortal(seed=3, rate=0.25)
+    assert outcome(given, mortal, None, notes.append, max_attempts=50) == outcome(given, InProcess())
+    assert mortal.deaths >= 1
+    assert any("going back to the start and repeating" in text for text in notes)
+
+
+def test_attempts_are_bounded() -> None:
+    with pytest.raises(RunError, match=r"a test: client actor 1 of 1 died; the run went back 2 times .*max_attempts"):
+        outcome(loaded(), Mortal(seed=1, rate=1.0), max_attempts=2)
+
+
+def test_a_damaged_commit_is_told_and_the_one_before_used(tmp_path: Path) -> None:
+    given = loaded("algorithm={name: fedproto}")
+    expected = outcome(given, InProcess())
+    notes: list[str] = []
+
+    class Once(Mortal):
+        def digests(self) -> tuple[dict[ClientId, str], str]:
+            if not self.deaths:
+                (tmp_path / "server-000004.safetensors").write_bytes(b"")
+                self.rate = 1.0
+            found = super().digests() if not self.deaths else InProcess.digests(self)
+            return found
+
+        def _perhaps(self, part: str) -> None:
+            if not self.deaths:
+                super()._perhaps(part)
+
+    keeper = Keeper(Commits(LocalStore(tmp_path)), 1, ROUNDS)
+    assert outcome(given, Once(1, 0.0), keeper, notes.append) == expected
+    assert "server-000004.safetensors has 0 bytes" in notes[0]
+    assert "going back to the commit of round 3 and repeating 1 round" in notes[1]
+
+
+def test_the_end_is_asked_for_once_the_round_is_committed(tmp_path: Path) -> None:
+    given = loaded()
+    world, images, participants = world_for(given)
+    stop, progress = Stop(), Progress()
+    keeper = Keeper(Commits(LocalStore(tmp_path)), 100, ROUNDS)
+    backend, memory = InProcess(), MemoryTracker()
+
+    def ask(done: int, of: int) -> None:
+        stop.requested = progress.t == 1  # in the middle of round 2
+
+    backend.start(world, images)
+    with pytest.raises(KeyboardInterrupt):
+        run_rounds(
+            world,
+            Schedule(ROUNDS, participants),
+            backend,
+            [memory],
+            progress,
+            within_round=ask,
+            keeper=keeper,
+            stop=stop,
+        )
+    backend.close()
+    assert [values["round"] for values in memory.rounds] == [0, 1, 2]
+    assert keeper.committed == 2
+
+
+class Picky(Standalone):
+    """Fails for one client in one round, half-way through its training."""
+
+    def client_update(self, client: Any, down: None) -> None:
+        super().client_update(client, down)
+        if client.t == 2 and client.id == FAILING:
+            raise ZeroDivisionError("no")
+
+
+FAILING = 0
+
+
+def failing() -> Loaded:
+    global FAILING
+    rows = outcome(loaded("algorithm={name: standalone}"), InProcess())[1]
+    FAILING = next(row.client for row in rows if row.round == 2 and row.participated)
+    return replace(loaded("algorithm={name: standalone}", "failure.max_failed_fraction=0.3"), algorithm=Picky())
+
+
+def test_a_tolerated_failure_leaves_the_client_as_it_was(tmp_path: Path) -> None:
+    given = failing()
+    notes: list[str] = []
+    digest, rows, values = outcome(given, InProcess(), None, notes.append, max_failed_fraction=0.3)
+    assert (FAILING, 2) not in {(row.client, row.round) for row in rows if row.participated}
+    assert notes == [text for text in notes if text.startswith(f"round 2 goes on without client {FAILING}: Picky")]
+    assert len(notes) == 1
+    mortal = Mortal(seed=5, rate=0.3)
+    keeper = Keeper(Commits(LocalStore(tmp_path)), 1, ROUNDS)
+    again = outcome(given, mortal, keeper, max_failed_fraction=0.3, max_attempts=50)
+    assert mortal.deaths
+    assert again == (digest, rows, values)
+
+
+def test_more_failures_than_are_allowed_end_the_run() -> None:
+    with pytest.raises(
+        HookError, match=r"round 2: 1 of 4 clients failed, more than failure.max_failed_fraction \(0.2\)"
+    ):
+        outcome(failing(), InProcess(), max_failed_fraction=0.2)

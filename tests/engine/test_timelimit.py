@@ -1,0 +1,168 @@
+"""A block that takes too long is cut off, and nothing else of the process changes."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+import pytest
+
+from raysim.core.errors import RunError
+from raysim.engine.timelimit import TurnTimeout, limit
+
+WHAT = "client 7 took longer than failure.client_timeout_s (60 s)"
+
+
+@pytest.fixture(autouse=True)
+def _untouched() -> Iterator[None]:
+    """Handler and timer are afterwards what they were."""
+    handler = signal.getsignal(signal.SIGALRM)
+    yield
+    assert signal.getsignal(signal.SIGALRM) is handler
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_an_endless_loop() -> None:
+    began = time.monotonic()
+    with (
+        pytest.raises(TurnTimeout, match=r"^client 7 took longer than failure\.client_timeout_s \(60 s\)$"),
+        limit(0.1, WHAT),
+    ):
+        while True:
+            pass
+    assert 0.1 <= time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("wait", [time.sleep, lambda s: threading.Event().wait(s)], ids=["sleep", "lock"])
+def test_a_wait(wait) -> None:
+    began = time.monotonic()
+    with pytest.raises(TurnTimeout), limit(0.1, WHAT):
+        wait(30)
+    assert time.monotonic() - began < 5
+
+
+def test_a_quick_block() -> None:
+    with limit(0.1, WHAT):
+        done = True
+    time.sleep(0.2)
+    assert done
+
+
+def test_no_limit_sets_nothing() -> None:
+    handler = signal.getsignal(signal.SIGALRM)
+    with limit(None, WHAT):
+        assert signal.getsignal(signal.SIGALRM) is handler
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_an_exception_inside_passes() -> None:
+    with pytest.raises(KeyError, match="mine"), limit(10, WHAT):
+        raise KeyError("mine")
+
+
+def test_it_is_a_run_error_that_travels_between_processes() -> None:
+    error = pickle.loads(pickle.dumps(TurnTimeout(WHAT)))
+    assert isinstance(error, RunError)
+    assert str(error) == WHAT
+
+
+def test_a_block_that_swallows_the_exception() -> None:
+    caught = 0
+    with pytest.raises(TurnTimeout), limit(0.05, WHAT):
+        try:
+            time.sleep(10)
+        except Exception:
+            caught += 1
+    assert caught == 1
+
+
+class _Slow:
+    def __del__(self) -> None:
+        time.sleep(0.15)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_exception_that_python_drops_is_raised_again() -> None:
+    began = time.monotonic()
+    with pytest.raises(TurnTimeout), limit(0.1, WHAT):
+        one = _Slow()
+        del one  # the first ring falls in here
+        time.sleep(30)
+    assert time.monotonic() - began < 5
+
+
+def test_in_a_thread_it_is_told_at_the_end() -> None:
+    told: list[str] = []
+
+    def work(seconds: float, most: float) -> None:
+        try:
+            with limit(most, WHAT):
+                time.sleep(seconds)
+        except TurnTimeout as error:
+            told.append(str(error))
+
+    for seconds, most in ((0.1, 0.05), (0.0, 5.0)):
+        thread = threading.Thread(target=work, args=(seconds, most))
+        thread.start()
+        thread.join()
+    assert told == [WHAT]
+
+
+def test_without_a_timer_it_is_told_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(signal, "setitimer")
+    with pytest.raises(TurnTimeout), limit(0.05, WHAT):
+        time.sleep(0.1)
+
+
+def test_the_inner_of_two_limits() -> None:
+    with limit(10, "outer"):
+        with pytest.raises(TurnTimeout, match="inner"), limit(0.05, "inner"):
+            time.sleep(5)
+        left, _ = signal.getitimer(signal.ITIMER_REAL)
+        assert 5 < left <= 10
+
+
+def test_the_outer_of_two_limits() -> None:
+    began = time.monotonic()
+    with pytest.raises(TurnTimeout, match="outer"), limit(0.1, "outer"), limit(10, "inner"):
+        time.sleep(5)
+    assert time.monotonic() - began < 3
+
+
+def test_the_outer_limit_goes_on_after_the_inner() -> None:
+    with pytest.raises(TurnTimeout, match="outer"), limit(0.3, "outer"):
+        with limit(0.2, "inner"):
+            time.sleep(0.1)
+        time.sleep(5)
+
+
+def test_somebody_elses_timer_goes_on() -> None:
+    rung: list[int] = []
+
+    def theirs(number: int, frame: FrameType | None) -> None:
+        rung.append(number)
+
+    before = signal.signal(signal.SIGALRM, theirs)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.4)
+        with contextlib.suppress(TurnTimeout), limit(0.1, WHAT):
+            time.sleep(5)
+        assert signal.getsignal(signal.SIGALRM) is theirs
+        assert rung == []
+        time.sleep(0.5)
+        assert rung == [signal.SIGALRM]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_many_that_end_just_in_time() -> None:
+    """Wherever the ring falls, the exception is `TurnTimeout` and nothing is left behind."""
+    for i in range(300):
+        with contextlib.suppress(TurnTimeout), limit(0.0005, WHAT):
+            time.sleep(0.0004 + i % 10 * 0.00002)
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

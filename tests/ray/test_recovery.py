@@ -1,0 +1,174 @@
+"""Real deaths: actors, a node and an object are lost in the middle of rounds; the bits stay."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raysim.engine.commits import Commits
+from raysim.engine.inprocess import InProcess
+from raysim.engine.placement import Ask, Machine, make_plan
+from raysim.engine.ray_backend import RayBackend
+from raysim.engine.store import LocalStore
+from raysim.engine.survival import Keeper
+from tests.conftest import REPOSITORY
+from tests.engine.scenarios import loaded
+from tests.engine.test_survival import ROUNDS, outcome
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
+
+GIVEN = "algorithm={name: fedgh}"
+
+
+@pytest.fixture(scope="module")
+def expected() -> Any:
+    return outcome(loaded(GIVEN), InProcess())
+
+
+@pytest.fixture
+def backend(ray_session: None) -> Iterator[RayBackend]:
+    made = RayBackend(make_plan([Ask(tuple(range(8)), 2, None, 1.0, 0.0)], Machine(8, 2), 1.0))
+    yield made
+    made.close()
+
+
+class Killing:
+    """Kills somebody when a round's work lists were handed out, once per round given."""
+
+    def __init__(self, backend: RayBackend, rounds: Sequence[int], kill: Callable[[RayBackend], None]) -> None:
+        self.backend, self.left, self.kill = backend, list(rounds), kill
+        self.collect = backend._collect
+        backend._collect = self  # type: ignore[method-assign, assignment]
+
+    def __call__(self, streams: Any, where: str, progress: Any) -> Any:
+        if where in [f"round {t}" for t in self.left]:
+            self.left.remove(int(where.split()[1]))
+            self.kill(self.backend)
+        return self.collect(streams, where, progress)
+
+
+def kill(actor: Any) -> None:
+    import ray
+
+    # Asked of Ray, not of the actor, which is at work.
+    from ray._private.state import actors
+
+    pid = actors()[actor._actor_id.hex()]["Pid"]
+    assert pid > 0
+    os.kill(pid, signal.SIGKILL)
+    assert ray.is_initialized()
+
+
+def test_client_and_server_actors_are_killed(backend: RayBackend, expected: Any, tmp_path: Path) -> None:
+    notes: list[str] = []
+    keeper = Keeper(Commits(LocalStore(tmp_path)), 2, ROUNDS)
+
+    def one(backend: RayBackend) -> None:
+        kill(backend.server if len(killing.left) == 1 else backend.hosts[0])
+
+    killing = Killing(backend, [1, 2, 4], one)
+    assert outcome(loaded(GIVEN), backend, keeper, notes.append) == expected  # type: ignore[arg-type]
+    assert not killing.left
+    assert len(notes) == 3, notes
+    assert notes[0].startswith(
+        "round 1: client actor 1 of 2 died: its process ended unexpectedly; going back to the start"
+    )
+    assert "the server actor died" in notes[1]
+    assert "going back to the commit of round 2 and repeating 1 round" in notes[2]
+
+
+class Owner:
+    """Owns an object, which is lost with it."""
+
+    def make(self) -> list[Any]:
+        import ray
+
+        return [ray.put(bytes(1 << 20))]
+
+
+def test_the_images_are_lost_from_the_object_store(backend: RayBackend, expected: Any) -> None:
+    import ray
+
+    notes: list[str] = []
+
+    def lose(backend: RayBackend) -> None:
+        owner = ray.remote(Owner).options(num_cpus=0).remote()
+        (backend.image_ref,) = ray.get(owner.make.remote())
+        ray.kill(owner)
+        kill(backend.hosts[1])
+
+    killing = Killing(backend, [3], lose)
+    assert outcome(loaded(GIVEN), backend, None, notes.append) == expected  # type: ignore[arg-type]
+    assert not killing.left
+    assert len(notes) == 1
+    # The actor that is killed may have done its part of round 3 already.
+    assert re.fullmatch(
+        r"round [34]: client actor 2 of 2 died: .*; going back to the start and repeating . rounds", notes[0]
+    )
+
+
+TWO_NODES = """
+import sys
+import psutil
+from ray._private.state import actors
+from ray.cluster_utils import Cluster
+from pathlib import Path
+from raysim.engine.commits import Commits
+from raysim.engine.inprocess import InProcess
+from raysim.engine.placement import Ask, Machine, make_plan
+from raysim.engine.ray_backend import RayBackend, nodes
+from raysim.engine.store import LocalStore
+from raysim.engine.survival import Keeper
+from tests.engine.scenarios import loaded
+from tests.conftest import REPOSITORY
+from tests.engine.scenarios import loaded
+from tests.engine.test_survival import ROUNDS, outcome
+from tests.ray.test_recovery import GIVEN, Killing
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+second = cluster.add_node(num_cpus=2)
+import ray
+ray.init(address=cluster.address, logging_level="ERROR")
+assert len(nodes()) == 2
+backend = RayBackend(make_plan([Ask(tuple(range(8)), 3, None, 1.0, 0.0)], Machine(4, 0), 1.0))
+notes = []
+keeper = Keeper(Commits(LocalStore(Path(sys.argv[1]))), 1, ROUNDS)
+where = []
+
+def leave(backend):
+    where.extend(sorted(set(backend.node.values())))
+    there = [one["Pid"] for one in actors().values() if one["Address"]["NodeID"] != backend.node[-2]]
+    assert there
+    cluster.remove_node(second, allow_graceful=False)
+    # Its processes notice on their own that their node is gone.
+    psutil.wait_procs([psutil.Process(pid) for pid in there if psutil.pid_exists(pid)], timeout=30)
+
+killing = Killing(backend, [3], leave)
+found = outcome(loaded(GIVEN), backend, keeper, notes.append)
+assert len(where) == 2, where  # actors of both nodes were at work
+assert found == outcome(loaded(GIVEN), InProcess())
+assert len(set(backend.node.values())) == 1
+print(*notes, sep=" | ")
+backend.close()
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+def test_a_node_leaves_in_the_middle_of_a_round(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", TWO_NODES, str(tmp_path)],
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout + run.stderr
+    told = run.stdout.strip().splitlines()[-1]
+    assert "going back to the commit of round 2" in told
+    assert "there is room for 2 of 3 actors: the run goes on with them" in told
