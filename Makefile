@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test check test-gpu golden bench clean
+.PHONY: help setup demo test check test-gpu chaos golden bench clean
 
 help:  ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -31,6 +31,9 @@ check: setup  ## Formatting, lint, types, import arrows
 
 test-gpu: setup  ## Run the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
+
+chaos: setup  ## Kill actors, server and driver of many runs, a hundred times, and compare every result
+	$(BIN)/python -m tests.chaos --kills 100
 
 golden: setup  ## Write the golden curves anew: a reviewed act, see CONTRIBUTING.md
 	$(BIN)/python -m tests.golden.record

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from raysim.core.contract import check_algorithm
     from raysim.core.errors import RaysimError, RunError, ScenarioError
     from raysim.core.messages import message
-    from raysim.launch.run import Result, run
+    from raysim.launch.run import Result, resume, run
     from raysim.scenario.load import Loaded, load_scenario
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "check_algorithm",
     "load_scenario",
     "message",
+    "resume",
     "run",
 ]
 
@@ -42,6 +43,7 @@ _HOMES = {
     "check_algorithm": "raysim.core.contract",
     "load_scenario": "raysim.scenario.load",
     "message": "raysim.core.messages",
+    "resume": "raysim.launch.run",
     "run": "raysim.launch.run",
 }
 

@@ -6,6 +6,7 @@ Exit codes: 0 done; 1 a run that had begun could not go on; 2 what was asked for
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +23,12 @@ SETS = click.option(
 )
 
 
+ADDRESS = click.option(
+    "--address",
+    metavar="ADDRESS",
+    help="Join a running Ray: `auto` for the one on this machine, HOST:PORT, or ray://HOST:10001. "
+    "Default: the variable RAY_ADDRESS; without it, a Ray of the run's own.",
+)
 QUIET = click.option("--quiet", is_flag=True, help="Show no progress, only the closing table.")
 
 
@@ -45,7 +52,10 @@ def cli() -> None:
 @click.option("--dry-run", is_flag=True, help="Show where clients would live and what a round would take, then stop.")
 @QUIET
 @click.option("--resume", "run_", metavar="RUN", help="Go on with this run: its folder, or its id below ./runs.")
-def launch(scenario: str, sets: tuple[str, ...], dry_run: bool, quiet: bool, run_: str | None) -> None:
+@ADDRESS
+def launch(
+    scenario: str, sets: tuple[str, ...], dry_run: bool, quiet: bool, run_: str | None, address: str | None
+) -> None:
     """Run a scenario to its end.
 
     Results go to a folder under ./runs (or `output`) and to MLflow: rounds.parquet has a row per round,
@@ -61,6 +71,7 @@ def launch(scenario: str, sets: tuple[str, ...], dry_run: bool, quiet: bool, run
     from raysim.scenario.load import load_scenario
 
     loaded = load_scenario(scenario, sets)
+    _attach(address)
     if dry_run:
         from raysim.cli.show import show_preview
         from raysim.launch.check import check
@@ -79,7 +90,8 @@ def launch(scenario: str, sets: tuple[str, ...], dry_run: bool, quiet: bool, run
 @click.argument("run_", metavar="RUN")
 @SETS
 @QUIET
-def resume_(run_: str, sets: tuple[str, ...], quiet: bool) -> None:
+@ADDRESS
+def resume_(run_: str, sets: tuple[str, ...], quiet: bool, address: str | None) -> None:
     """Go on with a run that was stopped or failed, or whose machine did, from its last commit.
 
     RUN is its folder, or its id below ./runs. The result is that of a run that nothing happened to, bit for bit.
@@ -95,6 +107,7 @@ def resume_(run_: str, sets: tuple[str, ...], quiet: bool) -> None:
 
     folder = find_run(run_)
     loaded = own_scenario(folder, sets)
+    _attach(address)
     _close(resume(folder, loaded, quiet=quiet).summary, loaded.scenario.tracking.uri)
 
 
@@ -215,6 +228,12 @@ def completion(shell: str) -> None:
     found = get_completion_class(shell)
     assert found is not None
     click.echo(found(cli, {}, "raysim", "_RAYSIM_COMPLETE").source())
+
+
+def _attach(address: str | None) -> None:
+    """Let this command join a running Ray, which processes that it starts find under the same address."""
+    if address is not None:
+        os.environ["RAY_ADDRESS"] = address
 
 
 def _close(summary: Mapping[str, Any], uri: str | None) -> None:

@@ -391,7 +391,7 @@ def imports(algorithm: AnyAlgorithm) -> None:
                 algorithm,
                 "imports",
                 f"its file reads num_rounds in line {line}",
-                "say scheduled: ClassVar[bool] = True, because a run of it cannot go on for more rounds than it was given",
+                "say scheduled: ClassVar[bool] = True, as a run of it cannot go on for more rounds than it was given",
             )
         device = _names_device(node)
         if device:

@@ -13,6 +13,7 @@ from raysim.core.algorithm import ClientId
 from raysim.core.messages import Weights
 from raysim.engine.commits import Part
 from raysim.engine.host import Failed, Measured, Turn
+from raysim.engine.pressure import Pressure
 from raysim.engine.server import ServerReport
 from raysim.engine.store import Store
 from raysim.engine.world import World
@@ -88,6 +89,9 @@ class Backend(Protocol):
 
     def memory(self) -> tuple[float, float]:
         """(resident memory of the run's processes, greatest GPU memory of any), in MiB."""
+
+    def pressure(self) -> Mapping[str, tuple[Pressure, Pressure | None]]:
+        """How full machines are that were looked at lately: name -> (its memory, the fullest GPU used)."""
 
     def close(self) -> None:
         """Let everything go; safe to call twice."""

@@ -14,6 +14,7 @@ from raysim.core.messages import Weights, pack
 from raysim.engine.backend import RoundReport, measured_in_turn, sorted_out
 from raysim.engine.commits import Part
 from raysim.engine.host import ClientHost, Failed, Measured, Moved, Turn, joins
+from raysim.engine.pressure import Pressure, gpu_pressure, host_pressure
 from raysim.engine.server import ServerHost
 from raysim.engine.store import Store
 from raysim.engine.world import World
@@ -76,6 +77,9 @@ class InProcess:
 
     def memory(self) -> tuple[float, float]:
         return psutil.Process().memory_info().rss / 2**20, self.host.gpu_peak_mb()
+
+    def pressure(self) -> Mapping[str, tuple[Pressure, Pressure | None]]:
+        return {"localhost": (host_pressure(), gpu_pressure() if self.host.device.type == "cuda" else None)}
 
     def close(self) -> None:
         threads, rng = self.before

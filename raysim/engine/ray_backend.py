@@ -10,11 +10,13 @@ import contextlib
 import ctypes
 import os
 import re
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from types import FrameType
 from typing import Any
@@ -32,7 +34,9 @@ from raysim.core.messages import Weights, pack
 from raysim.engine.backend import LostError, RoundReport, measured_in_turn, sorted_out
 from raysim.engine.commits import Part
 from raysim.engine.host import ClientHost, Failed, Measured, Moved, Outbox, Saved, Turn, joins
+from raysim.engine.leftovers import mark
 from raysim.engine.placement import Group, Machine, Node, Plan, assign, seats
+from raysim.engine.pressure import Pressure, gpu_pressure, host_pressure
 from raysim.engine.server import ServerHost, ServerReport
 from raysim.engine.store import Store
 from raysim.engine.world import World
@@ -52,7 +56,7 @@ LOOK_FOR_NODES_S = 5.0
 """How often it is looked for nodes that joined; a look costs a millisecond of a round."""
 
 LOOK_S = 2.0
-"""How often it is looked whether there still is room for actors that do not come up."""
+"""How often it is looked whether there still is room for actors that do not come up, and how full machines are."""
 
 _SERVER, _DRIVER = -1, -2
 """Numbers of what is no client actor."""
@@ -67,6 +71,7 @@ class Usage:
 
     private_mb: float
     gpu_peak_mb: float = 0.0
+    pressure: tuple[Pressure, Pressure | None] | None = None  # of its machine and its GPU; None: not looked at now
 
 
 def private_mb() -> float:
@@ -125,6 +130,7 @@ class HostActor:
 
     host: ClientHost
     trimmed_s: float = 0.0  # perf_counter() when freed memory was last given back
+    looked_s: float = 0.0  # perf_counter() when it was last looked how full the machine is
 
     def pid(self) -> int:
         """This process; answering means that it is up, torch included."""
@@ -210,7 +216,11 @@ class HostActor:
         return self.host.digests(ids)
 
     def _usage(self) -> Usage:
-        return Usage(private_mb(), self.host.gpu_peak_mb())
+        pressure = None
+        if perf_counter() - self.looked_s > LOOK_S:
+            self.looked_s = perf_counter()
+            pressure = host_pressure(), gpu_pressure() if self.host.device.type == "cuda" else None
+        return Usage(private_mb(), self.host.gpu_peak_mb(), pressure)
 
 
 class ServerActor:
@@ -278,6 +288,7 @@ def connect(local_cpus: float | None = None) -> bool:
                 "unset it to start a local Ray"
             ) from None
         return False
+    mark(os.environ)  # whatever this Ray starts says whose it is, should this process die
     cpus = None if local_cpus is None else max(int(np.ceil(local_cpus)), os.cpu_count() or 1)
     ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
     return True
@@ -451,6 +462,13 @@ class RayBackend:
     def memory(self) -> tuple[float, float]:
         private = private_mb() + sum(usage.private_mb for usage in self.usage.values())
         return private, max((usage.gpu_peak_mb for usage in self.usage.values()), default=0.0)
+
+    def pressure(self) -> Mapping[str, tuple[Pressure, Pressure | None]]:
+        found = {actor: usage.pressure for actor, usage in self.usage.items() if usage.pressure is not None}
+        if not found:
+            return {}
+        names = {node.id: node.name for node in nodes()}
+        return {names.get(self.node[actor], "that is gone"): one for actor, one in found.items()}
 
     def close(self) -> None:
         if ray.is_initialized():
@@ -703,7 +721,17 @@ def _cause(text: str) -> str:
     return told.partition("The actor is dead because")[2] or told
 
 
-def disconnect() -> None:
-    """Stop the Ray that `connect` started."""
+def attached() -> bool:
+    """Whether the Ray that is connected was there before this process."""
+    return bool(os.environ.get("RAY_ADDRESS"))
+
+
+def disconnect(remove_logs: bool = False) -> None:
+    """Stop the Ray that `connect` started. remove_logs: its session folder, too, which Ray itself never removes."""
+    folder = None
+    with contextlib.suppress(Exception):
+        folder = Path(ray._private.worker.global_worker.node.get_session_dir_path())
     with contextlib.suppress(Exception):
         ray.shutdown()
+    if remove_logs and folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)

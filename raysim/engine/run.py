@@ -16,6 +16,7 @@ from raysim.engine.backend import Backend, RoundReport
 from raysim.engine.hooks import HookError
 from raysim.engine.host import client_row
 from raysim.engine.metrics import EVERYBODY, PARTICIPANTS, mean, measured
+from raysim.engine.pressure import Watch
 from raysim.engine.sampling import cohort
 from raysim.engine.survival import Keeper, Note, Survivor
 from raysim.engine.world import World
@@ -89,6 +90,10 @@ class Stop:
     committed: Callable[[], bool] = lambda: True  # whether the last round that is done is committed already
 
 
+WATCH_EVERY_S = 2.0
+"""How often it is looked whether a machine runs out of memory."""
+
+
 def run_rounds(
     world: World,
     schedule: Schedule,
@@ -99,9 +104,12 @@ def run_rounds(
     within_round: Callable[[int, int], None] = lambda done, of: None,
     keeper: Keeper | None = None,
     stop: Stop | None = None,
+    begin: Callable[[], None] = lambda: None,
     after_round: Callable[[int], None] = lambda t: None,
 ) -> str:
     """Run every round that is left, tell the trackers of each, and return the state's digest at the end.
+
+    begin: starts the backend, and restores the commit that the run goes on from; may be called again.
 
     `progress` is changed in place, so that whoever called knows how far a run came that was cut off. An exception
     leaves it at the last round that was handed to the trackers, which may have failed to take in that one.
@@ -116,6 +124,7 @@ def run_rounds(
         survive = Survivor(
             backend, members, keeper, note, schedule.max_attempts, record.wait, progress.rounds, progress.restarts
         )
+        survive(begin)
         if progress.t < 0:
             found = survive(lambda: backend.measure(range(world.num_clients)))
             rows = [client_row(world, 0, k, None, one) for k, one in found.items()]
@@ -124,6 +133,7 @@ def run_rounds(
             record(0, progress.final, rows)
             progress.t = 0
         progress.started = perf_counter()
+        watch, looked_s = Watch(), 0.0
         if stop is not None:
             stop.possible = True
         for t in range(progress.t + 1, schedule.rounds + 1):
@@ -151,6 +161,10 @@ def run_rounds(
             values["time/round_s"] = perf_counter() - start
             values["time/total_s"] = progress.elapsed_s()
             values["memory/host_mb"], values["memory/gpu_peak_mb"] = backend.memory()
+            if perf_counter() - looked_s > WATCH_EVERY_S:
+                looked_s = perf_counter()
+                for text in watch.look(backend.pressure()):
+                    note(text)
             for k in report.server.rejected:
                 note(f"round {t}: the upload of client {k} held a NaN or infinity and was left out")
             progress.final = progress.final | values

@@ -12,8 +12,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
@@ -35,7 +36,9 @@ from raysim.engine.backend import Backend
 from raysim.engine.commits import Commit, Commits
 from raysim.engine.hooks import HookError
 from raysim.engine.inprocess import InProcess
+from raysim.engine.leftovers import leftovers
 from raysim.engine.placement import Machine, Node, Plan, make_plan, refuse_unseated, seats
+from raysim.engine.pressure import Watch, disk_pressure
 from raysim.engine.run import Progress, Schedule, Stop, run_rounds
 from raysim.engine.store import Store, open_store
 from raysim.engine.survival import Keeper, Note
@@ -181,6 +184,7 @@ class _Session:
     stop: Stop
     identity: Identity
     resumed: tuple[Commits, Commit | None] | None = None  # what a run that goes on has
+    watch: Watch = field(default_factory=Watch)
 
     def run(self, plan: Plan | None, cleanup: contextlib.ExitStack) -> Result:
         """Start everything, run every round, end everything."""
@@ -196,12 +200,13 @@ class _Session:
             self._write_inputs()
             for tracker in self.trackers:
                 tracker.open(self.card)
-            plan, backend = _backend(self.checked, plan, cleanup, self.note)
+            plan, backend = _backend(self.checked, plan, cleanup, self.note, lambda: "state_digest" in facts)
+            if metrics := _metrics(scenario.backend):
+                metrics.open(self.card)
+                self.trackers.append(metrics)
             cleanup.enter_context(_interruptible(self.stop))  # again: Ray sets a handler of its own
             facts["actors"] = plan.num_actors
             world = world_of(self.checked, self.data, self.partition, plan)
-            backend.start(world, self._images)
-            self._restore(backend)
             schedule = Schedule(
                 scenario.rounds,
                 self.checked.participants,
@@ -210,7 +215,16 @@ class _Session:
                 scenario.failure.max_attempts,
             )
             facts["state_digest"] = run_rounds(
-                world, schedule, backend, self.trackers, progress, self.note, self.within, keeper, self.stop
+                world,
+                schedule,
+                backend,
+                self.trackers,
+                progress,
+                self.note,
+                self.within,
+                keeper,
+                self.stop,
+                partial(self._start, backend, world),
             )
             status = "finished"
         except KeyboardInterrupt:
@@ -245,7 +259,7 @@ class _Session:
             commits, commit = self.resumed
         keeper = None
         if every != 0:
-            keeper = Keeper(commits, None if every == "auto" else every, scenario.rounds, self.folder.sync)
+            keeper = Keeper(commits, None if every == "auto" else every, scenario.rounds, self._sync)
         if self.resumed is None:
             return Progress(), keeper
         for text in commits.damage:
@@ -261,10 +275,17 @@ class _Session:
             keeper.round = t
         return Progress.resumed(t, commit.facts, latest), keeper
 
-    def _restore(self, backend: Backend) -> None:
+    def _start(self, backend: Backend, world: World) -> None:
+        backend.start(world, self._images)
         commits, commit = self.resumed or (None, None)
         if commits and commit:
             backend.restore(commits.clients(commit), commits.server(commit))
+
+    def _sync(self) -> None:
+        """Before a commit: let the run folder be as far; a word if its disk is nearly full."""
+        self.folder.sync()
+        for text in self.watch.look_at_disks([disk_pressure(self.folder.path)]):
+            self.note(text)
 
     def _images(self) -> NDArray[np.uint8]:
         """All images, read again if they were given away: the backend holds them, once per node."""
@@ -425,8 +446,13 @@ def _nowhere(*told: object) -> None:
     """Where goes what nobody is to see."""
 
 
-def _backend(checked: Checked, plan: Plan | None, cleanup: contextlib.ExitStack, note: Note) -> tuple[Plan, Backend]:
-    """The scenario's backend, not yet started, and the plan that it follows. `cleanup` closes it."""
+def _backend(
+    checked: Checked, plan: Plan | None, cleanup: contextlib.ExitStack, note: Note, well: Callable[[], bool]
+) -> tuple[Plan, Backend]:
+    """The scenario's backend, not yet started, and the plan that it follows. `cleanup` closes it.
+
+    well: whether the run ended well, so that nobody needs Ray's logs of it.
+    """
     scenario = checked.loaded.scenario
     backend: Backend
     if scenario.backend == "in_process":
@@ -442,7 +468,7 @@ def _backend(checked: Checked, plan: Plan | None, cleanup: contextlib.ExitStack,
 
     owned = ray_backend.connect(plan.cpus if plan else None)
     if owned:
-        cleanup.callback(ray_backend.disconnect)
+        cleanup.callback(lambda: ray_backend.disconnect(remove_logs=well()))
     resources = scenario.resources
 
     def planned(machine: Machine) -> Plan:
@@ -458,7 +484,18 @@ def _backend(checked: Checked, plan: Plan | None, cleanup: contextlib.ExitStack,
         plan, resources.placement == "pack", resources.head, None if owned else planned, note
     )
     cleanup.callback(backend.close)
+    for left in leftovers():
+        note(left.sentence)
     return plan, backend
+
+
+def _metrics(backend: str) -> Tracker | None:
+    """What shows the run to a cluster's Prometheus; a Ray of our own has none."""
+    if backend != "ray":
+        return None
+    from raysim.engine import ray_backend, ray_metrics
+
+    return ray_metrics.RayMetrics() if ray_backend.attached() else None
 
 
 def _seating(plan: Plan, nodes: Sequence[Node], pack: bool) -> list[str]:

@@ -107,7 +107,6 @@ def _traced(loaded: Loaded, placement: Placement, most: int, cleanup: contextlib
             backend, plan = _on_ray(checked, most, cleanup)
         closing.callback(backend.close)
         world = world_of(checked, data, partition, plan)
-        backend.start(world, lambda: data.image_MHWC)
         eligible = [k for k in range(world.num_clients) if world.num_samples[k]]
         memory, progress = MemoryTracker(), Progress()
 
@@ -124,6 +123,7 @@ def _traced(loaded: Loaded, placement: Placement, most: int, cleanup: contextlib
             progress,
             within_round=_killer(backend, scenario.rounds, progress) if placement.kill else lambda done, of: None,
             keeper=Keeper(Commits(open_store(folder)), 2, scenario.rounds),
+            begin=lambda: backend.start(world, lambda: data.image_MHWC),
             after_round=look,
         )
         trace.metrics, trace.restarts = list(memory.rounds), progress.restarts

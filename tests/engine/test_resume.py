@@ -46,7 +46,7 @@ def test_a_run_that_was_cut_off_goes_on_with_the_same_bits(workplace: Path, meth
     whole = run(loaded(*sets), quiet=True)
     with pytest.raises(KeyboardInterrupt):
         run(loaded(*sets), quiet=True, trackers=[Cut(3)])
-    (folder,) = {path for path in (workplace / "runs" / "tiny").iterdir()} - {whole.folder}
+    (folder,) = set((workplace / "runs" / "tiny").iterdir()) - {whole.folder}
     result = resume(folder, quiet=True)
     assert result.folder == folder
     assert of_results(folder)[0].equals(of_results(whole.folder)[0])
@@ -71,7 +71,7 @@ def test_a_run_without_a_commit_begins_anew_in_its_folder(workplace: Path) -> No
     whole = run(loaded(), quiet=True)
     with pytest.raises(KeyboardInterrupt):
         run(loaded("checkpoint.every=0"), quiet=True, trackers=[Cut(2)])
-    (folder,) = {path for path in (workplace / "runs" / "tiny").iterdir()} - {whole.folder}
+    (folder,) = set((workplace / "runs" / "tiny").iterdir()) - {whole.folder}
     assert resume(folder, sets=["checkpoint.every=1"], quiet=True).state_digest == whole.state_digest
     assert read_rounds(folder)["round"].to_pylist() == [0, 1, 2, 3]
 

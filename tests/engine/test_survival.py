@@ -148,8 +148,7 @@ def test_a_damaged_commit_is_told_and_the_one_before_used(tmp_path: Path) -> Non
             if not self.deaths:
                 (tmp_path / "server-000004.safetensors").write_bytes(b"")
                 self.rate = 1.0
-            found = super().digests() if not self.deaths else InProcess.digests(self)
-            return found
+            return super().digests() if not self.deaths else InProcess.digests(self)
 
         def _perhaps(self, part: str) -> None:
             if not self.deaths:

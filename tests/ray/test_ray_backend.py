@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from algorithms.standalone import Standalone
-from raysim.core.errors import ScenarioError
+from raysim.core.errors import RunError, ScenarioError
 from raysim.core.results import ClientRow
 from raysim.engine.backend import Backend
 from raysim.engine.hooks import HookError
@@ -156,7 +156,7 @@ def test_a_failing_hook_is_told_with_its_place(backends: dict[str, RayBackend]) 
     assert "ZeroDivisionError: no" in told.value.trace
 
 
-def test_a_dead_actor_ends_the_run_with_a_sentence(workplace: Path) -> None:
+def test_an_actor_that_dies_again_and_again_ends_the_run_with_a_sentence(workplace: Path) -> None:
     class Dying(Standalone):
         def client_update(self, client: Any, down: None) -> None:
             import os
@@ -165,8 +165,9 @@ def test_a_dead_actor_ends_the_run_with_a_sentence(workplace: Path) -> None:
                 os._exit(1)
             super().client_update(client, down)
 
-    given = replace(loaded("algorithm={name: standalone}", "backend=ray", "resources.actors=2"), algorithm=Dying())
-    with pytest.raises(Exception, match="round 2: an actor died"):
+    sets = ["algorithm={name: standalone}", "backend=ray", "resources.actors=1", "failure.max_attempts=1"]
+    given = replace(loaded(*sets), algorithm=Dying())
+    with pytest.raises(RunError, match=r"round 2: client actor 1 of 1 died: .*; the run went back 1 times without"):
         run(given, quiet=True)
     (folder,) = (workplace / "runs" / "tiny").iterdir()
     assert pq.read_table(folder / "rounds.parquet")["round"].to_pylist() == [0, 1]

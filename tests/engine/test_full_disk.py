@@ -1,0 +1,92 @@
+"""A place that cannot be written to any more ends a run with a sentence, and leaves its last commit whole."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raysim.core.errors import RunError
+from raysim.engine.commits import Commits
+from raysim.engine.store import LocalStore
+from raysim.launch.run import resume, run
+from raysim.report.load import read_rounds
+from raysim.tracking.memory import MemoryTracker
+from tests.engine.scenarios import loaded
+
+
+class At(MemoryTracker):
+    """Does something once, when round `t` is told."""
+
+    def __init__(self, t: int, do: Callable[[], None]) -> None:
+        super().__init__()
+        self.t, self.do = t, do
+
+    def log(self, t: int, values: Any, clients: Any) -> None:
+        if t == self.t:
+            self.do()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of one MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting a small file system is not allowed here")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.parametrize("backend", ["in_process", pytest.param("ray", marks=pytest.mark.ray)])
+def test_a_full_disk(workplace: Path, small_disk: Path, backend: str, request: pytest.FixtureRequest) -> None:
+    if backend == "ray":
+        request.getfixturevalue("ray_session")
+    sets = ["rounds=6", f"backend={backend}", "resources.actors=2", f"checkpoint={{every: 1, folder: '{small_disk}'}}"]
+
+    def fill() -> None:
+        with pytest.raises(OSError), (small_disk / "filler").open("wb") as file:
+            while True:
+                file.write(bytes(1024))
+                file.flush()
+
+    with pytest.raises(
+        RunError, match=r"the commit of round \d could not be written to .*no space left.*of round [234]"
+    ):
+        run(loaded(*sets), quiet=True, trackers=[At(3, fill)])
+    (folder,) = (workplace / "runs" / "tiny").iterdir()
+    summary = json.loads((folder / "summary.json").read_text())
+    kept = summary["commit"]["round"]
+    assert summary["status"] == "failed"
+    assert "no space left" in summary["error"]
+    commits = Commits.open(LocalStore(Path(summary["commit"]["folder"])))
+    commit = commits.latest()
+    assert commit is not None
+    assert commit.round == kept
+    assert not commits.damage
+    (small_disk / "filler").unlink()
+    whole = run(loaded("rounds=6"), quiet=True)
+    assert resume(folder, quiet=True).state_digest == whole.state_digest
+
+
+def test_a_folder_that_can_be_written_no_more(workplace: Path) -> None:
+    def spoil() -> None:
+        (folder,) = (workplace / "runs" / "tiny").iterdir()
+        shutil.move(folder / "checkpoints", workplace / "aside")
+        (folder / "checkpoints").write_text("in the way")
+
+    with pytest.raises(
+        RunError, match=r"the commit of round \d could not be written to .*checkpoints.*is that of round 2"
+    ):
+        run(loaded("rounds=6", "checkpoint.every=1"), quiet=True, trackers=[At(3, spoil)])
+    (folder,) = (workplace / "runs" / "tiny").iterdir()
+    assert read_rounds(folder)["round"].to_pylist()[:4] == [0, 1, 2, 3]
+    (folder / "checkpoints").unlink()
+    shutil.move(workplace / "aside", folder / "checkpoints")
+    assert resume(folder, quiet=True).state_digest == run(loaded("rounds=6"), quiet=True).state_digest
