@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raysim.core.errors import ScenarioError
 from raysim.core.results import ClientRow
 from raysim.engine.metrics import EVERYBODY, PARTICIPANTS, measured, std, worst_decile
-from raysim.engine.placement import Ask, Group, Machine, assign, make_plan, parse_ranges
+from raysim.engine.placement import (
+    Ask,
+    Group,
+    Machine,
+    Node,
+    Plan,
+    assign,
+    make_plan,
+    parse_ranges,
+    refuse_unseated,
+    seats,
+)
 from raysim.engine.sampling import cohort, cohort_size
 
 
@@ -174,3 +187,65 @@ def test_spread() -> None:
     assert std([]) is None
     assert worst_decile([0.5, 0.1, 0.9]) == 0.1  # at least one
     assert worst_decile([k / 20 for k in range(20)]) == 0.025  # the two worst: 0 and 1/20
+
+
+def groups(*sizes: tuple[int, float, float]) -> list[Group]:
+    """(actors, CPUs each, GPUs each)."""
+    return [Group(tuple(range(actors)), actors, cpus, gpus, False) for actors, cpus, gpus in sizes]
+
+
+def seated(wanted: list[Group], nodes: list[Node], pack: bool = False) -> list[list[str]]:
+    return [[node.name for node in group] for group in seats(wanted, nodes, pack)]
+
+
+TWO = [Node("a", 4, 2), Node("b", 4, 2)]
+
+
+def test_actors_are_spread_or_packed_over_nodes() -> None:
+    assert seated(groups((4, 1, 0)), TWO) == [["a", "b", "a", "b"]]
+    assert seated(groups((4, 1, 0)), TWO, pack=True) == [["a", "a", "a", "a"]]
+    assert seated(groups((6, 1, 0)), TWO, pack=True) == [["a"] * 4 + ["b"] * 2]
+
+
+def test_a_share_lies_on_one_gpu() -> None:
+    one = [Node("a", 8, 2)]
+    assert len(seated(groups((4, 1, 0.4)), one)[0]) == 4
+    assert len(seated(groups((5, 1, 0.4)), one)[0]) == 4  # 0.2 is left of each
+    assert len(seated(groups((3, 1, 1.0)), one)[0]) == 2
+    assert len(seated(groups((2, 1, 2.0)), one)[0]) == 1
+
+
+def test_large_actors_are_seated_first_and_alone() -> None:
+    small, large = seated(groups((4, 1, 0.25), (1, 1, 1.0)), [Node("a", 8, 2)])
+    assert (len(small), len(large)) == (4, 1)
+    assert [len(found) for found in seated(groups((5, 1, 0.25), (1, 1, 1.0)), [Node("a", 8, 2)])] == [4, 1]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 6), st.sampled_from([0.5, 1, 2]), st.sampled_from([0, 0.25, 0.3, 0.5, 1, 2])),
+        min_size=1,
+        max_size=3,
+    ),
+    st.lists(st.tuples(st.integers(0, 8), st.integers(0, 3)), min_size=1, max_size=4),
+    st.booleans(),
+)
+def test_nothing_is_ever_over_committed(sizes: Any, machines: Any, pack: bool) -> None:
+    nodes = [Node(str(i), float(cpus), float(gpus), str(i)) for i, (cpus, gpus) in enumerate(machines)]
+    wanted = groups(*sizes)
+    found = seats(wanted, nodes, pack)
+    for node in nodes:
+        here = [group for group, nodes_of in zip(wanted, found, strict=True) for n in nodes_of if n is node]
+        assert sum(group.cpus_per_actor for group in here) <= node.cpus + 1e-6
+        assert sum(group.gpus_per_actor for group in here) <= node.gpus + 1e-6
+        # No GPU can hold two shares of more than a half.
+        assert sum(1 for group in here if group.gpus_per_actor > 0.5) <= node.gpus
+    assert all(len(nodes_of) <= group.actors for group, nodes_of in zip(wanted, found, strict=True))
+
+
+def test_what_fits_in_all_but_on_no_node_is_refused() -> None:
+    plan = Plan(tuple(groups((1, 4, 0))))
+    refuse_unseated(plan, [Node("a", 4, 0)])
+    with pytest.raises(ScenarioError, match=r"1 actors of 4 CPU .* only 0 of them fit .* a \(2 CPU, 0 GPU\), b"):
+        refuse_unseated(plan, [Node("a", 2, 0), Node("b", 2, 0)])

@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# A run on Slurm: a Ray cluster of the job's own, on all of its nodes, for as long as the run takes.
+#     source .venv/bin/activate
+#     sbatch cluster/slurm.sh scenarios/cifar100_hetero.yaml --set output=runs
+# What comes after the script goes to `raysim launch`. The folder, with .venv and data, must be one that all nodes see.
+#SBATCH --job-name=raysim
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=16
+#SBATCH --gpus-per-node=1
+#SBATCH --time=24:00:00
+#SBATCH --output=raysim-%j.log
+#SBATCH --signal=B:TERM@120
+set -euo pipefail
+
+if (($# == 0)); then
+    echo "usage: sbatch $0 SCENARIO [options of raysim launch]" >&2
+    exit 2
+fi
+
+# Ports from the job's id, below the range that systems hand out, so that jobs that share a node rarely meet.
+port=$((20000 + SLURM_JOB_ID % 3000 * 4))
+mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+read -r head_ip _ < <(hostname -I) # this script runs on the first node; HEAD_IP says which of several networks
+head_ip=${HEAD_IP:-$head_ip}
+temp=/tmp/raysim-$SLURM_JOB_ID
+cpus=${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}
+
+# Who has the token can run code as you: it is this job's own, and in a file that only you can read.
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$HOME/.ray/slurm-$SLURM_JOB_ID.token
+mkdir -p "$HOME/.ray"
+(umask 077 && od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"$RAY_AUTH_TOKEN_PATH")
+
+on() { # NODES COUNT COMMAND...: once on each of these nodes, beside what runs there. Takes the shell's place.
+    exec srun --export=ALL --overlap --nodelist="$1" --nodes="$2" --ntasks="$2" --cpus-per-task="$cpus" "${@:3}"
+}
+
+steps=()
+# shellcheck disable=SC2329 # the trap calls it
+cleanup() {
+    kill "${steps[@]}" 2>/dev/null || true # ends `ray start --block`, and what it started
+    wait "${steps[@]}" 2>/dev/null || true
+    (on "$SLURM_JOB_NODELIST" "${#hosts[@]}" rm -rf "$temp") || true
+    rm -f "$RAY_AUTH_TOKEN_PATH"
+}
+trap cleanup EXIT
+
+alive() { # COUNT: wait until so many nodes have joined
+    timeout 300 python - "$1" <<'PYTHON' || { echo "raysim: waited for $1 Ray node(s) in vain" >&2 && exit 1; }
+import sys, time, ray
+while not ray.is_initialized():
+    try:
+        ray.init(address="auto", logging_level="ERROR", log_to_driver=False)
+    except (ConnectionError, RuntimeError):
+        time.sleep(1)
+while sum(node["Alive"] for node in ray.nodes()) < int(sys.argv[1]):
+    time.sleep(1)
+PYTHON
+}
+
+# The head node holds clients too: nodes of a job are paid for. Ports that are 0 are Ray's choice.
+export RAY_ADDRESS=$head_ip:$port
+common=(--block --num-cpus="$cpus" --dashboard-agent-listen-port=$((port + 2))
+    --min-worker-port=0 --max-worker-port=0 --disable-usage-stats)
+on "${hosts[0]}" 1 ray start --head --node-ip-address="$head_ip" --port="$port" --temp-dir="$temp" \
+    --dashboard-host=127.0.0.1 --dashboard-port=$((port + 1)) --ray-client-server-port=$((port + 3)) "${common[@]}" &
+steps+=($!)
+alive 1
+if ((${#hosts[@]} > 1)); then
+    others=$(IFS=, && echo "${hosts[*]:1}")
+    on "$others" $((${#hosts[@]} - 1)) ray start --address="$RAY_ADDRESS" "${common[@]}" &
+    steps+=($!)
+    alive "${#hosts[@]}" # raysim plans for the nodes that are there when it starts
+fi
+
+# In the background, because a shell does not look at signals while it waits for a command in front.
+raysim launch "$@" &
+run=$!
+stopped=
+trap 'stopped=1; kill -TERM "$run"' TERM INT
+code=0
+wait "$run" || code=$?
+if [[ $stopped ]]; then # that wait was cut short: this one is for the run, which ends as with Ctrl-C
+    code=0
+    wait "$run" || code=$?
+fi
+exit "$code"

@@ -1,0 +1,204 @@
+"""The Slurm script, run with a Slurm, a Ray and a raysim that only write down what they were asked."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "cluster" / "slurm.sh"
+JOB = 987654
+PORT = 20000 + JOB % 3000 * 4
+HEAD = "192.0.2.7"
+"""An address of nobody (RFC 5737)."""
+
+BEGIN = """#!/usr/bin/env bash
+log() {
+    token=$(cat "${RAY_AUTH_TOKEN_PATH:-/dev/null}")
+    echo "${0##*/}|$1|${RAY_AUTH_MODE:-}|${RAY_ADDRESS:-}|$token" >>"$CALLS"
+}
+"""
+FAKES = {
+    "scontrol": """log "$*"
+tr , '\\n' <<<"$HOSTS"
+""",
+    "hostname": f"""log "$*"
+echo '{HEAD} 198.51.100.7'
+""",
+    # A step with a Ray blocks, as `ray start --block` does.
+    "srun": """log "$*"
+stat --format=%a "$RAY_AUTH_TOKEN_PATH" >>"$CALLS.mode"
+[[ "$*" == *'ray start'* ]] || exit 0
+echo $$ >>"$CALLS.pid"
+exec sleep 60
+""",
+    # What waits for nodes: the head node's step, then the workers' too.
+    "python": """cat >/dev/null
+until (($(wc --lines <"$CALLS.pid") >= ($2 > 1 ? 2 : 1))); do sleep 0.02; done 2>/dev/null
+log "$*"
+exit "${NODES_CODE:-0}"
+""",
+    "raysim": """log "$*"
+if [[ ${RUN_FOREVER:-} ]]; then
+    trap 'exit 130' TERM
+    touch "$CALLS.running"
+    while :; do sleep 0.05; done
+fi
+exit "${RUN_CODE:-0}"
+""",
+}
+
+
+class Call(NamedTuple):
+    """One line of what was asked."""
+
+    program: str
+    words: str
+    mode: str
+    address: str
+    token: str
+
+
+class Slurm:
+    """A folder with the fakes, and what they wrote down."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = folder / "calls"
+        self.token = folder / ".ray" / f"slurm-{JOB}.token"
+        programs = folder / "bin"
+        programs.mkdir()
+        for name, body in FAKES.items():
+            (programs / name).write_text(BEGIN + body)
+            (programs / name).chmod(0o755)
+
+    def start(self, *words: str, hosts: str = "gpu1,gpu2,gpu3", **more: str) -> subprocess.Popen[str]:
+        variables = {
+            "PATH": f"{self.folder / 'bin'}:{os.defpath}",
+            "HOME": str(self.folder),
+            "CALLS": str(self.log),
+            "HOSTS": hosts,
+            "SLURM_JOB_ID": str(JOB),
+            "SLURM_JOB_NODELIST": "gpu[1-3]",
+            "SLURM_CPUS_PER_TASK": "16",
+            **more,
+        }
+        return subprocess.Popen(
+            ["bash", str(SCRIPT), *words], env=variables, cwd=self.folder, stderr=subprocess.PIPE, text=True
+        )
+
+    def run(self, *words: str, hosts: str = "gpu1,gpu2,gpu3", **more: str) -> tuple[int, str]:
+        job = self.start(*words, hosts=hosts, **more)
+        _, told = job.communicate(timeout=20)
+        return job.returncode, told
+
+    def calls(self) -> list[Call]:
+        return [Call(*line.split("|")) for line in self.log.read_text().splitlines()]
+
+    def assert_clean(self) -> None:
+        """No token, no Ray, and the nodes were told to remove what Ray wrote."""
+        assert not self.token.exists()
+        for pid in (self.folder / "calls.pid").read_text().split():
+            with pytest.raises(ProcessLookupError):
+                os.kill(int(pid), 0)
+        last = self.calls()[-1]
+        assert last.program == "srun" and last.words.endswith(f"rm -rf /tmp/raysim-{JOB}")
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Slurm:
+    return Slurm(tmp_path)
+
+
+def test_head_then_workers_then_the_run(slurm: Slurm) -> None:
+    code, told = slurm.run("scenarios/quickstart.yaml", "--set", "rounds=3")
+    assert (code, told) == (0, "")
+    calls = [call for call in slurm.calls() if call.program not in {"scontrol", "hostname"}]
+    assert [call.program for call in calls] == ["srun", "python", "srun", "python", "raysim", "srun"]
+    head, head_is_up, workers, all_are_up, run, _ = calls
+
+    assert " ray start --head " in head.words
+    assert {"--nodelist=gpu1", "--nodes=1", "--ntasks=1", "--cpus-per-task=16", "--export=ALL"} <= {*head.words.split()}
+    assert {f"--node-ip-address={HEAD}", f"--port={PORT}", "--num-cpus=16", "--block"} <= {*head.words.split()}
+    assert {"--dashboard-host=127.0.0.1", f"--dashboard-port={PORT + 1}"} <= {*head.words.split()}
+    assert head_is_up.words == "- 1"
+
+    assert f" ray start --address={HEAD}:{PORT} " in workers.words
+    assert {"--nodelist=gpu2,gpu3", "--nodes=2", "--ntasks=2", "--export=ALL", "--block"} <= {*workers.words.split()}
+    assert all_are_up.words == "- 3"
+
+    assert run.words == "launch scenarios/quickstart.yaml --set rounds=3"
+    slurm.assert_clean()
+
+
+def test_all_have_the_token_and_only_they(slurm: Slurm) -> None:
+    slurm.run("s.yaml")
+    for call in slurm.calls():
+        if call.program in {"srun", "python", "raysim"}:
+            assert call.mode == "token" and re.fullmatch("[0-9a-f]{64}", call.token)
+        if call.program in {"python", "raysim"}:
+            assert call.address == f"{HEAD}:{PORT}"
+        assert not call.token or call.token not in call.words, "others can read command lines"
+    assert set((slurm.folder / "calls.mode").read_text().split()) == {"600"}
+    first = {call.token for call in slurm.calls() if call.token}
+    slurm.log.unlink()
+    slurm.run("s.yaml")
+    assert len(first) == 1 and first.isdisjoint({call.token for call in slurm.calls()})
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 130])
+def test_exit_code_is_raysims(slurm: Slurm, code: int) -> None:
+    assert slurm.run("s.yaml", RUN_CODE=str(code))[0] == code
+    slurm.assert_clean()
+
+
+def test_one_node_has_no_workers(slurm: Slurm) -> None:
+    assert slurm.run("s.yaml", hosts="gpu1")[0] == 0
+    assert [call.program for call in slurm.calls()[2:]] == ["srun", "python", "raysim", "srun"]
+    slurm.assert_clean()
+
+
+def test_head_address_can_be_given(slurm: Slurm) -> None:
+    slurm.run("s.yaml", HEAD_IP="198.51.100.7")
+    assert {call.address for call in slurm.calls() if call.program == "raysim"} == {f"198.51.100.7:{PORT}"}
+
+
+def test_sigterm_ends_the_run_first(slurm: Slurm) -> None:
+    """Slurm sends it before the time is up: raysim gets it, commits, and its exit code is the job's."""
+    job = slurm.start("s.yaml", RUN_FOREVER="1")
+    for _ in range(200):
+        if (slurm.folder / "calls.running").exists():
+            break
+        time.sleep(0.05)
+    job.send_signal(signal.SIGTERM)
+    job.communicate(timeout=20)
+    assert job.returncode == 130
+    slurm.assert_clean()
+    assert "#SBATCH --signal=B:TERM@" in SCRIPT.read_text()
+
+
+def test_ray_that_does_not_start_is_told(slurm: Slurm) -> None:
+    code, told = slurm.run("s.yaml", NODES_CODE="124")
+    assert code == 1
+    assert told == "raysim: waited for 1 Ray node(s) in vain\n"
+    assert "raysim" not in {call.program for call in slurm.calls()}
+    slurm.assert_clean()
+
+
+def test_without_a_scenario_nothing_begins(slurm: Slurm) -> None:
+    code, told = slurm.run()
+    assert code == 2 and told.startswith("usage: sbatch")
+    assert not slurm.log.exists()
+
+
+def test_ports_stay_below_those_that_systems_hand_out() -> None:
+    used = {20000 + job % 3000 * 4 + offset for job in range(3000) for offset in range(4)}
+    assert len(used) == 3000 * 4, "two jobs share a port only when 3000 jobs lie between them"
+    assert max(used) < 32768
+    assert "port=$((20000 + SLURM_JOB_ID % 3000 * 4))" in SCRIPT.read_text()
