@@ -68,10 +68,10 @@ def launch(
         raysim launch scenarios/quickstart.yaml --set 'algorithm={name: fedgh, server_epochs: 5}'
         raysim launch scenarios/quickstart.yaml --set backend=in_process   # without Ray, to step through
     """
+    _attach(address)
     from raysim.scenario.load import load_scenario
 
     loaded = load_scenario(scenario, sets)
-    _attach(address)
     if dry_run:
         from raysim.cli.show import show_preview
         from raysim.launch.check import check
@@ -102,12 +102,12 @@ def resume_(run_: str, sets: tuple[str, ...], quiet: bool, address: str | None) 
         raysim resume runs/quickstart/20261121-101500-ab12
         raysim resume 20261121-101500-ab12 --set resources.actors=4
     """
+    _attach(address)
     from raysim.launch.again import find_run, own_scenario
     from raysim.launch.run import resume
 
     folder = find_run(run_)
     loaded = own_scenario(folder, sets)
-    _attach(address)
     _close(resume(folder, loaded, quiet=quiet).summary, loaded.scenario.tracking.uri)
 
 
@@ -231,7 +231,7 @@ def completion(shell: str) -> None:
 
 
 def _attach(address: str | None) -> None:
-    """Let this command join a running Ray, which processes that it starts find under the same address."""
+    """Let this command join a running Ray. Before Ray is imported, which reads some of its settings then."""
     if address is not None:
         os.environ["RAY_ADDRESS"] = address
 

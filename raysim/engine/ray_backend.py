@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import psutil
 import ray
+import ray.util.client
 from numpy.typing import NDArray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -183,6 +184,13 @@ class HostActor:
             give_back_freed_memory()
             self.trimmed_s = perf_counter()
 
+    def work_at_once(self, *args: Any) -> tuple[dict[ClientId, Any], tuple[dict[ClientId, Turn | Failed], Usage]]:
+        """As `work`, for a list so short that progress within it is not worth a stream: (uploads, (turns, usage))."""
+        parts = list(self.work(*args))
+        uploads = {k: up for part in parts[::2] for k, up in part.items()}
+        turns = {k: turn for part, _ in parts[1::2] for k, turn in part.items()}
+        return uploads, (turns, parts[-1][1])
+
     def measure(self, ids: Sequence[ClientId]) -> dict[ClientId, Measured]:
         """See `ClientHost.measure`."""
         return self.host.measure(ids)
@@ -202,6 +210,10 @@ class HostActor:
     def relay(self, t: int) -> Iterator[Saved]:
         """As `save`, where this machine does not reach the store."""
         yield from self.host.save(t, None)
+
+    def relay_at_once(self, t: int) -> list[Saved]:
+        """As `relay`, without a stream."""
+        return list(self.host.save(t, None))
 
     def fingerprints(self, ids: Sequence[ClientId]) -> dict[ClientId, dict[str, str]]:
         """See `ClientHost.fingerprints`."""
@@ -333,6 +345,7 @@ class RayBackend:
     pace: dict[str, float] = field(init=False)  # architecture -> measured seconds per sample of a turn
 
     def __post_init__(self) -> None:
+        self.far = bool(ray.util.client.ray.is_connected())  # through Ray Client, which has no streams
         self.hosts = []
         for group, seated in zip(self.plan.groups, self._room(), strict=True):
             self.hosts += [self._new_host(group, *seated[i : i + 1]) for i in range(group.actors)]
@@ -395,24 +408,25 @@ class RayBackend:
             outbox = self.server.send.remote(t, cohort)
             # Old owners give up before any new work is queued behind it.
             given = {(old, new): self.hosts[old].release.remote(ids) for (old, new), ids in moves.items()}
-            streams = {
-                self.hosts[actor]
-                .work.options(num_returns="streaming")
-                .remote(
-                    t, ids, evaluate, without, outbox, *(states for (_, new), states in given.items() if new == actor)
-                ): actor
-                for actor, ids in lists.items()
-            }
+            work: dict[Any, tuple[int, Any]] = {}  # what to wait for -> (actor, uploads, None if they are streamed)
+            for actor, ids in lists.items():
+                moved = [states for (_, new), states in given.items() if new == actor]
+                args = (t, ids, evaluate, without, outbox, *moved)
+                if self.far or sum(self._expected(k) for k in ids) < STREAM_S:
+                    uploads, report = self.hosts[actor].work_at_once.options(num_returns=2).remote(*args)
+                    work[report] = actor, uploads
+                else:
+                    work[self.hosts[actor].work.options(num_returns="streaming").remote(*args)] = actor, None
             # Queued behind the work, so that actors test their models while the server updates.
             tests = [self.hosts[actor].measure.remote(ids) for actor, ids in lists.items()] if late else []
         self.owner |= {k: actor for actor, ids in lists.items() for k in ids}
-        uploads, turns = self._collect(streams, where, progress)
-        updated = self.server.update.remote(t, *uploads)
+        collected, turns = self._collect(work, where, progress)
+        updated = self.server.update.remote(t, *collected)
         taken, failed = sorted_out(cohort, turns)
         measured = {k: one for part in self._get(tests, where) for k, one in part.items()} or measured_in_turn(taken)
-        report, self.usage[-1] = self._get(updated, where)
+        of_server, self.usage[_SERVER] = self._get(updated, where)
         self._learn(taken, measured)
-        return RoundReport(taken, measured, report, sum(map(len, moves.values())), failed)
+        return RoundReport(taken, measured, of_server, sum(map(len, moves.values())), failed)
 
     def measure(self, ids: Sequence[ClientId]) -> Mapping[ClientId, Measured]:
         parts = [self.hosts[actor].measure.remote(part) for actor, part in self._spread(ids).items()]
@@ -429,21 +443,21 @@ class RayBackend:
         direct = {
             actor: host.save.remote(t, here) for actor, host in enumerate(self.hosts) if (here := reachable(actor))
         }
-        relayed = [
-            # A few files at a time: all clients of a node may be more than the object store can hold.
-            host.relay.options(num_returns="streaming", _generator_backpressure_num_objects=4).remote(t)
-            for actor, host in enumerate(self.hosts)
-            if actor not in direct
-        ]
+        apart = [host for actor, host in enumerate(self.hosts) if actor not in direct]
+        # A few files at a time: all clients of a node may be more than the object store can hold.
+        some = {"num_returns": "streaming", "_generator_backpressure_num_objects": 4}
+        relayed = [] if self.far else [host.relay.options(**some).remote(t) for host in apart]
+        at_once = [host.relay_at_once.remote(t) for host in apart] if self.far else []
         server = self.server.save.remote(t, reachable(_SERVER))
         parts: list[Part] = [part for saved in self._get(list(direct.values()), where) for part, _ in saved]
         for stream in relayed:
-            parts += self._told(lambda stream=stream: [self._written(ref, store, where) for ref in stream], where)  # type: ignore[misc]
-        return sorted(parts, key=lambda part: part.name), self._written(server, store, where)
+            parts += self._told(lambda stream=stream: [self._written(ray.get(ref), store) for ref in stream], where)  # type: ignore[misc]
+        parts += [self._written(saved, store) for ref in at_once for saved in self._get(ref, where)]
+        return sorted(parts, key=lambda part: part.name), self._written(self._get(server, where), store)
 
-    def _written(self, saved: Any, store: Store, where: str) -> Part:
+    def _written(self, saved: Saved, store: Store) -> Part:
         """The file of a commit, written here if the actor could not."""
-        part, data = self._get(saved, where)
+        part, data = saved
         if data is not None:
             store.write(part.name, data)
         return part
@@ -495,6 +509,10 @@ class RayBackend:
         # The server works while the clients wait, so it takes no CPU away from them.
         return ray.remote(ServerActor).options(num_cpus=0).remote()
 
+    def _here(self) -> str:
+        """The id of the node that this process is on; none through Ray Client."""
+        return "" if self.far else str(ray.get_runtime_context().get_node_id())
+
     def _share(self) -> None:
         """Put what every actor needs into the object store, where it stays."""
         self.image_ref, self.world_ref = ray.put(self.images()), ray.put(self.world)
@@ -511,7 +529,7 @@ class RayBackend:
         self._await(begun)
         *hosts, server = self._get(begun, "starting", timeout=0)
         self.known = {node.id for node in nodes(self.head)}
-        self.node = {**dict(enumerate(hosts)), _SERVER: server, _DRIVER: ray.get_runtime_context().get_node_id()}
+        self.node = {**dict(enumerate(hosts)), _SERVER: server, _DRIVER: self._here()}
         hellos = []
         if joins(self.world.algorithm):
             everyone = self._spread(range(self.world.num_clients))
@@ -621,26 +639,31 @@ class RayBackend:
         return True
 
     def _collect(
-        self, streams: dict[Any, int], where: str, progress: Callable[[int], None]
+        self, work: dict[Any, tuple[int, Any]], where: str, progress: Callable[[int], None]
     ) -> tuple[list[Any], dict[ClientId, Turn | Failed]]:
         """Take in what actors hand over, in whatever order; nothing is summed here."""
-        uploads: list[Any] = []
+        collected: list[Any] = []
         turns: dict[ClientId, Turn | Failed] = {}
-        open_streams = list(streams)
-        while open_streams:
-            (ready,), _ = self._told(lambda: ray.wait(open_streams, num_returns=1, fetch_local=False), where)
-            try:
-                up = next(ready)
-                # The first of a pair may be the error of the whole work list; the second is then missing.
-                report = next(ready, up)
-            except StopIteration:
-                open_streams.remove(ready)
-                continue
-            part, self.usage[streams[ready]] = self._get(report, where)
-            uploads.append(up)
+        left = dict(work)
+        while left:
+            (ready,), _ = self._told(partial(ray.wait, list(left), num_returns=1, fetch_local=False), where)
+            actor, uploads = left[ready]
+            report = ready
+            if uploads is not None:
+                del left[ready]
+            else:
+                try:
+                    uploads = next(ready)
+                    # The first of a pair may be the error of the whole work list; the second is then missing.
+                    report = next(ready, uploads)
+                except StopIteration:
+                    del left[ready]
+                    continue
+            part, self.usage[actor] = self._get(report, where)
+            collected.append(uploads)
             turns |= part
             progress(len(turns))
-        return uploads, turns
+        return collected, turns
 
     def _spread(self, ids: Iterable[ClientId]) -> dict[int, list[ClientId]]:
         """Clients by the actor that holds them; those that nobody holds yet are dealt out in their group."""
@@ -711,6 +734,7 @@ class RayBackend:
             "ray.kill": "it was ended",
             "worker process has died": "its process ended unexpectedly",
             "unavailable": "it cannot be reached",
+            "died unexpectedly": "its process ended unexpectedly",
         }
         return f"{who} died: " + next((why for sign, why in reasons.items() if sign in _cause(text)), lines[0])
 

@@ -107,9 +107,10 @@ def resume(
         loaded = own_scenario(path, sets)
     checked = check(loaded)
     refuse_differences(path, checked.loaded)
-    summary = read_summary(path)
-    if summary["status"] == "finished" and summary["rounds"] >= loaded.scenario.rounds:
-        return Result(path, {**summary, "nothing_to_do": True})
+    if (path / "summary.json").exists():  # else it was killed before it began
+        summary = read_summary(path)
+        if summary["status"] == "finished" and summary["rounds"] >= loaded.scenario.rounds:
+            return Result(path, {**summary, "nothing_to_do": True})
     identity = Identity.of(path)
     if loaded.scenario.tracking.uri is None and not os.environ.get(VARIABLE):
         identity = replace(identity, tracking=check_uri(identity.tracking))
@@ -191,11 +192,13 @@ class _Session:
         scenario = self.checked.loaded.scenario
         progress = Progress()
         keeper: Keeper | None = None
+        under_way = False  # whether the folder is as this run has it
         began = time.perf_counter()
         status: Status = "failed"
         facts: dict[str, Any] = {}
         try:
             progress, keeper = self._where_it_stands()
+            under_way = True
             self.stop.committed = lambda: keeper is None or keeper.round == progress.t
             self._write_inputs()
             for tracker in self.trackers:
@@ -241,7 +244,7 @@ class _Session:
         finally:
             self.stop.possible = False
             facts["seconds"] = time.perf_counter() - began
-            if status != "finished":
+            if status != "finished" and under_way:
                 self.note(f"what was done until round {progress.rounds} is kept in {self.card.folder}")
                 self.note(f"go on with:  raysim resume {shlex.quote(str(self.card.folder))}")
             cleanup.close()  # first: actors may still be at work on a round that was cut off

@@ -1,8 +1,8 @@
 """The run folder: everything a run reports, as files that can be read while it runs and after it failed.
 
-`rounds.parquet` is replaced as a whole; client rows grow an Arrow stream, `clients.arrows`, that becomes
-`clients.parquet` when the run ends. `summary.json` says "running" until then, so a run that was killed never
-looks whole.
+`rounds.parquet` is replaced as a whole; client rows are in `raysim.tracking.rows`. `summary.json` says "running" until
+the run ends, so a run that was killed never looks whole. Such a run, and one that ended, is gone on with in the same
+folder: `reopen`, then `rewind` to the round from which its state is known, then as with a new one.
 """
 
 from __future__ import annotations
@@ -10,64 +10,48 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raysim.core.errors import RunError, ScenarioError
 from raysim.core.results import METRICS, ClientRow, RunCard, Status
+from raysim.tracking.files import hold, holder, remove_leftovers, replace, sync_folder
+from raysim.tracking.rows import CLIENT_SCHEMA, ClientRows, MissingRowsError
 
-CLIENT_SCHEMA = pa.schema(
-    [
-        pa.field("round", pa.int64(), nullable=False),
-        pa.field("client", pa.int64(), nullable=False),
-        pa.field("model", pa.string(), nullable=False),
-        pa.field("participated", pa.bool_(), nullable=False),
-        pa.field("accuracy", pa.float64()),
-        pa.field("correct", pa.int64()),
-        pa.field("total", pa.int64()),
-        pa.field("loss", pa.float64()),
-        pa.field("global_accuracy", pa.float64()),
-        pa.field("train_loss", pa.float64()),
-        pa.field("train_samples", pa.int64(), nullable=False),
-        pa.field("up_bytes", pa.int64(), nullable=False),
-        pa.field("down_bytes", pa.int64(), nullable=False),
-        pa.field("up_params", pa.int64(), nullable=False),
-        pa.field("down_params", pa.int64(), nullable=False),
-        pa.field("flops", pa.float64(), nullable=False),
-        pa.field("train_s", pa.float64(), nullable=False),
-        pa.field("evaluate_s", pa.float64(), nullable=False),
-    ]
-)
-"""The columns of `clients.parquet`: the fields of `ClientRow`, in their order."""
+__all__ = ["CLIENT_SCHEMA", "RunFolder"]
 
 ROUNDS_EVERY_S = 2.0
 """How long a finished round may wait before `rounds.parquet` shows it, in seconds."""
 
-_ROW_GROUP = 65_536  # rows; many small groups, one a round, would make a slow file
+_LOCK = "logs/.lock"
+_DAMAGED = "its Parquet files are damaged"
 
 
 class RunFolder:
-    """The Tracker that owns `<output>/<scenario>/<run id>/`.
+    """The Tracker that owns `<output>/<scenario>/<run id>/`, for one process at a time.
 
     Attributes:
         path: the folder, absolute.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path.absolute()
+    def __init__(self, path: Path, lock: int) -> None:
+        """See `create` and `reopen`. `lock`: a descriptor that `close` is to close."""
+        self.path = path
+        # What is never closed lets go when it is collected: nobody else could go on with the run until then.
+        self._let_go = weakref.finalize(self, os.close, lock)
         self._card: RunCard | None = None
         self._rounds: list[dict[str, float]] = []
         self._columns: dict[str, None] = dict.fromkeys(METRICS)  # an ordered set
         self._written = -math.inf  # time.monotonic() of the last rounds.parquet
         self._kept = 0  # rounds in rounds.parquet
-        self._file: IO[bytes] | None = None
-        self._stream: Any = None
+        self._clients = ClientRows(path)
+        self._known = True  # whether what is above is what the files hold; not so between `reopen` and `rewind`
 
     @classmethod
     def create(cls, output: Path, name: str, run_id: str) -> RunFolder:
@@ -81,34 +65,89 @@ class RunFolder:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.mkdir()
             (path / "logs").mkdir()
-            # A full disk often lets folders be made, and shows only when bytes reach it.
-            probe = path / "logs" / ".probe"
-            _replace(probe, lambda file: file.write(bytes(4096)))
-            probe.unlink()
+            # A full disk often lets folders be made, and shows only when bytes reach it, as here.
+            return cls(path, hold(path / _LOCK))
         except FileExistsError as error:
             if path.is_dir():
                 raise ScenarioError(f"The run folder {path} exists already: choose another run id.") from error
             raise ScenarioError(_refusal(path, error)) from error
         except OSError as error:
             raise ScenarioError(_refusal(path, error)) from error
-        return cls(path)
+
+    @classmethod
+    def reopen(cls, path: Path) -> RunFolder:
+        """An existing run folder, to go on in; `rewind` is to come next.
+
+        Raises:
+            ScenarioError: it is no run folder, cannot be written, or its run is still going on.
+        """
+        path = Path(path).absolute()
+        try:
+            if not any((path / name).is_file() for name in ("summary.json", _LOCK)):
+                raise ScenarioError(f"{path} is not a run folder: it holds no summary.json.")
+            (path / "logs").mkdir(exist_ok=True)
+            folder = cls(path, hold(path / _LOCK))
+            folder._known = False
+            for place in (path, path / "logs"):
+                remove_leftovers(place)
+        except BlockingIOError as error:
+            raise ScenarioError(f"The run in {path} is still going on, in {holder(path / _LOCK)}.") from error
+        except OSError as error:
+            raise ScenarioError(f"The run in {path} cannot be gone on with ({_reason(error)}).") from error
+        return folder
+
+    def rewind(self, t: int) -> dict[int, ClientRow]:
+        """Keep rounds 0 to `t` and forget later ones; -1 keeps nothing.
+
+        Returns, per client, the last of the rows kept in which it was measured. When this fails or is cut off, all that
+        was to be kept still is in the folder, and `close` leaves it as it is.
+
+        Raises:
+            RunError: these rounds are not all there, or the disk does not do its part.
+        """
+        self._known = False
+        try:
+            self._rounds = self._rounds_until(t)
+            self._columns = dict.fromkeys(
+                [*METRICS, *(name for row in self._rounds for name in row if name != "round")]
+            )
+            latest = self._clients.rewind(t)
+            if self._rounds:
+                self._write_rounds()
+            else:
+                (self.path / "rounds.parquet").unlink(missing_ok=True)
+                self._kept = 0
+        except MissingRowsError as error:
+            raise self._stuck(t, str(error)) from error
+        except FileNotFoundError as error:
+            raise self._stuck(t, f"{Path(str(error.filename)).name} is not there") from error
+        except OSError as error:
+            # Those of the system have a number; without one it is what pyarrow says of damaged files.
+            raise self._stuck(t, _DAMAGED if error.errno is None else _reason(error)) from error
+        except (pa.ArrowException, ValueError, KeyError) as error:
+            raise self._stuck(t, _DAMAGED) from error
+        self._known = True
+        return latest
+
+    @property
+    def kept(self) -> Sequence[Mapping[str, float]]:
+        """The rounds that are held, each with its number, "round", and the metrics that were measured."""
+        return [{k: v for k, v in row.items() if v is not None and not math.isnan(v)} for row in self._rounds]
 
     def write_text(self, name: str, text: str) -> None:
         """Put a text file such as `scenario.yaml` into the folder. Raises `RunError` when that fails."""
         try:
-            _replace(self.path / name, lambda file: file.write(text.encode()))
+            replace(self.path / name, lambda file: file.write(text.encode()))
         except OSError as error:
             raise self._failure(self.path / name, error) from error
 
     def open(self, card: RunCard) -> None:
-        """The run begins. Raises `ScenarioError` when its files cannot be begun."""
+        """The run begins, or goes on. Raises `ScenarioError` when its files cannot be begun."""
+        assert self._known, "open before rewind"
         self._card = card
         try:
             self._summarise("running", {})
-            self._file = (self.path / "clients.arrows").open("wb")
-            self._stream = pa.ipc.new_stream(self._file, CLIENT_SCHEMA)
-            # Arrow holds the schema back until the first batch; an empty one makes the file readable at once.
-            self._append([])
+            self._clients.begin()
         except OSError as error:
             raise ScenarioError(_refusal(self.path, error)) from error
 
@@ -116,25 +155,45 @@ class RunFolder:
         """Take in round `t`. Raises `RunError` when the disk does not."""
         self._columns.update(dict.fromkeys(values))
         self._rounds.append({"round": t, **values})
-        at = self.path / "clients.arrows"
+        at = self._clients.stream
         try:
-            if clients:
-                self._append(clients)
+            self._clients.append(t, clients)
             at = self.path / "rounds.parquet"
             if time.monotonic() - self._written >= ROUNDS_EVERY_S:
                 self._write_rounds()
         except OSError as error:
             raise self._failure(at, error) from error
 
+    def sync(self) -> None:
+        """Let every round so far outlive this process and a power cut. Raises `RunError` when the disk does not."""
+        at = self._clients.stream
+        try:
+            self._clients.sync()
+            at = self.path / "rounds.parquet"
+            self._write_rounds()
+            sync_folder(self.path)
+        except OSError as error:
+            raise self._failure(at, error) from error
+
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
-        """Write all that is left, `summary.json` last.
+        """Write all that is left, `summary.json` last, and let others have the folder.
+
+        A folder that was reopened and never taken back to a round is left as it is.
 
         Raises:
             RunError: something could not be written; everything else was, and a run that was to be "finished"
                 is marked "failed".
         """
+        try:
+            if self._known:
+                self._end(status, summary)
+        finally:
+            self._clients.leave()
+            self._let_go()
+
+    def _end(self, status: Status, summary: Mapping[str, object]) -> None:
         first: tuple[Path, OSError] | None = None
-        for name, write in (("rounds.parquet", self._write_rounds), ("clients.parquet", self._write_clients)):
+        for name, write in (("rounds.parquet", self._write_rounds), ("clients.parquet", self._clients.end)):
             try:
                 write()
             except OSError as error:
@@ -148,11 +207,17 @@ class RunFolder:
         if first is not None:
             raise self._failure(*first) from first[1]
 
-    def _append(self, clients: Sequence[ClientRow]) -> None:
-        assert self._file is not None, "log before open"
-        columns = [pa.array([getattr(row, f.name) for row in clients], f.type) for f in CLIENT_SCHEMA]
-        self._stream.write_batch(pa.RecordBatch.from_arrays(columns, schema=CLIENT_SCHEMA))
-        self._file.flush()
+    def _rounds_until(self, t: int) -> list[dict[str, float]]:
+        """Rounds 0 to `t` as `log` was told of them. Raises `RunError` when they are not all there."""
+        if t < 0:
+            return []
+        with (self.path / "rounds.parquet").open("rb") as file:
+            # Without read-ahead, as in `raysim.report.load`.
+            table = pq.ParquetFile(file, pre_buffer=False).read(use_threads=False)
+        rows = [{k: v for k, v in row.items() if v is not None} for row in table.slice(0, t + 1).to_pylist()]
+        if [row.get("round") for row in rows] != list(range(t + 1)):
+            raise self._stuck(t, "rounds.parquet does not hold every round until then")
+        return rows
 
     def _write_rounds(self) -> None:
         schema = pa.schema(
@@ -163,69 +228,23 @@ class RunFolder:
             values = (row.get(name) for row in self._rounds)
             columns.append(pa.array([None if v is None else float(v) for v in values], pa.float64()))
         table = pa.Table.from_arrays(columns, schema=schema)
-        _replace(self.path / "rounds.parquet", lambda file: pq.write_table(table, file))
+        replace(self.path / "rounds.parquet", lambda file: pq.write_table(table, file))
         self._written, self._kept = time.monotonic(), len(self._rounds)
-
-    def _write_clients(self) -> None:
-        stream = self.path / "clients.arrows"
-        if self._file is not None:
-            file, self._file = self._file, None
-            try:
-                self._stream.close()
-            finally:
-                file.close()
-        if not stream.exists():
-            return
-
-        def convert(file: IO[bytes]) -> None:
-            with pq.ParquetWriter(file, CLIENT_SCHEMA, compression="zstd") as writer:
-                for table in _tables(stream):
-                    writer.write_table(table)
-
-        _replace(self.path / "clients.parquet", convert)
-        stream.unlink()
 
     def _summarise(self, status: Status, summary: Mapping[str, object]) -> None:
         known: dict[str, object] = {}
         if self._card is not None:
             known = {"scenario": self._card.name, "run_id": self._card.run_id, "folder": str(self.path)}
         text = json.dumps(_plain({**known, **summary, "status": status}), indent=2) + "\n"
-        _replace(self.path / "summary.json", lambda file: file.write(text.encode()))
+        replace(self.path / "summary.json", lambda file: file.write(text.encode()))
 
     def _failure(self, path: Path, error: OSError) -> RunError:
         kept = f"the first {self._kept} of {len(self._rounds)} rounds are kept in {self.path}"
         return RunError(f"{path} could not be written ({_reason(error)}); {kept}.")
 
-
-def _tables(stream: Path) -> Iterator[pa.Table]:
-    """The rows of an Arrow stream, in pieces of at least `_ROW_GROUP`, up to where a full disk cut it off."""
-    held: list[Any] = []
-    with stream.open("rb") as file:
-        try:
-            for batch in pa.ipc.open_stream(file):
-                held.append(batch)
-                if sum(b.num_rows for b in held) >= _ROW_GROUP:
-                    yield pa.Table.from_batches(held, CLIENT_SCHEMA)
-                    held = []
-        except (pa.ArrowInvalid, OSError):
-            pass  # the batch that was being written; those before it are whole
-    yield pa.Table.from_batches(held, CLIENT_SCHEMA)
-
-
-def _replace(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Let `path` be what `write` writes, as a whole or not at all, even if the machine stops half-way."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp makes files that only their owner can read; results are for sharing.
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    def _stuck(self, t: int, why: str) -> RunError:
+        where = f"after round {t}" if t >= 0 else "from its beginning"
+        return RunError(f"The run in {self.path} cannot go on {where}: {why}.")
 
 
 def _plain(value: object) -> object:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from raysim.core.errors import RunError, ScenarioError
-from raysim.core.results import ClientRow, RunCard, Status
+from raysim.core.results import METRICS, ClientRow, RunCard, Status
 from raysim.tracking.store import check_uri, creation_lock, database_path, is_loopback, resolve_uri, shown
 from raysim.tracking.ui import serve_ui, ui_command, ui_environment
 
@@ -61,7 +61,10 @@ _NO_ANSWER = {
     "NewConnectionError": "no connection",
     "Connection aborted": "connection lost",
 }
+_RESUMED = "raysim.resumed"  # the tag that counts how often a run was gone on with
 _SEND_EVERY_S = 1.0  # short rounds go together: a call costs the time of a hundred small trainings, on their CPU
+# Every round that has metrics has one of these: the second is round 0's, in which everybody is measured.
+_EVERY_ROUND = ("time/round_s", "accuracy/all")
 _HOLDOFF_S = (0.2, 5.0)  # the first wait before trying again, and the longest
 _Round = tuple[int, int, dict[str, float]]  # number, time in ms, metrics
 
@@ -71,6 +74,9 @@ class MlflowTracker:
 
     Close it after the run folder, whose files it uploads. A server that stops answering is asked again for
     `patience_s` seconds; then `warnings` says so, the run goes on, and rounds are kept until it answers.
+
+    MLflow takes a call's metrics as a whole or not at all, and a call carries whole rounds. So of a run whose process
+    was killed it holds whole rounds, and `resume` adds those that it does not hold.
 
     Attributes:
         uri: the resolved address of the store.
@@ -90,6 +96,9 @@ class MlflowTracker:
         self.experiment_id: str | None = None
         self._card: RunCard | None = None
         self._client: Any = None
+        self._resumed = False
+        self._found: Any = None  # the run as MLflow had it, where there was one to go on with
+        self._there: frozenset[int] = frozenset()  # rounds that it holds
         self._steps = 0  # of opening the run that are done
         self._pending: deque[_Round] = deque()
         self._lost = 0
@@ -100,6 +109,18 @@ class MlflowTracker:
         self._began_ms = 0
         self._wake = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
+
+    def resume(self, rounds: Sequence[Mapping[str, float]]) -> None:
+        """Go on with the run that MLflow may hold already, and which has done `rounds`; to be called before `open`.
+
+        The run is known by its tag `raysim.run_id`; where there is none, one is made and gets all of `rounds`. A round
+        that MLflow holds is not sent again, neither from these nor from those that follow. Parameters keep the values
+        that they have there.
+        """
+        assert not self._thread.ident, "resume after open"
+        self._resumed = True
+        for row in rounds:
+            self._take(int(row["round"]), {name: value for name, value in row.items() if name != "round"})
 
     def open(self, card: RunCard) -> None:
         """Note that the run begins and return at once; it is made after the first round, or when `ready` asks.
@@ -127,11 +148,7 @@ class MlflowTracker:
         self._raise_failure()
         if t > 0:
             self._go.set()
-        metrics = {_key(name): float(v) for name, v in values.items() if v is not None and not math.isnan(v)}
-        if metrics:
-            with self._wake:
-                self._pending.append((t, time.time_ns() // 1_000_000, metrics))
-                self._wake.notify()
+        self._take(t, values)
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
         """Send what is left and the files, and end the run there; see `warnings` for what did not arrive.
@@ -179,6 +196,15 @@ class MlflowTracker:
     def _folder(self) -> Path:
         assert self._card is not None
         return self._card.folder
+
+    def _take(self, t: int, values: Mapping[str, float | int]) -> None:
+        # The engine's first: should a round be too long for one call, it is the algorithm's that are left out.
+        ordered = sorted(values.items(), key=lambda item: item[0] not in METRICS)
+        metrics = {_key(name): float(v) for name, v in ordered if v is not None and not math.isnan(v)}
+        with self._wake:
+            if metrics and t not in self._there:
+                self._pending.append((t, time.time_ns() // 1_000_000, metrics))
+                self._wake.notify()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -229,13 +255,20 @@ class MlflowTracker:
         if self.run_id is None:
             tags = {**self._own_tags(card), **card.tags, **self.tags}
             tags = {_key(k): str(v)[:_LONGEST_TAG] for k, v in tags.items()}
-            run = self._client.create_run(self.experiment_id, self._began_ms, tags, f"{card.name}-{card.run_id}")
-            self.run_id = run.info.run_id
-        items = list(card.parameters.items())
+            self._found = self._find_run(card.run_id) if self._resumed else None
+            if self._found is not None:
+                self.run_id = self._go_on(tags)
+            else:
+                run = self._client.create_run(self.experiment_id, self._began_ms, tags, f"{card.name}-{card.run_id}")
+                self.run_id = run.info.run_id
+        present = self._found.data.params if self._found else {}
+        items = [(k, v) for k, v in card.parameters.items() if _key(k) not in present]
         for i in range(self._steps * _PER_BATCH, len(items), _PER_BATCH):
             params = [entities.Param(_key(k), _text(v)) for k, v in items[i : i + _PER_BATCH]]
             self._client.log_batch(self.run_id, params=params)
             self._steps += 1
+        if self._found and self._found.inputs.dataset_inputs:
+            return
         profile = {
             "num_samples": card.num_samples,
             "num_clients": card.num_clients,
@@ -278,6 +311,27 @@ class MlflowTracker:
                 # Another run was quicker.
                 found = self._client.get_experiment_by_name(self.experiment)
         return str(found.experiment_id)
+
+    def _find_run(self, run_id: str) -> Any:
+        """MLflow's run of this `raysim.run_id`; None if there is none, or somebody deleted it there."""
+        found = self._client.search_runs([self.experiment_id], f"tags.`raysim.run_id` = '{run_id}'")
+        # Two, if creating the first was answered too late and it was tried again: then the first stayed empty.
+        return max(found, key=lambda run: (len(run.data.metrics), len(run.data.params)), default=None)
+
+    def _go_on(self, tags: Mapping[str, str]) -> str:
+        """Let the run that was found be a running one again, with these tags; returns its id."""
+        from mlflow.entities import RunTag
+
+        run_id = str(self._found.info.run_id)
+        self._client.update_run(run_id, status=_STATUS["running"])
+        there = frozenset(m.step for name in _EVERY_ROUND for m in self._client.get_metric_history(run_id, name))
+        times = int(self._found.data.tags.get(_RESUMED, 0)) + 1
+        # Last, because this is what a second attempt would do twice.
+        self._client.log_batch(run_id, tags=[RunTag(k, v) for k, v in {**tags, _RESUMED: str(times)}.items()])
+        with self._wake:
+            self._there = there
+            self._pending = deque(one for one in self._pending if one[0] not in there)
+        return run_id
 
     def _send_rounds(self) -> bool:
         """Send rounds until the run ends; False when MLflow did not answer at the end."""

@@ -23,9 +23,8 @@ from raysim.tracking.memory import MemoryTracker
 def run(tmp_path, make_card):
     run = RunFolder.create(tmp_path / "runs", "quick", "r1")
     run.open(make_card(run.path))
-    file = run._file
     yield run
-    file.close()  # what a killed process leaves to the operating system
+    run._clients.leave()  # what a killed process leaves to the operating system
 
 
 def test_schema_follows_client_row():

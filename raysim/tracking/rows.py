@@ -1,0 +1,194 @@
+"""Client rows on disk: an Arrow stream, `clients.arrows`, while a run goes on, and `clients.parquet` once it ended.
+
+Parquet cannot be appended to; the stream can, and is readable up to where a killed process left it. Every round is a
+batch that names it, with rows or without: so a stream tells which rounds it holds, wherever it was cut off.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from raysim.core.results import ClientRow
+from raysim.tracking.files import replace, replacing, sync_folder
+
+CLIENT_SCHEMA = pa.schema(
+    [
+        pa.field("round", pa.int64(), nullable=False),
+        pa.field("client", pa.int64(), nullable=False),
+        pa.field("model", pa.string(), nullable=False),
+        pa.field("participated", pa.bool_(), nullable=False),
+        pa.field("accuracy", pa.float64()),
+        pa.field("correct", pa.int64()),
+        pa.field("total", pa.int64()),
+        pa.field("loss", pa.float64()),
+        pa.field("global_accuracy", pa.float64()),
+        pa.field("train_loss", pa.float64()),
+        pa.field("train_samples", pa.int64(), nullable=False),
+        pa.field("up_bytes", pa.int64(), nullable=False),
+        pa.field("down_bytes", pa.int64(), nullable=False),
+        pa.field("up_params", pa.int64(), nullable=False),
+        pa.field("down_params", pa.int64(), nullable=False),
+        pa.field("flops", pa.float64(), nullable=False),
+        pa.field("train_s", pa.float64(), nullable=False),
+        pa.field("evaluate_s", pa.float64(), nullable=False),
+    ]
+)
+"""The columns of `clients.parquet`: the fields of `ClientRow`, in their order."""
+
+_ROW_GROUP = 65_536  # rows; many small groups, one a round, would make a slow file
+_Batches = Iterator[tuple[int, pa.RecordBatch]]  # the first round in the batch, and the batch
+
+
+class MissingRowsError(Exception):
+    """Rows of a round that is to be kept are not there."""
+
+
+class ClientRows:
+    """The client rows of one run folder. Every method raises `OSError` when the disk does not do its part.
+
+    Attributes:
+        stream: the file that grows while the run goes on.
+        parquet: the file that it becomes when the run ends.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.stream, self.parquet = folder / "clients.arrows", folder / "clients.parquet"
+        self._file: IO[bytes] | None = None
+        self._writer: Any = None
+
+    def begin(self) -> None:
+        """Be ready for rows: the first, or those that follow the ones that `rewind` kept."""
+        if self._file is None:
+            self.rewind(-1)
+
+    def append(self, t: int, rows: Sequence[ClientRow]) -> None:
+        """Add the rows of round `t`; from now on a reader sees them."""
+        assert self._file is not None, "append before begin"
+        _write(self._writer, t, _batch(rows))
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Let all rows so far outlive a power cut."""
+        assert self._file is not None, "sync before begin"
+        os.fsync(self._file.fileno())
+
+    def end(self) -> None:
+        """Turn the stream, if there is one, into Parquet."""
+        if self._file is not None:
+            try:
+                self._writer.close()
+            finally:
+                self.leave()
+        if not self.stream.exists():
+            return
+
+        def convert(file: IO[bytes]) -> None:
+            with pq.ParquetWriter(file, CLIENT_SCHEMA, compression="zstd") as writer:
+                for table in _tables(self.stream):
+                    writer.write_table(table)
+
+        replace(self.parquet, convert)
+        sync_folder(self.parquet.parent)
+        self.stream.unlink()
+
+    def leave(self) -> None:
+        """Leave the files as they are."""
+        if self._file is not None:
+            file, self._file = self._file, None
+            file.close()
+
+    def rewind(self, t: int) -> dict[int, ClientRow]:
+        """Keep the rows of rounds up to `t`, in a stream that can be appended to, and forget later ones.
+
+        Returns, per client, the last of them in which it was measured. A process that dies meanwhile leaves files with
+        all that is to be kept.
+
+        Raises:
+            MissingRowsError: not all rows of these rounds are there.
+        """
+        latest = CLIENT_SCHEMA.empty_table()
+        with replacing(self.stream) as file:
+            writer = pa.ipc.new_stream(file, CLIENT_SCHEMA)
+            # Arrow holds the schema back until the first batch; an empty one makes the file readable at once.
+            _write(writer, -1, _batch([]))
+            for first, batch in self._until(t):
+                _write(writer, first, batch)
+                latest = _latest(latest, batch)
+            _write(writer, t, _batch([]))
+        self.leave()
+        self._file, self._writer = file, writer
+        if self.parquet.exists():
+            sync_folder(self.parquet.parent)
+            self.parquet.unlink()
+        return {row["client"]: ClientRow(**row) for row in latest.to_pylist()}
+
+    def _until(self, t: int) -> _Batches:
+        """The rows of rounds 0 to `t`."""
+        if t < 0:
+            return
+        # Both are there if a process was killed in `end` or `rewind`; either leaves all rows in the Parquet file.
+        whole = self.parquet.exists()
+        reached = -1
+        for first, batch in _parquet(self.parquet) if whole else _stream(self.stream):
+            if first > t:
+                return
+            reached = first
+            count = int(np.searchsorted(batch.column("round").to_numpy(), t, side="right"))
+            if count:
+                yield first, batch.slice(0, count)
+        if reached < t and not whole:
+            raise MissingRowsError(f"{self.stream.name} ends after round {reached}")
+
+
+def _batch(rows: Sequence[ClientRow]) -> pa.RecordBatch:
+    columns = [pa.array([getattr(row, f.name) for row in rows], f.type) for f in CLIENT_SCHEMA]
+    return pa.RecordBatch.from_arrays(columns, schema=CLIENT_SCHEMA)
+
+
+def _write(writer: Any, first: int, batch: pa.RecordBatch) -> None:
+    writer.write_batch(batch, custom_metadata={"round": str(first)})
+
+
+def _stream(path: Path) -> _Batches:
+    """The batches of a stream up to where a process that was killed, or a full disk, cut it off."""
+    with path.open("rb") as file:
+        try:
+            for batch, facts in pa.ipc.open_stream(file).iter_batches_with_custom_metadata():
+                yield int(facts["round"]), batch
+        except (pa.ArrowInvalid, OSError):
+            pass  # the batch that was being written; those before it are whole
+
+
+def _parquet(path: Path) -> _Batches:
+    with path.open("rb") as file:
+        # Without read-ahead: its threads may outlive the interpreter, and the process then aborts at exit.
+        for batch in pq.ParquetFile(file, pre_buffer=False).iter_batches(use_threads=False):
+            if batch.num_rows:
+                yield batch.column("round")[0].as_py(), batch
+
+
+def _tables(stream: Path) -> Iterator[pa.Table]:
+    """The rows of a stream, in pieces of at least `_ROW_GROUP`."""
+    held: list[Any] = []
+    for _, batch in _stream(stream):
+        held.append(batch)
+        if sum(b.num_rows for b in held) >= _ROW_GROUP:
+            yield pa.Table.from_batches(held, CLIENT_SCHEMA)
+            held = []
+    yield pa.Table.from_batches(held, CLIENT_SCHEMA)
+
+
+def _latest(known: pa.Table, batch: pa.RecordBatch) -> pa.Table:
+    """`known`, a row per client, after the rows of `batch` in which a client was measured."""
+    rows = pa.concat_tables([known, pa.Table.from_batches([batch])])
+    rows = rows.filter(rows["total"].is_valid())
+    client = rows["client"].to_numpy()
+    _, from_end = np.unique(client[::-1], return_index=True)  # where each client stands last
+    return rows.take(len(client) - 1 - from_end)
