@@ -33,6 +33,7 @@ SCENARIO = REPOSITORY / "scenarios" / "quickstart.yaml"
 KINDS = {"client actor": "ray::HostActor", "server actor": "ray::ServerActor", "driver": ""}
 VARYING = ("time/", "memory/", "engine/")
 PATIENCE_S = 300.0
+PER_RUN = 12  # kills, at most
 
 
 @dataclass
@@ -215,8 +216,8 @@ def main() -> None:
         while sum(chaos.tally.kills.values()) < args.kills:
             left = args.kills - sum(chaos.tally.kills.values())
             weights = [5, 3, 2]
-            victims = (chaos.rng.choices(list(KINDS), weights)[0] for _ in range(left))
-            chaos.run(victims, lambda: chaos.rng.uniform(0.0, 8.0))
+            victims = (chaos.rng.choices(list(KINDS), weights)[0] for _ in range(min(left, PER_RUN)))
+            chaos.run(victims, lambda: chaos.rng.uniform(0.0, 10.0))
         print(chaos.tally)
         print(json.dumps({"kills": chaos.tally.kills, "runs": chaos.tally.runs, "seconds": chaos.tally.seconds}))
 

@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import logging
+import sys
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
-from torch.utils import flop_counter
-from torch.utils.flop_counter import FlopCounterMode
+
+
+@contextmanager
+def _without_triton() -> Iterator[None]:
+    """Let an import go without Triton: 7 MB in every process for a compiler of GPU kernels, none of which is used here.
+
+    torch's counter imports it to know its kernels, and warns when it is not there.
+    """
+    log = logging.getLogger("torch.utils.flop_counter")
+    level, absent = log.level, "triton" not in sys.modules
+    if absent:
+        sys.modules["triton"] = None  # type: ignore[assignment]
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        if absent:
+            del sys.modules["triton"]
+
+
+with _without_triton():
+    from torch.utils import flop_counter
+    from torch.utils.flop_counter import FlopCounterMode
 
 
 def _leave_the_compiler_out() -> None:

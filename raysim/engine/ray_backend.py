@@ -1,4 +1,4 @@
-"""The backend on Ray, and the only module that imports it: a server actor, client actors, object references.
+"""The backend on Ray, which only modules called `ray_*` import: a server actor, client actors, object references.
 
 One round: the server packs its messages into one object; every client actor gets one work list and that object's
 reference; uploads go from actor to server without passing through the driver.
@@ -7,7 +7,6 @@ reference; uploads go from actor to server without passing through the driver.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import shutil
@@ -22,7 +21,6 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
-import psutil
 import ray
 import ray.util.client
 from numpy.typing import NDArray
@@ -34,16 +32,13 @@ from raysim.core.errors import RaysimError, RunError, ScenarioError
 from raysim.core.messages import Weights, pack
 from raysim.engine.backend import LostError, RoundReport, measured_in_turn, sorted_out
 from raysim.engine.commits import Part
-from raysim.engine.host import ClientHost, Failed, Measured, Moved, Outbox, Saved, Turn, joins
+from raysim.engine.host import Failed, Measured, Moved, Saved, Turn, joins
 from raysim.engine.leftovers import mark
 from raysim.engine.placement import Group, Machine, Node, Plan, assign, seats
-from raysim.engine.pressure import Pressure, gpu_pressure, host_pressure
-from raysim.engine.server import ServerHost, ServerReport
+from raysim.engine.pressure import Pressure
+from raysim.engine.ray_actors import STREAM_S, HostActor, ServerActor, Usage, private_mb
 from raysim.engine.store import Store
 from raysim.engine.world import World
-
-STREAM_S = 1.0
-"""A work list longer than this hands over what it has, so that progress is visible."""
 
 START_TIMEOUT_S = 300.0
 
@@ -57,49 +52,10 @@ LOOK_FOR_NODES_S = 5.0
 """How often it is looked for nodes that joined; a look costs a millisecond of a round."""
 
 LOOK_S = 2.0
-"""How often it is looked whether there still is room for actors that do not come up, and how full machines are."""
+"""How often it is looked whether there still is room for actors that do not come up."""
 
 _SERVER, _DRIVER = -1, -2
 """Numbers of what is no client actor."""
-
-TRIM_EVERY_S = 5.0
-"""How often an actor gives back what the largest of its models freed; asking for it again costs about 10 ms."""
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Memory of one process, in MiB."""
-
-    private_mb: float
-    gpu_peak_mb: float = 0.0
-    pressure: tuple[Pressure, Pressure | None] | None = None  # of its machine and its GPU; None: not looked at now
-
-
-def private_mb() -> float:
-    """Resident memory that this process shares with nobody, in MiB (the object store counts once, elsewhere)."""
-    info = psutil.Process().memory_info()
-    return (info.rss - getattr(info, "shared", 0)) / 2**20
-
-
-def keep_freed_memory() -> None:
-    """Ask glibc to reuse freed memory instead of giving it back to the system after every training step.
-
-    A step frees and allocates its gradients and activations anew; each time the system hands out pages again costs a
-    fault per 4 KiB: 3,000 faults and a fifth of the time of a CNN-1 step on a CPU. Only in processes of our
-    own. Without glibc nothing changes.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL("libc.so.6")
-        trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
-        libc.mallopt(trim_threshold, 1 << 30)
-        if not libc.mallopt(mmap_threshold, 1 << 28):
-            libc.mallopt(mmap_threshold, 1 << 25)  # the most that older versions take
-
-
-def give_back_freed_memory() -> None:
-    """Let the system have the pages that nothing uses; each that is used again costs a page fault."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 @contextlib.contextmanager
@@ -124,158 +80,6 @@ def uninterrupted() -> Iterator[None]:
             handler(got, frame)
         elif handler == signal.SIG_DFL:
             signal.raise_signal(got)
-
-
-class HostActor:
-    """A `ClientHost` in a process of its own."""
-
-    host: ClientHost
-    trimmed_s: float = 0.0  # perf_counter() when freed memory was last given back
-    looked_s: float = 0.0  # perf_counter() when it was last looked how full the machine is
-
-    def pid(self) -> int:
-        """This process; answering means that it is up, torch included."""
-        return os.getpid()
-
-    def setup(self, world: World, image_MHWC: NDArray[np.uint8], gpu_share: float) -> str:
-        """Make the host anew; the images are this node's one copy, read-only. Returns the node's id."""
-        keep_freed_memory()
-        import torch
-
-        device = "cpu"
-        if gpu_share and torch.cuda.is_available():
-            device = "cuda"
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS is not deterministic
-            # Only here: the call imports torch's compiler, 100 MB and seconds, and one thread of a CPU needs no asking.
-            torch.use_deterministic_algorithms(True, warn_only=True)
-            if gpu_share < 1:
-                torch.cuda.set_per_process_memory_fraction(gpu_share)
-        self.host = ClientHost(world, image_MHWC, device)
-        return str(ray.get_runtime_context().get_node_id())
-
-    def join(self, ids: Sequence[ClientId]) -> dict[ClientId, Any]:
-        """See `ClientHost.join`."""
-        return self.host.join(ids)
-
-    def work(
-        self,
-        t: int,
-        ids: Sequence[ClientId],
-        evaluate: bool,
-        without: Collection[ClientId],
-        outbox: Outbox,
-        *moved: Mapping[ClientId, Moved],
-    ) -> Iterator[Any]:
-        """Round `t`: yields uploads {client: packed} and (turns, usage) by turns, about once a second."""
-        for clients in moved:
-            self.host.adopt(clients)
-        uploads: dict[ClientId, Any] = {}
-        turns: dict[ClientId, Turn | Failed] = {}
-        since = perf_counter()
-        for k, up, turn in self.host.work(t, ids, outbox, evaluate, without):
-            uploads[k], turns[k] = up, turn
-            if perf_counter() - since > STREAM_S and len(turns) < len(ids):
-                yield uploads
-                yield turns, self._usage()
-                uploads, turns, since = {}, {}, perf_counter()
-        yield uploads
-        yield turns, self._usage()
-        if perf_counter() - self.trimmed_s > TRIM_EVERY_S:
-            give_back_freed_memory()
-            self.trimmed_s = perf_counter()
-
-    def work_at_once(self, *args: Any) -> tuple[dict[ClientId, Any], tuple[dict[ClientId, Turn | Failed], Usage]]:
-        """As `work`, for a list so short that progress within it is not worth a stream: (uploads, (turns, usage))."""
-        parts = list(self.work(*args))
-        uploads = {k: up for part in parts[::2] for k, up in part.items()}
-        turns = {k: turn for part, _ in parts[1::2] for k, turn in part.items()}
-        return uploads, (turns, parts[-1][1])
-
-    def measure(self, ids: Sequence[ClientId]) -> dict[ClientId, Measured]:
-        """See `ClientHost.measure`."""
-        return self.host.measure(ids)
-
-    def release(self, ids: Sequence[ClientId]) -> dict[ClientId, Moved]:
-        """See `ClientHost.release`."""
-        return self.host.release(ids)
-
-    def adopt(self, moved: Mapping[ClientId, Moved]) -> None:
-        """See `ClientHost.adopt`."""
-        self.host.adopt(moved)
-
-    def save(self, t: int, store: Store) -> list[Saved]:
-        """See `ClientHost.save`."""
-        return list(self.host.save(t, store))
-
-    def relay(self, t: int) -> Iterator[Saved]:
-        """As `save`, where this machine does not reach the store."""
-        yield from self.host.save(t, None)
-
-    def relay_at_once(self, t: int) -> list[Saved]:
-        """As `relay`, without a stream."""
-        return list(self.host.save(t, None))
-
-    def fingerprints(self, ids: Sequence[ClientId]) -> dict[ClientId, dict[str, str]]:
-        """See `ClientHost.fingerprints`."""
-        return self.host.fingerprints(ids)
-
-    def settled(self) -> None:
-        """What came from a commit need not be saved again, nor what joined."""
-        self.host.unsaved.clear()
-
-    def digests(self, ids: Sequence[ClientId]) -> dict[ClientId, str]:
-        """See `ClientHost.digests`."""
-        return self.host.digests(ids)
-
-    def _usage(self) -> Usage:
-        pressure = None
-        if perf_counter() - self.looked_s > LOOK_S:
-            self.looked_s = perf_counter()
-            pressure = host_pressure(), gpu_pressure() if self.host.device.type == "cuda" else None
-        return Usage(private_mb(), self.host.gpu_peak_mb(), pressure)
-
-
-class ServerActor:
-    """A `ServerHost` in a process of its own."""
-
-    host: ServerHost
-
-    def pid(self) -> int:
-        """This process."""
-        return os.getpid()
-
-    def setup(self, world: World) -> str:
-        """Make the server anew. Returns the node's id."""
-        self.host = ServerHost(world)
-        return str(ray.get_runtime_context().get_node_id())
-
-    def start(self, *hellos: Mapping[ClientId, Any]) -> None:
-        """See `ServerHost.start`."""
-        self.host.start(hellos)
-
-    def send(self, t: int, cohort: Sequence[ClientId]) -> Outbox:
-        """See `ServerHost.send`. Ray puts the answer into the object store once."""
-        return self.host.send(t, cohort)
-
-    def update(self, t: int, *uploads: Mapping[ClientId, Any]) -> tuple[ServerReport, Usage]:
-        """See `ServerHost.update`."""
-        return self.host.update(t, uploads), Usage(private_mb())
-
-    def save(self, t: int, store: Store | None) -> Saved:
-        """See `ServerHost.save`."""
-        return self.host.save(t, store)
-
-    def restore(self, data: bytes) -> None:
-        """See `ServerHost.restore`."""
-        self.host.restore(data)
-
-    def fingerprints(self) -> dict[str, str]:
-        """See `ServerHost.fingerprints`."""
-        return self.host.fingerprints()
-
-    def digest(self) -> str:
-        """See `ServerHost.digest`."""
-        return self.host.digest()
 
 
 def connect(local_cpus: float | None = None) -> bool:
@@ -335,6 +139,7 @@ class RayBackend:
     head: bool = True  # whether client actors may live on the head node
     replan: Callable[[Machine], Plan] | None = None  # what to have when nodes joined; None: what `plan` says
     note: Callable[[str], None] = lambda text: None  # tell the user
+    participants: int | None = None  # per round; as many actors test clients that never had a turn. None: all do
     hosts: list[Any] = field(default_factory=list)
     world: World = field(init=False)
     images: Callable[[], NDArray[np.uint8]] = field(init=False)
@@ -350,6 +155,8 @@ class RayBackend:
         for group, seated in zip(self.plan.groups, self._room(), strict=True):
             self.hosts += [self._new_host(group, *seated[i : i + 1]) for i in range(group.actors)]
         self.server = self._new_server()
+        for actor in [*(self.hosts[a] for a in self._eager()), self.server]:
+            actor.warm.remote()
         self.joining: list[tuple[int, Any, Any]] = []  # (group, actor, its answer), started on nodes that joined
         self.looked_s = perf_counter()  # when it was last looked for such nodes
 
@@ -429,7 +236,7 @@ class RayBackend:
         return RoundReport(taken, measured, of_server, sum(map(len, moves.values())), failed)
 
     def measure(self, ids: Sequence[ClientId]) -> Mapping[ClientId, Measured]:
-        parts = [self.hosts[actor].measure.remote(part) for actor, part in self._spread(ids).items()]
+        parts = [self.hosts[actor].measure.remote(part) for actor, part in self._spread_thin(ids).items()]
         found = {k: one for part in self._get(parts, "a test of all clients") for k, one in part.items()}
         return {k: found[k] for k in ids}
 
@@ -468,7 +275,7 @@ class RayBackend:
         return found, self._get(self.server.fingerprints.remote(), "the fingerprints")
 
     def digests(self) -> tuple[dict[ClientId, str], str]:
-        everyone = self._spread(range(self.world.num_clients))
+        everyone = self._spread_thin(range(self.world.num_clients))
         parts = [self.hosts[a].digests.remote(ids) for a, ids in everyone.items()]
         found = {k: sha for part in self._get(parts, "the digest") for k, sha in part.items()}
         return found, self._get(self.server.digest.remote(), "the digest")
@@ -505,6 +312,16 @@ class RayBackend:
         )
         return options.remote()
 
+    def _eager(self) -> list[int]:
+        """Actors that have work from the start: all, but where clients are pinned, as many as test before round 1."""
+        found: list[int] = []
+        base = 0
+        for group in self.plan.groups:
+            some = min(group.actors, self.participants or group.actors) if group.pinned else group.actors
+            found += range(base, base + some)
+            base += group.actors
+        return found
+
     def _new_server(self) -> Any:
         # The server works while the clients wait, so it takes no CPU away from them.
         return ray.remote(ServerActor).options(num_cpus=0).remote()
@@ -521,15 +338,14 @@ class RayBackend:
         """Make every host and the server as they are before round 1."""
         self.owner, self.usage = {}, {}
         shares = [group.gpus_per_actor for group in self.plan.groups for _ in range(group.actors)]
-        begun = [
-            host.setup.remote(self.world_ref, self.image_ref, share)
-            for host, share in zip(self.hosts, shares, strict=True)
-        ]
+        what = [self.world_ref, self.image_ref]
+        begun = [host.setup.remote(what, share) for host, share in zip(self.hosts, shares, strict=True)]
         begun.append(self.server.setup.remote(self.world_ref))
         self._await(begun)
         *hosts, server = self._get(begun, "starting", timeout=0)
         self.known = {node.id for node in nodes(self.head)}
         self.node = {**dict(enumerate(hosts)), _SERVER: server, _DRIVER: self._here()}
+        self._get([self.hosts[actor].ready.remote() for actor in self._eager()], "starting")
         hellos = []
         if joins(self.world.algorithm):
             everyone = self._spread(range(self.world.num_clients))
@@ -594,7 +410,7 @@ class RayBackend:
             share = self.plan.groups[group].gpus_per_actor
             where = "taking in a new actor"
             at = sum(one.actors for one in self.plan.groups[: group + 1])
-            node = self._get(actor.setup.remote(self.world_ref, self.image_ref, share), where)
+            node = self._get(actor.setup.remote([self.world_ref, self.image_ref], share), where)
             self.hosts.insert(at, actor)
             self.owner = {k: a + (a >= at) for k, a in self.owner.items()}
             self.node = {a + (a >= at): one for a, one in self.node.items()} | {at: node}
@@ -675,6 +491,18 @@ class RayBackend:
             base += group.actors
         for k in ids:
             parts.setdefault(self.owner.get(k, place[k]), []).append(k)
+        return parts
+
+    def _spread_thin(self, ids: Iterable[ClientId]) -> dict[int, list[ClientId]]:
+        """As `_spread`, but clients that never had a turn are looked at by actors that have work anyway.
+
+        They are all as their architecture's template, which every actor can make; unless each has weights of its own.
+        """
+        eager = self._eager()
+        parts = self._spread(k for k in ids if k in self.owner or self.world.independent_init)
+        rest = [k for k in ids if k not in self.owner and not self.world.independent_init]
+        for i, k in enumerate(rest):
+            parts.setdefault(eager[i % len(eager)], []).append(k)
         return parts
 
     def _expected(self, k: ClientId) -> float:

@@ -484,7 +484,7 @@ def _backend(
     for text in (*plan.notes, *_seating(plan, nodes, resources.placement == "pack")):
         note(text)
     backend = ray_backend.RayBackend(
-        plan, resources.placement == "pack", resources.head, None if owned else planned, note
+        plan, resources.placement == "pack", resources.head, None if owned else planned, note, checked.participants
     )
     cleanup.callback(backend.close)
     for left in leftovers():

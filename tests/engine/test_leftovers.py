@@ -44,6 +44,7 @@ class Family:
             text=True,
         )
         self.started.append(one)
+        settle(one.pid)
         return one
 
     def driver(self, *names: str, **environ: str) -> tuple[subprocess.Popen[str], list[int]]:
@@ -52,7 +53,7 @@ class Family:
         one = self.program(sys.executable, DRIVER, *names, PYTHONPATH=paths, **environ)
         assert one.stdout is not None
         pids = [int(one.stdout.readline()) for _ in names]
-        self.theirs += map(psutil.Process, pids)
+        self.theirs += map(settle, pids)
         return one, pids
 
     def end(self) -> None:
@@ -69,6 +70,15 @@ def family() -> Iterator[Family]:
     one = Family()
     yield one
     one.end()
+
+
+def settle(pid: int) -> psutil.Process:
+    """Wait until a process that has just been started shows its environment: a moment after it can be seen."""
+    process = psutil.Process(pid)
+    until = time.monotonic() + 30
+    while not process.environ() and time.monotonic() < until:
+        time.sleep(0.001)
+    return process
 
 
 def of(driver: int) -> Leftover | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -225,3 +226,28 @@ def test_more_failures_than_are_allowed_end_the_run() -> None:
         HookError, match=r"round 2: 1 of 4 clients failed, more than failure.max_failed_fraction \(0.2\)"
     ):
         outcome(failing(), InProcess(), max_failed_fraction=0.2)
+
+
+class Slow(Standalone):
+    """Sleeps for one client in one round."""
+
+    def client_update(self, client: Any, down: None) -> None:
+        super().client_update(client, down)
+        if client.t == 2 and client.id == FAILING:
+            time.sleep(30)
+
+
+def test_a_client_that_takes_too_long() -> None:
+    given = replace(failing(), algorithm=Slow())
+    sets = ["algorithm={name: standalone}", "failure.client_timeout_s=2"]
+    strict = replace(loaded(*sets), algorithm=Slow())
+    sentence = rf"client {FAILING} took longer than failure.client_timeout_s \(2 s\) in round 2"
+    with pytest.raises(RunError, match=f"^{sentence}$"):
+        outcome(strict, InProcess())
+    notes: list[str] = []
+    lenient = replace(loaded(*sets, "failure.max_failed_fraction=0.3"), algorithm=Slow())
+    found = outcome(lenient, InProcess(), None, notes.append, max_failed_fraction=0.3)
+    assert len(notes) == 1
+    assert sentence.replace("\\", "") in notes[0]
+    # As if it had failed in any other way.
+    assert found == outcome(replace(given, algorithm=Picky()), InProcess(), max_failed_fraction=0.3)

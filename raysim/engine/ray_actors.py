@@ -1,0 +1,248 @@
+"""The actors of the Ray backend: a host of clients, or the server, in a process of its own.
+
+Nothing heavy is imported here: torch costs a process 4 s and 250 MB, which only those that have work should pay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import ray
+
+from raysim.engine.pressure import Pressure, gpu_pressure, host_pressure
+
+if TYPE_CHECKING:
+    from raysim.core.algorithm import ClientId
+    from raysim.engine.host import ClientHost, Failed, Measured, Moved, Outbox, Saved, Turn
+    from raysim.engine.server import ServerHost, ServerReport
+    from raysim.engine.store import Store
+    from raysim.engine.world import World
+
+STREAM_S = 1.0
+"""A work list longer than this hands over what it has, so that progress is visible."""
+
+TRIM_EVERY_S = 5.0
+"""How often an actor gives back what the largest of its models freed; asking for it again costs about 10 ms."""
+
+LOOK_S = 2.0
+"""How often it is looked how full the machine is."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Memory of one process, in MiB."""
+
+    private_mb: float
+    gpu_peak_mb: float = 0.0
+    pressure: tuple[Pressure, Pressure | None] | None = None  # of its machine and its GPU; None: not looked at now
+
+
+def private_mb() -> float:
+    """Resident memory that this process shares with nobody, in MiB (the object store counts once, elsewhere)."""
+    info = psutil.Process().memory_info()
+    return (info.rss - getattr(info, "shared", 0)) / 2**20
+
+
+def keep_freed_memory() -> None:
+    """Ask glibc to reuse freed memory instead of giving it back to the system after every training step.
+
+    A step frees and allocates its gradients and activations anew; each time the system hands out pages again costs a
+    fault per 4 KiB: 3,000 faults and a fifth of the time of a CNN-1 step on a CPU. Only in processes of our
+    own. Without glibc nothing changes.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL("libc.so.6")
+        trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
+        libc.mallopt(trim_threshold, 1 << 30)
+        if not libc.mallopt(mmap_threshold, 1 << 28):
+            libc.mallopt(mmap_threshold, 1 << 25)  # the most that older versions take
+
+
+def give_back_freed_memory() -> None:
+    """Let the system have the pages that nothing uses; each that is used again costs a page fault."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+class HostActor:
+    """A `ClientHost` in a process of its own, made when it is first needed."""
+
+    made: ClientHost | None = None
+    what: Sequence[Any] = ()  # references to the world and the images
+    gpu_share: float = 0.0
+    trimmed_s: float = 0.0  # perf_counter() when freed memory was last given back
+    looked_s: float = 0.0  # perf_counter() when it was last looked how full the machine is
+
+    def pid(self) -> int:
+        """This process; answering means that it is up."""
+        return os.getpid()
+
+    def warm(self) -> None:
+        """Import what training needs, while the driver still reads its data."""
+
+    def setup(self, what: Sequence[Any], gpu_share: float) -> str:
+        """Be as before round 1. Returns the node's id. what: references to the world and to this node's images."""
+        self.made, self.what, self.gpu_share = None, what, gpu_share
+        return str(ray.get_runtime_context().get_node_id())
+
+    def ready(self) -> None:
+        """Make the host now."""
+        _ = self.host
+
+    @property
+    def host(self) -> ClientHost:
+        """The clients. An actor of which nothing is asked stays a bare process, a fifth of the memory."""
+        if self.made is None:
+            keep_freed_memory()
+            import torch
+
+            from raysim.engine.host import ClientHost
+
+            device = "cpu"
+            if self.gpu_share and torch.cuda.is_available():
+                device = "cuda"
+                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS is not deterministic
+                # Only here: it imports torch's compiler, 100 MB and seconds, and one thread of a CPU needs no asking.
+                torch.use_deterministic_algorithms(True, warn_only=True)
+                if self.gpu_share < 1:
+                    torch.cuda.set_per_process_memory_fraction(self.gpu_share)
+            world, image_MHWC = ray.get(list(self.what))
+            self.made = ClientHost(world, image_MHWC, device)
+        return self.made
+
+    def join(self, ids: Sequence[ClientId]) -> dict[ClientId, Any]:
+        """See `ClientHost.join`."""
+        return self.host.join(ids)
+
+    def work(
+        self,
+        t: int,
+        ids: Sequence[ClientId],
+        evaluate: bool,
+        without: Collection[ClientId],
+        outbox: Outbox,
+        *moved: Mapping[ClientId, Moved],
+    ) -> Iterator[Any]:
+        """Round `t`: yields uploads {client: packed} and (turns, usage) by turns, about once a second."""
+        for clients in moved:
+            self.host.adopt(clients)
+        uploads: dict[ClientId, Any] = {}
+        turns: dict[ClientId, Turn | Failed] = {}
+        since = perf_counter()
+        for k, up, turn in self.host.work(t, ids, outbox, evaluate, without):
+            uploads[k], turns[k] = up, turn
+            if perf_counter() - since > STREAM_S and len(turns) < len(ids):
+                yield uploads
+                yield turns, self._usage()
+                uploads, turns, since = {}, {}, perf_counter()
+        yield uploads
+        yield turns, self._usage()
+        if perf_counter() - self.trimmed_s > TRIM_EVERY_S:
+            give_back_freed_memory()
+            self.trimmed_s = perf_counter()
+
+    def work_at_once(self, *args: Any) -> tuple[dict[ClientId, Any], tuple[dict[ClientId, Turn | Failed], Usage]]:
+        """As `work`, for a list so short that progress within it is not worth a stream: (uploads, (turns, usage))."""
+        parts = list(self.work(*args))
+        uploads = {k: up for part in parts[::2] for k, up in part.items()}
+        turns = {k: turn for part, _ in parts[1::2] for k, turn in part.items()}
+        return uploads, (turns, parts[-1][1])
+
+    def measure(self, ids: Sequence[ClientId]) -> dict[ClientId, Measured]:
+        """See `ClientHost.measure`."""
+        return self.host.measure(ids)
+
+    def release(self, ids: Sequence[ClientId]) -> dict[ClientId, Moved]:
+        """See `ClientHost.release`."""
+        return self.host.release(ids)
+
+    def adopt(self, moved: Mapping[ClientId, Moved]) -> None:
+        """See `ClientHost.adopt`."""
+        self.host.adopt(moved)
+
+    def save(self, t: int, store: Store) -> list[Saved]:
+        """See `ClientHost.save`."""
+        return list(self.host.save(t, store)) if self.made else []
+
+    def relay(self, t: int) -> Iterator[Saved]:
+        """As `save`, where this machine does not reach the store."""
+        yield from self.host.save(t, None) if self.made else ()
+
+    def relay_at_once(self, t: int) -> list[Saved]:
+        """As `relay`, without a stream."""
+        return list(self.host.save(t, None)) if self.made else []
+
+    def fingerprints(self, ids: Sequence[ClientId]) -> dict[ClientId, dict[str, str]]:
+        """See `ClientHost.fingerprints`."""
+        return self.host.fingerprints(ids)
+
+    def settled(self) -> None:
+        """What came from a commit need not be saved again, nor what joined."""
+        if self.made:
+            self.made.unsaved.clear()
+
+    def digests(self, ids: Sequence[ClientId]) -> dict[ClientId, str]:
+        """See `ClientHost.digests`."""
+        return self.host.digests(ids)
+
+    def _usage(self) -> Usage:
+        pressure = None
+        if perf_counter() - self.looked_s > LOOK_S:
+            self.looked_s = perf_counter()
+            pressure = host_pressure(), gpu_pressure() if self.host.device.type == "cuda" else None
+        return Usage(private_mb(), self.host.gpu_peak_mb(), pressure)
+
+
+class ServerActor:
+    """A `ServerHost` in a process of its own."""
+
+    host: ServerHost
+
+    def pid(self) -> int:
+        """This process."""
+        return os.getpid()
+
+    def warm(self) -> None:
+        """Import what the server needs, while the driver still reads its data."""
+
+    def setup(self, world: World) -> str:
+        """Make the server anew. Returns the node's id."""
+        from raysim.engine.server import ServerHost
+
+        self.host = ServerHost(world)
+        return str(ray.get_runtime_context().get_node_id())
+
+    def start(self, *hellos: Mapping[ClientId, Any]) -> None:
+        """See `ServerHost.start`."""
+        self.host.start(hellos)
+
+    def send(self, t: int, cohort: Sequence[ClientId]) -> Outbox:
+        """See `ServerHost.send`. Ray puts the answer into the object store once."""
+        return self.host.send(t, cohort)
+
+    def update(self, t: int, *uploads: Mapping[ClientId, Any]) -> tuple[ServerReport, Usage]:
+        """See `ServerHost.update`."""
+        return self.host.update(t, uploads), Usage(private_mb())
+
+    def save(self, t: int, store: Store | None) -> Saved:
+        """See `ServerHost.save`."""
+        return self.host.save(t, store)
+
+    def restore(self, data: bytes) -> None:
+        """See `ServerHost.restore`."""
+        self.host.restore(data)
+
+    def fingerprints(self) -> dict[str, str]:
+        """See `ServerHost.fingerprints`."""
+        return self.host.fingerprints()
+
+    def digest(self) -> str:
+        """See `ServerHost.digest`."""
+        return self.host.digest()
