@@ -1,14 +1,15 @@
 """What raysim costs over a hand-written loop that does the same work, and what it holds in memory.
 
 python benchmarks/overhead.py [--workload w1|w2|both|none] [--rounds N] [--processes P] [--data FOLDER]
-                              [--memory] [--memory-rounds N] [--first-round] [--json PATH]
+                              [--memory] [--memory-rounds N] [--checkpoint] [--first-round] [--json PATH]
 
 W1: CIFAR-100, 100 clients, 10 per round, five CNNs, one epoch of batch 64, LG-FedAvg: seconds per round.
 W2: digits, 1,000 clients, 100 per round, a small perceptron, one batch each: client trainings per second.
 Each runs on raysim and hand-written by turns, in blocks of a few rounds, while the other side waits; both do
 the same rounds (same clients, same steps) with P processes of one thread. Other load on the machine so meets
 both alike. The ratio is the median over blocks.
---memory: PSS of raysim's whole process tree on W1. --first-round: from command to first round, quickstart.
+--memory: PSS of raysim's whole process tree on W1. --checkpoint: W1 with a commit after every round over W1
+with none, the same rounds in four runs by turns. --first-round: from command to first round, quickstart.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from handwritten import Loop, Score, Workload
 
 import raysim
 from raysim.core.results import ClientRow, RunCard, Status
+from raysim.report.load import read_rounds
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 WARM_UP = 2
@@ -124,9 +126,9 @@ class Turns:
 
         begin_round = RayBackend.round
 
-        def begin(backend: RayBackend, t: int, *rest: Any) -> Any:
+        def begin(backend: RayBackend, t: int, *rest: Any, **more: Any) -> Any:
             self._before(t)
-            return begin_round(backend, t, *rest)
+            return begin_round(backend, t, *rest, **more)
 
         with mock.patch.object(RayBackend, "round", begin):
             yield
@@ -196,7 +198,7 @@ class MemorySampler:
         return 100 * float(np.polyfit(late[:, 0], late[:, 1], 1)[0])
 
 
-def scenario(work: Workload, rounds: int, processes: int, folder: Path) -> dict[str, Any]:
+def scenario(work: Workload, rounds: int, processes: int, folder: Path, commit: int | str = "auto") -> dict[str, Any]:
     """The workload as raysim is told it."""
     return {
         "name": f"bench_{work.name}",
@@ -218,6 +220,7 @@ def scenario(work: Workload, rounds: int, processes: int, folder: Path) -> dict[
         "training": {"epochs": 1, "batch_size": work.batch_size, "lr": work.lr},
         "resources": {"actors": processes, "gpus_per_actor": 0},
         "tracking": {"uri": f"sqlite:///{folder / 'mlflow.db'}"},
+        "checkpoint": {"every": commit},
     }
 
 
@@ -267,6 +270,26 @@ def measure_memory(work: Workload, rounds: int, processes: int, every_s: float =
         "slope_gb_per_100_rounds": sampler.slope_gb,
         "rounds": rounds,
         "samples": sampler.samples,
+    }
+
+
+def measure_checkpoints(work: Workload, rounds: int, processes: int) -> dict[str, Any]:
+    """Seconds of each round, from its beginning to the next one's, with a commit after every round and with none."""
+    found: dict[int, list[np.ndarray[Any, Any]]] = {1: [], 0: []}
+    for every in (1, 0, 1, 0):
+        with tempfile.TemporaryDirectory(prefix="raysim-bench-") as name:
+            loaded = raysim.load_scenario(scenario(work, rounds, processes, Path(name), every))
+            result = raysim.run(loaded, quiet=True)
+            # Not time/round_s: a round also waits for the commit of the one before.
+            total_s = read_rounds(result.folder)["time/total_s"].to_numpy()
+            found[every].append(np.diff(total_s[1 + WARM_UP :]))
+    with_s, without_s = (np.mean(found[every], axis=0) for every in (1, 0))
+    return {
+        "rounds": rounds,
+        "with_s": with_s.tolist(),
+        "without_s": without_s.tolist(),
+        "ratio": float(np.median(with_s / without_s)),
+        "mean_ratio": float(with_s.sum() / without_s.sum()),
     }
 
 
@@ -382,6 +405,10 @@ def _figures(report: Mapping[str, Any]) -> list[Figure]:
         figures.append(Figure("W1 raysim peak PSS, GB", "<= 3.5", f"{found['peak_gb']:.2f}"))
         growth = "too few rounds" if slope is None else f"{slope:+.3f}"
         figures.append(Figure(f"W1 raysim growth, GB per 100 of {found['rounds']} rounds", "0", growth))
+    if "checkpoint" in report:
+        found = report["checkpoint"]
+        figures.append(Figure("W1 round with commit / without, median", "<= 1.05", f"{found['ratio']:.3f}"))
+        figures.append(Figure("W1 round with commit / without, of the sums", "<= 1.05", f"{found['mean_ratio']:.3f}"))
     if "first_round_s" in report:
         seconds = report["first_round_s"]
         shown = "no round 1" if seconds is None else f"{seconds:.1f}"
@@ -406,6 +433,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--data", default=data, help="where CIFAR-100 is (default: RAYSIM_DATA)")
     parser.add_argument("--memory", action="store_true", help="also measure memory, on a W1 run apart")
     parser.add_argument("--memory-rounds", type=int, default=200)
+    parser.add_argument("--checkpoint", action="store_true", help="also measure what commits cost, in W1 runs apart")
+    parser.add_argument("--checkpoint-rounds", type=int, default=40)
     parser.add_argument("--first-round", action="store_true", help="also time the quickstart's first round")
     parser.add_argument("--json", type=Path, help="write every number to this file")
     return parser.parse_args()
@@ -418,6 +447,8 @@ def main() -> None:
     w1 = Workload(**{**W1.__dict__, "root": given.data})
     if given.memory:  # first, before this process holds anything else
         report["memory"] = measure_memory(w1, given.memory_rounds, processes=2)
+    if given.checkpoint:
+        report["checkpoint"] = measure_checkpoints(w1, given.checkpoint_rounds, processes=2)
     if given.first_round:
         report["first_round_s"] = first_round()
     for work in (w1, W2):

@@ -58,7 +58,8 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracking_store: s
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests with real actors in one process: they share one Ray, and are the longest."""
+    """Keep the tests that share one Ray in one process; those that start their own stay together by file."""
     for item in items:
         if item.get_closest_marker("ray"):
-            item.add_marker(pytest.mark.xdist_group("ray"))
+            shared = "ray_session" in getattr(item, "fixturenames", ())
+            item.add_marker(pytest.mark.xdist_group("ray" if shared else item.path.name))

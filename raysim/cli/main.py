@@ -1,4 +1,4 @@
-"""The `raysim` command: launch, resume, verify, validate, list, describe, schema, ui, completion.
+"""The `raysim` command: launch, resume, verify, validate, list, describe, schema, ui, completion, and jobs on clusters.
 
 Exit codes: 0 done; 1 a run that had begun could not go on; 2 what was asked for cannot be; 130 stopped by Ctrl-C.
 """
@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
+
+from raysim.cli.jobs import COMMANDS as JOB_COMMANDS
 
 SCENARIO = click.argument("scenario", type=click.Path())
 SETS = click.option(
@@ -212,6 +214,10 @@ def ui(uri: str | None, host: str, port: int) -> None:
     from raysim.tracking.ui import serve_ui
 
     sys.exit(serve_ui(uri, host, port))
+
+
+for command in JOB_COMMANDS:
+    cli.add_command(command)
 
 
 @cli.command()

@@ -18,6 +18,9 @@ from raysim.engine.server import ServerReport
 from raysim.engine.store import Store
 from raysim.engine.world import World
 
+Files = Callable[[], tuple[list[Part], Part]]
+"""Waits until the files of a commit are written: (clients', server's). Raises `OSError`, or `LostError` as any call."""
+
 
 @dataclass(frozen=True)
 class RoundReport:
@@ -28,6 +31,7 @@ class RoundReport:
     server: ServerReport
     moved: int = 0  # clients whose state moved to another actor
     failed: Mapping[ClientId, Failed] = field(default_factory=dict)  # whom the round went on without
+    files: Files | None = None  # of the round's commit, if it is to be one
 
 
 class LostError(Exception):
@@ -69,17 +73,19 @@ class Backend(Protocol):
         evaluate: bool,
         progress: Callable[[int], None],
         without: Collection[ClientId] = (),
+        store: Store | None = None,
     ) -> RoundReport:
         """One round. `progress` hears how many of the cohort are done, now and then.
 
         without: participants that are treated as failed unheard, because they failed when this round ran before.
+        store: where to write the state after the round; whoever is done writes while others still work.
         """
 
     def measure(self, ids: Sequence[ClientId]) -> Mapping[ClientId, Measured]:
         """Test clients' models as they are, in id order."""
 
-    def save(self, t: int, store: Store) -> tuple[list[Part], Part]:
-        """Write the clients that changed since the last call, and the server, as files of the commit of round `t`."""
+    def save(self, t: int, store: Store) -> Files:
+        """Begin to write what changed since the last time, as files of the commit of round `t`, which is over."""
 
     def digests(self) -> tuple[dict[ClientId, str], str]:
         """SHA-256 of every client's state and of the server's."""

@@ -232,10 +232,10 @@ class ClientHost:
         """Write the clients that changed since the last time, after round `t`. Without a store: hand the bytes over."""
         changed = sorted(self.unsaved)
         self.unsaved = set()
-        for part, data in client_parts(t, ((k, self.nets[k].state_dict()) for k in changed)):
+        for part, pieces in client_parts(t, ((k, self.nets[k].state_dict()) for k in changed)):
             if store is not None:
-                store.write(part.name, data)
-            yield part, None if store is not None else data
+                store.write(part.name, pieces)
+            yield part, None if store is not None else b"".join(pieces)
 
     def _forget(self, k: ClientId) -> bool:
         """Whether a client was unsaved; it is no longer known as such."""

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from raysim.core.algorithm import ClientId
 from raysim.core.messages import Weights, pack
-from raysim.engine.backend import RoundReport, measured_in_turn, sorted_out
-from raysim.engine.commits import Part
+from raysim.engine.backend import Files, RoundReport, measured_in_turn, sorted_out
 from raysim.engine.host import ClientHost, Failed, Measured, Moved, Turn, joins
 from raysim.engine.pressure import Pressure, gpu_pressure, host_pressure
 from raysim.engine.server import ServerHost
@@ -51,6 +50,7 @@ class InProcess:
         evaluate: bool,
         progress: Callable[[int], None],
         without: Collection[ClientId] = (),
+        store: Store | None = None,
     ) -> RoundReport:
         outbox = self.server.send(t, cohort)
         uploads: dict[ClientId, object] = {}
@@ -61,13 +61,16 @@ class InProcess:
         taken, failed = sorted_out(cohort, turns)
         late = evaluate and self.world.evaluate_when == "after_update"
         measured = self.host.measure(cohort) if late else measured_in_turn(taken)
-        return RoundReport(taken, measured, self.server.update(t, [uploads]), failed=failed)
+        report = self.server.update(t, [uploads])
+        files = None if store is None else self.save(t, store)
+        return RoundReport(taken, measured, report, failed=failed, files=files)
 
     def measure(self, ids: Sequence[ClientId]) -> Mapping[ClientId, Measured]:
         return self.host.measure(ids)
 
-    def save(self, t: int, store: Store) -> tuple[list[Part], Part]:
-        return [part for part, _ in self.host.save(t, store)], self.server.save(t, store)[0]
+    def save(self, t: int, store: Store) -> Files:
+        files = [part for part, _ in self.host.save(t, store)], self.server.save(t, store)[0]
+        return lambda: files
 
     def fingerprints(self, ids: Sequence[ClientId]) -> tuple[dict[ClientId, dict[str, str]], dict[str, str]]:
         return self.host.fingerprints(ids), self.server.fingerprints()

@@ -109,7 +109,7 @@ def make_plan(asks: Sequence[Ask], machine: Machine, participation: float) -> Pl
         elif ask.actors is not None:
             actors = min(ask.actors, count)
         else:
-            by_cpu = machine.cpus / ask.cpus_per_actor / len(shares)
+            by_cpu = min(machine.cpus / ask.cpus_per_actor / len(shares), 1e9)
             by_gpu = machine.gpus / gpus / len(shares) if gpus else math.inf
             busy = max(1, round(count * participation))
             actors = max(1, min(int(by_cpu + 1e-9), int(min(by_gpu + 1e-9, 1e9)), busy))

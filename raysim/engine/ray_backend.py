@@ -30,7 +30,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raysim.core.algorithm import ClientId
 from raysim.core.errors import RaysimError, RunError, ScenarioError
 from raysim.core.messages import Weights, pack
-from raysim.engine.backend import LostError, RoundReport, measured_in_turn, sorted_out
+from raysim.engine.backend import Files, LostError, RoundReport, measured_in_turn, sorted_out
 from raysim.engine.commits import Part
 from raysim.engine.host import Failed, Measured, Moved, Saved, Turn, joins
 from raysim.engine.leftovers import mark
@@ -201,6 +201,7 @@ class RayBackend:
         evaluate: bool,
         progress: Callable[[int], None],
         without: Collection[ClientId] = (),
+        store: Store | None = None,
     ) -> RoundReport:
         where = f"round {t}"
         self._take_in()
@@ -226,47 +227,68 @@ class RayBackend:
                     work[self.hosts[actor].work.options(num_returns="streaming").remote(*args)] = actor, None
             # Queued behind the work, so that actors test their models while the server updates.
             tests = [self.hosts[actor].measure.remote(ids) for actor, ids in lists.items()] if late else []
+            saving = None if store is None else self._save_clients(t, store)
         self.owner |= {k: actor for actor, ids in lists.items() for k in ids}
         collected, turns = self._collect(work, where, progress)
         updated = self.server.update.remote(t, *collected)
+        files = self._saved(t, store, saving) if store is not None and saving is not None else None
         taken, failed = sorted_out(cohort, turns)
         measured = {k: one for part in self._get(tests, where) for k, one in part.items()} or measured_in_turn(taken)
         of_server, self.usage[_SERVER] = self._get(updated, where)
         self._learn(taken, measured)
-        return RoundReport(taken, measured, of_server, sum(map(len, moves.values())), failed)
+        return RoundReport(taken, measured, of_server, sum(map(len, moves.values())), failed, files)
 
     def measure(self, ids: Sequence[ClientId]) -> Mapping[ClientId, Measured]:
         parts = [self.hosts[actor].measure.remote(part) for actor, part in self._spread_thin(ids).items()]
         found = {k: one for part in self._get(parts, "a test of all clients") for k, one in part.items()}
         return {k: found[k] for k in ids}
 
-    def save(self, t: int, store: Store) -> tuple[list[Part], Part]:
+    def save(self, t: int, store: Store) -> Files:
+        return self._saved(t, store, self._save_clients(t, store))
+
+    def _reachable(self, actor: int, store: Store) -> Store | None:
+        # What is a folder of this machine is not one of another.
+        return store if store.everywhere or self.node[actor] == self.node[_DRIVER] else None
+
+    def _save_clients(self, t: int, store: Store) -> tuple[list[Any], list[Any]]:
+        """Queue the writing of clients: (answers of those that write themselves, files of the others)."""
+        direct, relayed = [], []
+        for actor, host in enumerate(self.hosts):
+            if here := self._reachable(actor, store):
+                direct.append(host.save.remote(t, here))
+            elif self.far:
+                relayed.append(host.relay_at_once.remote(t))
+            else:
+                # A few files at a time: all clients of a node may be more than the object store can hold.
+                some = {"num_returns": "streaming", "_generator_backpressure_num_objects": 4}
+                relayed.append(host.relay.options(**some).remote(t))
+        return direct, relayed
+
+    def _saved(self, t: int, store: Store, saving: tuple[list[Any], list[Any]]) -> Files:
+        """Queue the writing of the server, behind its update; what is returned waits for all."""
         where = f"the commit of round {t}"
+        server = self.server.save.remote(t, self._reachable(_SERVER, store))
+        direct, relayed = saving
 
-        def reachable(actor: int) -> Store | None:
-            # What is a folder of this machine is not one of another.
-            return store if store.everywhere or self.node[actor] == self.node[_DRIVER] else None
+        def files() -> tuple[list[Part], Part]:
+            parts: list[Part] = [part for saved in self._get(direct, where) for part, _ in saved]
+            for answer in relayed:
+                if self.far:
+                    parts += [self._written(saved, store) for saved in self._get(answer, where)]
+                else:
+                    parts += self._told(partial(self._all_written, answer, store), where)
+            return sorted(parts, key=lambda part: part.name), self._written(self._get(server, where), store)
 
-        direct = {
-            actor: host.save.remote(t, here) for actor, host in enumerate(self.hosts) if (here := reachable(actor))
-        }
-        apart = [host for actor, host in enumerate(self.hosts) if actor not in direct]
-        # A few files at a time: all clients of a node may be more than the object store can hold.
-        some = {"num_returns": "streaming", "_generator_backpressure_num_objects": 4}
-        relayed = [] if self.far else [host.relay.options(**some).remote(t) for host in apart]
-        at_once = [host.relay_at_once.remote(t) for host in apart] if self.far else []
-        server = self.server.save.remote(t, reachable(_SERVER))
-        parts: list[Part] = [part for saved in self._get(list(direct.values()), where) for part, _ in saved]
-        for stream in relayed:
-            parts += self._told(lambda stream=stream: [self._written(ray.get(ref), store) for ref in stream], where)  # type: ignore[misc]
-        parts += [self._written(saved, store) for ref in at_once for saved in self._get(ref, where)]
-        return sorted(parts, key=lambda part: part.name), self._written(self._get(server, where), store)
+        return files
+
+    def _all_written(self, stream: Any, store: Store) -> list[Part]:
+        return [self._written(ray.get(ref), store) for ref in stream]
 
     def _written(self, saved: Saved, store: Store) -> Part:
         """The file of a commit, written here if the actor could not."""
         part, data = saved
         if data is not None:
-            store.write(part.name, data)
+            store.write(part.name, [data])
         return part
 
     def fingerprints(self, ids: Sequence[ClientId]) -> tuple[dict[ClientId, dict[str, str]], dict[str, str]]:
@@ -289,7 +311,15 @@ class RayBackend:
         if not found:
             return {}
         names = {node.id: node.name for node in nodes()}
-        return {names.get(self.node[actor], "that is gone"): one for actor, one in found.items()}
+        by_node: dict[str, tuple[Pressure, Pressure | None]] = {}
+        for actor, (host, gpu) in found.items():
+            name = names.get(self.node[actor], "that is gone")
+            before, gpu_before = by_node.get(name, (host, gpu))
+            # Each process knows its own reserve on a GPU only, so the smallest answer is nearest the truth.
+            gpus = [one for one in (gpu, gpu_before) if one is not None]
+            least = min(gpus, key=lambda one: one.share, default=None)
+            by_node[name] = max(host, before, key=lambda one: one.share), least
+        return by_node
 
     def close(self) -> None:
         if ray.is_initialized():

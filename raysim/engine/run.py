@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import Any, NoReturn
+from typing import Any
 
 from raysim.core.algorithm import ClientId
 from raysim.core.results import ClientRow, Tracker
@@ -138,10 +138,12 @@ def run_rounds(
             stop.possible = True
         for t in range(progress.t + 1, schedule.rounds + 1):
             if stop is not None and stop.requested:
-                _commit_and_end(keeper, survive, progress, record)
+                _commit(keeper, survive, progress, record)
+                raise KeyboardInterrupt
             start = perf_counter()
             due = t % schedule.evaluate_every == 0 or t == schedule.rounds
-            report = survive.round(t, due, partial(_within, within_round, len(members(t))))
+            store = keeper.begin(t) if keeper is not None and keeper.due(t) else None
+            report = survive.round(t, due, partial(_within, within_round, len(members(t))), store)
             _tell_failures(t, report, schedule, note)
             rows = [client_row(world, t, k, turn, report.measured.get(k)) for k, turn in report.turns.items()]
             if due:
@@ -153,9 +155,6 @@ def run_rounds(
             else:
                 progress.stale |= report.turns.keys()
             values = _values(report, rows, progress, due)
-            files = None
-            if keeper is not None and keeper.due(t):
-                files = survive(lambda t=t, keeper=keeper: keeper.save(t, backend))  # type: ignore[misc]
             progress.restarts = survive.restarts
             values["engine/restarts"] = survive.restarts
             values["time/round_s"] = perf_counter() - start
@@ -168,10 +167,12 @@ def run_rounds(
             for k in report.server.rejected:
                 note(f"round {t}: the upload of client {k} held a NaN or infinity and was left out")
             progress.final = progress.final | values
-            commit = partial(keeper.commit, t, files, progress.facts()) if keeper and files else None
+            commit = partial(keeper.commit, t, report.files, progress.facts()) if keeper and report.files else None
+            survive(record.wait)  # a commit may have been lost with an actor
             record(t, values, rows, commit)
             progress.t = t
             after_round(t)
+        _commit(keeper, survive, progress, record)
         return survive(lambda: state_digest(backend))
 
 
@@ -223,13 +224,13 @@ def _values(report: RoundReport, rows: Sequence[ClientRow], progress: Progress, 
     return values | {f"server/{name}": value for name, value in report.server.values.items()}
 
 
-def _commit_and_end(keeper: Keeper | None, survive: Survivor, progress: Progress, record: _Recorder) -> NoReturn:
-    """What Ctrl-C comes to between two rounds."""
-    record.wait()
-    if keeper is not None and keeper.round < progress.t:
-        files = survive(lambda: keeper.save(progress.t, survive.backend))
-        keeper.commit(progress.t, files, progress.facts())
-    raise KeyboardInterrupt
+def _commit(keeper: Keeper | None, survive: Survivor, progress: Progress, record: _Recorder) -> None:
+    """See that the last round that is done is committed."""
+    survive(record.wait)
+    if keeper is None or keeper.committed == progress.t:
+        return
+    store = keeper.begin(progress.t)
+    survive(lambda: keeper.commit(progress.t, survive.backend.save(progress.t, store), progress.facts()))
 
 
 def _tell_failures(t: int, report: RoundReport, schedule: Schedule, note: Note) -> None:

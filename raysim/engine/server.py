@@ -99,10 +99,10 @@ class ServerHost:
 
     def save(self, t: int, store: Store | None) -> Saved:
         """Write the state after round `t`. Without a store: hand the bytes over."""
-        part, data = server_part(t, freeze(self.server.state), {"flops": list(map(list, self._flops.items()))})
+        part, pieces = server_part(t, freeze(self.server.state), {"flops": list(map(list, self._flops.items()))})
         if store is not None:
-            store.write(part.name, data)
-        return part, None if store is not None else data
+            store.write(part.name, pieces)
+        return part, None if store is not None else b"".join(pieces)
 
     def restore(self, data: bytes) -> None:
         """Go on from what `save` wrote; called after `start`, whose state gives the modules. Raises `RunError`."""

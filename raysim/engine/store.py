@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
+
+Buffer = bytes | memoryview
+"""Bytes, perhaps in memory that somebody else owns."""
 
 
 class Store(Protocol):
@@ -22,8 +25,8 @@ class Store(Protocol):
     def everywhere(self) -> bool:
         """Whether other machines reach the same bytes under the same address."""
 
-    def write(self, name: str, data: bytes) -> None:
-        """Put bytes there; only after `settle` do they outlive the machine."""
+    def write(self, name: str, pieces: Sequence[Buffer]) -> None:
+        """Put bytes there, one piece after another; only after `settle` do they outlive the machine."""
 
     def settle(self, names: Iterable[str]) -> None:
         """Wait until what was written is safe from a power cut."""
@@ -76,9 +79,13 @@ class LocalStore:
     def everywhere(self) -> bool:
         return False
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, pieces: Sequence[Buffer]) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        (self.path / name).write_bytes(data)
+        with (self.path / name).open("wb", buffering=0) as file:
+            for piece in pieces:
+                left = memoryview(piece)
+                while left.nbytes:
+                    left = left[file.write(left) :]
 
     def settle(self, names: Iterable[str]) -> None:
         for place in [*(self.path / name for name in names), self.path]:
@@ -144,16 +151,16 @@ class RemoteStore:
     def everywhere(self) -> bool:
         return True
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, pieces: Sequence[Buffer]) -> None:
         with self._told(name) as (fs, path):
             fs.makedirs(self.place[1], exist_ok=True)
-            fs.pipe_file(path, data)
+            fs.pipe_file(path, b"".join(pieces))
 
     def settle(self, names: Iterable[str]) -> None:
         """Object stores have it when they say so."""
 
     def publish(self, name: str, data: bytes) -> None:
-        self.write(name, data)
+        self.write(name, [data])
 
     def read(self, name: str) -> bytes:
         with self._told(name) as (fs, path):

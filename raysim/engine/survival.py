@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 
 from raysim.core.algorithm import ClientId
 from raysim.core.errors import RunError
-from raysim.engine.backend import Backend, LostError, RoundReport
-from raysim.engine.commits import Commit, Commits, Part
+from raysim.engine.backend import Backend, Files, LostError, RoundReport
+from raysim.engine.commits import Commit, Commits
+from raysim.engine.store import Store
 
 T = TypeVar("T")
 Note = Callable[[str], None]
@@ -40,24 +41,27 @@ class Keeper:
             return True
         return perf_counter() - self.at_s >= AUTO_S if self.every is None else t % self.every == 0
 
-    def save(self, t: int, backend: Backend) -> tuple[list[Part], Part]:
-        """Write the files of the commit of round `t`. Raises `CommitError` when that fails."""
-        try:
-            files = backend.save(t, self.commits.store)
-        except OSError as error:
-            raise self.commits.failure(t, error) from error
+    def begin(self, t: int) -> Store:
+        """Round `t` is going to be committed; returns where its files go."""
         self.round, self.at_s = t, perf_counter()
-        return files
+        return self.commits.store
 
     @property
     def committed(self) -> int | None:
         """The round of the last whole commit."""
         return self.commits.kept[-1].round if self.commits.kept else None
 
-    def commit(self, t: int, files: tuple[list[Part], Part], facts: Mapping[str, Any]) -> None:
-        """Make them a commit, once all that is told of the run is safe. Raises `CommitError` when that fails."""
+    def commit(self, t: int, files: Files, facts: Mapping[str, Any]) -> None:
+        """Make files a commit, once they are written and all that is told of the run is safe.
+
+        Raises `CommitError` when that fails, `LostError` when one of those who write died.
+        """
+        try:
+            written = files()
+        except OSError as error:
+            raise self.commits.failure(t, error) from error
         self.sync()
-        self.commits.add(t, *files, facts)
+        self.commits.add(t, *written, facts)
 
 
 @dataclass
@@ -86,9 +90,12 @@ class Survivor:
             except LostError as death:
                 lost = death
 
-    def round(self, t: int, evaluate: bool, progress: Callable[[int], None]) -> RoundReport:
-        """Run round `t`, which follows `at`."""
-        report = self(lambda: self.backend.round(t, self.cohort(t), evaluate, progress))
+    def round(self, t: int, evaluate: bool, progress: Callable[[int], None], store: Store | None) -> RoundReport:
+        """Run round `t`, which follows `at`. store: where its commit goes, if it is to be one."""
+        try:
+            report = self(lambda: self.backend.round(t, self.cohort(t), evaluate, progress, store=store))
+        except OSError as error:
+            raise self.keeper.commits.failure(t, error) if self.keeper and store else error from error
         self.at, self.attempts = t, 0
         if report.failed:
             self.failed[t] = list(report.failed)

@@ -49,6 +49,9 @@ def check(loaded: Loaded) -> Checked:
     """Resolve names and refuse combinations that cannot be. Raises `ScenarioError`, one sentence."""
     scenario, origin = loaded.scenario, loaded.origin
     clients = scenario.clients
+    for key, place in ((("output",), scenario.output), (("checkpoint", "folder"), scenario.checkpoint.folder or "")):
+        if not place.isprintable():
+            raise origin.error(key, f"{place!r} given, which is no name for a folder; allowed: printable characters")
     if scenario.data.name not in DATASETS:
         raise origin.error(
             ("data", "name"),

@@ -199,7 +199,7 @@ class _Session:
         try:
             progress, keeper = self._where_it_stands()
             under_way = True
-            self.stop.committed = lambda: keeper is None or keeper.round == progress.t
+            self.stop.committed = lambda: keeper is None or keeper.committed == progress.t
             self._write_inputs()
             for tracker in self.trackers:
                 tracker.open(self.card)

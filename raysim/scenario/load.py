@@ -46,6 +46,13 @@ ALLOWED: Mapping[str, str] = {
 }
 
 
+MOST_ENTRIES = 1_000_000
+"""Values in a scenario, each alias counted as what it stands for."""
+
+UNREADABLE = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, OverflowError, RecursionError)
+"""What PyYAML raises on text that is no YAML; all but the first are its own slips, on `!!int ''` for example."""
+
+
 class Loader(yaml.SafeLoader):
     """Safe YAML that also reads 1e-3 as a number and refuses a key given twice."""
 
@@ -82,7 +89,7 @@ class Origin:
 
     def error(self, key: Key, text: str) -> ScenarioError:
         """The one sentence about a key."""
-        return ScenarioError(f"{self.of(key)}: {'.'.join(key) or 'scenario'}: {text}")
+        return ScenarioError(f"{self.of(key)}: {' '.join('.'.join(key).split()) or 'scenario'}: {text}")
 
 
 @dataclass(frozen=True)
@@ -177,8 +184,8 @@ def _read(path: Path) -> str:
 
 def _parse(text: str, file: str) -> dict[str, Any]:
     try:
-        raw = yaml.load(text, Loader)  # a SafeLoader: it makes no objects
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raw = _loaded(text)
+    except UNREADABLE as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error).split("\n")[0] or type(error).__name__
@@ -186,6 +193,25 @@ def _parse(text: str, file: str) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise ScenarioError(f"{file}: a scenario is a mapping of keys and values, not {_show(raw)}")
     return raw
+
+
+def _loaded(text: str) -> Any:
+    """YAML as plain values. Raises one of `UNREADABLE`, also when aliases of aliases stand for more than memory holds."""
+    value = yaml.load(text, Loader)  # a SafeLoader: it makes no objects
+    sizes: dict[int, int] = {}  # entries of each list and mapping, by identity
+
+    def size(node: Any) -> int:
+        if not isinstance(node, dict | list):
+            return 1
+        if id(node) not in sizes:
+            sizes[id(node)] = MOST_ENTRIES  # a node inside itself never ends
+            inner = node.values() if isinstance(node, dict) else node
+            sizes[id(node)] = 1 + sum(map(size, inner))
+        return sizes[id(node)]
+
+    if size(value) > MOST_ENTRIES:
+        raise ValueError(f"its aliases stand for more than {MOST_ENTRIES:,} entries")
+    return value
 
 
 def _rank(path: Key) -> int:
@@ -212,8 +238,8 @@ def _parse_set(item: str) -> Override:
     if not equals or not all(keys):
         raise ScenarioError(f"--set {item}: write it as key.key=value, for example training.lr=0.1")
     try:
-        return Override(keys, yaml.load(text, Loader), item)  # a SafeLoader, as above
-    except (yaml.YAMLError, ValueError, RecursionError):
+        return Override(keys, _loaded(text), item)
+    except UNREADABLE:
         raise ScenarioError(f"--set {item}: the value is not valid YAML") from None
 
 
@@ -247,11 +273,16 @@ def _validate(model: type[Any], raw: Mapping[str, Any], origin: Origin, prefix: 
         raise _sentence(error, model, origin, prefix) from None
 
 
-def _keys(raw: Any, path: tuple[Any, ...] = ()) -> Iterable[tuple[Any, ...]]:
-    if isinstance(raw, Mapping):
-        for key, value in raw.items():
-            yield (*path, key)
-            yield from _keys(value, (*path, key))
+def _keys(raw: Any) -> Iterable[tuple[Any, ...]]:
+    """Every key with its path. A mapping that an alias repeats counts once: a few of them can stand for billions."""
+    seen: set[int] = set()
+    rest: list[tuple[tuple[Any, ...], Any]] = [((), raw)]
+    while rest:
+        path, value = rest.pop()
+        if isinstance(value, Mapping) and id(value) not in seen:
+            seen.add(id(value))
+            yield from ((*path, key) for key in value)
+            rest += [((*path, key), inner) for key, inner in list(value.items())[::-1]]
 
 
 def _sentence(error: ValidationError, model: type[BaseModel], origin: Origin, prefix: Key) -> ScenarioError:
@@ -313,7 +344,11 @@ def _show(value: Any) -> str:
     if isinstance(value, str):
         text = repr(value)
     else:
-        text = yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("...\n").strip()
+        try:
+            text = yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("...\n")
+        except (RecursionError, ValueError):  # too deep, or a number of more digits than Python writes
+            text = f"a {type(value).__name__}"
+        text = " ".join(text.split())
     return text if len(text) <= 80 else text[:77] + "..."
 
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from raysim.core.fields import settings_fields
 
 Auto = Literal["auto"]
-AtLeastOne = Annotated[int, Field(ge=1)]
+AtLeastOne = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 
 class Section(BaseModel):
@@ -156,7 +156,7 @@ class Scenario(Section):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
     """Names the run's folder and, by default, its MLflow experiment."""
-    seed: Annotated[int, Field(ge=0)] = 1
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 1
     """Decides every random draw; the same seed gives the same result on any number of actors."""
     rounds: AtLeastOne
     """Rounds of communication."""

@@ -80,8 +80,8 @@ def test_what_a_death_left_goes_with_the_next_commit(store: Store) -> None:
     commits = Commits(store)
     add(commits, 1, [0, 1])
     for name in ("clients-000002-00000.safetensors", "server-000002.safetensors", ".commit-000002.json.part"):
-        store.write(name, b"half")
-    store.write("notes.txt", b"not ours")
+        store.write(name, [b"ha", b"lf"])
+    store.write("notes.txt", [b"not ours"])
     again = Commits.open(store)
     assert held(again) == (1, {0: 1, 1: 1})
     add(again, 3, [0])
@@ -149,10 +149,15 @@ def test_a_manifest_of_another_version_is_not_guessed_at(tmp_path: Path, monkeyp
 def test_tied_and_strange_tensors_come_back(tmp_path: Path) -> None:
     net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.Conv2d(2, 2, 3))
     net[1].weight = net[0].bias
+    for i, dtype in enumerate(module._DTYPES):
+        net.register_buffer(f"b{i}", torch.arange(5).to(dtype))
+    net.register_buffer("scalar", torch.tensor(2.5))
+    net.register_buffer("empty", torch.zeros(0, 3))
     net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     state: dict[str, Any] = net.state_dict()
-    ((part, data),) = client_parts(4, [(3, state)])
-    assert part.clients == (3,)
+    ((part, pieces),) = client_parts(4, [(3, state)])
+    data = b"".join(pieces)
+    assert (part.clients, part.size) == ((3,), len(data))
     back = module.read_clients(data, [3])[3]
     assert back.keys() == state.keys()
     assert all(torch.equal(back[name], state[name]) and back[name].dtype == state[name].dtype for name in state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from algorithms.standalone import Standalone
 from raysim.core.algorithm import ClientId
 from raysim.core.errors import RunError
 from raysim.core.results import ClientRow
-from raysim.engine.backend import LostError, RoundReport
+from raysim.engine.backend import Files, LostError, RoundReport
 from raysim.engine.commits import Commits, Part
 from raysim.engine.hooks import HookError
 from raysim.engine.host import Measured
@@ -45,8 +46,9 @@ class Mortal(InProcess):
     def _perhaps(self, part: str) -> None:
         if self.rng.random() < self.rate:
             self.deaths += 1
-            self.host.nets.clear()
-            self.server.server.state = None
+            if threading.current_thread() is threading.main_thread():  # else a round may be going on
+                self.host.nets.clear()
+                self.server.server.state = None
             raise LostError(f"{part}: client actor 1 of 1 died")
 
     def round(
@@ -56,9 +58,10 @@ class Mortal(InProcess):
         evaluate: bool,
         progress: Callable[[int], None],
         without: Collection[ClientId] = (),
+        store: Store | None = None,
     ) -> RoundReport:
         self._perhaps(f"round {t}")
-        report = super().round(t, cohort, evaluate, progress, without)
+        report = super().round(t, cohort, evaluate, progress, without, store)
         self._perhaps(f"round {t}")
         return report
 
@@ -66,10 +69,14 @@ class Mortal(InProcess):
         self._perhaps("a test")
         return super().measure(ids)
 
-    def save(self, t: int, store: Store) -> tuple[list[Part], Part]:
+    def save(self, t: int, store: Store) -> Files:
         files = super().save(t, store)
-        self._perhaps("a commit")
-        return files
+
+        def late() -> tuple[list[Part], Part]:
+            self._perhaps("a commit")
+            return files()
+
+        return late
 
     def digests(self) -> tuple[dict[ClientId, str], str]:
         self._perhaps("the digest")

@@ -27,13 +27,21 @@ SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 QUICKSTART = str(SCENARIOS / "quickstart.yaml")
 
 OPTIONS = {
-    "launch": {"scenario", "--set", "--dry-run", "--quiet"},
+    "launch": {"scenario", "--set", "--dry-run", "--quiet", "--resume", "--address"},
+    "resume": {"run_", "--set", "--quiet", "--address"},
+    "verify": {"scenario", "--set", "--actors", "--kill"},
     "validate": {"scenario", "--set"},
     "list": {"what"},
     "describe": {"name"},
     "schema": {"--output", "-o"},
     "ui": {"--uri", "--host", "--port"},
     "completion": {"shell"},
+    "submit": {"scenario", "--set", "--address", "--wait", "--id", "--env"},
+    "status": {"job", "--address"},
+    "logs": {"job", "--address", "--follow", "-f"},
+    "stop": {"job", "--address"},
+    "jobs": {"--address"},
+    "fetch": {"job", "--address", "--output", "-o", "--checkpoints"},
 }
 """Every command with its arguments and options. They are an interface: change this only on purpose."""
 

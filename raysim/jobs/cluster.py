@@ -1,0 +1,240 @@
+"""Which cluster is meant, and talking to it: every way in which that fails is one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import logging
+import os
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from raysim.core.errors import RaysimError, RunError, ScenarioError
+from raysim.scenario.registry import suggest
+from raysim.tracking.store import is_loopback, shown
+
+VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_DASHBOARD_ADDRESS", "RAY_ADDRESS")
+"""Where an address is looked for; of the last one only an http address is meant for jobs."""
+
+DEFAULT = "http://127.0.0.1:8265"
+ALLOWED = "the dashboard's address, such as http://HOST:8265"
+
+ANSWER_S = 5.0
+"""How long a cluster may take to say that it is there, in seconds."""
+
+KIND = "raysim"
+"""The key of a job's metadata that says it is ours; its value is the version of raysim."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """A dashboard's address and where it was given."""
+
+    url: str
+    origin: str
+
+    def error(self, text: str) -> ScenarioError:
+        """The one sentence about it."""
+        return ScenarioError(f"{self.origin}: {shown(self.url)} {text}")
+
+
+def find_address(given: str | None) -> Address:
+    """The address to use: `given`, else the first of `VARIABLES`, else this machine's dashboard.
+
+    Raises `ScenarioError` when it cannot be a dashboard's.
+    """
+    found = Address(DEFAULT, "--address (the default)")
+    if given is not None:
+        found = Address(given.strip(), "--address")
+    else:
+        for name in VARIABLES:
+            value = os.environ.get(name, "")
+            if value and (name != "RAY_ADDRESS" or value.startswith(("http://", "https://"))):
+                found = Address(value, name)
+                break
+    if found.url.startswith("ray://"):
+        host = urlsplit(found.url).hostname or "HOST"
+        raise found.error(f"is for the Ray Client; jobs need {ALLOWED.replace('HOST', host)}")
+    url = found.url if "://" in found.url else f"http://{found.url}"
+    if not re.fullmatch(r"https?://[^/\s]+/*", url) or found.url in {"", "auto", "local"}:
+        raise found.error(f"given; allowed: {ALLOWED}")
+    return Address(url.rstrip("/"), found.origin)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster that has answered."""
+
+    address: str
+    ray_version: str
+    client: Any  # a JobSubmissionClient
+    notes: tuple[str, ...] = ()  # for the user, about the way in
+
+    def info(self, job: str) -> Any:
+        """Ray's `JobDetails` of one of raysim's jobs.
+
+        Raises `ScenarioError` when there is no such job, or it is somebody else's.
+        """
+        try:
+            found = self.call("get_job_info", job)
+        except UnknownJobError:
+            names = [ours.submission_id for ours in self.jobs()]
+            raise ScenarioError(
+                f"{job}: there is no such job at {shown(self.address)}{suggest(job, names)} (`raysim jobs` lists them)"
+            ) from None
+        if KIND not in (found.metadata or {}):
+            raise ScenarioError(f"{job}: this job was not submitted by raysim (`raysim jobs` lists those that were)")
+        return found
+
+    def jobs(self) -> list[Any]:
+        """All jobs of raysim, newest first."""
+        ours = [job for job in self.call("list_jobs") if job.submission_id and KIND in (job.metadata or {})]
+        return sorted(ours, key=lambda job: job.start_time or 0, reverse=True)
+
+    def log(self, job: str) -> str:
+        """All that the job has printed."""
+        return str(self.call("get_job_logs", job))
+
+    def call(self, what: str, *given: Any, **named: Any) -> Any:
+        """Call a method of the client. Raises `UnknownJobError`, or `RunError` for whatever else fails."""
+        try:
+            return getattr(self.client, what)(*given, **named)
+        except (OSError, RuntimeError) as error:
+            raise self._told(error) from None
+        except Exception as error:
+            from ray.exceptions import AuthenticationError
+
+            if not isinstance(error, AuthenticationError):
+                raise
+            raise RunError(f"{shown(self.address)} does not take the token any more") from None
+
+    def _told(self, error: Exception) -> RaysimError:
+        status = re.search(r"status code (\d+)", str(error))
+        if status is None:
+            return RunError(f"{shown(self.address)} does not answer any more ({_reason(error)})")
+        if status[1] == "404":
+            return UnknownJobError(str(error))
+        # Ray sends the whole traceback; its last line says what is the matter.
+        last = [line for line in str(error).splitlines() if line.strip(" .")][-1]
+        return RunError(f"{shown(self.address)} refused: {last.strip()}")
+
+
+class UnknownJobError(RunError):
+    """The cluster has no job of that id."""
+
+
+def connect(address: Address) -> Cluster:
+    """See that a Ray dashboard answers and lets us in. Raises `ScenarioError`."""
+    if is_loopback(address.url):
+        _no_proxy()
+    token = ""
+    notes: tuple[str, ...] = ()
+    answer = _ask(address, token)
+    if answer.status == 401 and os.environ.get("RAY_AUTH_MODE", "token").lower() == "token":
+        token, notes = find_token()
+        answer = _ask(address, token) if token else answer
+    if answer.status == 401:
+        raise address.error(
+            "asks for a token and none was found: put the cluster's into RAY_AUTH_TOKEN, a file that "
+            "RAY_AUTH_TOKEN_PATH names, or ~/.ray/auth_token (and leave RAY_AUTH_MODE unset or set it to token)"
+        )
+    if answer.status == 403:
+        raise address.error(
+            f"refuses the token in {_token_origin()}: it needs the one that the cluster was started with"
+        )
+    version = answer.facts.get("ray_version")
+    if not isinstance(version, str):
+        raise address.error(f"answers, but is no Ray dashboard; allowed: {ALLOWED}")
+    from ray.exceptions import AuthenticationError
+    from ray.job_submission import JobSubmissionClient
+
+    for name in ("dashboard.modules.dashboard_sdk", "dashboard.modules.job.sdk", "_private.runtime_env.packaging"):
+        logging.getLogger(f"ray.{name}").setLevel(logging.WARNING)  # they tell of every upload and closed connection
+    headers = {"Authorization": f"Bearer {token}"} if token else None
+    with _unset(*VARIABLES):  # Ray's client prefers them to the address that it is given
+        try:
+            client = JobSubmissionClient(address.url, headers=headers)
+        except (OSError, RuntimeError) as error:
+            raise address.error(f"does not answer as it should ({_reason(error)})") from None
+        except AuthenticationError:  # no token was asked for, but RAY_AUTH_MODE=token makes Ray's client look for one
+            raise ScenarioError("RAY_AUTH_MODE: token given, but there is none that can be read; unset it") from None
+    return Cluster(address.url, version, client, notes)
+
+
+def find_token() -> tuple[str, tuple[str, ...]]:
+    """The token that Ray would use, or nothing, and what is to be said of it."""
+    if value := os.environ.get("RAY_AUTH_TOKEN", "").strip():
+        return value, ()
+    file = _token_file()
+    try:
+        token = file.read_text(encoding="utf-8").strip()
+        mode = file.stat().st_mode & 0o777
+    except (OSError, UnicodeDecodeError):
+        return "", ()
+    open_to = f"{file} can be read by other users of this machine (mode {mode:o}): chmod 600 {file}"
+    return token, (open_to,) if mode & 0o077 else ()
+
+
+def _token_file() -> Path:
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
+
+
+def _token_origin() -> str:
+    return "RAY_AUTH_TOKEN" if os.environ.get("RAY_AUTH_TOKEN", "").strip() else str(_token_file())
+
+
+@dataclass(frozen=True)
+class _Answer:
+    status: int
+    facts: Mapping[str, Any]
+
+
+def _ask(address: Address, token: str) -> _Answer:
+    """What /api/version says, in a few seconds: Ray's own client would wait for minutes."""
+    request = urllib.request.Request(f"{address.url}/api/version")
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+            facts = json.loads(answer.read())
+            return _Answer(answer.status, facts if isinstance(facts, dict) else {})
+    except urllib.error.HTTPError as error:
+        error.close()
+        return _Answer(error.code, {})
+    except (OSError, http.client.HTTPException) as error:
+        raise address.error(f"does not answer ({_reason(error)}): no Ray cluster's dashboard is there") from None
+    except ValueError:
+        return _Answer(200, {})
+
+
+def _reason(error: Exception) -> str:
+    """A word or two."""
+    inner = getattr(error, "reason", error)
+    text = str(getattr(inner, "strerror", None) or inner).lower()
+    for known in ("connection refused", "timed out", "name or service not known", "connection aborted"):
+        if known in text:
+            return known
+    return text.splitlines()[0][:120] if text else type(error).__name__
+
+
+def _no_proxy() -> None:
+    """A proxy cannot reach this machine's loopback."""
+    hosts = [host for host in os.environ.get("NO_PROXY", os.environ.get("no_proxy", "")).split(",") if host]
+    merged = ",".join(dict.fromkeys([*hosts, "localhost", "127.0.0.1", "::1"]))
+    os.environ["NO_PROXY"] = os.environ["no_proxy"] = merged
+
+
+@contextlib.contextmanager
+def _unset(*names: str) -> Iterator[None]:
+    before = {name: os.environ.pop(name) for name in names if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(before)

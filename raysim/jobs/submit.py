@@ -1,0 +1,107 @@
+"""Hands a scenario and the code to a cluster."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shlex
+import tempfile
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from raysim.core.errors import ScenarioError
+from raysim.jobs.cluster import KIND, Cluster
+from raysim.jobs.stage import stage
+from raysim.jobs.versions import VARIABLE, Versions, ray_misfit, release
+from raysim.launch.check import Checked
+from raysim.tracking.store import is_loopback, shown
+
+STOP_S = 12
+"""How long a job that is asked to stop may take before Ray kills it, in seconds; Ray's own 3 cut a run's ending off."""
+
+MLFLOW = "MLFLOW_TRACKING_URI"
+
+
+def parse_env(items: Sequence[str]) -> dict[str, str]:
+    """The `--env KEY=VALUE`s. Raises `ScenarioError`."""
+    for item in items:
+        if not re.match(r"[A-Za-z_][A-Za-z0-9_]*=", item):
+            raise ScenarioError(f"--env {item}: write it as KEY=VALUE, for example RAYSIM_DATA=/data")
+    return dict(item.split("=", 1) for item in items)
+
+
+def new_id(scenario: str, given: str | None = None) -> str:
+    """The id of a job: `given`, or one that says what it runs and when. Raises `ScenarioError`."""
+    if given is None:
+        return f"{scenario}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", given):
+        raise ScenarioError(
+            f"--id: {given!r} given; allowed: up to 100 letters, digits, dots, dashes and underscores, "
+            "beginning with a letter or digit"
+        )
+    return given
+
+
+def check_versions(cluster: Cluster) -> None:
+    """Raises `ScenarioError` when the cluster's Ray is of another release; all else only the cluster can tell."""
+    here = Versions.here()
+    if release(here.ray) != release(cluster.ray_version):
+        raise ScenarioError(f"{shown(cluster.address)}: {ray_misfit(here.ray, cluster.ray_version)}")
+
+
+def environment(given: Mapping[str, str], cluster: str) -> tuple[dict[str, str], list[str]]:
+    """The job's environment variables, and notes for the user. What is not `given` stays on this machine.
+
+    The one exception is MLFLOW_TRACKING_URI where it names a server that the cluster can reach as well.
+    """
+    notes = []
+    sent = {VARIABLE: Versions.here().text(), "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_S)}
+    server = os.environ.get(MLFLOW, "")
+    if MLFLOW not in given and server.startswith(("http://", "https://")):
+        if is_loopback(server) and not is_loopback(cluster):
+            notes.append(
+                f"{MLFLOW}={shown(server)} means this machine and is not sent; "
+                f"--env {MLFLOW}=... names one for the cluster"
+            )
+        else:
+            sent[MLFLOW] = server
+    return {**sent, **given}, notes
+
+
+def submit(
+    cluster: Cluster, scenario: Path, sets: Sequence[str], checked: Checked, env: Mapping[str, str], job: str
+) -> list[str]:
+    """Submit the scenario as the job `job`; returns notes for the user.
+
+    scenario, sets: as they were given; they are shipped as they are, so that the run folder holds what the user wrote.
+    checked: the same, loaded and checked. Raises `ScenarioError` when the cluster's Ray does not fit or the id is
+    taken, `RunError` when the cluster does not take the job.
+    """
+    check_versions(cluster)
+    if any(job == known.submission_id for known in cluster.call("list_jobs")):
+        raise ScenarioError(f"--id: {job} is taken by another job at {shown(cluster.address)}; choose another")
+    variables, notes = environment(env, cluster.address)
+    loaded = checked.loaded
+    metadata = {
+        KIND: Versions.here().raysim,
+        "name": loaded.scenario.name,
+        "scenario": str(scenario),
+        "algorithm": str(loaded.resolved["algorithm"]["name"]),
+        "rounds": str(loaded.scenario.rounds),
+    }
+    with tempfile.TemporaryDirectory(prefix="raysim-submit-") as folder:
+        name = stage(scenario, Path(folder))
+        words = ["python", "-m", "raysim.jobs.entry", name]
+        for item in sets:
+            words += ["--set", item]
+        cluster.call(
+            "submit_job",
+            # `exec`: the signal to stop then reaches the run, with no shell in between that dies of it first.
+            entrypoint=f"exec {shlex.join(words)}",
+            submission_id=job,
+            metadata=metadata,
+            runtime_env={"working_dir": folder, "env_vars": variables},
+        )
+    return notes

@@ -1,0 +1,98 @@
+"""What both ends of a job have installed, and whether it fits. Imports nothing that may be missing on a cluster."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass
+from importlib import metadata
+
+VARIABLE = "RAYSIM_CLIENT_VERSIONS"
+"""Environment variable of a job: the versions where it was submitted, as `Versions.text` writes them."""
+
+MEND = "install raysim's requirements there, in the environment that `ray start` runs in"
+
+
+@dataclass(frozen=True)
+class Versions:
+    """Of one machine; empty where a package is not installed."""
+
+    python: str  # major.minor
+    ray: str
+    torch: str
+    raysim: str
+
+    @classmethod
+    def here(cls) -> Versions:
+        """Those of this process."""
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        return cls(python, installed("ray"), installed("torch"), installed("raysim"))
+
+    @classmethod
+    def parse(cls, text: str) -> Versions:
+        """What `text` wrote; what it does not name is empty."""
+        found = dict(item.partition("=")[::2] for item in text.split())
+        return cls(**{name: found.get(name, "") for name in cls.__dataclass_fields__})
+
+    def text(self) -> str:
+        """For an environment variable: "python=3.11 ray=2.60.0 torch=2.12.1 raysim=0.1.0"."""
+        return " ".join(f"{name}={version}" for name, version in asdict(self).items())
+
+
+def installed(package: str) -> str:
+    """The version of a package without importing it, or nothing."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def release(version: str) -> str:
+    """Major and minor: "2.60" of "2.60.0"."""
+    return ".".join(version.split(".")[:2])
+
+
+def misfit(client: Versions, cluster: Versions) -> str:
+    """Why a job cannot run, as one sentence; nothing when it can."""
+    if not cluster.ray:
+        return f"`python` on the cluster ({sys.executable}) has no Ray: {MEND}"
+    if client.python != cluster.python:
+        return f"the cluster has Python {cluster.python}, but the job comes from {client.python}: use the same on both"
+    if release(client.ray) != release(cluster.ray):
+        return ray_misfit(client.ray, cluster.ray)
+    if client.raysim != cluster.raysim:
+        found = cluster.raysim or "none"
+        return f"the job brought raysim {client.raysim}, but finds {found}: take it out of the cluster's PYTHONPATH"
+    lacking = missing()
+    if lacking:
+        return f"the cluster lacks {', '.join(lacking)}: {MEND}"
+    return ""
+
+
+def ray_misfit(client: str, cluster: str) -> str:
+    """The sentence about two releases of Ray."""
+    return (
+        f"the cluster has Ray {cluster}, but here is {client}: install ray=={cluster} here, or {client} on the cluster"
+    )
+
+
+def caution(client: Versions, cluster: Versions) -> str:
+    """What may differ in a result, as one sentence; nothing when nothing does."""
+    here, there = client.torch.partition("+")[0], cluster.torch.partition("+")[0]
+    if here == there:
+        return ""
+    return f"the cluster has torch {there}, but the job comes from {here}: last digits may differ from a run there"
+
+
+def missing() -> list[str]:
+    """What raysim needs and this process has not, as requirements such as "mlflow<4,>=3.7"."""
+    from packaging.requirements import Requirement  # comes with Ray
+
+    lacking = []
+    for text in metadata.requires("raysim") or []:
+        needed = Requirement(text)
+        if needed.marker is not None and not needed.marker.evaluate({"extra": ""}):
+            continue
+        version = installed(needed.name)
+        if not version or not needed.specifier.contains(version, prereleases=True):
+            lacking.append(f"{needed.name}{needed.specifier}")
+    return lacking

@@ -1,0 +1,178 @@
+"""The commands as a user meets them, without a cluster: one sentence, exit code 2, nobody asked."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raysim.cli.main import main
+from raysim.jobs.cluster import Cluster
+from raysim.jobs.marks import PREFIX
+from raysim.jobs.versions import Versions
+from raysim.jobs.watch import Job
+from tests.conftest import REPOSITORY
+from tests.jobs import add_commands
+from tests.jobs.fakes import cluster, details
+
+QUICKSTART = str(REPOSITORY / "scenarios" / "quickstart.yaml")
+NOWHERE = ["--address", "http://127.0.0.1:9"]
+
+
+@pytest.fixture(autouse=True)
+def _commands() -> None:
+    add_commands()
+
+
+def refused(capfd: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    told = capfd.readouterr()
+    assert ended.value.code == 2, told
+    assert told.out == ""
+    return told.err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--set", "rounds=0"], "rounds: 0 given"),
+        (["--set", "algorithm.name=fedhg"], "did you mean 'fedgh'"),
+        (["--set", "clients.models=[nosuch]"], "nosuch"),
+        (["--env", "X"], "--env X: write it as KEY=VALUE"),
+        (["--id", "a b"], "--id: 'a b' given"),
+    ],
+)
+def test_a_wrong_submission_asks_nobody(
+    capfd: pytest.CaptureFixture[str], workplace: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], told: str
+) -> None:
+    def connect(*rest: object) -> None:
+        raise AssertionError("the cluster was asked")
+
+    monkeypatch.setattr("raysim.jobs.cluster.connect", connect)
+    said = refused(capfd, "submit", QUICKSTART, *words)
+    assert told in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words", [["submit", QUICKSTART], ["status", "j"], ["logs", "j"], ["stop", "j"], ["jobs"], ["fetch", "j"]]
+)
+def test_no_cluster(capfd: pytest.CaptureFixture[str], workplace: Path, words: list[str]) -> None:
+    said = refused(capfd, *words, *NOWHERE)
+    assert "http://127.0.0.1:9 does not answer (connection refused)" in said
+    assert said.count("\n") == 1
+    assert list(workplace.iterdir()) == []
+
+
+class TestWithACluster:
+    """What the commands print, over a client that is a dictionary."""
+
+    LOG = (
+        "noise\n"
+        + PREFIX
+        + json.dumps({"run_folder": "/home/x/raysim/runs/quickstart/r1", "run_id": "r1"})
+        + "\nround 3/9  accuracy 30.0% all\n"
+    )
+    SUMMARY = PREFIX + json.dumps({"summary": {"rounds": 3, "final": {"accuracy/all": 0.5}, "state_digest": "ab" * 32}})
+
+    @pytest.fixture
+    def use(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[Cluster], None]:
+        return lambda given: monkeypatch.setattr("raysim.jobs.cluster.connect", lambda address: given)
+
+    def said(self, capfd: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+        try:
+            main(words)
+            ended: object = 0
+        except SystemExit as error:
+            ended = error.code or 0
+        told = capfd.readouterr()
+        assert ended == code, told
+        return told.out + told.err
+
+    def test_status_of_a_run_that_goes_on(self, capfd: pytest.CaptureFixture[str], use: Any) -> None:
+        use(cluster(details("j"), logs={"j": self.LOG}))
+        told = self.said(capfd, "status", "j")
+        for text in ("RUNNING", "quickstart, fedgh", "round 3/9  accuracy 30.0% all", "/home/x/raysim/runs"):
+            assert text in told
+
+    def test_status_of_one_that_ended(self, capfd: pytest.CaptureFixture[str], use: Any) -> None:
+        use(cluster(details("j", "SUCCEEDED"), logs={"j": self.LOG + self.SUMMARY + "\n"}))
+        told = self.said(capfd, "status", "j")
+        for text in ("SUCCEEDED", "50.0%", "abababababab"):
+            assert text in told
+
+    def test_status_of_one_that_failed(self, capfd: pytest.CaptureFixture[str], use: Any) -> None:
+        failed = details("j", "FAILED", driver_exit_code=2)
+        use(cluster(failed, logs={"j": "raysim: data.root: no such folder\n"}))
+        assert "data.root: no such folder" in self.said(capfd, "status", "j")
+
+    def test_logs_are_for_people(self, capfd: pytest.CaptureFixture[str], use: Any) -> None:
+        use(cluster(details("j"), logs={"j": self.LOG}))
+        assert self.said(capfd, "logs", "j") == "noise\nround 3/9  accuracy 30.0% all\n"
+
+    def test_the_table_is_never_folded(self, capfd: pytest.CaptureFixture[str], use: Any) -> None:
+        use(cluster(details("a" * 100), details("b", "PENDING", start_time=9_000)))
+        head, first, second = self.said(capfd, "jobs").splitlines()
+        assert head.split() == ["id", "state", "scenario", "algorithm", "submitted", "time"]
+        assert first.split()[:2] == ["b", "PENDING"]
+        assert second.split()[:2] == ["a" * 100, "RUNNING"]
+
+    def test_stop_says_what_is_kept(self, capfd: pytest.CaptureFixture[str], use: Any) -> None:
+        use(cluster(details("j"), logs={"j": self.LOG + self.SUMMARY + "\n"}))
+        kept = "3 rounds are kept in /home/x/raysim/runs/quickstart/r1 (raysim fetch j)"
+        assert self.said(capfd, "stop", "j") == f"j: STOPPED; {kept}\n"
+        assert self.said(capfd, "stop", "j") == "j had ended already: STOPPED\n"
+
+    def test_what_was_submitted_and_what_now(
+        self, capfd: pytest.CaptureFixture[str], use: Any, workplace: Path
+    ) -> None:
+        use(cluster(version=Versions.here().ray))
+        told = self.said(capfd, "submit", QUICKSTART, "--id", "j", "--address", "http://head:8265")
+        assert told.splitlines()[0] == "submitted j"
+        for word in ("logs j --follow", "status j", "stop j", "fetch j"):
+            assert f"raysim {word} --address http://head:8265" in told
+
+    @pytest.mark.parametrize(
+        ("state", "exit_code", "code"), [("FAILED", 2, 2), ("FAILED", None, 1), ("STOPPED", None, 130)]
+    )
+    def test_waiting_ends_as_the_job(
+        self,
+        capfd: pytest.CaptureFixture[str],
+        use: Any,
+        workplace: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        state: str,
+        exit_code: int | None,
+        code: int,
+    ) -> None:
+        ended = Job.of(details("j", state, driver_exit_code=exit_code, message="no node left"))
+        monkeypatch.setattr("raysim.jobs.watch.follow", lambda *given: ended)
+        use(cluster(version=Versions.here().ray))
+        told = self.said(capfd, "submit", QUICKSTART, "--id", "j", "--wait", code=code)
+        assert f"raysim: j: {state}: " in told
+
+    def test_ctrl_c_ends_the_following_only(
+        self, capfd: pytest.CaptureFixture[str], use: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def follow(*given: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("raysim.jobs.watch.follow", follow)
+        here = cluster(details("j"))
+        use(here)
+        told = self.said(capfd, "logs", "j", "--follow", code=130)
+        assert told == "j goes on without being watched (raysim stop j ends it)\n"
+        assert ("stop", "j") not in here.client.asked
+
+
+def test_help_is_fast() -> None:
+    """Describing the commands imports nothing that takes long."""
+    program = "import sys, raysim.cli.jobs; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "ray", "numpy", "pydantic", "rich", "aiohttp", "requests"} & set(loaded)

@@ -1,0 +1,122 @@
+"""A job's own program: what it refuses, where its paths lead, how it ends. On this machine, without Ray."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from raysim.core.errors import RunError, ScenarioError
+from raysim.jobs import entry
+from raysim.jobs.marks import Marks, read_log
+from raysim.jobs.versions import VARIABLE, Versions
+from raysim.scenario.load import Loaded
+from raysim.tracking.store import resolve_uri
+from tests.conftest import REPOSITORY
+
+QUICKSTART = str(REPOSITORY / "scenarios" / "quickstart.yaml")
+SUMMARY = {"scenario": "quickstart", "algorithm": "fedgh", "status": "finished", "rounds": 2}
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
+    """Runs that were begun; `run` itself only notes where it is. Versions fit, and the home folder is empty."""
+    begun: list[dict[str, Any]] = []
+
+    def run(loaded: Loaded, *, trackers: list[Marks]) -> Any:
+        scenario = loaded.scenario
+        begun.append({"output": scenario.output_folder, "store": resolve_uri(scenario.tracking.uri)})
+        trackers[0].open(SimpleNamespace(folder=scenario.output_folder / "quickstart" / "r1", run_id="r1"))  # type: ignore[arg-type]
+        trackers[0].close("finished", SUMMARY)
+        return SimpleNamespace(summary=SUMMARY)
+
+    monkeypatch.setattr("raysim.launch.run.run", run)
+    monkeypatch.setattr(entry, "_insist", lambda after_s: SimpleNamespace(set=lambda: None))
+    monkeypatch.setenv(VARIABLE, Versions.here().text())
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (tmp_path / "home").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return begun
+
+
+def test_relative_paths_are_in_the_home_folder(
+    ran: list[dict[str, Any]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert entry.main([QUICKSTART, "--set", "rounds=2"]) == 0
+    place = tmp_path / "home" / "raysim"
+    assert ran == [{"output": place / "runs", "store": f"sqlite:///{place}/mlflow.db"}]
+    told = read_log(capfd.readouterr().out)
+    assert (told.run_folder, told.run_id) == (str(place / "runs" / "quickstart" / "r1"), "r1")
+    assert told.summary == SUMMARY
+
+
+def test_absolute_ones_stay(ran: list[dict[str, Any]]) -> None:
+    uri = "http://mlflow.example:5000"
+    assert entry.main([QUICKSTART, "--set", "output=/shared/runs", "--set", f"tracking.uri={uri}"]) == 0
+    assert ran == [{"output": Path("/shared/runs"), "store": uri}]
+
+
+def test_what_does_not_fit_is_one_sentence(
+    ran: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(VARIABLE, replace(Versions.here(), ray="2.9.0").text())
+    assert entry.main([QUICKSTART]) == 2
+    told = capfd.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("raysim: the cluster has Ray ")
+    assert told.err.count("\n") == 1
+    assert ran == []
+
+
+def test_another_torch_is_told_and_runs(
+    ran: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(VARIABLE, replace(Versions.here(), torch="1.0").text())
+    assert entry.main([QUICKSTART]) == 0
+    assert capfd.readouterr().err.startswith("note: the cluster has torch ")
+    assert len(ran) == 1
+
+
+def test_a_home_folder_that_cannot_be_written(
+    ran: list[dict[str, Any]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "home" / "raysim").write_text("")
+    assert entry.main([QUICKSTART]) == 2
+    assert "~/raysim cannot be made on the head node" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (ScenarioError("data.root: no such folder"), 2, "raysim: data.root: no such folder"),
+        (RunError("actors died"), 1, "raysim: actors died"),
+        (KeyboardInterrupt(), 130, "raysim: stopped"),
+    ],
+)
+def test_how_it_ends(
+    ran: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+    told: str,
+) -> None:
+    def run(*given: object, **named: object) -> None:
+        raise error
+
+    monkeypatch.setattr("raysim.launch.run.run", run)
+    assert entry.main([QUICKSTART]) == code
+    assert capfd.readouterr().err == f"{told}\n"
+
+
+def test_it_can_tell_of_everything_that_is_missing() -> None:
+    """Before the versions fit, nothing is imported that a cluster may lack."""
+    program = "import sys, raysim.jobs.entry; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "ray", "numpy", "yaml", "pydantic", "click", "rich", "mlflow"} & set(loaded)

@@ -1,0 +1,227 @@
+"""A run folder on its way through a job's log: whole or not at all, and nothing outside of its place."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raysim.core.errors import RunError, ScenarioError
+from raysim.jobs import archive
+from raysim.jobs.fetch import Receiver, fetch, unpack
+from raysim.jobs.marks import PREFIX
+from tests.jobs.fakes import cluster, details
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    """A run folder with checkpoints, a hidden file, and links to outside."""
+    folder = tmp_path / "home" / "raysim" / "runs" / "quickstart" / "r1"
+    for name, content in {
+        "summary.json": json.dumps({"run_id": "r1"}).encode(),
+        "rounds.parquet": os.urandom(200_000),
+        "plots/accuracy.png": b"png",
+        "checkpoints/3/client.safetensors": b"weights",
+        ".rounds.parquet.x": b"half-written",
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "key").write_text("key")
+    (folder / "link").symlink_to(tmp_path / "secret" / "key")
+    (folder / "linked").symlink_to(tmp_path / "secret")
+    return folder
+
+
+WHOLE = {"summary.json", "rounds.parquet", "plots/accuracy.png"}
+
+
+def names(folder: Path) -> set[str]:
+    return {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
+
+
+def sent(folder: Path, checkpoints: bool = False, **given: int) -> str:
+    lines: list[str] = []
+    archive.send(folder, checkpoints, lines.append, **given)
+    return "Running entrypoint\n" + "".join(f"{line}\n" for line in lines)
+
+
+class TestThroughALog:
+    @pytest.mark.parametrize("size", [1, 1000, 10**9])
+    def test_what_arrives_is_what_was_sent(self, run_folder: Path, tmp_path: Path, size: int) -> None:
+        text, file = sent(run_folder), io.BytesIO()
+        receiver = Receiver(file)
+        for at in range(0, len(text), size):
+            receiver.feed(text[at : at + size])
+            if size == 1 and at > 5000:
+                receiver.feed(text[at + 1 :])
+                break
+        assert receiver.whole
+        unpack(file, tmp_path / "here")
+        assert names(tmp_path / "here") == WHOLE
+        for name in WHOLE:
+            assert (tmp_path / "here" / name).read_bytes() == (run_folder / name).read_bytes()
+
+    def test_checkpoints_when_asked_for(self, run_folder: Path) -> None:
+        assert {file.as_posix() for file in archive.listed(run_folder, True)} == WHOLE | {
+            "checkpoints/3/client.safetensors"
+        }
+
+    def test_a_bit_that_changed(self, run_folder: Path) -> None:
+        lines = sent(run_folder).split("\n")
+        longest = max(lines, key=len)
+        damaged = ("B" if longest[100] != "B" else "C").join([longest[:100], longest[101:]])
+        with pytest.raises(RunError, match="arrived damaged"):
+            Receiver(io.BytesIO()).feed("\n".join(damaged if line is longest else line for line in lines))
+
+    def test_a_line_that_was_lost(self, run_folder: Path) -> None:
+        lines = sent(run_folder).split("\n")
+        with pytest.raises(RunError, match="arrived damaged"):
+            Receiver(io.BytesIO()).feed("\n".join(line for line in lines if line != max(lines, key=len)))
+
+    def test_a_line_of_something_else(self, run_folder: Path) -> None:
+        begin, rest = sent(run_folder).split("}\n", 1)
+        with pytest.raises(RunError, match="not base64"):
+            Receiver(io.BytesIO()).feed(f"{begin}}}\nWarning: something!\n{rest}")
+
+    def test_not_to_the_end(self, run_folder: Path) -> None:
+        receiver = Receiver(io.BytesIO())
+        receiver.feed(sent(run_folder)[:-50])
+        assert not receiver.whole
+
+    def test_a_folder_that_is_gone(self, tmp_path: Path) -> None:
+        with pytest.raises(ScenarioError, match=r"there is no folder .*/gone on the head node"):
+            Receiver(io.BytesIO()).feed(sent(tmp_path / "gone"))
+
+    def test_too_much(self, run_folder: Path) -> None:
+        with pytest.raises(ScenarioError, match=r"on the head node holds .* leave checkpoints out"):
+            Receiver(io.BytesIO()).feed(sent(run_folder, limit=1000))
+
+    def test_the_helper_empties_its_log(self, run_folder: Path, tmp_path: Path) -> None:
+        """As Ray runs it: from its text, its output appended to a file, a SIGTERM when all was read."""
+        log = tmp_path / "log"
+        with log.open("a") as out:
+            program = Path(archive.__file__).read_text()
+            helper = subprocess.Popen([sys.executable, "-I", "-c", program, str(run_folder)], stdout=out)
+        try:
+            receiver, seen = Receiver(io.BytesIO()), 0
+            while not receiver.whole:
+                assert helper.poll() is None
+                text = log.read_text()
+                receiver.feed(text[seen:])
+                seen = len(text)
+            helper.send_signal(signal.SIGTERM)
+            assert helper.wait(30) == 0
+        finally:
+            helper.kill()
+            helper.wait()
+        assert log.read_text() == ""
+
+
+def packed(*members: tarfile.TarInfo, content: bytes = b"x") -> io.BytesIO:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz") as tar:
+        for member in members:
+            member.size = len(content) if member.isreg() else 0
+            tar.addfile(member, io.BytesIO(content) if member.isreg() else None)
+    return file
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
+    found = tarfile.TarInfo(name)
+    found.type, found.linkname = kind, target
+    return found
+
+
+class TestUnpack:
+    @pytest.mark.parametrize(
+        "evil",
+        [
+            member("../out"),
+            member("/tmp/raysim-test-out"),
+            member("a/../../out"),
+            member("a\\..\\out"),
+            member("link", tarfile.SYMTYPE, "/etc/passwd"),
+            member("link", tarfile.LNKTYPE, "summary.json"),
+            member("pipe", tarfile.FIFOTYPE),
+            member("device", tarfile.CHRTYPE),
+            member("folder", tarfile.DIRTYPE),
+        ],
+        ids=lambda evil: f"{evil.name} {evil.type!r}",
+    )
+    def test_what_is_no_file_of_a_run_folder(self, evil: tarfile.TarInfo, tmp_path: Path) -> None:
+        place = tmp_path / "here"
+        with pytest.raises(RunError, match="no file of a run folder"):
+            unpack(packed(member("fine"), evil), place)
+        assert names(tmp_path) == {"here/fine"}
+
+    def test_the_same_name_twice(self, tmp_path: Path) -> None:
+        with pytest.raises(RunError, match="cannot be unpacked"):
+            unpack(packed(member("a"), member("a")), tmp_path)
+
+    def test_more_than_allowed(self, tmp_path: Path) -> None:
+        with pytest.raises(RunError, match="larger than 1000"):
+            unpack(packed(member("zeros"), content=bytes(1001)), tmp_path, limit=1000)
+        assert names(tmp_path) == set()
+
+    @pytest.mark.parametrize("cut", [lambda data: data[:2000], lambda data: b"no archive", lambda data: b""])
+    def test_damaged(self, cut: Callable[[bytes], bytes], tmp_path: Path) -> None:
+        data = packed(member("a"), content=os.urandom(5000)).getvalue()
+        with pytest.raises(RunError, match="cannot be unpacked"):
+            unpack(io.BytesIO(cut(data)), tmp_path)
+
+
+class TestFetch:
+    def log(self, folder: Path | str) -> dict[str, str]:
+        return {"j": PREFIX + json.dumps({"run_folder": str(folder), "run_id": "r1"}) + "\n"}
+
+    def test_a_folder_that_can_be_seen_from_here(
+        self, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        here = cluster(details("j"), logs=self.log(run_folder))
+        assert fetch(here, "j", None, False) == (Path("runs/quickstart/r1"), 3)
+        assert names(Path("runs/quickstart/r1")) == WHOLE
+        # Again, when the run is further.
+        (run_folder / "plots" / "accuracy.png").write_bytes(b"newer")
+        assert fetch(here, "j", None, True)[1] == 4
+        assert Path("runs/quickstart/r1/plots/accuracy.png").read_bytes() == b"newer"
+        assert [path.name for path in Path("runs/quickstart").iterdir()] == ["r1"]
+
+    def test_a_place_that_is_taken(self, run_folder: Path, tmp_path: Path) -> None:
+        here = cluster(details("j"), logs=self.log(run_folder))
+        (tmp_path / "taken").mkdir()
+        (tmp_path / "taken" / "thesis.tex").write_text("")
+        with pytest.raises(ScenarioError, match="holds something else"):
+            fetch(here, "j", tmp_path / "taken", False)
+        with pytest.raises(ScenarioError, match="is a file"):
+            fetch(here, "j", tmp_path / "taken" / "thesis.tex", False)
+        assert names(tmp_path / "taken") == {"thesis.tex"}
+
+    @pytest.mark.parametrize(
+        ("state", "told"), [("PENDING", "its run has no folder yet"), ("FAILED", "before it had a run folder")]
+    )
+    def test_no_folder(self, state: str, told: str, tmp_path: Path) -> None:
+        with pytest.raises(ScenarioError, match=f"^j: {state}.*{told}"):
+            fetch(cluster(details("j", state)), "j", tmp_path / "x", False)
+
+    def test_results_at_an_address(self, tmp_path: Path) -> None:
+        with pytest.raises(ScenarioError, match="its results are at s3://bucket/r1"):
+            fetch(cluster(details("j"), logs=self.log("s3://bucket/r1")), "j", tmp_path / "x", False)
+
+    def test_a_helper_that_dies(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("raysim.jobs.fetch.MONITOR_S", 0.0)
+        here = cluster(details("j"), logs=self.log(tmp_path / "elsewhere"))
+        here.client.tails = [["Runtime env is setting up.\n", "sh: 1: exec: python: not found\n"]]
+        with pytest.raises(RunError, match=r"ended early: sh: 1: exec: python: not found"):
+            fetch(here, "j", tmp_path / "x", False)
+        assert not (tmp_path / "x").exists()
+        assert list(here.client.jobs) == ["j"]  # the helper is gone

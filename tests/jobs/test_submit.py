@@ -1,0 +1,132 @@
+"""What is sent to a cluster, and what is refused before."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import algorithms
+from raysim.core.errors import ScenarioError
+from raysim.jobs.cluster import Cluster
+from raysim.jobs.stage import code, stage
+from raysim.jobs.submit import environment, new_id, parse_env, submit
+from raysim.jobs.versions import VARIABLE, Versions
+from raysim.launch.check import check
+from raysim.scenario.load import load_scenario
+from tests.conftest import REPOSITORY
+from tests.jobs.fakes import HERE, cluster, details
+
+QUICKSTART = REPOSITORY / "scenarios" / "quickstart.yaml"
+
+
+class TestStage:
+    def test_code_and_scenario_and_nothing_else(self, tmp_path: Path) -> None:
+        assert stage(QUICKSTART, tmp_path) == "quickstart.yaml"
+        top = {path.name for path in tmp_path.iterdir()}
+        assert top == {"raysim", "algorithms", "quickstart.yaml", f"raysim-{Versions.here().raysim}.dist-info"}
+        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert {path.suffix for path in files} <= {".py", ".typed", ".yaml", ""}
+        assert not [path for path in files if "__pycache__" in path.parts]
+        assert sum(path.stat().st_size for path in files) < 5_000_000
+
+    def test_it_stands_alone(self, tmp_path: Path) -> None:
+        """In a Python that knows of no other raysim, what was staged is found, with its version and requirements."""
+        stage(QUICKSTART, tmp_path)
+        program = (
+            "import sys, importlib.metadata as m, raysim.jobs.versions as v, algorithms; "
+            "print(v.__file__, algorithms.__file__, m.version('raysim'), len(m.requires('raysim')))"
+        )
+        others = "import sys; sys.meta_path = [f for f in sys.meta_path if 'Editable' not in repr(f)]"
+        command = [sys.executable, "-c", f"{others}; {program}"]
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        told = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True).stdout.split()
+        assert [Path(name).is_relative_to(tmp_path) for name in told[:2]] == [True, True]
+        assert told[2] == Versions.here().raysim
+        assert int(told[3]) > 10
+
+    def test_a_users_own_algorithms(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        own = tmp_path / "own"
+        (own / ".git").mkdir(parents=True)
+        (own / "mine.py").write_text("# mine")
+        (own / "fedgh.py").write_text("# mine instead")
+        (own / "data.bin").write_bytes(bytes(10))
+        (own / ".git" / "hook.py").write_text("")
+        monkeypatch.setattr(algorithms, "__path__", [str(own), *algorithms.__path__])
+        folder = tmp_path / "staged"
+        stage(QUICKSTART, folder)
+        assert (folder / "algorithms" / "fedgh.py").read_text() == "# mine instead"
+        assert (folder / "algorithms" / "mine.py").exists()
+        assert (folder / "algorithms" / "fedssa.py").exists()
+        assert not (folder / "algorithms" / "data.bin").exists()
+        assert not (folder / "algorithms" / ".git").exists()
+
+    def test_every_place_once(self) -> None:
+        places = [file.place for file in code()]
+        assert len(places) == len(set(places)) > 50
+
+
+class TestEnvironment:
+    def test_nothing_of_this_machine_but_versions(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mine.db")
+        monkeypatch.setenv("SECRET", "x")
+        sent, notes = environment({"RAYSIM_DATA": "/data"}, HERE)
+        assert set(sent) == {VARIABLE, "RAY_JOB_STOP_WAIT_TIME_S", "RAYSIM_DATA"}
+        assert notes == []
+
+    def test_a_tracking_server(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example")
+        assert environment({}, HERE)[0]["MLFLOW_TRACKING_URI"] == "https://mlflow.example"
+        assert environment({"MLFLOW_TRACKING_URI": "x"}, HERE)[0]["MLFLOW_TRACKING_URI"] == "x"
+
+    def test_a_tracking_server_that_only_this_machine_has(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
+        sent, notes = environment({}, "http://head:8265")
+        assert "MLFLOW_TRACKING_URI" not in sent
+        assert "means this machine" in notes[0]
+        assert "MLFLOW_TRACKING_URI" in environment({}, HERE)[0]
+
+    def test_given(self) -> None:
+        assert parse_env(["A=1", "B=x=y", "C="]) == {"A": "1", "B": "x=y", "C": ""}
+
+    @pytest.mark.parametrize("item", ["A", "=1", "1A=2", "A B=1"])
+    def test_not_of_its_form(self, item: str) -> None:
+        with pytest.raises(ScenarioError, match="KEY=VALUE"):
+            parse_env([item])
+
+
+class TestSubmit:
+    def send(self, to: Cluster, job: str = "j1", *sets: str) -> dict[str, Any]:
+        submit(to, QUICKSTART, sets, check(load_scenario(QUICKSTART, sets)), {}, job)
+        ((_, sent),) = to.client.asked
+        return sent
+
+    def test_what_ray_is_told(self) -> None:
+        sent = self.send(cluster(version=Versions.here().ray), "j1", "rounds=2", "algorithm={name: fedgh}")
+        command = "exec python -m raysim.jobs.entry quickstart.yaml --set rounds=2 --set 'algorithm={name: fedgh}'"
+        assert (sent["submission_id"], sent["entrypoint"]) == ("j1", command)
+        assert sent["metadata"]["algorithm"] == "fedgh"
+        assert not any("num" in name for name in sent)  # the driver asks for no CPU and no GPU
+        assert not Path(sent["runtime_env"]["working_dir"]).exists()  # uploaded by then
+
+    def test_an_id_that_is_taken(self) -> None:
+        with pytest.raises(ScenarioError, match="--id: j1 is taken"):
+            self.send(cluster(details("j1"), version=Versions.here().ray))
+
+    def test_another_release_of_ray_is_sent_nothing(self) -> None:
+        old = cluster(version="2.9.0")
+        with pytest.raises(ScenarioError, match=r"Ray 2\.9\.0"):
+            self.send(old)
+        assert old.client.asked == []
+
+    def test_ids(self) -> None:
+        assert new_id("quickstart").startswith("quickstart-2")
+        assert new_id("quickstart") != new_id("quickstart")
+        assert new_id("quickstart", "mine.1") == "mine.1"
+        for given in ("", "a b", "../x", "-x", "a" * 101):
+            with pytest.raises(ScenarioError, match="--id"):
+                new_id("quickstart", given)

@@ -1,0 +1,63 @@
+"""What both ends have installed: what stops a job, what is only told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import metadata
+
+import pytest
+
+from raysim.jobs import versions
+from raysim.jobs.versions import Versions, caution, misfit, missing
+
+HERE = Versions.here()
+
+
+def test_they_survive_an_environment_variable() -> None:
+    assert Versions.parse(HERE.text()) == HERE
+    assert "" not in (HERE.python, HERE.ray, HERE.torch, HERE.raysim)
+
+
+def test_the_same_fits() -> None:
+    assert misfit(HERE, HERE) == ""
+    assert caution(HERE, HERE) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"ray": ""}, "has no Ray"),
+        ({"ray": "2.9.1"}, "the cluster has Ray 2.9.1"),
+        ({"python": "3.9"}, f"the cluster has Python 3.9, but the job comes from {HERE.python}"),
+        ({"raysim": "0.0.1"}, "finds 0.0.1"),
+        ({"raysim": ""}, "finds none"),
+    ],
+)
+def test_what_does_not_fit(change: dict[str, str], told: str) -> None:
+    assert told in misfit(HERE, replace(HERE, **change))
+
+
+def test_a_patch_of_ray_fits() -> None:
+    assert misfit(replace(HERE, ray="2.60.0"), replace(HERE, ray="2.60.3")) == ""
+
+
+def test_another_torch_is_only_told() -> None:
+    other = replace(HERE, torch="1.0.0")
+    assert misfit(HERE, other) == ""
+    assert "torch 1.0.0" in caution(HERE, other)
+    assert caution(replace(HERE, torch="2.6.0+cpu"), replace(HERE, torch="2.6.0+cu126")) == ""
+
+
+def test_requirements_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert missing() == []
+    real = metadata.version
+
+    def version(name: str) -> str:
+        if name == "mlflow":
+            raise metadata.PackageNotFoundError(name)
+        return "0.1" if name == "pyarrow" else real(name)
+
+    monkeypatch.setattr(versions.metadata, "version", version)
+    told = misfit(HERE, HERE)
+    assert told.startswith("the cluster lacks pyarrow>=15, mlflow")
+    assert "pytest" not in told

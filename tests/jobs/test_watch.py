@@ -1,0 +1,186 @@
+"""Looking at jobs: what a log tells, following it, stopping."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from raysim.core.errors import RunError
+from raysim.jobs import watch
+from raysim.jobs.marks import PREFIX, Told, Unmarked, read_log
+from raysim.jobs.watch import Job, follow, look, stop, why
+from tests.jobs.fakes import cluster, details
+
+MARK = PREFIX + json.dumps({"run_folder": "/home/x/raysim/runs/quickstart/r1", "run_id": "r1"})
+END = PREFIX + json.dumps({"summary": {"rounds": 3, "status": "finished"}})
+LOG = f"quickstart: 3 rounds\n{MARK}\nround 1/3  accuracy 10.0% all\nround 3/3  accuracy 30.0% all\n{END}\n"
+
+
+class TestLog:
+    def test_what_it_tells(self) -> None:
+        told = read_log(LOG)
+        assert told.run_folder == "/home/x/raysim/runs/quickstart/r1"
+        assert told.run_id == "r1"
+        assert told.progress == "round 3/3  accuracy 30.0% all"
+        assert told.summary == {"rounds": 3, "status": "finished"}
+
+    def test_nothing_yet(self) -> None:
+        assert read_log("") == Told()
+
+    def test_a_mark_that_was_cut_off(self) -> None:
+        assert read_log(f"{MARK}\n{END[:-4]}").summary == {}
+
+    def test_the_sentence_that_it_ended_with(self) -> None:
+        assert (
+            read_log("note: torch differs\nraysim: data.root: no such folder\n").problem == "data.root: no such folder"
+        )
+
+    def test_marks_are_not_for_people_wherever_pieces_end(self) -> None:
+        for at in range(len(LOG)):
+            lines = Unmarked()
+            shown = lines.feed(LOG[:at]) + lines.feed(LOG[at:]) + lines.end()
+            assert shown == "quickstart: 3 rounds\nround 1/3  accuracy 10.0% all\nround 3/3  accuracy 30.0% all\n"
+
+    def test_a_last_line_without_an_end(self) -> None:
+        lines = Unmarked()
+        assert lines.feed("a\nb") + lines.end() == "a\nb\n"
+
+
+class TestJob:
+    @pytest.mark.parametrize(
+        ("state", "exit_code", "code"),
+        [
+            ("SUCCEEDED", 0, 0),
+            ("FAILED", 1, 1),
+            ("FAILED", 2, 2),
+            ("FAILED", 130, 130),
+            ("FAILED", 137, 1),
+            ("FAILED", None, 1),
+            ("STOPPED", None, 130),
+        ],
+    )
+    def test_exit_codes(self, state: str, exit_code: int | None, code: int) -> None:
+        assert Job.of(details("j", state, driver_exit_code=exit_code)).code == code
+
+    def test_how_long(self) -> None:
+        assert Job.of(details("j", "SUCCEEDED")).seconds == 2.5
+
+    def test_why(self) -> None:
+        failed = details("j", "FAILED", driver_exit_code=127, message="Job failed\nlast lines")
+        assert "no `python` on the cluster's PATH" in why(Job.of(failed), Told())
+        assert why(Job.of(failed), Told(problem="no data")) == "no data"
+        failed.driver_exit_code = -9
+        assert "exit code -9" in why(Job.of(failed), Told())
+        failed.driver_exit_code = None
+        assert why(Job.of(failed), Told()) == "Job failed"
+
+    def test_look(self) -> None:
+        job, told = look(cluster(details("j"), logs={"j": LOG}), "j")
+        assert (job.state, job.name, told.run_id) == ("RUNNING", "quickstart", "r1")
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "LOOK_EVERY_S", 0.02)
+
+
+@pytest.mark.usefixtures("quick")
+class TestFollow:
+    def test_a_broken_connection_repeats_and_loses_nothing(self) -> None:
+        here = cluster(details("j"), logs={"j": "one\ntwo\nthree\nfour\n"})
+        here.client.tails = [["one\ntw", RuntimeError("broken")], ["one\n", "two\nthree\n", RuntimeError("broken")]]
+        looks = iter([details("j")] * 12 + [details("j", "SUCCEEDED")] * 9)
+        here.client.get_job_info = lambda job: next(looks)
+        shown: list[str] = []
+        assert follow(here, "j", shown.append).code == 0
+        assert "".join(shown) == "one\ntwo\nthree\nfour\n"
+
+    def test_a_way_that_lets_no_websocket_through(self) -> None:
+        here = cluster(details("j"), logs={"j": "one\ntwo\n"})
+        here.client.tails = [[RuntimeError("no websocket")] for _ in range(100)]
+        shown: list[str] = []
+        running = [True] * 20
+
+        def get_job_info(job: str) -> object:
+            state = "RUNNING" if running.pop() and len(running) else "SUCCEEDED"
+            assert state == "RUNNING" or shown == ["one\ntwo\n"]  # what was printed is shown before the end
+            return details("j", state)
+
+        def write(text: str) -> None:
+            if text:
+                shown.append(text)
+
+        here.client.get_job_info = get_job_info
+        assert follow(here, "j", write).code == 0
+        assert shown == ["one\ntwo\n"]
+
+    def test_a_cluster_that_does_not_come_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(watch, "PATIENCE_S", 0.1)
+        here = cluster(details("j"))
+        answers = iter([details("j")])
+
+        def get_job_info(job: str) -> object:
+            try:
+                return next(answers)
+            except StopIteration:
+                raise ConnectionRefusedError("Connection refused") from None
+
+        here.client.get_job_info = get_job_info
+        with pytest.raises(RunError, match="does not answer any more"):
+            follow(here, "j", print)
+
+
+@pytest.mark.usefixtures("quick")
+class TestStop:
+    def test_it_waits_for_the_end(self) -> None:
+        here = cluster(details("j"))
+        assert stop(here, "j").state == "STOPPED"
+        assert ("stop", "j") in here.client.asked
+
+    def test_one_that_had_ended_is_left_alone(self) -> None:
+        here = cluster(details("j", "SUCCEEDED"))
+        assert stop(here, "j").state == "SUCCEEDED"
+        assert ("stop", "j") not in here.client.asked
+
+    def test_one_that_goes_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(watch, "STOP_S", -2.9)
+        here = cluster(details("j"))
+        here.client.stop_job = lambda job: True
+        with pytest.raises(RunError, match="asked to stop, but is RUNNING"):
+            stop(here, "j")
+
+
+PROGRAM = """
+import signal, sys, time
+from raysim.jobs.entry import _insist
+ending = _insist(0.3)
+arrived = []
+signal.signal(signal.SIGTERM, lambda number, frame: arrived.append(number))
+print("ready", flush=True)
+until = time.monotonic() + 60
+while not arrived and time.monotonic() < until:
+    time.sleep(0.01)
+if sys.argv[1] == "ends":
+    ending.set()
+time.sleep(1.0)
+print(len(arrived))
+"""
+
+
+@pytest.mark.parametrize(("how", "signals"), [("goes on", 2), ("ends", 1)])
+def test_a_job_whose_round_goes_on_is_asked_twice(how: str, signals: int, tmp_path: Path) -> None:
+    """Ray sends one SIGTERM, which ends a run after its round; the second ends it at once."""
+    run = subprocess.Popen([sys.executable, "-c", PROGRAM, how], stdout=subprocess.PIPE, text=True)
+    try:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "ready\n"
+        run.send_signal(signal.SIGTERM)
+        assert int(run.communicate(timeout=60)[0]) == signals
+    finally:
+        run.kill()
+        run.communicate()
