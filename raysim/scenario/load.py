@@ -196,7 +196,7 @@ def _parse(text: str, file: str) -> dict[str, Any]:
 
 
 def _loaded(text: str) -> Any:
-    """YAML as plain values. Raises one of `UNREADABLE`, also when aliases of aliases stand for more than memory holds."""
+    """YAML as plain values. Raises one of `UNREADABLE`, also when aliases stand for more than memory holds."""
     value = yaml.load(text, Loader)  # a SafeLoader: it makes no objects
     sizes: dict[int, int] = {}  # entries of each list and mapping, by identity
 
