@@ -1,9 +1,10 @@
-"""A real cluster of one node: what is submitted runs there with the same bits, comes back, and ends when asked to."""
+"""A real cluster of two nodes: what is submitted runs there with the same bits, comes back, and ends when asked to."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -38,7 +39,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:ssl=None is deprecated:DeprecationWarning"),  # how Ray's client uses aiohttp
 ]
 
-SMALL = ["rounds=2", "resources.actors=1", "algorithm.name=mine"]
+SMALL = ["rounds=2", "resources.actors=2", "algorithm.name=mine"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,11 @@ class Head:
         with urllib.request.urlopen(self.address + path, timeout=10) as answer:
             return json.load(answer)
 
+    def nodes_of_clients(self) -> set[str]:
+        """Ids of the nodes that client actors live or lived on."""
+        found = self.ask("/api/v0/actors?filter_keys=class_name&filter_predicates=%3D&filter_values=HostActor&detail=1")
+        return {actor["node_id"] for actor in found["data"]["result"]["result"]}
+
     def alive_actors(self) -> list[str]:
         found = self.ask("/api/v0/actors?filter_keys=state&filter_predicates=%3D&filter_values=ALIVE")
         names = [actor["class_name"] for actor in found["data"]["result"]["result"]]
@@ -59,13 +65,16 @@ class Head:
 
 
 @contextmanager
-def head_node(**env: str) -> Iterator[Head]:
-    """A Ray of its own on free ports of loopback, stopped by its process ids: `ray stop` would stop everybody's."""
+def head_node(second: bool = False, **env: str) -> Iterator[Head]:
+    """A Ray of its own on free ports of loopback, stopped by its process ids: `ray stop` would stop everybody's.
+
+    second: with another node, which has an address of its own.
+    """
     home = Path(tempfile.mkdtemp(prefix="rj-", dir="/tmp"))
     names = ("port", "dashboard-port", "dashboard-agent-listen-port", "dashboard-agent-grpc-port")
     names += ("ray-client-server-port", "metrics-export-port", "runtime-env-agent-port")
     ports = dict(zip(names, free_ports(len(names)), strict=True))
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=4"]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=2"]
     command += ["--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", "--disable-usage-stats"]
     command += [f"--temp-dir={home}/t", *(f"--{name}={port}" for name, port in ports.items())]
     dropped = ("RAY_ADDRESS", "MLFLOW_TRACKING_URI")
@@ -73,18 +82,50 @@ def head_node(**env: str) -> Iterator[Head]:
     environment |= {"HOME": str(home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **env}
     with (home / "out").open("w") as out:
         node = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
+    started = [node]
     head = Head(f"http://127.0.0.1:{ports['dashboard-port']}", home)
     try:
         wait_for(head, node)
+        if second:
+            started.append(join(ports["port"], environment, home))
+            wait_for_nodes(head, 2)
         yield head
     finally:
-        family = [psutil.Process(node.pid), *psutil.Process(node.pid).children(recursive=True)]
+        family = [
+            process
+            for one in started
+            for process in (psutil.Process(one.pid), *psutil.Process(one.pid).children(recursive=True))
+        ]
         for process in family:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(family, timeout=10)
-        node.wait()
+        for one in started:
+            one.wait()
         shutil.rmtree(home, ignore_errors=True)
+
+
+def join(port: int, environment: dict[str, str], home: Path) -> subprocess.Popen[bytes]:
+    """A second node on 127.0.0.2."""
+    names = (
+        "dashboard-agent-listen-port",
+        "dashboard-agent-grpc-port",
+        "metrics-export-port",
+        "runtime-env-agent-port",
+    )
+    ports = dict(zip(names, free_ports(len(names)), strict=True))
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address=127.0.0.1:{port}", "--block"]
+    command += ["--num-cpus=2", "--node-ip-address=127.0.0.2", "--disable-usage-stats"]
+    command += [f"--{name}={port}" for name, port in ports.items()]
+    with (home / "out2").open("w") as out:
+        return subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
+
+
+def wait_for_nodes(head: Head, count: int) -> None:
+    until = time.monotonic() + 60
+    while len(head.ask("/api/v0/nodes")["data"]["result"]["result"]) < count:
+        assert time.monotonic() < until, (head.home / "out2").read_text()
+        time.sleep(0.2)
 
 
 def free_ports(count: int) -> list[int]:
@@ -112,7 +153,7 @@ def wait_for(head: Head, node: subprocess.Popen[bytes]) -> None:
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[Head]:
-    with head_node(RAY_AUTH_MODE="disabled") as started:
+    with head_node(second=True, RAY_AUTH_MODE="disabled") as started:
         yield started
 
 
@@ -164,6 +205,9 @@ def test_a_job_runs_as_it_would_here_and_comes_back(head: Head, raysim: Any, tra
     assert told.code == 0, told
     assert "round 2/2" in told
     assert "raysim-job" not in told  # marks are not for people
+    # Ray may give the head another address of the machine than it was told.
+    assert len(set(re.findall(r"^node ([\d.]+): 1 client actors", told, re.MULTILINE))) == 2
+    assert len(head.nodes_of_clients()) == 2
     local = run(load_scenario(QUICKSTART, [*SMALL, "backend=in_process"]), quiet=True)
 
     # Through Ray, as from another machine.
