@@ -190,9 +190,10 @@ class MemorySampler:
 
     @property
     def slope_gb(self) -> float | None:
-        """Growth per 100 rounds, by least squares over their second half; None if there are too few."""
+        """Growth per 100 rounds, by least squares over their last two thirds; None if there are too few."""
         last = max((t for t, _ in self.samples), default=0)
-        late = np.array([sample for sample in self.samples if sample[0] > last / 2])
+        # After the last round actors end, which is no growth.
+        late = np.array([sample for sample in self.samples if last / 3 < sample[0] < last])
         if len({t for t, _ in late.tolist()}) < 3:
             return None
         return 100 * float(np.polyfit(late[:, 0], late[:, 1], 1)[0])
