@@ -117,6 +117,8 @@ def run_rounds(
     """
     eligible = [k for k in range(world.num_clients) if world.num_samples[k]]
 
+    size = min(schedule.participants, len(eligible))
+
     def members(t: int) -> Sequence[ClientId]:
         return cohort(world.seed, t, eligible, schedule.participants)
 
@@ -143,7 +145,8 @@ def run_rounds(
             start = perf_counter()
             due = t % schedule.evaluate_every == 0 or t == schedule.rounds
             store = keeper.begin(t) if keeper is not None and keeper.due(t) else None
-            report = survive.round(t, due, partial(_within, within_round, len(members(t))), store)
+            report = survive.round(t, due, partial(_within, within_round, size), store)
+            restarts = survive.restarts
             _tell_failures(t, report, schedule, note)
             rows = [client_row(world, t, k, turn, report.measured.get(k)) for k, turn in report.turns.items()]
             if due:
@@ -167,8 +170,11 @@ def run_rounds(
             for k in report.server.rejected:
                 note(f"round {t}: the upload of client {k} held a NaN or infinity and was left out")
             progress.final = progress.final | values
-            commit = partial(keeper.commit, t, report.files, progress.facts()) if keeper and report.files else None
             survive(record.wait)  # a commit may have been lost with an actor
+            commit = None
+            # What was written builds on the commit before: if that is lost, it would leave out what changed for it.
+            if keeper and report.files and survive.restarts == restarts:
+                commit = partial(keeper.commit, t, report.files, progress.facts())
             record(t, values, rows, commit)
             progress.t = t
             after_round(t)

@@ -168,6 +168,35 @@ def test_a_damaged_commit_is_told_and_the_one_before_used(tmp_path: Path) -> Non
     assert "going back to the commit of round 3 and repeating 1 round" in notes[1]
 
 
+def test_a_commit_that_builds_on_a_lost_one_is_not_made(tmp_path: Path) -> None:
+    given = loaded("algorithm={name: fedgh}")
+    expected = outcome(given, InProcess())
+
+    class Twice(Mortal):
+        """The commit of round 2 is lost while all live on; all die in round 4."""
+
+        def save(self, t: int, store: Store) -> Files:
+            files = InProcess.save(self, t, store)
+
+            def late() -> tuple[list[Part], Part]:
+                if t == 2 and self.deaths == 0:
+                    self.deaths = 1
+                    raise LostError("a commit: an object is lost")
+                return files()
+
+            return late
+
+        def _perhaps(self, part: str) -> None:
+            if part == "round 4" and self.deaths == 1:
+                self.rate = 1.0
+                super()._perhaps(part)
+
+    mortal = Twice(1, 0.0)
+    keeper = Keeper(Commits(LocalStore(tmp_path)), 1, ROUNDS)
+    assert outcome(given, mortal, keeper) == expected
+    assert mortal.deaths == 2
+
+
 def test_the_end_is_asked_for_once_the_round_is_committed(tmp_path: Path) -> None:
     given = loaded()
     world, images, participants = world_for(given)
