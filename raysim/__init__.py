@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from raysim.core.contract import check_algorithm
     from raysim.core.errors import RaysimError, RunError, ScenarioError
     from raysim.core.messages import message
-    from raysim.launch.run import Result, resume, run
+    from raysim.launch.run import resume, run
+    from raysim.launch.session import Result
     from raysim.scenario.load import Loaded, load_scenario
 
 __all__ = [
@@ -37,7 +38,7 @@ _HOMES = {
     "Algorithm": "raysim.core.algorithm",
     "Loaded": "raysim.scenario.load",
     "RaysimError": "raysim.core.errors",
-    "Result": "raysim.launch.run",
+    "Result": "raysim.launch.session",
     "RunError": "raysim.core.errors",
     "ScenarioError": "raysim.core.errors",
     "check_algorithm": "raysim.core.contract",

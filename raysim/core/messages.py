@@ -7,6 +7,7 @@ backend isolates sender from receiver exactly as Ray does.
 
 from __future__ import annotations
 
+import cmath
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple, TypeVar, cast, dataclass_transform
@@ -20,6 +21,9 @@ from torch.utils import _pytree as pytree
 T = TypeVar("T")
 Weights = dict[str, Tensor]
 _IS_MESSAGE = "__raysim_message__"
+
+IN_LINE = 4096
+"""Bytes up to which a packed tensor is pickled in line."""
 
 
 @dataclass_transform(frozen_default=True)
@@ -87,12 +91,22 @@ class PackedTensor:
         flat = tensor.detach().to("cpu", copy=True).contiguous().reshape(-1)
         return cls(flat.view(torch.uint8).numpy(), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For Ray: a small tensor travels in line, as each buffer apart costs 15 microseconds, more than a copy."""
+        if self.data.nbytes > IN_LINE:
+            return type(self), (self.data, self.dtype, self.shape)
+        return _from_bytes, (self.data.tobytes(), self.dtype, self.shape)
+
     def tensor(self, device: torch.device | str = "cpu") -> Tensor:
         """A fresh tensor; the packed bytes may be read-only shared memory and are never handed out."""
         flat = torch.empty(len(self.data), dtype=torch.uint8)
         flat.numpy()[:] = self.data
         tensor = flat.view(getattr(torch, self.dtype)).reshape(self.shape)
         return tensor if device == "cpu" else tensor.to(device)
+
+
+def _from_bytes(data: bytes, dtype: str, shape: tuple[int, ...]) -> PackedTensor:
+    return PackedTensor(np.frombuffer(data, np.uint8), dtype, shape)
 
 
 def pack(msg: T) -> T:
@@ -170,7 +184,7 @@ def nonfinite(msg: object) -> bool:
     """Whether any floating-point number in a message is NaN or infinite."""
     return any(
         # A sum with a NaN or infinity in it is not finite; one pass, and only a sum that overflowed needs a look.
-        not bool(leaf.sum().isfinite()) and not bool(leaf.isfinite().all())
+        not cmath.isfinite(leaf.sum().item()) and not bool(leaf.isfinite().all())
         for leaf in leaves(msg)
         if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
     )

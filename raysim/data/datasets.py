@@ -116,6 +116,8 @@ def _load(spec: DatasetSpec, source: sources.Source) -> ImageData:
     if decoded is None:
         decoded = sources.read(spec, source)
         cache.save(key, decoded)
+        # From here on the copy on disk, if there is one: a map of a file is memory that the system can have back.
+        decoded = cache.load(key) or decoded
     return _read_only(spec, decoded, str(source))
 
 

@@ -85,6 +85,7 @@ def looked_for(spec: DatasetSpec, formats: tuple[str, ...]) -> str:
 def read(spec: DatasetSpec, source: Source) -> Decoded:
     """Decode everything. Raises ScenarioError, one sentence, for a damaged or unsuitable file."""
     decoded = _READ[source.format](spec, source)
+    pa.default_memory_pool().release_unused()  # what Arrow read the files into
     channels, height, width = spec.image_shape
     shape, label_M = decoded.image_MHWC.shape, decoded.label_M
     if shape[1:] != (height, width, channels):

@@ -3,7 +3,7 @@
 A commit is a manifest, `commit-<round>.json`, that names files which hold tensors (safetensors) with their sizes and
 CRC-32. Files are never changed: a client's file is written when the client has changed, and later commits name the same
 file for as long as the client has not. The manifest is written last, in one step; without one, files are nothing.
-The two latest commits are kept, and no file that neither names.
+The two latest commits are kept, and no file that neither names; the space of some that went waits for the next commit.
 
     clients-000012-00007.safetensors   the state after round 12 of client 7 (and of small clients after it, together)
     server-000012.safetensors          what the server keeps after round 12
@@ -18,7 +18,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -27,11 +29,20 @@ from raysim.core.algorithm import ClientId
 from raysim.core.errors import RunError
 from raysim.core.messages import Weights
 from raysim.core.state import Frozen
-from raysim.engine.store import Buffer, Store
+from raysim.engine.store import Buffer, Store, viewed
 
-FORMAT = 1
+Bytes = NDArray[np.uint8]
+"""A file's content."""
+
+FORMAT = 2
 KEPT = 2
 """Commits that stay, so that a damaged one has a predecessor."""
+
+SPARE = 2
+"""How many times as many files as a commit wrote may wait for their space to be used again."""
+
+_BLOCK = 4096
+"""Bytes of which a checksum takes the sum."""
 
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
@@ -54,7 +65,7 @@ class Part:
 
     name: str
     size: int  # bytes
-    crc32: int
+    checksum: int
     clients: tuple[ClientId, ...] = ()
 
 
@@ -73,11 +84,8 @@ class Commit:
         return [*self.parts, self.server]
 
 
-def client_parts(t: int, states: Iterable[tuple[ClientId, Weights]]) -> Iterator[tuple[Part, list[Buffer]]]:
-    """The files for clients' states after round `t`, one after another: (file, its content in pieces).
-
-    The pieces are the states' own memory where its layout allows: use them before the states change.
-    """
+def client_parts(t: int, states: Iterable[tuple[ClientId, Weights]]) -> Iterator[tuple[Part, Bytes]]:
+    """The files for clients' states after round `t`, one after another, with their content."""
     held: dict[str, Tensor] = {}
     clients: list[ClientId] = []
     size = 0
@@ -93,39 +101,49 @@ def client_parts(t: int, states: Iterable[tuple[ClientId, Weights]]) -> Iterator
         yield _client_part(t, held, clients)
 
 
-def _client_part(t: int, held: Mapping[str, Tensor], clients: Sequence[ClientId]) -> tuple[Part, list[Buffer]]:
-    pieces = safetensors_pieces(held)
-    crc32 = 0
-    for piece in pieces:
-        crc32 = zlib.crc32(piece, crc32)
-    size = sum(memoryview(piece).nbytes for piece in pieces)
-    return Part(f"clients-{t:06d}-{clients[0]:05d}.safetensors", size, crc32, tuple(clients)), pieces
+def _client_part(t: int, held: Mapping[str, Tensor], clients: Sequence[ClientId]) -> tuple[Part, Bytes]:
+    data = safetensors_file(held)
+    return Part(f"clients-{t:06d}-{clients[0]:05d}.safetensors", len(data), checksum(data), tuple(clients)), data
 
 
-def safetensors_pieces(tensors: Mapping[str, Tensor]) -> list[Buffer]:
-    """A safetensors file in pieces: its header, then each tensor's own bytes, which are not copied.
-
-    The library's `save` copies everything twice, which is half of what a commit costs a round.
-    """
+def safetensors_file(tensors: Mapping[str, Tensor]) -> Bytes:
+    """A safetensors file. The library's `save` copies everything twice, which takes as long as all else of a commit."""
     header: dict[str, Any] = {}
-    pieces: list[Buffer] = []
-    begin = 0
-    for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
-        flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        end = begin + flat.nbytes
+    end = 0
+    # Wide numbers first, so that each begins where processors like it.
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    for name, tensor in ordered:
+        begin, end = end, end + tensor.nbytes
         header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
-        pieces.append(flat.data)
-        begin = end
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # so that numbers begin where processors like them
-    return [len(text).to_bytes(8, "little") + text, *pieces]
+    text += b" " * (-len(text) % 8)
+    head = len(text).to_bytes(8, "little") + text
+    whole = torch.empty(len(head) + end, dtype=torch.uint8)
+    data: Bytes = whole.numpy()
+    data[: len(head)] = np.frombuffer(head, np.uint8)
+    left = whole[len(head) :]
+    for _, tensor in ordered:
+        here, left = left[: tensor.nbytes], left[tensor.nbytes :]
+        here.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+    return data
 
 
-def server_part(t: int, frozen: Frozen, facts: Mapping[str, Any]) -> tuple[Part, list[Buffer]]:
+def checksum(data: Buffer) -> int:
+    """CRC-32 of the sums of every 4 KiB, taken as 64-bit numbers: a tenth of the time of a CRC-32 of everything.
+
+    Shows any flipped bit, any block that is missing, stale or in another's place. Guards against damage, not malice.
+    """
+    view = viewed(data)
+    whole = view.nbytes // _BLOCK * _BLOCK
+    sum_K = np.frombuffer(view[:whole], "<u8").reshape(-1, _BLOCK // 8).sum(axis=1, dtype="<u8")
+    return zlib.crc32(view[whole:], zlib.crc32(sum_K))
+
+
+def server_part(t: int, frozen: Frozen, facts: Mapping[str, Any]) -> tuple[Part, Bytes]:
     """The file for the server's state after round `t`. facts: what its host must know besides, JSON."""
     metadata = {"tree": json.dumps(frozen.tree), "facts": json.dumps(facts)}
-    data = save(frozen.tensors, metadata)
-    return Part(f"server-{t:06d}.safetensors", len(data), zlib.crc32(data)), [data]
+    data = np.frombuffer(save(frozen.tensors, metadata), np.uint8)
+    return Part(f"server-{t:06d}.safetensors", len(data), checksum(data)), data
 
 
 def read_clients(data: bytes, wanted: Collection[ClientId]) -> dict[ClientId, Weights]:
@@ -188,7 +206,7 @@ class Commits:
         """
         now = {k for part in changed for k in part.clients}
         before = self.kept[-1].parts if self.kept else ()
-        older = [Part(p.name, p.size, p.crc32, tuple(k for k in p.clients if k not in now)) for p in before]
+        older = [Part(p.name, p.size, p.checksum, tuple(k for k in p.clients if k not in now)) for p in before]
         commit = Commit(t, (*(part for part in older if part.clients), *changed), server, facts)
         try:
             self.store.settle([part.name for part in (*changed, server)])
@@ -197,20 +215,24 @@ class Commits:
             raise self.failure(t, error) from error
         gone, self.kept = self.kept[: 1 - KEPT], [*self.kept[1 - KEPT :], commit]
         try:
-            self._remove(gone)
+            self._remove(gone, changed)
         except OSError as error:
             raise CommitError(f"an old commit in {self.store.where} cannot be removed ({_reason(error)})") from error
         return commit
 
-    def _remove(self, gone: Sequence[Commit]) -> None:
+    def _remove(self, gone: Sequence[Commit], changed: Sequence[Part]) -> None:
         """Let go of what no kept commit needs; manifests first, so that none is left without its files."""
         needed = {part.name for commit in self.kept for part in commit.files} | {_name(c.round) for c in self.kept}
         if self.litter:
             found = [name for name in self.store.names() if name.lstrip(".").startswith(_OURS)]
         else:
             found = [name for c in gone for name in (_name(c.round), *(part.name for part in c.files))]
-        for name in sorted(set(found) - needed, key=lambda name: (not name.startswith("commit-"), name)):
-            self.store.remove(name)
+        going = sorted(set(found) - needed, key=lambda name: (not name.startswith("commit-"), name))
+        for name in going:
+            if self.litter or name.startswith("commit-"):
+                self.store.remove(name)
+        if not self.litter:
+            self.store.recycle([name for name in going if not name.startswith("commit-")], SPARE * len(changed))
         self.litter = False
 
     def clients(self, commit: Commit) -> Iterator[dict[ClientId, Weights]]:
@@ -235,7 +257,7 @@ class Commits:
             size = self.store.size(part.name)
             if size != part.size:
                 return f"{self.store.where}/{part.name} has {size} bytes instead of {part.size}"
-            if zlib.crc32(self.store.read(part.name)) != part.crc32:
+            if checksum(self.store.read(part.name)) != part.checksum:
                 return f"{self.store.where}/{part.name} does not hold what was written"
         except OSError as error:
             return f"{self.store.where}/{part.name} cannot be read ({_reason(error)})"
@@ -244,7 +266,7 @@ class Commits:
     def _whole(self, part: Part, read: Any) -> Any:
         try:
             data = self.store.read(part.name)
-            if zlib.crc32(data) != part.crc32:
+            if checksum(data) != part.checksum:
                 raise ValueError("it does not hold what was written")
             return read(data)
         except (OSError, ValueError, KeyError, SafetensorError) as error:
@@ -260,8 +282,8 @@ def _manifest_bytes(commit: Commit) -> bytes:
     body = {
         "format": FORMAT,
         "round": commit.round,
-        "parts": [[p.name, p.size, p.crc32, list(p.clients)] for p in commit.parts],
-        "server": [commit.server.name, commit.server.size, commit.server.crc32],
+        "parts": [[p.name, p.size, p.checksum, list(p.clients)] for p in commit.parts],
+        "server": [commit.server.name, commit.server.size, commit.server.checksum],
         "facts": dict(commit.facts),
     }
     text = json.dumps(body)

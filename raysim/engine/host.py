@@ -30,7 +30,7 @@ from raysim.core.meter import FlopMeter
 from raysim.core.results import ClientRow
 from raysim.core.seeds import global_seed, seeded
 from raysim.core.state import digest, state_tensors
-from raysim.engine.commits import Part, client_parts
+from raysim.engine.commits import Bytes, Part, client_parts
 from raysim.engine.hooks import hook
 from raysim.engine.store import Store
 from raysim.engine.timelimit import limit
@@ -70,8 +70,8 @@ class Moved:
     unsaved: bool  # changed since the last commit
 
 
-Saved = tuple[Part, bytes | None]
-"""A file of a commit; its bytes where the host itself could not write it."""
+Saved = tuple[Part, Bytes | None]
+"""A file of a commit; its content where the host itself could not write it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,10 +232,10 @@ class ClientHost:
         """Write the clients that changed since the last time, after round `t`. Without a store: hand the bytes over."""
         changed = sorted(self.unsaved)
         self.unsaved = set()
-        for part, pieces in client_parts(t, ((k, self.nets[k].state_dict()) for k in changed)):
+        for part, data in client_parts(t, ((k, self.nets[k].state_dict()) for k in changed)):
             if store is not None:
-                store.write(part.name, pieces)
-            yield part, None if store is not None else b"".join(pieces)
+                store.write(part.name, data)
+            yield part, None if store is not None else data
 
     def _forget(self, k: ClientId) -> bool:
         """Whether a client was unsaved; it is no longer known as such."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -71,6 +72,15 @@ def give_back_freed_memory() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
+def leave_out_of_collections() -> None:
+    """Exempt what was imported from garbage collection: walking torch's 200,000 objects takes 0.2 s each time.
+
+    Only in processes of our own.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 class HostActor:
     """A `ClientHost` in a process of its own, made when it is first needed."""
 
@@ -115,6 +125,7 @@ class HostActor:
                     torch.cuda.set_per_process_memory_fraction(self.gpu_share)
             world, image_MHWC = ray.get(list(self.what))
             self.made = ClientHost(world, image_MHWC, device)
+            leave_out_of_collections()
         return self.made
 
     def join(self, ids: Sequence[ClientId]) -> dict[ClientId, Any]:
@@ -217,6 +228,7 @@ class ServerActor:
         from raysim.engine.server import ServerHost
 
         self.host = ServerHost(world)
+        leave_out_of_collections()
         return str(ray.get_runtime_context().get_node_id())
 
     def start(self, *hellos: Mapping[ClientId, Any]) -> None:

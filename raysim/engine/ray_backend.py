@@ -288,7 +288,7 @@ class RayBackend:
         """The file of a commit, written here if the actor could not."""
         part, data = saved
         if data is not None:
-            store.write(part.name, [data])
+            store.write(part.name, data)
         return part
 
     def fingerprints(self, ids: Sequence[ClientId]) -> tuple[dict[ClientId, dict[str, str]], dict[str, str]]:

@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from raysim.core.algorithm import ClientId, Server
 from raysim.core.errors import RunError
-from raysim.core.messages import pack, unpack
+from raysim.core.messages import leaves, pack, unpack
 from raysim.core.meter import flops_of
 from raysim.core.seeds import seeded
 from raysim.core.state import digest, freeze, modules_of, state_tensors, thaw
@@ -87,7 +86,7 @@ class ServerHost:
         flops = 0
         if ups:
             # Counting slows small operations down, so it is done once per signature of the uploads.
-            key = tuple(tuple(leaf.shape) for leaf in pytree.tree_leaves(ups) if isinstance(leaf, Tensor))
+            key = tuple(tuple(leaf.shape) for leaf in leaves(ups) if isinstance(leaf, Tensor))
             with self._hook("server_update", t, next(iter(ups.values()))):
                 if key in self._flops:
                     self.world.algorithm.server_update(self.server, ups)
@@ -99,10 +98,10 @@ class ServerHost:
 
     def save(self, t: int, store: Store | None) -> Saved:
         """Write the state after round `t`. Without a store: hand the bytes over."""
-        part, pieces = server_part(t, freeze(self.server.state), {"flops": list(map(list, self._flops.items()))})
+        part, data = server_part(t, freeze(self.server.state), {"flops": list(map(list, self._flops.items()))})
         if store is not None:
-            store.write(part.name, pieces)
-        return part, None if store is not None else b"".join(pieces)
+            store.write(part.name, data)
+        return part, None if store is not None else data
 
     def restore(self, data: bytes) -> None:
         """Go on from what `save` wrote; called after `start`, whose state gives the modules. Raises `RunError`."""

@@ -14,7 +14,7 @@ from raysim.core.fit import FitJob, fit_one
 from raysim.core.ops import cross_entropy
 from raysim.engine.placement import Group, Machine, Plan, make_plan
 from raysim.launch.check import Checked
-from raysim.launch.run import attaches, local_machine
+from raysim.launch.prepare import attaches, local_machine
 
 SPLIT_TRAIN: Mapping[str, float] = {"pooled811": 0.8, "published": 1.0, "pfedhn": 0.8}
 """Share of a split's images that train: of all images for pooled811, of the published training images otherwise."""

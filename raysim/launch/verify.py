@@ -20,7 +20,7 @@ from raysim.engine.sampling import cohort
 from raysim.engine.store import open_store
 from raysim.engine.survival import Keeper, Note
 from raysim.launch.check import check
-from raysim.launch.run import deal, local_machine, read_data, world_of
+from raysim.launch.prepare import deal, local_machine, read_data, world_of
 from raysim.scenario.load import Loaded, load_scenario
 from raysim.tracking.memory import MemoryTracker
 

@@ -24,7 +24,7 @@ from raysim.engine.placement import Machine, make_plan
 from raysim.engine.sampling import cohort
 from raysim.engine.world import World
 from raysim.launch.check import check
-from raysim.launch.run import deal, read_data, world_of
+from raysim.launch.prepare import deal, read_data, world_of
 from raysim.scenario.load import load_scenario
 from tests.engine.scenarios import states_of
 

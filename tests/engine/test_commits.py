@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -80,8 +82,8 @@ def test_what_a_death_left_goes_with_the_next_commit(store: Store) -> None:
     commits = Commits(store)
     add(commits, 1, [0, 1])
     for name in ("clients-000002-00000.safetensors", "server-000002.safetensors", ".commit-000002.json.part"):
-        store.write(name, [b"ha", b"lf"])
-    store.write("notes.txt", [b"not ours"])
+        store.write(name, b"half")
+    store.write("notes.txt", b"not ours")
     again = Commits.open(store)
     assert held(again) == (1, {0: 1, 1: 1})
     add(again, 3, [0])
@@ -155,14 +157,64 @@ def test_tied_and_strange_tensors_come_back(tmp_path: Path) -> None:
     net.register_buffer("empty", torch.zeros(0, 3))
     net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     state: dict[str, Any] = net.state_dict()
-    ((part, pieces),) = client_parts(4, [(3, state)])
-    data = b"".join(pieces)
+    ((part, content),) = client_parts(4, [(3, state)])
+    data = content.tobytes()
     assert (part.clients, part.size) == ((3,), len(data))
     back = module.read_clients(data, [3])[3]
     assert back.keys() == state.keys()
     assert all(torch.equal(back[name], state[name]) and back[name].dtype == state[name].dtype for name in state)
     assert module.read_clients(data, [4]) == {4: {}}
     assert weights(net).keys() == back.keys()
+
+
+def test_space_is_used_again_and_holds_what_was_written_last(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    commits = Commits(store)
+    wide, narrow = (1 << 18) + 1000, 1 << 18
+    for t in range(1, 12):
+        add(commits, t, [0, 1, t % 3], size=wide if t % 2 else narrow)
+        seen = {k: t - (t - k) % 3 for k in range(3)} | {0: t, 1: t}
+        assert held(Commits.open(store)) == (t, {k: r for k, r in seen.items() if r >= 1})
+        assert len(list(store.spare.iterdir()) if store.spare.exists() else []) <= module.SPARE * 3
+    inodes = {path.stat().st_ino for path in store.spare.iterdir()}
+    add(commits, 12, [0, 1], size=narrow)
+    assert inodes & {path.stat().st_ino for path in tmp_path.glob("clients-000012-*")}
+    store.tidy()
+    assert held(Commits.open(store))[0] == 12
+    assert not store.spare.exists()
+    add(commits, 13, [0])
+    assert held(Commits.open(store))[0] == 13
+
+
+def test_a_spare_file_goes_to_one_writer_only(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    for i in range(8):
+        store.write(f"clients-{i:06d}-00000", bytes([i]) * 1000)
+    store.recycle([f"clients-{i:06d}-00000" for i in range(8)], keep=8)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda i: store.write(f"new-{i}", bytes([100 + i]) * (950 + i)), range(12)))
+    assert {name: store.read(name) for name in store.names()} == {
+        f"new-{i}": bytes([100 + i]) * (950 + i) for i in range(12)
+    }
+    assert not list(store.spare.iterdir())
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 3 * 4096, 50_001])
+def test_a_checksum_shows_every_flipped_bit_and_every_block_out_of_place(size: int) -> None:
+    rng = np.random.default_rng(size)
+    data = rng.integers(0, 256, size, dtype=np.uint8)
+    told = module.checksum(data)
+    assert told == module.checksum(data.tobytes())
+    for at in rng.integers(0, 8 * size, 200 if size else 0).tolist():
+        wrong = data.copy()
+        wrong[at // 8] ^= 1 << at % 8
+        assert module.checksum(wrong) != told
+    if size >= 2 * 4096:
+        wrong = data.copy()
+        wrong[:4096], wrong[4096:8192] = data[4096:8192], data[:4096]
+        assert module.checksum(wrong) != told
+        wrong[:8192] = np.concatenate([data[:4096], data[:4096]])  # what was there before
+        assert module.checksum(wrong) != told
 
 
 def test_addresses() -> None:

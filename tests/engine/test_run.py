@@ -22,7 +22,9 @@ from raysim.engine.host import ClientHost, Moved
 from raysim.engine.placement import Machine, make_plan
 from raysim.engine.store import LocalStore
 from raysim.launch.check import check
-from raysim.launch.run import Result, deal, read_data, run, world_of
+from raysim.launch.prepare import deal, read_data, world_of
+from raysim.launch.run import run
+from raysim.launch.session import Result
 from raysim.tracking.memory import MemoryTracker
 from tests.engine.scenarios import loaded
 

@@ -27,7 +27,7 @@ from raysim.engine.store import LocalStore, Store
 from raysim.engine.survival import Keeper
 from raysim.engine.world import World
 from raysim.launch.check import check
-from raysim.launch.run import deal, read_data, world_of
+from raysim.launch.prepare import deal, read_data, world_of
 from raysim.scenario.load import Loaded
 from raysim.scenario.registry import algorithm_names
 from raysim.tracking.memory import MemoryTracker

@@ -9,7 +9,7 @@ from raysim.engine.inprocess import InProcess
 from raysim.engine.placement import Machine, make_plan
 from raysim.engine.run import Progress, Schedule, run_rounds, state_digest
 from raysim.launch.check import check
-from raysim.launch.run import deal, read_data, world_of
+from raysim.launch.prepare import deal, read_data, world_of
 from raysim.tracking.memory import MemoryTracker
 from tests.engine.scenarios import loaded
 

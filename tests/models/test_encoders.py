@@ -18,7 +18,7 @@ from raysim.core.errors import ScenarioError
 from raysim.core.seeds import global_seed
 from raysim.engine.placement import Machine, make_plan
 from raysim.launch.check import check
-from raysim.launch.run import deal, read_data, world_of
+from raysim.launch.prepare import deal, read_data, world_of
 from raysim.models.encoders import ENCODERS, MobileNet, _mobilenet, auto_encoder, build_encoder, weights_file
 from raysim.scenario.load import load_scenario
 

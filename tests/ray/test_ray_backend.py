@@ -22,7 +22,9 @@ from raysim.engine.placement import Ask, Machine, make_plan
 from raysim.engine.ray_backend import RayBackend
 from raysim.engine.run import Progress, Schedule, run_rounds, state_digest
 from raysim.launch.check import check
-from raysim.launch.run import Result, deal, read_data, run, world_of
+from raysim.launch.prepare import deal, read_data, world_of
+from raysim.launch.run import run
+from raysim.launch.session import Result
 from raysim.scenario.load import Loaded
 from raysim.scenario.registry import algorithm_names
 from raysim.tracking.memory import MemoryTracker

@@ -1,0 +1,130 @@
+"""What a run needs before it starts: its data, who holds what, and what every process is told."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raysim.core.errors import ScenarioError
+from raysim.data.datasets import ImageData, load_dataset
+from raysim.data.partition import make_partition
+from raysim.data.shards import Partition
+from raysim.data.transform import transform_for
+from raysim.engine.placement import Machine, Plan
+from raysim.engine.store import Store, open_store
+from raysim.engine.world import World
+from raysim.launch.check import Checked
+
+
+def attaches(checked: Checked) -> bool:
+    """Whether the run joins a Ray that is already there, whose size is known only after joining."""
+    if checked.loaded.scenario.backend != "ray":
+        return False
+    ray = sys.modules.get("ray")
+    return bool(os.environ.get("RAY_ADDRESS")) or (ray is not None and ray.is_initialized())
+
+
+@dataclass
+class OwnData:
+    """A run's data set. Its images are given away: the backend holds them, once per node, and nobody else should.
+
+    Whoever holds this, and not what is in it, does not keep 200 MB alive.
+    """
+
+    checked: Checked
+    data: ImageData = field(init=False)  # without its images once they were given away
+
+    def __post_init__(self) -> None:
+        self.data = read_data(self.checked)
+
+    def images(self) -> NDArray[np.uint8]:
+        """All images [M, H, W, C]; read again if they were given away before."""
+        images = self.data.image_MHWC
+        if not len(images):
+            return read_data(self.checked).image_MHWC
+        self.data = replace(self.data, image_MHWC=np.zeros((0, *images.shape[1:]), dtype=np.uint8))
+        return images
+
+
+def read_data(checked: Checked) -> ImageData:
+    """The scenario's images. Raises `ScenarioError` when they are not there or damaged."""
+    given = checked.loaded.scenario.data
+    return load_dataset(given.name, given.root, given.format)
+
+
+def deal(checked: Checked, data: ImageData) -> Partition:
+    """Who holds which image."""
+    scenario = checked.loaded.scenario
+    return make_partition(
+        data.label_M,
+        data.num_train,
+        checked.dataset.num_classes,
+        scenario.clients.count,
+        checked.partition,
+        checked.split,
+        scenario.seed,
+        data.name,
+    )
+
+
+def world_of(checked: Checked, data: ImageData, partition: Partition, plan: Plan) -> World:
+    """What every process of the run is told."""
+    scenario = checked.loaded.scenario
+    threads = dict.fromkeys(range(scenario.clients.count), 1)
+    for group in plan.groups:
+        threads |= dict.fromkeys(group.clients, group.threads)
+    published = np.arange(data.num_train, len(data.label_M), dtype=np.int64)
+    return World(
+        algorithm=checked.loaded.algorithm,
+        seed=scenario.seed,
+        num_classes=checked.dataset.num_classes,
+        feature_dim=checked.feature_dim,
+        models=tuple(scenario.clients.models),
+        build_model=checked.build,
+        transform=transform_for(data.name, scenario.data.augment),
+        local=checked.local,
+        train=partition.train,
+        test=partition.test,
+        threads=tuple(threads[k] for k in range(scenario.clients.count)),
+        global_test=published if scenario.evaluation.global_test else None,
+        evaluate_when=scenario.evaluation.when,
+        tolerant=scenario.failure.max_failed_fraction > 0,
+        client_timeout_s=scenario.failure.client_timeout_s,
+        independent_init=scenario.clients.independent_init,
+        num_rounds=scenario.rounds,
+        labels=data.label_M,
+        image_shape_HWC=tuple(data.image_MHWC.shape[1:]),
+        encoder=checked.task.encoder,
+    )
+
+
+def local_machine() -> Machine:
+    """This machine as a local Ray would share it out."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return Machine(float(os.cpu_count() or 1), float(gpus), elastic=True)
+
+
+def versions() -> dict[str, str]:
+    """The versions that can change a number."""
+    return {
+        "raysim": metadata.version("raysim"),
+        "python": sys.version.split()[0],
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+    }
+
+
+def checkpoint_store(address: str) -> Store:
+    try:
+        return open_store(address)
+    except OSError as error:
+        raise ScenarioError(
+            f"checkpoint.folder: {address} given, which cannot be used ({error.strerror}); allowed: a folder, or an "
+            "address whose fsspec package is installed"
+        ) from None

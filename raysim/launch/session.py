@@ -1,0 +1,241 @@
+"""One run from the moment its folder exists until it is closed: whatever happens, the folder says how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from raysim.core.errors import RunError
+from raysim.core.results import RunCard, Status
+from raysim.data.heatmap import draw_heatmap
+from raysim.data.shards import Partition
+from raysim.engine.backend import Backend
+from raysim.engine.commits import Commit, Commits
+from raysim.engine.hooks import HookError
+from raysim.engine.placement import Plan
+from raysim.engine.pressure import Watch, disk_pressure
+from raysim.engine.run import Progress, Schedule, Stop, run_rounds
+from raysim.engine.survival import Keeper
+from raysim.engine.world import World
+from raysim.launch.again import Identity
+from raysim.launch.bring_up import make_backend, metrics_of
+from raysim.launch.check import Checked
+from raysim.launch.prepare import OwnData, checkpoint_store, versions, world_of
+from raysim.launch.signals import interruptible
+from raysim.report.load import read_rounds
+from raysim.report.plots import plot_accuracy
+from raysim.tracking.folder import RunFolder
+from raysim.tracking.mlflow import MlflowTracker
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run that ended well."""
+
+    folder: Path
+    summary: Mapping[str, Any]
+
+    @property
+    def state_digest(self) -> str:
+        """SHA-256 over all client and server state; equal digests mean bit-identical runs."""
+        return str(self.summary["state_digest"])
+
+
+@dataclass
+class Session:
+    """One run from the moment its folder exists: whatever happens, the folder says how it ended."""
+
+    checked: Checked
+    own: OwnData
+    partition: Partition
+    card: RunCard
+    folder: RunFolder
+    mlflow: MlflowTracker
+    trackers: list[Any]
+    note: Callable[[str], None]
+    within: Callable[[int, int], None]
+    stop: Stop
+    identity: Identity
+    resumed: tuple[Commits, Commit | None] | None = None  # what a run that goes on has
+    watch: Watch = field(default_factory=Watch)
+
+    def run(self, plan: Plan | None, cleanup: contextlib.ExitStack) -> Result:
+        """Start everything, run every round, end everything."""
+        scenario = self.checked.loaded.scenario
+        progress = Progress()
+        keeper: Keeper | None = None
+        under_way = False  # whether the folder is as this run has it
+        began = time.perf_counter()
+        status: Status = "failed"
+        facts: dict[str, Any] = {}
+        try:
+            progress, keeper = self._where_it_stands()
+            under_way = True
+            self.stop.committed = lambda: keeper is None or keeper.committed == progress.t
+            self._write_inputs()
+            for tracker in self.trackers:
+                tracker.open(self.card)
+            plan, backend = make_backend(self.checked, plan, cleanup, self.note, lambda: "state_digest" in facts)
+            if metrics := metrics_of(scenario.backend):
+                metrics.open(self.card)
+                self.trackers.append(metrics)
+            cleanup.enter_context(interruptible(self.stop))  # again: Ray sets a handler of its own
+            facts["actors"] = plan.num_actors
+            world = world_of(self.checked, self.own.data, self.partition, plan)
+            schedule = Schedule(
+                scenario.rounds,
+                self.checked.participants,
+                scenario.evaluation.every,
+                scenario.failure.max_failed_fraction,
+                scenario.failure.max_attempts,
+            )
+            facts["state_digest"] = run_rounds(
+                world,
+                schedule,
+                backend,
+                self.trackers,
+                progress,
+                self.note,
+                self.within,
+                keeper,
+                self.stop,
+                partial(self._start, backend, world),
+            )
+            status = "finished"
+        except KeyboardInterrupt:
+            status = "interrupted"
+            raise
+        except OSError as error:
+            facts["error"] = f"{error.filename or self.card.folder}: {error.strerror or error}"
+            raise RunError(str(facts["error"])) from error
+        except BaseException as error:
+            facts["error"] = str(error) or type(error).__name__
+            if isinstance(error, HookError) and error.trace:
+                self.folder.write_text("logs/error.txt", error.trace)
+            raise
+        finally:
+            self.stop.possible = False
+            facts["seconds"] = time.perf_counter() - began
+            if status != "finished" and under_way:
+                self.note(f"what was done until round {progress.rounds} is kept in {self.card.folder}")
+                self.note(f"go on with:  raysim resume {shlex.quote(str(self.card.folder))}")
+            cleanup.close()  # first: actors may still be at work on a round that was cut off
+            if keeper is not None:
+                keeper.commits.store.tidy()
+            summary = self._summary(status, progress, keeper, facts)
+            self._close(status, summary)
+        return Result(self.card.folder, summary)
+
+    def _where_it_stands(self) -> tuple[Progress, Keeper | None]:
+        """What is done already, and who commits what follows."""
+        scenario = self.checked.loaded.scenario
+        every = scenario.checkpoint.every
+        if self.resumed is None:
+            commits, commit = Commits(checkpoint_store(self.identity.checkpoints)), None
+        else:
+            commits, commit = self.resumed
+        keeper = None
+        if every != 0:
+            keeper = Keeper(commits, None if every == "auto" else every, scenario.rounds, self._sync)
+        if self.resumed is None:
+            return Progress(), keeper
+        for text in commits.damage:
+            self.note(text)
+        t = commit.round if commit else -1
+        latest = self.folder.rewind(t)
+        self.mlflow.resume(self.folder.kept)
+        if commit is None:
+            self.note("there is no commit: the run begins anew in its folder")
+            return Progress(), keeper
+        self.note(f"going on after round {t}")
+        if keeper is not None:
+            keeper.round = t
+        return Progress.resumed(t, commit.facts, latest), keeper
+
+    def _start(self, backend: Backend, world: World) -> None:
+        backend.start(world, self.own.images)
+        commits, commit = self.resumed or (None, None)
+        if commits and commit:
+            backend.restore(commits.clients(commit), commits.server(commit))
+
+    def _sync(self) -> None:
+        """Before a commit: let the run folder be as far; a word if its disk is nearly full."""
+        self.folder.sync()
+        for text in self.watch.look_at_disks([disk_pressure(self.folder.path)]):
+            self.note(text)
+
+    def _write_inputs(self) -> None:
+        if self.resumed is None:
+            self.folder.write_text("scenario.yaml", self.checked.loaded.text)
+            pq.write_table(self.partition.table(self.own.data.label_M), self.card.folder / "partition.parquet")
+        self.folder.write_text("resolved.yaml", self.checked.loaded.resolved_yaml())
+        self.folder.write_text("run.json", self.identity.json())
+
+    def _close(self, status: Status, summary: dict[str, Any]) -> None:
+        """End the folder, draw the pictures, then let MLflow take both. One that fails does not stop the others."""
+        failed: list[Exception] = []
+        summary["mlflow"] = self.mlflow.where
+        for tracker in self.trackers:
+            try:
+                if tracker is self.mlflow:
+                    self._draw()
+                tracker.close(status, summary)
+                for text in getattr(tracker, "warnings", []):
+                    self.note(text)
+            except Exception as error:
+                failed.append(error)
+        if failed and status == "finished":
+            raise failed[0]
+
+    def _draw(self) -> None:
+        plots = self.card.folder / "plots"
+        plots.mkdir(exist_ok=True)
+        draw_heatmap(self.partition, self.own.data.label_M, self.checked.dataset.num_classes, plots / "partition.png")
+        rounds = read_rounds(self.card.folder)
+        if rounds.num_rows:
+            plot_accuracy(rounds, plots / "accuracy.png", title=self.card.name)
+
+    def _summary(
+        self, status: Status, progress: Progress, keeper: Keeper | None, facts: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        loaded = self.checked.loaded
+        turns = max(1, progress.turns)
+        up, down = sum(progress.up_components.values()), sum(progress.down_components.values())
+        return {
+            "scenario": loaded.scenario.name,
+            "algorithm": loaded.resolved["algorithm"]["name"],
+            "run_id": self.card.run_id,
+            "status": status,
+            "seed": loaded.scenario.seed,
+            "backend": loaded.scenario.backend,
+            "rounds": progress.rounds,
+            "rounds_asked": loaded.scenario.rounds,
+            "clients": loaded.scenario.clients.count,
+            "participants_per_round": self.checked.participants,
+            "best_round": progress.best_round,
+            "final": dict(progress.final),
+            "up_bytes_per_participant": up / turns,
+            "down_bytes_per_participant": down / turns,
+            "up_bytes_by_field": progress.up_components,
+            "down_bytes_by_field": progress.down_components,
+            "rejected_uploads": progress.rejected,
+            "failed_clients": progress.failed,
+            "restarts": progress.restarts,
+            "commit": {"round": keeper.committed, "folder": self.identity.checkpoints} if keeper else None,
+            "state_digest": facts.get("state_digest"),
+            "error": facts.get("error"),
+            "dataset": {"name": self.own.data.name, "source": self.own.data.source, "digest": self.card.dataset_digest},
+            "partition_digest": self.card.partition_digest,
+            "actors": facts.get("actors", 0),
+            "seconds": {"total": facts["seconds"], **progress.seconds},
+            "versions": versions(),
+            "folder": str(self.card.folder),
+        }
