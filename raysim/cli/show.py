@@ -98,6 +98,12 @@ def show_preview(found: Preview, loaded: Loaded) -> None:
             f"{group.gpus_per_actor:g}",
         )
     console.print(actors)
+    if found.seating:
+        nodes = _table("Nodes", "node", "CPUs taken", "GPUs taken", "holds")
+        for one in found.seating:
+            cpus, gpus = f"{one.cpus:g} of {one.node.cpus:g}", f"{one.gpus:g} of {one.node.gpus:g}"
+            nodes.add_row(Text(one.node.name), cpus, gpus, Text(one.holds))
+        console.print(nodes)
     models = _table("Architectures", "model", "clients", "parameters", "one step on this CPU")
     for model in found.models:
         models.add_row(model.name, str(model.clients), f"{model.params:,}", f"{model.step_s * 1e3:.3g} ms")

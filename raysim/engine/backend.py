@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -34,6 +34,30 @@ class RoundReport:
     files: Files | None = None  # of the round's commit, if it is to be one
 
 
+@dataclass(frozen=True)
+class Startup:
+    """How long client actors took to come up when a run began."""
+
+    actors: int
+    seconds: float  # from asking for the first until all had answered
+    slowest_s: float  # the longest that one took
+
+    @property
+    def per_actor_s(self) -> float:
+        """Seconds for each: what one more costs where as many start at a time."""
+        return self.seconds / self.actors
+
+    def facts(self) -> dict[str, float]:
+        """As `summary.json` has it."""
+        return {**asdict(self), "per_actor_s": self.per_actor_s}
+
+    @classmethod
+    def of(cls, asked_s: Sequence[float], up_s: Sequence[float]) -> Startup:
+        """From the moments at which each was asked for, and at which it had answered."""
+        each = [up - asked for asked, up in zip(asked_s, up_s, strict=True)]
+        return cls(len(each), max(up_s) - min(asked_s), max(each))
+
+
 class LostError(Exception):
     """A part of the run is gone: an actor, a node, an object. Nothing is lost that could not be computed again."""
 
@@ -59,6 +83,9 @@ class Backend(Protocol):
 
     def start(self, world: World, images: Callable[[], NDArray[np.uint8]]) -> None:
         """Bring everything up: hosts, server, hellos, the server's first state. `images` reads them, [M, H, W, C]."""
+
+    def startup(self) -> Startup | None:
+        """What `start` waited for, the first time; None: nothing, or something died meanwhile."""
 
     def recover(self) -> list[str]:
         """Replace what died and forget all state, as after `start`. Returns what a user should know, in sentences."""

@@ -3,7 +3,7 @@
 A commit is a manifest, `commit-<round>.json`, that names files which hold tensors (safetensors) with their sizes and
 CRC-32. Files are never changed: a client's file is written when the client has changed, and later commits name the same
 file for as long as the client has not. The manifest is written last, in one step; without one, files are nothing.
-The two latest commits are kept, and no file that neither names; the space of some that went waits for the next commit.
+The two latest commits are kept, and no file that neither names.
 
     clients-000012-00007.safetensors   the state after round 12 of client 7 (and of small clients after it, together)
     server-000012.safetensors          what the server keeps after round 12
@@ -13,6 +13,7 @@ The two latest commits are kept, and no file that neither names; the space of so
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from raysim.core.algorithm import ClientId
 from raysim.core.errors import RunError
 from raysim.core.messages import Weights
 from raysim.core.state import Frozen
-from raysim.engine.store import Buffer, Store, viewed
+from raysim.engine.store import Buffer, Store, page_aligned, viewed
 
 Bytes = NDArray[np.uint8]
 """A file's content."""
@@ -37,9 +38,6 @@ Bytes = NDArray[np.uint8]
 FORMAT = 2
 KEPT = 2
 """Commits that stay, so that a damaged one has a predecessor."""
-
-SPARE = 2
-"""How many times as many files as a commit wrote may wait for their space to be used again."""
 
 _BLOCK = 4096
 """Bytes of which a checksum takes the sum."""
@@ -49,7 +47,8 @@ _DTYPES = {
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 
-_OURS = ("commit-", "clients-", "server-")
+_OURS = re.compile(r"\.?(?:commit|clients|server)-(\d{6,})")
+"""Our files' names, which say the round."""
 
 PART_BYTES = 1 << 20
 """Clients smaller than this share a file: a file of its own for each of a hundred would cost a hundred fsyncs."""
@@ -118,10 +117,9 @@ def safetensors_file(tensors: Mapping[str, Tensor]) -> Bytes:
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     head = len(text).to_bytes(8, "little") + text
-    whole = torch.empty(len(head) + end, dtype=torch.uint8)
-    data: Bytes = whole.numpy()
+    data = page_aligned(len(head) + end)
     data[: len(head)] = np.frombuffer(head, np.uint8)
-    left = whole[len(head) :]
+    left = torch.from_numpy(data)[len(head) :]
     for _, tensor in ordered:
         here, left = left[: tensor.nbytes], left[tensor.nbytes :]
         here.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
@@ -215,25 +213,22 @@ class Commits:
             raise self.failure(t, error) from error
         gone, self.kept = self.kept[: 1 - KEPT], [*self.kept[1 - KEPT :], commit]
         try:
-            self._remove(gone, changed)
+            self._remove(t, gone)
         except OSError as error:
             raise CommitError(f"an old commit in {self.store.where} cannot be removed ({_reason(error)})") from error
         return commit
 
-    def _remove(self, gone: Sequence[Commit], changed: Sequence[Part]) -> None:
+    def _remove(self, t: int, gone: Sequence[Commit]) -> None:
         """Let go of what no kept commit needs; manifests first, so that none is left without its files."""
         needed = {part.name for commit in self.kept for part in commit.files} | {_name(c.round) for c in self.kept}
+        found = [name for c in gone for name in (_name(c.round), *(part.name for part in c.files))]
         if self.litter:
-            found = [name for name in self.store.names() if name.lstrip(".").startswith(_OURS)]
-        else:
-            found = [name for c in gone for name in (_name(c.round), *(part.name for part in c.files))]
-        going = sorted(set(found) - needed, key=lambda name: (not name.startswith("commit-"), name))
-        for name in going:
-            if self.litter or name.startswith("commit-"):
-                self.store.remove(name)
-        if not self.litter:
-            self.store.recycle([name for name in going if not name.startswith("commit-")], SPARE * len(changed))
-        self.litter = False
+            ours = {name: int(match[1]) for name in self.store.names() if (match := _OURS.match(name))}
+            # Files of later rounds may be those of the next commit, which is being written already.
+            found = [name for name, of in ours.items() if of <= t]
+            self.litter = len(found) < len(ours)
+        for name in sorted(set(found) - needed, key=lambda name: (not name.startswith("commit-"), name)):
+            self.store.remove(name)
 
     def clients(self, commit: Commit) -> Iterator[dict[ClientId, Weights]]:
         """The states of a commit's clients, a file at a time. Raises `CommitError` when one is damaged."""

@@ -32,7 +32,6 @@ from raysim.core.seeds import global_seed, seeded
 from raysim.core.state import digest, state_tensors
 from raysim.engine.commits import Bytes, Part, client_parts
 from raysim.engine.hooks import hook
-from raysim.engine.store import Store
 from raysim.engine.timelimit import limit
 from raysim.engine.world import World
 
@@ -68,10 +67,6 @@ class Moved:
 
     state: Any  # packed
     unsaved: bool  # changed since the last commit
-
-
-Saved = tuple[Part, Bytes | None]
-"""A file of a commit; its content where the host itself could not write it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,14 +223,11 @@ class ClientHost:
             if one.unsaved:
                 self.unsaved.add(k)
 
-    def save(self, t: int, store: Store | None) -> Iterator[Saved]:
-        """Write the clients that changed since the last time, after round `t`. Without a store: hand the bytes over."""
+    def save(self, t: int) -> Iterator[tuple[Part, Bytes]]:
+        """The files of the clients that changed since the last time, after round `t`, to be written by the caller."""
         changed = sorted(self.unsaved)
         self.unsaved = set()
-        for part, data in client_parts(t, ((k, self.nets[k].state_dict()) for k in changed)):
-            if store is not None:
-                store.write(part.name, data)
-            yield part, None if store is not None else data
+        yield from client_parts(t, ((k, self.nets[k].state_dict()) for k in changed))
 
     def _forget(self, k: ClientId) -> bool:
         """Whether a client was unsaved; it is no longer known as such."""

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from raysim.core.algorithm import ClientId
 from raysim.core.messages import Weights, pack
-from raysim.engine.backend import Files, RoundReport, measured_in_turn, sorted_out
+from raysim.engine.backend import Files, RoundReport, Startup, measured_in_turn, sorted_out
+from raysim.engine.commits import Bytes, Part
 from raysim.engine.host import ClientHost, Failed, Measured, Moved, Turn, joins
 from raysim.engine.pressure import Pressure, gpu_pressure, host_pressure
 from raysim.engine.server import ServerHost
@@ -29,6 +30,9 @@ class InProcess:
     def start(self, world: World, images: Callable[[], NDArray[np.uint8]]) -> None:
         self.world, self.images = world, images
         self.recover()
+
+    def startup(self) -> Startup | None:
+        return None
 
     def recover(self) -> list[str]:
         self.host = ClientHost(self.world, self.images(), self.device)
@@ -69,7 +73,11 @@ class InProcess:
         return self.host.measure(ids)
 
     def save(self, t: int, store: Store) -> Files:
-        files = [part for part, _ in self.host.save(t, store)], self.server.save(t, store)[0]
+        def written(part: Part, data: Bytes) -> Part:
+            store.write(part.name, data)
+            return part
+
+        files = [written(*one) for one in self.host.save(t)], written(*self.server.save(t))
         return lambda: files
 
     def fingerprints(self, ids: Sequence[ClientId]) -> tuple[dict[ClientId, dict[str, str]], dict[str, str]]:

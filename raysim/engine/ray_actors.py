@@ -21,10 +21,12 @@ from raysim.engine.pressure import Pressure, gpu_pressure, host_pressure
 
 if TYPE_CHECKING:
     from raysim.core.algorithm import ClientId
-    from raysim.engine.host import ClientHost, Failed, Measured, Moved, Outbox, Saved, Turn
+    from raysim.engine.commits import Bytes, Part
+    from raysim.engine.host import ClientHost, Failed, Measured, Moved, Outbox, Turn
     from raysim.engine.server import ServerHost, ServerReport
     from raysim.engine.store import Store
     from raysim.engine.world import World
+    from raysim.engine.writer import Writer
 
 STREAM_S = 1.0
 """A work list longer than this hands over what it has, so that progress is visible."""
@@ -85,6 +87,7 @@ class HostActor:
     """A `ClientHost` in a process of its own, made when it is first needed."""
 
     made: ClientHost | None = None
+    writer: Writer  # since `made`
     what: Sequence[Any] = ()  # references to the world and the images
     gpu_share: float = 0.0
     trimmed_s: float = 0.0  # perf_counter() when freed memory was last given back
@@ -96,9 +99,12 @@ class HostActor:
 
     def warm(self) -> None:
         """Import what training needs, while the driver still reads its data."""
+        import raysim.engine.host  # noqa: F401
 
     def setup(self, what: Sequence[Any], gpu_share: float) -> str:
         """Be as before round 1. Returns the node's id. what: references to the world and to this node's images."""
+        if self.made:
+            self.writer.settle()
         self.made, self.what, self.gpu_share = None, what, gpu_share
         return str(ray.get_runtime_context().get_node_id())
 
@@ -114,6 +120,7 @@ class HostActor:
             import torch
 
             from raysim.engine.host import ClientHost
+            from raysim.engine.writer import Writer
 
             device = "cpu"
             if self.gpu_share and torch.cuda.is_available():
@@ -124,7 +131,7 @@ class HostActor:
                 if self.gpu_share < 1:
                     torch.cuda.set_per_process_memory_fraction(self.gpu_share)
             world, image_MHWC = ray.get(list(self.what))
-            self.made = ClientHost(world, image_MHWC, device)
+            self.made, self.writer = ClientHost(world, image_MHWC, device), Writer()
             leave_out_of_collections()
         return self.made
 
@@ -178,17 +185,22 @@ class HostActor:
         """See `ClientHost.adopt`."""
         self.host.adopt(moved)
 
-    def save(self, t: int, store: Store) -> list[Saved]:
-        """See `ClientHost.save`."""
-        return list(self.host.save(t, store)) if self.made else []
+    def save(self, t: int, store: Store) -> None:
+        """Begin to write the clients that changed, as they are after round `t`; `saved` tells when that is done."""
+        for part, data in self.relay(t):
+            self.writer.write(t, store, part, data)
 
-    def relay(self, t: int) -> Iterator[Saved]:
-        """As `save`, where this machine does not reach the store."""
-        yield from self.host.save(t, None) if self.made else ()
+    def saved(self, t: int) -> list[Part]:
+        """The files that `save` began to write, once they are there."""
+        return self.writer.written(t) if self.made else []
 
-    def relay_at_once(self, t: int) -> list[Saved]:
+    def relay(self, t: int) -> Iterator[tuple[Part, Bytes]]:
+        """The files of the clients that changed, where this machine does not reach the store."""
+        yield from self.host.save(t) if self.made else ()
+
+    def relay_at_once(self, t: int) -> list[tuple[Part, Bytes]]:
         """As `relay`, without a stream."""
-        return list(self.host.save(t, None)) if self.made else []
+        return list(self.relay(t))
 
     def fingerprints(self, ids: Sequence[ClientId]) -> dict[ClientId, dict[str, str]]:
         """See `ClientHost.fingerprints`."""
@@ -222,6 +234,7 @@ class ServerActor:
 
     def warm(self) -> None:
         """Import what the server needs, while the driver still reads its data."""
+        import raysim.engine.server  # noqa: F401
 
     def setup(self, world: World) -> str:
         """Make the server anew. Returns the node's id."""
@@ -243,9 +256,13 @@ class ServerActor:
         """See `ServerHost.update`."""
         return self.host.update(t, uploads), Usage(private_mb())
 
-    def save(self, t: int, store: Store | None) -> Saved:
-        """See `ServerHost.save`."""
-        return self.host.save(t, store)
+    def save(self, t: int, store: Store | None) -> tuple[Part, Bytes | None]:
+        """Write the state after round `t`. Without a store: hand the file's content over."""
+        part, data = self.host.save(t)
+        if store is None:
+            return part, data
+        store.write(part.name, data)
+        return part, None
 
     def restore(self, data: bytes) -> None:
         """See `ServerHost.restore`."""

@@ -7,6 +7,7 @@ reference; uploads go from actor to server without passing through the driver.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import shutil
@@ -30,9 +31,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raysim.core.algorithm import ClientId
 from raysim.core.errors import RaysimError, RunError, ScenarioError
 from raysim.core.messages import Weights, pack
-from raysim.engine.backend import Files, LostError, RoundReport, measured_in_turn, sorted_out
-from raysim.engine.commits import Part
-from raysim.engine.host import Failed, Measured, Moved, Saved, Turn, joins
+from raysim.engine.backend import Files, LostError, RoundReport, Startup, measured_in_turn, sorted_out
+from raysim.engine.commits import Bytes, Part
+from raysim.engine.host import Failed, Measured, Moved, Turn, joins
 from raysim.engine.leftovers import mark
 from raysim.engine.placement import Group, Machine, Node, Plan, assign, seats
 from raysim.engine.pressure import Pressure
@@ -48,8 +49,14 @@ ANSWER_S = 10.0
 SLOW_START_S = 30.0
 """After how long a user is told that actors are not up yet."""
 
+MANY_ACTORS = 10
+"""From so many on a user is told how long they took to come up: then it is worth knowing what one more costs."""
+
 LOOK_FOR_NODES_S = 5.0
 """How often it is looked for nodes that joined; a look costs a millisecond of a round."""
+
+PATIENCE_S = 0.2
+"""How long a commit waits for the next round to begin, behind whose work it is asked for."""
 
 LOOK_S = 2.0
 """How often it is looked whether there still is room for actors that do not come up."""
@@ -131,6 +138,31 @@ def machine(head: bool = True) -> Machine:
 
 
 @dataclass
+class _Saving:
+    """Clients of one commit that are being written, while actors go on with the next round."""
+
+    t: int
+    begun: list[tuple[Any, Any]] = field(default_factory=list)  # (actor, when its files are ready to be written)
+    relayed: list[Any] = field(default_factory=list)  # files of actors that do not reach the store
+    asked: list[Any] = field(default_factory=list)  # their answers: the files, written
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    done: threading.Event = field(default_factory=threading.Event)  # whether they were asked
+
+    def ask(self) -> None:
+        """Ask the actors, once: an answer waits for the disk, so the question is best queued behind other work."""
+        with self.lock:
+            if not self.done.is_set():
+                self.asked = [actor.saved.remote(self.t) for actor, _ in self.begun]
+                self.done.set()
+
+    def answers(self) -> list[Any]:
+        """What to wait for. Called behind the rounds; when no round follows, nobody else asks."""
+        self.done.wait(PATIENCE_S)
+        self.ask()
+        return self.asked
+
+
+@dataclass
 class RayBackend:
     """See `raysim.engine.backend.Backend`. Actors are created at once, so that they import meanwhile."""
 
@@ -152,20 +184,30 @@ class RayBackend:
     def __post_init__(self) -> None:
         self.far = bool(ray.util.client.ray.is_connected())  # through Ray Client, which has no streams
         self.hosts = []
+        self.asked_s: list[float] = []  # perf_counter() when each host was asked for; empty once they were waited for
+        self.started: Startup | None = None
         for group, seated in zip(self.plan.groups, self._room(), strict=True):
-            self.hosts += [self._new_host(group, *seated[i : i + 1]) for i in range(group.actors)]
+            for i in range(group.actors):
+                self.asked_s.append(perf_counter())
+                self.hosts.append(self._new_host(group, *seated[i : i + 1]))
         self.server = self._new_server()
         for actor in [*(self.hosts[a] for a in self._eager()), self.server]:
             actor.warm.remote()
         self.joining: list[tuple[int, Any, Any]] = []  # (group, actor, its answer), started on nodes that joined
         self.looked_s = perf_counter()  # when it was last looked for such nodes
+        self.saving: _Saving | None = None  # the last commit
+        self.lost_s: float | None = None  # when something was first found to be lost; None: nothing is
 
     def start(self, world: World, images: Callable[[], NDArray[np.uint8]]) -> None:
         self.world, self.images, self.pace = world, images, {}
         self._share()
         self._begin()
 
+    def startup(self) -> Startup | None:
+        return self.started
+
     def recover(self) -> list[str]:
+        self.saving = None
         notes = self._replace_dead()
         began = perf_counter()
         while not self._up() and perf_counter() - began < START_TIMEOUT_S:
@@ -178,6 +220,7 @@ class RayBackend:
             # It may be what all share that is gone. If it is something else, that will show again.
             self._share()
             self._begin()
+        self.lost_s = None
         return notes
 
     def restore(self, clients: Iterable[Mapping[ClientId, Weights]], server: bytes) -> None:
@@ -225,6 +268,7 @@ class RayBackend:
                     work[report] = actor, uploads
                 else:
                     work[self.hosts[actor].work.options(num_returns="streaming").remote(*args)] = actor, None
+            self._ask()  # here: the answers come while actors test their models
             # Queued behind the work, so that actors test their models while the server updates.
             tests = [self.hosts[actor].measure.remote(ids) for actor, ids in lists.items()] if late else []
             saving = None if store is None else self._save_clients(t, store)
@@ -244,47 +288,64 @@ class RayBackend:
         return {k: found[k] for k in ids}
 
     def save(self, t: int, store: Store) -> Files:
-        return self._saved(t, store, self._save_clients(t, store))
+        saving = self._save_clients(t, store)
+        self._ask()
+        return self._saved(t, store, saving)
 
     def _reachable(self, actor: int, store: Store) -> Store | None:
         # What is a folder of this machine is not one of another.
         return store if store.everywhere or self.node[actor] == self.node[_DRIVER] else None
 
-    def _save_clients(self, t: int, store: Store) -> tuple[list[Any], list[Any]]:
-        """Queue the writing of clients: (answers of those that write themselves, files of the others)."""
-        direct, relayed = [], []
+    def _save_clients(self, t: int, store: Store) -> _Saving:
+        """Have clients written: by their actors, or where those do not reach the store, here."""
+        self.saving = saving = _Saving(t)
         for actor, host in enumerate(self.hosts):
             if here := self._reachable(actor, store):
-                direct.append(host.save.remote(t, here))
+                saving.begun.append((host, host.save.remote(t, here)))
             elif self.far:
-                relayed.append(host.relay_at_once.remote(t))
+                saving.relayed.append(host.relay_at_once.remote(t))
             else:
                 # A few files at a time: all clients of a node may be more than the object store can hold.
                 some = {"num_returns": "streaming", "_generator_backpressure_num_objects": 4}
-                relayed.append(host.relay.options(**some).remote(t))
-        return direct, relayed
+                saving.relayed.append(host.relay.options(**some).remote(t))
+        return saving
 
-    def _saved(self, t: int, store: Store, saving: tuple[list[Any], list[Any]]) -> Files:
+    def _ask(self) -> None:
+        """Queue the question whether the files of the last commit are written."""
+        if self.saving is not None:
+            self.saving.ask()
+
+    def _saved(self, t: int, store: Store, saving: _Saving) -> Files:
         """Queue the writing of the server, behind its update; what is returned waits for all."""
         where = f"the commit of round {t}"
         server = self.server.save.remote(t, self._reachable(_SERVER, store))
-        direct, relayed = saving
 
         def files() -> tuple[list[Part], Part]:
-            parts: list[Part] = [part for saved in self._get(direct, where) for part, _ in saved]
-            for answer in relayed:
+            self._get([begun for _, begun in saving.begun], where)
+            answers = self._unless_lost(saving.answers(), where)
+            parts: list[Part] = [part for written in self._get(answers, where) for part in written]
+            for answer in saving.relayed:
                 if self.far:
-                    parts += [self._written(saved, store) for saved in self._get(answer, where)]
+                    parts += [self._written(one, store) for one in self._get(answer, where)]
                 else:
                     parts += self._told(partial(self._all_written, answer, store), where)
             return sorted(parts, key=lambda part: part.name), self._written(self._get(server, where), store)
 
         return files
 
+    def _unless_lost(self, answers: list[Any], where: str) -> list[Any]:
+        """Wait for answers, but once the run has to go back, not for actors that are at work for long."""
+        left = answers
+        while left:
+            _, left = self._told(partial(ray.wait, left, num_returns=len(left), timeout=LOOK_S), where)
+            if left and self.lost_s is not None and perf_counter() - self.lost_s > ANSWER_S:
+                raise LostError(f"{where}: those who write it are still at work on the next one")
+        return answers
+
     def _all_written(self, stream: Any, store: Store) -> list[Part]:
         return [self._written(ray.get(ref), store) for ref in stream]
 
-    def _written(self, saved: Saved, store: Store) -> Part:
+    def _written(self, saved: tuple[Part, Bytes | None], store: Store) -> Part:
         """The file of a commit, written here if the actor could not."""
         part, data = saved
         if data is not None:
@@ -371,8 +432,12 @@ class RayBackend:
         what = [self.world_ref, self.image_ref]
         begun = [host.setup.remote(what, share) for host, share in zip(self.hosts, shares, strict=True)]
         begun.append(self.server.setup.remote(self.world_ref))
-        self._await(begun)
+        asked_s, self.asked_s = self.asked_s, []
+        up_s = self._await(begun)
         *hosts, server = self._get(begun, "starting", timeout=0)
+        if asked_s:
+            self.started = Startup.of(asked_s, up_s[:-1])
+            self._tell_startup(self.started)
         self.known = {node.id for node in nodes(self.head)}
         self.node = {**dict(enumerate(hosts)), _SERVER: server, _DRIVER: self._here()}
         self._get([self.hosts[actor].ready.remote() for actor in self._eager()], "starting")
@@ -383,18 +448,32 @@ class RayBackend:
             hellos = [self.hosts[actor].join.remote(ids) for actor, ids in everyone.items()]
         self._get(self.server.start.remote(*hellos), "round 0")
 
-    def _await(self, begun: Sequence[Any]) -> None:
-        """Until all actors are up, or `START_TIMEOUT_S` have passed; says so when it takes long."""
+    def _await(self, begun: Sequence[Any]) -> list[float]:
+        """Until all actors are up, or `START_TIMEOUT_S` have passed; says so when it takes long.
+
+        Returns perf_counter() when each had answered.
+        """
         began, told = perf_counter(), False
+        up_s: dict[Any, float] = {}
         left = list(begun)
-        while left and perf_counter() - began < START_TIMEOUT_S:
-            _, left = self._told(partial(ray.wait, left, num_returns=len(left), timeout=SLOW_START_S), "starting")
-            if left and not told:
+        while left and (waited := perf_counter() - began) < START_TIMEOUT_S:
+            patience = max(0.0, (START_TIMEOUT_S if told else SLOW_START_S) - waited)
+            self._told(partial(ray.wait, left, num_returns=1, timeout=patience), "starting")
+            # All that answered by now, so that a thousand actors are not a thousand looks at a thousand.
+            ready, left = self._told(partial(ray.wait, left, num_returns=len(left), timeout=0), "starting")
+            up_s |= dict.fromkeys(ready, perf_counter())
+            if left and not told and perf_counter() - began >= SLOW_START_S:
                 told = True
                 self.note(
                     f"{len(left)} of {len(begun)} actors are not up yet: they wait for CPUs or GPUs that others use, "
                     f"or just start slowly (`ray status` shows it; {START_TIMEOUT_S:.0f} s at most)"
                 )
+        return [up_s.get(answer, math.inf) for answer in begun]
+
+    def _tell_startup(self, found: Startup) -> None:
+        if found.actors >= MANY_ACTORS:
+            each = f"{found.per_actor_s:.2g} s per actor"
+            self.note(f"{found.actors} client actors were up after {found.seconds:.3g} s ({each})")
 
     def _replace_dead(self) -> list[str]:
         """New actors for those that do not answer, where there is room; a group that had more goes on with fewer."""
@@ -565,14 +644,19 @@ class RayBackend:
             if isinstance(cause, RaysimError | OSError):
                 raise cause from None
             if isinstance(cause, RayError):  # what the task was given is gone
-                raise LostError(f"{where}: {self._obituary(cause)}") from None
+                raise self._lost(f"{where}: {self._obituary(cause)}") from None
             raise RunError(f"{where}: {type(cause).__name__}: {cause}") from error
         except GetTimeoutError:
             raise RunError(
                 f"{where}: the actors were not up after {START_TIMEOUT_S:.0f} s; `ray status` shows what they wait for"
             ) from None
         except RayError as error:
-            raise LostError(f"{where}: {self._obituary(error)}") from None
+            raise self._lost(f"{where}: {self._obituary(error)}") from None
+
+    def _lost(self, sentence: str) -> LostError:
+        if self.lost_s is None:
+            self.lost_s = perf_counter()
+        return LostError(sentence)
 
     def _obituary(self, error: RayError) -> str:
         """Who is gone and why, in a few words; Ray's own text is a page."""

@@ -16,10 +16,9 @@ from raysim.core.messages import leaves, pack, unpack
 from raysim.core.meter import flops_of
 from raysim.core.seeds import seeded
 from raysim.core.state import digest, freeze, modules_of, state_tensors, thaw
-from raysim.engine.commits import read_server, server_part
+from raysim.engine.commits import Bytes, Part, read_server, server_part
 from raysim.engine.hooks import hook
-from raysim.engine.host import Failed, NonFinite, Outbox, Saved
-from raysim.engine.store import Store
+from raysim.engine.host import Failed, NonFinite, Outbox
 from raysim.engine.world import World
 
 
@@ -96,12 +95,9 @@ class ServerHost:
         seconds = perf_counter() - start + self._send_s
         return ServerReport(dict(self.server.values), float(flops), seconds, tuple(rejected))
 
-    def save(self, t: int, store: Store | None) -> Saved:
-        """Write the state after round `t`. Without a store: hand the bytes over."""
-        part, data = server_part(t, freeze(self.server.state), {"flops": list(map(list, self._flops.items()))})
-        if store is not None:
-            store.write(part.name, data)
-        return part, None if store is not None else data
+    def save(self, t: int) -> tuple[Part, Bytes]:
+        """The file of the state after round `t`, to be written by the caller."""
+        return server_part(t, freeze(self.server.state), {"flops": list(map(list, self._flops.items()))})
 
     def restore(self, data: bytes) -> None:
         """Go on from what `save` wrote; called after `start`, whose state gives the modules. Raises `RunError`."""

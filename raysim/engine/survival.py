@@ -6,6 +6,7 @@ commit, repeats the rounds since then unheard, and goes on where it was, with th
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -109,7 +110,8 @@ class Survivor:
                 f"{lost}; the run went back {self.max_attempts} times without getting further (failure.max_attempts)"
             )
         self.restarts += 1
-        self.settle()
+        with contextlib.suppress(LostError):  # a commit went with what died
+            self.settle()
         commit = self._latest()
         base = commit.round if commit else 0
         repeat = self.at - base

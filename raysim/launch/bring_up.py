@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,7 +13,7 @@ from raysim.core.results import Tracker
 from raysim.engine.backend import Backend
 from raysim.engine.inprocess import InProcess
 from raysim.engine.leftovers import leftovers
-from raysim.engine.placement import Machine, Node, Plan, make_plan, refuse_unseated, seats
+from raysim.engine.placement import Group, Machine, Node, Plan, make_plan, refuse_unseated, seats
 from raysim.engine.survival import Note
 from raysim.launch.check import Checked
 
@@ -50,7 +50,7 @@ def make_backend(
         plan = planned(ray_backend.machine(resources.head))
     nodes = ray_backend.nodes(resources.head)
     refuse_unseated(plan, nodes)
-    for text in (*plan.notes, *seating(plan, nodes, resources.placement == "pack")):
+    for text in (*plan.notes, *(seat.sentence for seat in seating(checked, plan, nodes))):
         note(text)
     backend = ray_backend.RayBackend(
         plan, resources.placement == "pack", resources.head, None if owned else planned, note, checked.participants
@@ -70,9 +70,49 @@ def metrics_of(backend: str) -> Tracker | None:
     return ray_metrics.RayMetrics() if ray_backend.attached() else None
 
 
-def seating(plan: Plan, nodes: Sequence[Node], pack: bool) -> list[str]:
-    """What each of several nodes will hold."""
+@dataclass(frozen=True)
+class Seating:
+    """What one of several nodes will hold."""
+
+    node: Node
+    actors: int  # client actors
+    cpus: float  # that they reserve
+    gpus: float
+    apart: Mapping[str, int]  # whom an override is for -> its actors here
+
+    @property
+    def holds(self) -> str:
+        """Such as "4 client actors (2 for cnn1)"."""
+        apart = ", ".join(f"{count} for {whom}" for whom, count in self.apart.items())
+        return f"{self.actors} client actor{'' if self.actors == 1 else 's'}" + (f" ({apart})" if apart else "")
+
+    @property
+    def sentence(self) -> str:
+        """For whoever watches the run begin."""
+        return f"node {self.node.name}: {self.holds}"
+
+
+def seating(checked: Checked, plan: Plan, nodes: Sequence[Node]) -> list[Seating]:
+    """What each node will hold; empty where there is but one, which holds everything."""
     if len(nodes) < 2:
         return []
-    seated = Counter(node.id for group in seats(plan.groups, nodes, pack) for node in group)
-    return [f"node {node.name}: {seated[node.id]} client actors" for node in nodes]
+    resources = checked.loaded.scenario.resources
+    whom = {
+        ask.clients: ", ".join(override.models or [f"clients {override.clients}"])
+        for ask, override in zip(checked.asks[:-1], resources.overrides, strict=True)
+    }
+    seated = seats(plan.groups, nodes, resources.placement == "pack")
+    held: dict[str, list[Group]] = {node.id: [] for node in nodes}
+    for group, found in zip(plan.groups, seated, strict=True):
+        for node in found:
+            held[node.id].append(group)
+    return [
+        Seating(
+            node,
+            len(held[node.id]),
+            sum(group.cpus_per_actor for group in held[node.id]),
+            sum(group.gpus_per_actor for group in held[node.id]),
+            Counter(whom[group.clients] for group in held[node.id] if group.clients in whom),
+        )
+        for node in nodes
+    ]

@@ -12,7 +12,8 @@ import torch
 from raysim.core.data import Batch
 from raysim.core.fit import FitJob, fit_one
 from raysim.core.ops import cross_entropy
-from raysim.engine.placement import Group, Machine, Plan, make_plan
+from raysim.engine.placement import Group, Machine, Plan, make_plan, refuse_unseated
+from raysim.launch.bring_up import Seating, seating
 from raysim.launch.check import Checked
 from raysim.launch.prepare import attaches, local_machine
 
@@ -36,6 +37,7 @@ class Preview:
 
     machine: Machine
     plan: Plan
+    seating: tuple[Seating, ...]  # where there are several nodes
     models: tuple[ModelCost, ...]
     participants: int
     samples_per_client: float
@@ -61,10 +63,12 @@ def preview(checked: Checked) -> Preview:
         from raysim.engine import ray_backend
 
         ray_backend.connect()
-        machine = ray_backend.machine()
+        machine, nodes = ray_backend.machine(scenario.resources.head), ray_backend.nodes(scenario.resources.head)
     else:
-        machine = local_machine()
+        machine, nodes = local_machine(), []
     plan = make_plan(checked.asks, machine, scenario.clients.participation)
+    if nodes:
+        refuse_unseated(plan, nodes)
     models = tuple(_measure(checked, name) for name in checked.task.architectures)
     count = scenario.clients.count
     dataset = checked.dataset
@@ -77,6 +81,7 @@ def preview(checked: Checked) -> Preview:
     return Preview(
         machine=machine,
         plan=plan,
+        seating=tuple(seating(checked, plan, nodes)),
         models=models,
         participants=checked.participants,
         samples_per_client=samples,

@@ -17,7 +17,7 @@ from raysim.core.errors import RunError
 from raysim.core.results import RunCard, Status
 from raysim.data.heatmap import draw_heatmap
 from raysim.data.shards import Partition
-from raysim.engine.backend import Backend
+from raysim.engine.backend import Backend, Startup
 from raysim.engine.commits import Commit, Commits
 from raysim.engine.hooks import HookError
 from raysim.engine.placement import Plan
@@ -66,6 +66,7 @@ class Session:
     identity: Identity
     resumed: tuple[Commits, Commit | None] | None = None  # what a run that goes on has
     watch: Watch = field(default_factory=Watch)
+    startup: Startup | None = None  # how long actors took to come up
 
     def run(self, plan: Plan | None, cleanup: contextlib.ExitStack) -> Result:
         """Start everything, run every round, end everything."""
@@ -128,8 +129,6 @@ class Session:
                 self.note(f"what was done until round {progress.rounds} is kept in {self.card.folder}")
                 self.note(f"go on with:  raysim resume {shlex.quote(str(self.card.folder))}")
             cleanup.close()  # first: actors may still be at work on a round that was cut off
-            if keeper is not None:
-                keeper.commits.store.tidy()
             summary = self._summary(status, progress, keeper, facts)
             self._close(status, summary)
         return Result(self.card.folder, summary)
@@ -162,6 +161,7 @@ class Session:
 
     def _start(self, backend: Backend, world: World) -> None:
         backend.start(world, self.own.images)
+        self.startup = backend.startup()
         commits, commit = self.resumed or (None, None)
         if commits and commit:
             backend.restore(commits.clients(commit), commits.server(commit))
@@ -235,6 +235,7 @@ class Session:
             "dataset": {"name": self.own.data.name, "source": self.own.data.source, "digest": self.card.dataset_digest},
             "partition_digest": self.card.partition_digest,
             "actors": facts.get("actors", 0),
+            "startup": self.startup.facts() if self.startup else None,
             "seconds": {"total": facts["seconds"], **progress.seconds},
             "versions": versions(),
             "folder": str(self.card.folder),

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 import random
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -16,8 +21,9 @@ import torch
 from raysim.core.messages import weights
 from raysim.core.state import freeze
 from raysim.engine import commits as module
-from raysim.engine.commits import CommitError, Commits, client_parts, read_server, server_part
-from raysim.engine.store import LocalStore, RemoteStore, Store, open_store
+from raysim.engine.commits import CommitError, Commits, Part, client_parts, read_server, server_part
+from raysim.engine.store import LocalStore, RemoteStore, Store, open_store, page_aligned
+from raysim.engine.writer import Writer
 
 
 def state_of(k: int, t: int, size: int = 6) -> dict[str, torch.Tensor]:
@@ -89,6 +95,18 @@ def test_what_a_death_left_goes_with_the_next_commit(store: Store) -> None:
     add(again, 3, [0])
     assert not [name for name in store.names() if "000002" in name]
     assert "notes.txt" in store.names()
+
+
+def test_what_is_being_written_for_the_next_commit_stays(store: Store) -> None:
+    commits = Commits(store)
+    ((part, data),) = client_parts(2, [(0, state_of(0, 2))])
+    store.write(part.name, data)  # an actor is ahead of the commit of round 1
+    add(commits, 1, [0, 1])
+    assert part.name in store.names()
+    server, data = server_part(2, freeze({"round": 2}), {"flops": []})
+    store.write(server.name, data)
+    commits.add(2, [part], server, {})
+    assert held(Commits.open(store)) == (2, {0: 2, 1: 1})
 
 
 def test_every_truncation_is_named_and_the_commit_before_is_usable(tmp_path: Path) -> None:
@@ -167,36 +185,86 @@ def test_tied_and_strange_tensors_come_back(tmp_path: Path) -> None:
     assert weights(net).keys() == back.keys()
 
 
-def test_space_is_used_again_and_holds_what_was_written_last(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [0, 1, 4096, 300_000, 3 << 20])
+@pytest.mark.parametrize("how", ["aligned", "not aligned", "bytes"])
+def test_whatever_is_written_is_there(tmp_path: Path, size: int, how: str) -> None:
+    data = page_aligned(size + 1)[1:] if how == "not aligned" else page_aligned(size)
+    data[:] = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
     store = LocalStore(tmp_path)
-    commits = Commits(store)
-    wide, narrow = (1 << 18) + 1000, 1 << 18
-    for t in range(1, 12):
-        add(commits, t, [0, 1, t % 3], size=wide if t % 2 else narrow)
-        seen = {k: t - (t - k) % 3 for k in range(3)} | {0: t, 1: t}
-        assert held(Commits.open(store)) == (t, {k: r for k, r in seen.items() if r >= 1})
-        assert len(list(store.spare.iterdir()) if store.spare.exists() else []) <= module.SPARE * 3
-    inodes = {path.stat().st_ino for path in store.spare.iterdir()}
-    add(commits, 12, [0, 1], size=narrow)
-    assert inodes & {path.stat().st_ino for path in tmp_path.glob("clients-000012-*")}
-    store.tidy()
-    assert held(Commits.open(store))[0] == 12
-    assert not store.spare.exists()
-    add(commits, 13, [0])
-    assert held(Commits.open(store))[0] == 13
+    store.write("one", page_aligned(size + 9000))  # longer, and not to show through
+    store.write("one", data.tobytes() if how == "bytes" else data)
+    assert store.read("one") == data.tobytes()
 
 
-def test_a_spare_file_goes_to_one_writer_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize("refused", ["opened", "written"])
+def test_a_disk_that_cannot_be_written_directly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str) -> None:
+    seen = []
+
+    def open_(place: Path, flags: int, mode: int = 0o777) -> int:
+        seen.append(bool(flags & os.O_DIRECT))
+        if flags & os.O_DIRECT and refused == "opened":
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return opened(place, flags, mode)
+
+    def write(handle: int, data: memoryview) -> int:
+        if fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return written(handle, data)
+
+    opened, written = os.open, os.write
+    monkeypatch.setattr(os, "open", open_)
+    if refused == "written":
+        monkeypatch.setattr(os, "write", write)
+    data = page_aligned(1 << 20)
+    data[:] = 5
     store = LocalStore(tmp_path)
-    for i in range(8):
-        store.write(f"clients-{i:06d}-00000", bytes([i]) * 1000)
-    store.recycle([f"clients-{i:06d}-00000" for i in range(8)], keep=8)
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda i: store.write(f"new-{i}", bytes([100 + i]) * (950 + i)), range(12)))
-    assert {name: store.read(name) for name in store.names()} == {
-        f"new-{i}": bytes([100 + i]) * (950 + i) for i in range(12)
-    }
-    assert not list(store.spare.iterdir())
+    store.write("one", data)
+    assert seen[0]
+    monkeypatch.undo()
+    assert store.read("one") == data.tobytes()
+
+
+def test_a_writer_works_behind_and_bounds_what_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raysim.engine.writer.IN_FLIGHT", 2500)
+    gate, most = Event(), [0]
+
+    class Slow(LocalStore):
+        def write(self, name: str, data: Any) -> None:
+            gate.wait(20)
+            most[0] = max(most[0], writer.waiting)
+            super().write(name, data)
+
+    writer, store = Writer(), Slow(tmp_path)
+    parts = [Part(f"{i}", 1000, i) for i in range(6)]
+    for part in parts[:2]:
+        writer.write(3, store, part, np.full(1000, part.checksum, np.uint8))
+    with ThreadPoolExecutor(1) as pool:
+        rest = pool.submit(lambda: [writer.write(4, store, part, np.zeros(1000, np.uint8)) for part in parts[2:]])
+        time.sleep(0.2)
+        assert not rest.done()  # there is no room for more
+        gate.set()
+        rest.result(20)
+    assert (writer.written(3), writer.written(4)) == (parts[:2], parts[2:])
+    assert writer.written(3) == []
+    assert most[0] <= 2500
+    assert store.read("1") == b"\1" * 1000
+    writer.write(5, store, Part("huge", 9000, 0), np.zeros(9000, np.uint8))  # alone, more than may wait is allowed
+    assert [part.name for part in writer.written(5)] == ["huge"]
+
+
+def test_a_writer_tells_of_a_disk_that_is_full(tmp_path: Path) -> None:
+    class NoRoom(LocalStore):
+        def write(self, name: str, data: Any) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device", name)
+
+    writer = Writer()
+    writer.write(1, NoRoom(tmp_path), Part("a", 10, 0), np.zeros(10, np.uint8))
+    with pytest.raises(OSError, match="No space left"):
+        writer.written(1)
+    writer.write(2, NoRoom(tmp_path), Part("a", 10, 0), np.zeros(10, np.uint8))
+    writer.settle()
+    assert writer.written(2) == []
+    assert writer.waiting == 0
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 3 * 4096, 50_001])

@@ -7,12 +7,14 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from raysim.engine.backend import LostError
 from raysim.engine.commits import Commits
 from raysim.engine.inprocess import InProcess
 from raysim.engine.placement import Ask, Machine, make_plan
@@ -85,6 +87,29 @@ def test_client_and_server_actors_are_killed(backend: RayBackend, expected: Any,
     assert "going back to the commit of round 2 and repeating 1 round" in notes[2]
 
 
+def sleep(seconds: float) -> None:
+    """What Ray takes for a task; it does not take a builtin."""
+    time.sleep(seconds)
+
+
+def test_going_back_does_not_wait_for_a_commit_behind_a_long_round(
+    backend: RayBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    monkeypatch.setattr("raysim.engine.ray_backend.ANSWER_S", 0.5)
+    busy = ray.remote(sleep).options(num_cpus=0)
+    answers = [busy.remote(60), busy.remote(0)]
+    soon = [busy.remote(1)]
+    assert backend._unless_lost(soon, "the commit of round 1") == soon  # nothing is lost: it is waited for
+    backend._lost("client actor 1 of 2 died")
+    began = time.perf_counter()
+    with pytest.raises(LostError, match=r"the commit of round 2: .* still at work"):
+        backend._unless_lost(answers, "the commit of round 2")
+    assert time.perf_counter() - began < 20
+    ray.cancel(answers[0], force=True)
+
+
 class Owner:
     """Owns an object, which is lost with it."""
 
@@ -103,6 +128,10 @@ def test_the_images_are_lost_from_the_object_store(backend: RayBackend, expected
         owner = ray.remote(Owner).options(num_cpus=0).remote()
         (backend.image_ref,) = ray.get(owner.make.remote())
         ray.kill(owner)
+        with pytest.raises(ray.exceptions.RayError):  # it takes Ray a moment to notice
+            for _ in range(300):
+                ray.get(backend.image_ref, timeout=10)
+                time.sleep(0.1)
         kill(backend.hosts[1])
 
     killing = Killing(backend, [3], lose)
@@ -121,6 +150,7 @@ import psutil
 from ray._private.state import actors
 from ray.cluster_utils import Cluster
 from pathlib import Path
+from raysim.engine.backend import LostError
 from raysim.engine.commits import Commits
 from raysim.engine.inprocess import InProcess
 from raysim.engine.placement import Ask, Machine, make_plan
@@ -170,5 +200,6 @@ def test_a_node_leaves_in_the_middle_of_a_round(tmp_path: Path) -> None:
     )  # fmt: skip
     assert run.returncode == 0, run.stdout + run.stderr
     told = run.stdout.strip().splitlines()[-1]
-    assert "going back to the commit of round 2" in told
+    # On a busy machine its processes may live long enough to finish round 3.
+    assert re.search(r"going back to the commit of round [23]\b", told)
     assert "there is room for 2 of 3 actors: the run goes on with them" in told

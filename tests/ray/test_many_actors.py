@@ -1,0 +1,244 @@
+"""Clusters of two nodes: an actor for each of a hundred clients, shares of GPUs, and what the dry run says of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from raysim.cli.main import cli
+from raysim.core.errors import ScenarioError
+from raysim.engine.backend import Startup
+from raysim.engine.placement import Ask, Machine, make_plan
+from raysim.launch.bring_up import make_backend
+from raysim.launch.check import Checked, check
+from raysim.launch.prepare import deal, read_data, world_of
+from raysim.launch.preview import preview
+from raysim.launch.run import run
+from raysim.scenario.load import load_scenario
+from tests.conftest import REPOSITORY
+from tests.engine.scenarios import digits, loaded
+
+pytestmark = pytest.mark.ray
+
+SECOND = "127.0.0.2"
+"""Address of the second node; the first has that of this machine."""
+
+MANY = [
+    "rounds=2", "clients.count=100", "clients.participation=0.02", "clients.models=[digits_mlp64, digits_mlp128]",
+    "resources={clients_per_actor: 1, cpus_per_actor: 0.01, gpus_per_actor: 0}",
+]  # fmt: skip
+"""Few participants: an actor that had work takes 0.3 GB, one that had none 0.06 GB."""
+
+LARGE_APART = {
+    "actors": 3, "cpus_per_actor": 0.1, "gpus_per_actor": 0.3,
+    "overrides": [{"models": ["digits_resnet"], "actors": 1, "gpus_per_actor": 1}],
+}  # fmt: skip
+"""One actor with a GPU of its own, three that share the other."""
+
+
+@contextmanager
+def two_nodes(cpus: int = 1, gpus: int = 0) -> Iterator[str]:
+    """A cluster in this process, which must not have another Ray; yields its address."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    # Ray starts a worker per CPU ahead of time, so there are few CPUs, of which actors take small shares.
+    head = {"num_cpus": cpus, "num_gpus": gpus, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster.add_node(num_cpus=cpus, num_gpus=gpus, node_ip_address=SECOND)
+    ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
+    try:
+        yield cluster.address
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def elsewhere(name: str, folder: Path, limit_s: float) -> tuple[Any, str]:
+    """What a function of this module returns, as JSON, and tells, in a process without the Ray that tests share."""
+    env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"PYTHONPATH": str(REPOSITORY)}
+    answer = "import json, pathlib; pathlib.Path('found.json').write_text(json.dumps(found))"
+    code = f"from tests.ray import test_many_actors; found = test_many_actors.{name}(); {answer}"
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True, timeout=limit_s
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return json.loads((folder / "found.json").read_text()), run.stdout + run.stderr
+
+
+def run_many() -> tuple[Any, list[int]]:
+    """(summary of a run of a hundred actors, how many each node had)."""
+    from ray._private.state import actors
+
+    with two_nodes():
+        result = run(loaded(*MANY, "backend=ray"))
+        nodes = [one["Address"]["NodeID"] for one in actors().values() if one["ActorClassName"] == "HostActor"]
+        return result.summary, list(Counter(nodes).values())
+
+
+def test_an_actor_for_each_of_a_hundred_clients(workplace: Path) -> None:
+    (summary, held), told = elsewhere("run_many", workplace, 500)
+    here = run(loaded(*MANY), quiet=True)
+    assert summary["state_digest"] == here.state_digest
+    assert here.summary["startup"] is None
+    assert held == [50, 50]
+    startup = summary["startup"]
+    assert startup["actors"] == summary["actors"] == 100
+    assert 0 < startup["slowest_s"] <= startup["seconds"] < summary["seconds"]["total"]
+    assert startup["per_actor_s"] == startup["seconds"] / 100
+    each = f"{startup['per_actor_s']:.2g} s per actor"
+    assert f"100 client actors were up after {startup['seconds']:.3g} s ({each})" in told
+    assert f"node {SECOND}: 50 client actors" in told
+    print(startup)
+
+
+def test_what_starting_took_is_counted_from_the_first_to_the_last() -> None:
+    found = Startup.of([10.0, 10.5, 11.0], [14.0, 18.5, 16.0])
+    assert found == Startup(actors=3, seconds=8.5, slowest_s=8.0)
+    assert found.facts() == {"actors": 3, "seconds": 8.5, "slowest_s": 8.0, "per_actor_s": 8.5 / 3}
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_only_the_first_start_counts() -> None:
+    """Neither idle time before a second run nor what replaces the dead is time to come up."""
+    import ray
+
+    from raysim.engine.ray_backend import RayBackend
+
+    checked = check(loaded())
+    data = read_data(checked)
+    # Pinned, so that the actor without participants stays a bare process.
+    plan = make_plan([Ask(tuple(range(8)), None, 4, 1.0, 0.0)], Machine(8, 0), 1.0)
+    notes: list[str] = []
+    backend = RayBackend(plan, note=notes.append, participants=1)
+    try:
+        assert backend.startup() is None
+        backend.start(world_of(checked, data, deal(checked, data), plan), lambda: data.image_MHWC)
+        first = backend.startup()
+        assert first is not None and first.actors == 2 and 0 < first.slowest_s <= first.seconds
+        ray.kill(backend.hosts[1])
+        backend.recover()
+        assert len(backend.pids()) == 3
+        assert backend.startup() is first
+        assert not [text for text in notes if "per actor" in text]  # two are not worth a word
+    finally:
+        backend.close()
+
+
+def use_gpus() -> dict[str, Any]:
+    """What two nodes with a logical GPU each would hold under every plan, and what they do under one."""
+    scenario = digits(backend="ray", resources=LARGE_APART)
+    Path("tiny.yaml").write_text(yaml.safe_dump(scenario))
+    with two_nodes(cpus=2, gpus=1):
+        cli.main(["launch", "tiny.yaml", "--dry-run"], standalone_mode=False)
+        return {"planned": planned(), "held": held(check(load_scenario(scenario)))}
+
+
+def held(checked: Checked) -> tuple[list[Any], dict[str, float]]:
+    """(each actor's node, GPUs and shares; what is left), once all are up."""
+    import ray
+
+    from raysim.engine.ray_backend import RayBackend, nodes
+
+    with ExitStack() as cleanup:
+        plan, backend = make_backend(checked, None, cleanup, lambda text: None, lambda: True)
+        assert isinstance(backend, RayBackend)
+        names = {node.id: node.name for node in nodes()}
+        answers = ray.get([host.__ray_call__.remote(holding) for host in backend.hosts])
+        actors = [[names[node], gpus, shares["CPU"], shares["GPU"]] for node, gpus, shares in answers]
+        return actors, left_over(plan.cpus, plan.gpus)
+
+
+def holding(actor: Any) -> tuple[str, list[int], dict[str, float]]:
+    """Runs in an actor: its node, its GPUs, and its share of resources."""
+    import ray
+
+    context = ray.get_runtime_context()
+    return context.get_node_id(), ray.get_gpu_ids(), context.get_assigned_resources()
+
+
+def left_over(cpus: float, gpus: float) -> dict[str, float]:
+    """What is free, once Ray's counts, which follow with a delay, say that so much is taken."""
+    import ray
+
+    for _ in range(100):
+        all_, free = ray.cluster_resources(), ray.available_resources()
+        if (all_["CPU"] - free["CPU"], all_["GPU"] - free["GPU"]) == pytest.approx((cpus, gpus)):
+            break
+        time.sleep(0.1)
+    return {name: free[name] for name in ("CPU", "GPU")}
+
+
+@pytest.fixture(scope="module")
+def gpus_used(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
+    """What `use_gpus` found, and what the dry run in it showed."""
+    return elsewhere("use_gpus", tmp_path_factory.mktemp("gpus"), 300)
+
+
+def test_large_models_have_a_gpu_of_their_own(gpus_used: tuple[dict[str, Any], str]) -> None:
+    """Three actors with 0.3 of a GPU share one, the large models' actor has the other; and the dry run said so."""
+    found, shown = gpus_used
+    actors, free = found["held"]
+    (large, *large_share), *small = actors
+    assert large_share == [[0], 0.1, 1.0]
+    assert len({node for node, *_ in small}) == 1
+    assert {node for node, *_ in small} != {large}
+    assert [share for _, *share in small] == [[[0], 0.1, 0.3]] * 3
+    assert free == pytest.approx({"CPU": 4 - 4 * 0.1, "GPU": 2 - 1 - 3 * 0.3})
+    rows = dict(re.findall(r"^ *(\d+\.\d+\.\d+\.\d+) +(.*)$", shown, re.MULTILINE))
+    assert {node: " ".join(row.split()) for node, row in rows.items()} == {
+        large: "0.1 of 2 1 of 1 1 client actor (1 for digits_resnet)",
+        small[0][0]: "0.3 of 2 0.9 of 1 3 client actors",
+    }
+    assert "on 2 nodes with 4 CPUs and 2 GPUs" in shown
+
+
+PLANS: dict[str, dict[str, Any]] = {
+    "spread": {"actors": 4, "cpus_per_actor": 0.5, "gpus_per_actor": 0},
+    "pack": {"actors": 4, "cpus_per_actor": 0.5, "gpus_per_actor": 0, "placement": "pack"},
+    "clients": {
+        "actors": 2, "cpus_per_actor": 0.5, "gpus_per_actor": 0,
+        "overrides": [{"clients": "0-1", "clients_per_actor": 1, "cpus_per_actor": 0.5}],
+    },
+    "not on the head": {"actors": 4, "cpus_per_actor": 0.5, "gpus_per_actor": 0, "head": False},
+    "too many CPUs": {"actors": 5, "cpus_per_actor": 0.5, "gpus_per_actor": 0, "head": False},
+    "too many GPUs": {"actors": 3, "cpus_per_actor": 0.5, "gpus_per_actor": 0.7},
+    "no room on any node": {"actors": 3, "cpus_per_actor": 0.5, "gpus_per_actor": 0.6},
+}  # fmt: skip
+
+
+def planned() -> dict[str, Any]:
+    """For each plan: how many nodes count, and what they would hold; or why it cannot be."""
+    found: dict[str, Any] = {}
+    for name, resources in PLANS.items():
+        try:
+            shown = preview(check(loaded("backend=ray", resources=resources)))
+            found[name] = [shown.machine.nodes, sorted(one.holds for one in shown.seating)]
+        except ScenarioError as error:
+            found[name] = str(error)
+    return found
+
+
+def test_a_dry_run_knows_the_nodes(gpus_used: tuple[dict[str, Any], str]) -> None:
+    found = dict(gpus_used[0]["planned"])
+    assert found.pop("spread") == [2, ["2 client actors", "2 client actors"]]
+    assert found.pop("pack") == [2, ["0 client actors", "4 client actors"]]
+    assert found.pop("clients") == [2, ["2 client actors (1 for clients 0-1)"] * 2]
+    assert found.pop("not on the head") == [1, []]
+    assert "needs 2.5 CPUs" in found["too many CPUs"] and "the cluster has 2;" in found.pop("too many CPUs")
+    assert "needs 2.1 GPUs" in found["too many GPUs"] and "there are 2;" in found.pop("too many GPUs")
+    assert "only 2 of them fit on the nodes" in found["no room on any node"]
+    assert f"{SECOND} (2 CPU, 1 GPU)" in found.pop("no room on any node")
+    assert not found
