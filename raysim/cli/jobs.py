@@ -1,4 +1,4 @@
-"""The commands for runs on a cluster: submit, status, logs, stop, jobs, fetch."""
+"""The commands for runs on a cluster: submit, status, logs, stop, jobs, fetch. IDs are those that `submit` prints."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ ID = click.argument("job", metavar="ID")
 ADDRESS = click.option(
     "--address",
     metavar="URL",
-    help="The cluster's dashboard. Default: RAY_API_SERVER_ADDRESS or RAY_DASHBOARD_ADDRESS, then http://127.0.0.1:8265.",
+    help="The cluster's dashboard, such as http://HOST:8265. Default: the variable RAY_API_SERVER_ADDRESS or "
+    "RAY_DASHBOARD_ADDRESS, then http://127.0.0.1:8265.",
 )
 
 
 @click.command()
-@click.argument("scenario", type=click.Path())
+@click.argument("scenario", type=click.Path(), required=False)
 @click.option(
     "--set",
     "sets",
@@ -31,46 +32,77 @@ ADDRESS = click.option(
     help="Override a key of the scenario, as for launch. May be given often.",
 )
 @ADDRESS
-@click.option("--wait", is_flag=True, help="Show what the job prints until it ends, and end with its exit code.")
+@click.option(
+    "--wait",
+    is_flag=True,
+    help="Show what the job prints until it ends, and end with its exit code. Ctrl-C ends the showing, not the job.",
+)
+@click.option(
+    "--resume",
+    "run_",
+    metavar="RUN",
+    help="Go on with this run from its last commit: the ID of the job that ran it, or its folder or run id on the "
+    "cluster. Without SCENARIO, as it was; rounds may be raised, and places and resources may change.",
+)
 @click.option("--id", "job", metavar="ID", help="The job's id. Default: made of the scenario's name and the time.")
 @click.option(
     "--env",
     multiple=True,
     metavar="KEY=VALUE",
     help="Environment variable of the job and its actors, for example RAYSIM_DATA=/data; whoever sees the dashboard "
-    "can read it. May be given often.",
+    "can read it. Of this shell's own only MLFLOW_TRACKING_URI is sent, if it is a server's. May be given often.",
 )
 def submit(
-    scenario: str, sets: tuple[str, ...], address: str | None, wait: bool, job: str | None, env: tuple[str, ...]
+    scenario: str | None,
+    sets: tuple[str, ...],
+    address: str | None,
+    wait: bool,
+    run_: str | None,
+    job: str | None,
+    env: tuple[str, ...],
 ) -> None:
-    """Run a scenario on a Ray cluster.
+    """Run a scenario on a Ray cluster, or go on with a run there.
 
     The scenario is checked here; then it and the code (raysim, algorithms) are sent to the cluster's dashboard, and a
     driver on the head node runs it. Data is not sent: name its place on the cluster in data.root or RAYSIM_DATA.
-    Relative paths of the scenario, such as the results in ./runs, mean ~/raysim on the head node.
+    Relative paths of the scenario, such as the results in ./runs, mean ~/raysim on the head node; `raysim fetch` brings
+    the results here. The run goes on without this terminal.
+
+    A cluster that asks for a token gets the one in RAY_AUTH_TOKEN, in the file that RAY_AUTH_TOKEN_PATH names, or in
+    ~/.ray/auth_token.
 
     \b
     Examples:
         raysim submit scenarios/quickstart.yaml --address http://head:8265
         raysim submit scenarios/quickstart.yaml --set rounds=3 --wait
         raysim submit scenarios/cifar100_hetero.yaml --env RAYSIM_DATA=/data --set output=/shared/runs
+        raysim submit --resume quickstart-20261121-101500-ab12 --set rounds=40
     """
     from raysim.jobs.cluster import connect, find_address
-    from raysim.jobs.submit import new_id, parse_env
+    from raysim.jobs.resume import find_run
+    from raysim.jobs.submit import Work, facts_of, new_id, parse_env
     from raysim.jobs.submit import submit as submit_job
     from raysim.launch.check import check
     from raysim.scenario.load import load_scenario
 
+    if scenario is None and run_ is None:
+        raise click.UsageError("Missing argument 'SCENARIO'; only --resume can do without.")
     # Everything that can be known to be wrong here is told before anybody is asked.
-    checked = check(load_scenario(scenario, sets))
+    facts = {} if scenario is None else facts_of(Path(scenario), check(load_scenario(scenario, sets)))
     variables = parse_env(env)
-    job = new_id(checked.loaded.scenario.name, job)
+    if job is not None:
+        new_id("", job)
     cluster = connect(find_address(address))
-    for note in (*cluster.notes, *submit_job(cluster, Path(scenario), sets, checked, variables, job)):
+    if run_ is not None:
+        run_, known = find_run(cluster, run_)
+        facts = {**known, **facts}
+    job = new_id(facts.get("name") or "resume", job)
+    work = Work(None if scenario is None else Path(scenario), sets, run_, facts)
+    for note in (*cluster.notes, *submit_job(cluster, work, variables, job)):
         click.echo(f"note: {note}", err=True)
     click.echo(f"submitted {job}", err=wait)
     if not wait:
-        rest = "" if address is None else f" --address {address}"
+        rest = _rest(address)
         click.echo(f"  follow  raysim logs {job} --follow{rest}")
         click.echo(f"  status  raysim status {job}{rest}")
         click.echo(f"  stop    raysim stop {job}{rest}")
@@ -86,7 +118,11 @@ def submit(
 @ID
 @ADDRESS
 def status(job: str, address: str | None) -> None:
-    """Show how a job stands: its state, progress or result."""
+    """Show how a job on a cluster stands: its state, progress or result.
+
+    ID is what `raysim submit` printed; `raysim jobs` lists all. The state is PENDING, RUNNING, SUCCEEDED, FAILED or
+    STOPPED.
+    """
     from raysim.jobs.watch import look
 
     found, told = look(_cluster(address), job)
@@ -98,7 +134,10 @@ def status(job: str, address: str | None) -> None:
 @click.option("--follow", "-f", is_flag=True, help="Go on until the job ends; Ctrl-C ends the following, not the job.")
 @ADDRESS
 def logs(job: str, follow: bool, address: str | None) -> None:
-    """Print what a job has printed."""
+    """Print what a job on a cluster has printed: a line a round, notes, how it ended.
+
+    ID is what `raysim submit` printed; `raysim jobs` lists all.
+    """
     from raysim.jobs.marks import Unmarked
 
     cluster = _cluster(address)
@@ -114,7 +153,11 @@ def logs(job: str, follow: bool, address: str | None) -> None:
 @ID
 @ADDRESS
 def stop(job: str, address: str | None) -> None:
-    """End a job; what its run has done until then is kept."""
+    """End a job on a cluster, in seconds; what its run has done until then is kept.
+
+    The round that is being run is finished if it takes no longer than some seconds. `raysim fetch` brings the results,
+    `raysim submit --resume ID` goes on with the run. ID is what `raysim submit` printed; `raysim jobs` lists all.
+    """
     from raysim.jobs.watch import look
     from raysim.jobs.watch import stop as stop_job
 
@@ -125,18 +168,20 @@ def stop(job: str, address: str | None) -> None:
         return
     stop_job(cluster, job)
     after, told = look(cluster, job)
+    if not told.run_folder:
+        click.echo(f"{job}: {after.state}; its run had not begun")
+        return
     rounds = told.summary.get("rounds")
-    if rounds is not None:
-        kept = f"; {rounds} rounds are kept in {told.run_folder} (raysim fetch {job})"
-    else:
-        kept = f"; what was done is in {told.run_folder}" if told.run_folder else "; its run had not begun"
-    click.echo(f"{job}: {after.state}{kept}")
+    kept = "what was done is" if rounds is None else f"{rounds} rounds are kept"
+    click.echo(f"{job}: {after.state}; {kept} in {told.run_folder}")
+    click.echo(f"  fetch   raysim fetch {job}{_rest(address)}")
+    click.echo(f"  go on   raysim submit --resume {job}{_rest(address)}")
 
 
 @click.command()
 @ADDRESS
 def jobs(address: str | None) -> None:
-    """List raysim's jobs on the cluster, newest first."""
+    """List raysim's jobs on a cluster, newest first: their IDs, states and how long they have been there."""
     from raysim.jobs.watch import Job
     from raysim.report.units import human_seconds
 
@@ -155,17 +200,24 @@ def jobs(address: str | None) -> None:
 @click.option(
     "--output", "-o", type=click.Path(file_okay=False), help="Folder to put it in. Default: ./runs/<scenario>/<run id>."
 )
-@click.option("--checkpoints", is_flag=True, help="Bring the checkpoints as well.")
+@click.option("--checkpoints", is_flag=True, help="Bring the commits as well, which can be large.")
 @ADDRESS
 def fetch(job: str, output: str | None, checkpoints: bool, address: str | None) -> None:
-    """Bring a job's run folder here, through the dashboard alone.
+    """Bring the run folder of a job on a cluster here.
 
-    It can be fetched while the run goes on, and again when it has ended.
+    It holds rounds.parquet, clients.parquet, summary.json and the plots, and comes through the dashboard alone. It can
+    be fetched while the run goes on, and again when it has ended. ID is what `raysim submit` printed; `raysim jobs`
+    lists all.
     """
     from raysim.jobs.fetch import fetch as fetch_folder
 
     target, count = fetch_folder(_cluster(address), job, None if output is None else Path(output), checkpoints)
     click.echo(f"{target}: {count} files")
+
+
+def _rest(address: str | None) -> str:
+    """How a command that is proposed to the user ends."""
+    return "" if address is None else f" --address {address}"
 
 
 def _cluster(address: str | None) -> Cluster:

@@ -1,31 +1,35 @@
-"""A job's own program, on the head node: see that everything fits, then run the scenario as `raysim launch` would.
+"""A job's own program, on the head node: see that everything fits, then do what `raysim launch` or `resume` would.
 
-    python -m raysim.jobs.entry SCENARIO [--set KEY=VALUE]...
+    python -m raysim.jobs.entry [SCENARIO] [--set KEY=VALUE]... [--resume RUN]
 
-Ray runs it in the folder that was shipped, which Ray removes some time after the job. So paths that are relative in the
-scenario (`output`, `data.root`, a SQLite store) mean `~/raysim` here.
+Ray runs it in the folder that was shipped, which Ray removes some time after the job. So paths that are relative (in
+the scenario `output`, `data.root`, a SQLite store; the run to go on with) mean `~/raysim` here.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
-import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from raysim.jobs.stopping import stoppable
 from raysim.jobs.versions import VARIABLE, Versions, caution, misfit
 
-INSIST_S = 7.0
-"""How long a round may go on after the job was asked to stop, in seconds; Ray kills after `submit.STOP_S`."""
+if TYPE_CHECKING:
+    from raysim.jobs.marks import Marks
+    from raysim.launch.session import Result
+    from raysim.scenario.load import Loaded
 
 
 def main(args: list[str] | None = None) -> int:
     """Run the job; returns its exit code, those of `raysim launch`."""
     parser = argparse.ArgumentParser(prog="raysim.jobs.entry")
-    parser.add_argument("scenario")
+    parser.add_argument("scenario", nargs="?")
     parser.add_argument("--set", dest="sets", action="append", default=[])
+    parser.add_argument("--resume", dest="run")
     given = parser.parse_args(args)
     client, cluster = Versions.parse(os.environ.get(VARIABLE, "")), Versions.here()
     problem = misfit(client, cluster)
@@ -33,7 +37,7 @@ def main(args: list[str] | None = None) -> int:
         return _say(problem, 2)
     if note := caution(client, cluster):
         print(f"note: {note}", file=sys.stderr, flush=True)
-    return _launch(given.scenario, given.sets)
+    return _launch(given.scenario, given.sets, given.run)
 
 
 def home() -> Path:
@@ -49,7 +53,15 @@ def home() -> Path:
     return folder
 
 
-def _launch(scenario: str, sets: list[str]) -> int:
+def _launch(scenario: str | None, sets: Sequence[str], run_: str | None) -> int:
+    try:
+        with stoppable() as closing:
+            return _run(scenario, sets, run_, closing.set)
+    except KeyboardInterrupt:
+        return _say("stopped", 130)
+
+
+def _run(scenario: str | None, sets: Sequence[str], run_: str | None, closing: Callable[[], None]) -> int:
     # Only now: all of these bring torch and others, whose absence was to be told in a sentence.
     from rich.console import Console
 
@@ -60,11 +72,14 @@ def _launch(scenario: str, sets: list[str]) -> int:
     from raysim.scenario.load import load_scenario
 
     try:
-        loaded = load_scenario(scenario, sets)
+        loaded = None if scenario is None else load_scenario(scenario, sets)
         os.chdir(home())
-        result = run(loaded, trackers=[Marks(ending=_insist(INSIST_S).set)])
-    except KeyboardInterrupt:
-        return _say("stopped", 130)
+        marks = Marks(closing)
+        if run_ is None:
+            assert loaded is not None
+            result = run(loaded, trackers=[marks])
+        else:
+            result = _resume(run_, loaded, sets, marks)
     except RaysimError as error:
         if trace := getattr(error, "trace", ""):
             print(trace, file=sys.stderr)
@@ -73,25 +88,22 @@ def _launch(scenario: str, sets: list[str]) -> int:
     return 0
 
 
-def _insist(after_s: float) -> threading.Event:
-    """Repeat a SIGTERM once after so many seconds, unless the event is set by then.
+def _resume(given: str, loaded: Loaded | None, sets: Sequence[str], marks: Marks) -> Result:
+    """Go on with the run of this folder, or of this id below the scenario's `output`."""
+    from raysim.core.errors import ScenarioError
+    from raysim.launch.again import find_run
+    from raysim.launch.run import resume
 
-    The first one ends a run after its round, and Ray sends no other before it kills: a round that takes minutes is
-    to be cut off while there is still time to write what was done.
-    """
-    ending = threading.Event()
-    arrived, tell = os.pipe()
-    os.set_blocking(tell, False)
-    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)  # Python writes the number of every signal to it
-
-    def watch() -> None:
-        while os.read(arrived, 1) != bytes([signal.SIGTERM]):
-            pass
-        if not ending.wait(after_s):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, name="insist", daemon=True).start()
-    return ending
+    output = Path("runs").absolute() if loaded is None else loaded.scenario.output_folder
+    try:
+        folder = find_run(given, output)
+    except ScenarioError as error:
+        raise ScenarioError(f"--resume: {error} (on the head node)") from None
+    result = resume(folder, loaded, sets=sets, trackers=[marks])
+    if result.summary.get("nothing_to_do"):
+        print(f"{folder}: all {result.summary['rounds']} rounds were done already", file=sys.stderr, flush=True)
+        marks.found(folder, str(result.summary["run_id"]))
+    return result
 
 
 def _say(text: str, code: int) -> int:

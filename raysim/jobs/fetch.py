@@ -46,7 +46,7 @@ def fetch(
     """
     found, told = look(cluster, job)
     source = _source(found, told)
-    target = output or Path("runs") / found.name / told.run_id
+    target = output or Path("runs") / (found.name or PurePosixPath(source).parent.name) / told.run_id
     _check_target(target, told.run_id)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as place:

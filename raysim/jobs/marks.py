@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from raysim.core.results import ClientRow, RunCard, Status
@@ -26,7 +27,11 @@ class Marks:
 
     def open(self, card: RunCard) -> None:
         """Tell where the results go."""
-        self._say({"run_folder": str(card.folder), "run_id": card.run_id})
+        self.found(card.folder, card.run_id)
+
+    def found(self, folder: Path, run_id: str) -> None:
+        """Tell where the results are."""
+        self._say({"run_folder": str(folder), "run_id": run_id})
 
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
         """Rounds are told by the progress lines."""

@@ -39,14 +39,15 @@ def code() -> Iterator[Shipped]:
                     yield Shipped(source, place)
 
 
-def stage(scenario: Path, folder: Path) -> str:
-    """Fill `folder` with the code and the scenario; returns the scenario's name in it.
+def stage(scenario: Path | None, folder: Path) -> str | None:
+    """Fill `folder` with the code and the scenario, if there is one; returns the scenario's name in it.
 
     Raises `ScenarioError` when a file cannot be read.
     """
-    name = scenario.name
+    name = None if scenario is None else scenario.name
+    given = [] if scenario is None else [Shipped(scenario, scenario.name)]
     try:
-        for source, place in [*code(), Shipped(scenario, name)]:
+        for source, place in [*code(), *given]:
             target = folder / place
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)

@@ -8,6 +8,7 @@ import secrets
 import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
@@ -70,38 +71,57 @@ def environment(given: Mapping[str, str], cluster: str) -> tuple[dict[str, str],
     return {**sent, **given}, notes
 
 
-def submit(
-    cluster: Cluster, scenario: Path, sets: Sequence[str], checked: Checked, env: Mapping[str, str], job: str
-) -> list[str]:
-    """Submit the scenario as the job `job`; returns notes for the user.
+@dataclass(frozen=True)
+class Work:
+    """What a job is to do."""
 
-    scenario, sets: as they were given; they are shipped as they are, so that the run folder holds what the user wrote.
-    checked: the same, loaded and checked. Raises `ScenarioError` when the cluster's Ray does not fit or the id is
-    taken, `RunError` when the cluster does not take the job.
-    """
-    check_versions(cluster)
-    if any(job == known.submission_id for known in cluster.call("list_jobs")):
-        raise ScenarioError(f"--id: {job} is taken by another job at {shown(cluster.address)}; choose another")
-    variables, notes = environment(env, cluster.address)
+    scenario: Path | None  # None: that of the run
+    sets: Sequence[str] = ()
+    run: str | None = None  # to go on with, as the head node knows it; None: a new one
+    facts: Mapping[str, str] = field(default_factory=dict)  # for whoever lists jobs
+
+
+def facts_of(scenario: Path, checked: Checked) -> dict[str, str]:
+    """What others may know of a scenario."""
     loaded = checked.loaded
-    metadata = {
-        KIND: Versions.here().raysim,
+    return {
         "name": loaded.scenario.name,
         "scenario": str(scenario),
         "algorithm": str(loaded.resolved["algorithm"]["name"]),
         "rounds": str(loaded.scenario.rounds),
     }
+
+
+def submit(cluster: Cluster, work: Work, env: Mapping[str, str], job: str) -> list[str]:
+    """Submit `work` as the job `job`; returns notes for the user.
+
+    Scenario and `--set`s are shipped as they were given, so that the run folder holds what the user wrote; whoever
+    calls has checked them. Raises `ScenarioError` when the cluster's Ray does not fit or the id is taken, `RunError`
+    when the cluster does not take the job.
+    """
+    check_versions(cluster)
+    if any(job == known.submission_id for known in cluster.call("list_jobs")):
+        raise ScenarioError(f"--id: {job} is taken by another job at {shown(cluster.address)}; choose another")
+    variables, notes = environment(env, cluster.address)
     with tempfile.TemporaryDirectory(prefix="raysim-submit-") as folder:
-        name = stage(scenario, Path(folder))
-        words = ["python", "-m", "raysim.jobs.entry", name]
-        for item in sets:
-            words += ["--set", item]
+        name = stage(work.scenario, Path(folder))
         cluster.call(
             "submit_job",
             # `exec`: the signal to stop then reaches the run, with no shell in between that dies of it first.
-            entrypoint=f"exec {shlex.join(words)}",
+            entrypoint=f"exec {shlex.join(_words(name, work))}",
             submission_id=job,
-            metadata=metadata,
+            metadata={KIND: Versions.here().raysim, **work.facts},
             runtime_env={"working_dir": folder, "env_vars": variables},
         )
     return notes
+
+
+def _words(name: str | None, work: Work) -> list[str]:
+    words = ["python", "-m", "raysim.jobs.entry"]
+    if name is not None:
+        words.append(name)
+    for item in work.sets:
+        words += ["--set", item]
+    if work.run is not None:
+        words.append(f"--resume={work.run}")
+    return words

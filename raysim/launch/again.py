@@ -23,7 +23,7 @@ class Identity:
 
     run_id: str
     tracking: str  # MLflow's address, resolved
-    checkpoints: str  # address of its commits
+    checkpoints: str  # address of its commits; one that is relative begins at the run folder, which may be moved
     dataset_digest: str
     partition_digest: str
     versions: Mapping[str, str]
@@ -39,6 +39,10 @@ class Identity:
             ) from None
         except (OSError, ValueError, TypeError) as error:
             raise ScenarioError(f"{folder / 'run.json'} cannot be read ({error})") from None
+
+    def commits_of(self, folder: Path) -> str:
+        """The address of the commits of the run in `folder`."""
+        return self.checkpoints if "://" in self.checkpoints else str(folder / self.checkpoints)
 
     def json(self) -> str:
         """As the file's text."""

@@ -45,7 +45,7 @@ def run(loaded: Loaded, *, quiet: bool = False, trackers: Sequence[Tracker] = ()
     run_id = f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     folder = RunFolder.create(scenario.output_folder, scenario.name, run_id)
     where = scenario.checkpoint.folder
-    checkpoints = f"{where.rstrip('/')}/{scenario.name}/{run_id}" if where else str(folder.path / "checkpoints")
+    checkpoints = f"{_absolute(where)}/{scenario.name}/{run_id}" if where else "checkpoints"
     identity = Identity(run_id, uri, checkpoints, own.data.digest, partition.digest, versions())
     return _begin(checked, own, partition, folder, identity, plan, None, quiet, trackers)
 
@@ -83,7 +83,7 @@ def resume(
     partition = deal(checked, own.data)
     identity.refuse_other_data(path, own.data.digest, partition.digest)
     reopened = RunFolder.reopen(path)
-    commits = Commits.open(checkpoint_store(identity.checkpoints))
+    commits = Commits.open(checkpoint_store(identity.commits_of(path)))
     commit = commits.latest()
     return _begin(checked, own, partition, reopened, identity, plan, (commits, commit), quiet, trackers)
 
@@ -142,6 +142,11 @@ def _card(checked: Checked, own: OwnData, partition: Partition, folder: RunFolde
         num_samples=len(data.label_M),
         num_clients=scenario.clients.count,
     )
+
+
+def _absolute(address: str) -> str:
+    address = address.rstrip("/")
+    return address if "://" in address else str(Path(address).expanduser().absolute())
 
 
 def _nowhere(*told: object) -> None:

@@ -133,12 +133,17 @@ class Session:
             self._close(status, summary)
         return Result(self.card.folder, summary)
 
+    @property
+    def checkpoints(self) -> str:
+        """Where the commits are."""
+        return self.identity.commits_of(self.card.folder)
+
     def _where_it_stands(self) -> tuple[Progress, Keeper | None]:
         """What is done already, and who commits what follows."""
         scenario = self.checked.loaded.scenario
         every = scenario.checkpoint.every
         if self.resumed is None:
-            commits, commit = Commits(checkpoint_store(self.identity.checkpoints)), None
+            commits, commit = Commits(checkpoint_store(self.checkpoints)), None
         else:
             commits, commit = self.resumed
         keeper = None
@@ -229,7 +234,7 @@ class Session:
             "rejected_uploads": progress.rejected,
             "failed_clients": progress.failed,
             "restarts": progress.restarts,
-            "commit": {"round": keeper.committed, "folder": self.identity.checkpoints} if keeper else None,
+            "commit": {"round": keeper.committed, "folder": self.checkpoints} if keeper else None,
             "state_digest": facts.get("state_digest"),
             "error": facts.get("error"),
             "dataset": {"name": self.own.data.name, "source": self.own.data.source, "digest": self.card.dataset_digest},

@@ -67,6 +67,18 @@ def test_going_on_with_more_rounds_is_as_if_there_had_always_been_so_many(workpl
     assert again.summary["nothing_to_do"]
 
 
+def test_a_folder_that_was_moved_goes_on_with_its_own_commits(workplace: Path) -> None:
+    whole = run(loaded("rounds=4"), quiet=True)
+    short = run(loaded("rounds=2"), quiet=True)
+    moved = short.folder.rename(workplace / "elsewhere")
+    notes = MemoryTracker()
+    longer = resume(moved, sets=["rounds=4"], quiet=True, trackers=[notes])
+    assert longer.state_digest == whole.state_digest
+    assert [values["round"] for values in notes.rounds] == [3, 4]  # not from the beginning
+    assert longer.summary["commit"] == {"round": 4, "folder": str(moved / "checkpoints")}
+    assert not short.folder.exists()
+
+
 def test_a_run_without_a_commit_begins_anew_in_its_folder(workplace: Path) -> None:
     whole = run(loaded(), quiet=True)
     with pytest.raises(KeyboardInterrupt):

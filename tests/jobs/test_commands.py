@@ -46,6 +46,7 @@ def refused(capfd: pytest.CaptureFixture[str], *words: str) -> str:
         (["--set", "clients.models=[nosuch]"], "nosuch"),
         (["--env", "X"], "--env X: write it as KEY=VALUE"),
         (["--id", "a b"], "--id: 'a b' given"),
+        (["--resume", "r1", "--set", "rounds=0"], "rounds: 0 given"),
     ],
 )
 def test_a_wrong_submission_asks_nobody(
@@ -58,6 +59,10 @@ def test_a_wrong_submission_asks_nobody(
     said = refused(capfd, "submit", QUICKSTART, *words)
     assert told in said
     assert said.count("\n") == 1
+
+
+def test_a_submission_of_nothing(capfd: pytest.CaptureFixture[str], workplace: Path) -> None:
+    assert "Missing argument 'SCENARIO'; only --resume can do without" in refused(capfd, "submit", *NOWHERE)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +130,9 @@ class TestWithACluster:
 
     def test_stop_says_what_is_kept(self, capfd: pytest.CaptureFixture[str], use: Any) -> None:
         use(cluster(details("j"), logs={"j": self.LOG + self.SUMMARY + "\n"}))
-        kept = "3 rounds are kept in /home/x/raysim/runs/quickstart/r1 (raysim fetch j)"
-        assert self.said(capfd, "stop", "j") == f"j: STOPPED; {kept}\n"
+        kept = "3 rounds are kept in /home/x/raysim/runs/quickstart/r1"
+        then = "  fetch   raysim fetch j\n  go on   raysim submit --resume j\n"
+        assert self.said(capfd, "stop", "j") == f"j: STOPPED; {kept}\n{then}"
         assert self.said(capfd, "stop", "j") == "j had ended already: STOPPED\n"
 
     def test_what_was_submitted_and_what_now(
@@ -137,6 +143,15 @@ class TestWithACluster:
         assert told.splitlines()[0] == "submitted j"
         for word in ("logs j --follow", "status j", "stop j", "fetch j"):
             assert f"raysim {word} --address http://head:8265" in told
+
+    def test_going_on_with_what_a_job_did(self, capfd: pytest.CaptureFixture[str], use: Any, workplace: Path) -> None:
+        here = cluster(details("j", "STOPPED"), version=Versions.here().ray, logs={"j": self.LOG})
+        use(here)
+        told = self.said(capfd, "submit", "--resume", "j", "--set", "rounds=9")
+        assert told.startswith("submitted quickstart-2")
+        (sent,) = (given for what, given in here.client.asked if what == "submit")
+        assert sent["entrypoint"].endswith("entry --set rounds=9 --resume=/home/x/raysim/runs/quickstart/r1")
+        assert sent["metadata"]["algorithm"] == "fedgh"
 
     @pytest.mark.parametrize(
         ("state", "exit_code", "code"), [("FAILED", 2, 2), ("FAILED", None, 1), ("STOPPED", None, 130)]

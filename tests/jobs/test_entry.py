@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +18,7 @@ from raysim.core.errors import RunError, ScenarioError
 from raysim.jobs import entry
 from raysim.jobs.marks import Marks, read_log
 from raysim.jobs.versions import VARIABLE, Versions
+from raysim.launch.run import resume
 from raysim.scenario.load import Loaded
 from raysim.tracking.store import resolve_uri
 from tests.conftest import REPOSITORY
@@ -25,7 +29,7 @@ SUMMARY = {"scenario": "quickstart", "algorithm": "fedgh", "status": "finished",
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
-    """Runs that were begun; `run` itself only notes where it is. Versions fit, and the home folder is empty."""
+    """Runs that were begun; `run` and `resume` only note where. Versions fit, and the home folder is empty."""
     begun: list[dict[str, Any]] = []
 
     def run(loaded: Loaded, *, trackers: list[Marks]) -> Any:
@@ -35,8 +39,13 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]
         trackers[0].close("finished", SUMMARY)
         return SimpleNamespace(summary=SUMMARY)
 
+    def resume(folder: Path, loaded: Loaded | None, *, sets: Sequence[str], trackers: list[Marks]) -> Any:
+        begun.append({"folder": folder, "loaded": loaded and loaded.scenario.rounds, "sets": list(sets)})
+        return SimpleNamespace(summary={**SUMMARY, "run_id": "r1", "nothing_to_do": True})
+
     monkeypatch.setattr("raysim.launch.run.run", run)
-    monkeypatch.setattr(entry, "_insist", lambda after_s: SimpleNamespace(set=lambda: None))
+    monkeypatch.setattr("raysim.launch.run.resume", resume)
+    monkeypatch.setattr(entry, "stoppable", lambda: nullcontext(threading.Event()))
     monkeypatch.setenv(VARIABLE, Versions.here().text())
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -120,3 +129,52 @@ def test_it_can_tell_of_everything_that_is_missing() -> None:
     program = "import sys, raysim.jobs.entry; print(*sorted({name.split('.')[0] for name in sys.modules}))"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "ray", "numpy", "yaml", "pydantic", "click", "rich", "mlflow"} & set(loaded)
+
+
+class TestResume:
+    """Going on with a run; the home folder has one, `quickstart/r1`."""
+
+    @pytest.fixture
+    def run_folder(self, ran: list[dict[str, Any]], tmp_path: Path) -> Path:
+        folder = tmp_path / "home" / "raysim" / "runs" / "quickstart" / "r1"
+        folder.mkdir(parents=True)
+        return folder
+
+    @pytest.mark.parametrize("given", ["r1", "runs/quickstart/r1", "~/raysim/runs/quickstart/r1"])
+    def test_a_run_of_the_home_folder(self, ran: list[dict[str, Any]], run_folder: Path, given: str) -> None:
+        assert entry.main([QUICKSTART, "--set", "rounds=30", f"--resume={given}"]) == 0
+        assert ran == [{"folder": run_folder, "loaded": 30, "sets": ["rounds=30"]}]
+
+    def test_a_run_of_the_scenarios_output(self, ran: list[dict[str, Any]], tmp_path: Path) -> None:
+        folder = tmp_path / "shared" / "quickstart" / "r2"
+        folder.mkdir(parents=True)
+        assert entry.main([QUICKSTART, "--set", f"output={tmp_path}/shared", "--resume=r2"]) == 0
+        assert ran[0]["folder"] == folder
+
+    def test_as_it_was(self, ran: list[dict[str, Any]], run_folder: Path) -> None:
+        assert entry.main(["--set", "rounds=30", "--resume=r1"]) == 0
+        assert ran == [{"folder": run_folder, "loaded": None, "sets": ["rounds=30"]}]
+
+    def test_one_that_has_all_rounds_can_be_fetched(self, run_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        assert entry.main([QUICKSTART, f"--resume={run_folder}"]) == 0
+        shown = capfd.readouterr()
+        assert f"{run_folder}: all 2 rounds were done already" in shown.err
+        told = read_log(shown.out)
+        assert (told.run_folder, told.run_id) == (str(run_folder), "r1")
+
+    def test_one_that_is_not_there(
+        self, ran: list[dict[str, Any]], run_folder: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        assert entry.main([QUICKSTART, "--resume=r9"]) == 2
+        told = capfd.readouterr().err
+        assert told.startswith("raysim: --resume: r9 given, but there is no such run folder")
+        assert told.endswith("(on the head node)\n")
+        assert told.count("\n") == 1
+        assert ran == []
+
+    def test_a_folder_without_a_run(
+        self, run_folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr("raysim.launch.run.resume", resume)
+        assert entry.main(["--resume=r1"]) == 2
+        assert "holds no run.json" in capfd.readouterr().err

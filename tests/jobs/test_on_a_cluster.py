@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -14,8 +15,9 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,13 @@ import pytest
 
 import algorithms
 from raysim.cli.main import main
+from raysim.engine.commits import Commits
+from raysim.engine.store import open_store
 from raysim.jobs.archive import listed
 from raysim.jobs.cluster import connect, find_address
 from raysim.jobs.fetch import fetch
 from raysim.jobs.versions import Versions
-from raysim.jobs.watch import follow
+from raysim.jobs.watch import follow, look
 from raysim.launch.run import run
 from raysim.scenario.load import load_scenario
 from tests.conftest import REPOSITORY
@@ -157,13 +161,14 @@ def head() -> Iterator[Head]:
         yield started
 
 
-@pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A method that only this process knows, so that a job which knows it has got it from here."""
-    own = tmp_path / "own"
-    own.mkdir()
+    own = tmp_path_factory.mktemp("own")
     shutil.copy(REPOSITORY / "algorithms" / "fedgh.py", own / "mine.py")
-    monkeypatch.setattr(algorithms, "__path__", [str(own), *algorithms.__path__])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(algorithms, "__path__", [str(own), *algorithms.__path__])
+        yield
 
 
 class Told(str):
@@ -172,23 +177,33 @@ class Told(str):
     code: int
 
 
-@pytest.fixture
-def raysim(head: Head, workplace: Path, capfd: pytest.CaptureFixture[str]) -> Any:
-    """Runs a command on the head node's cluster in an empty folder; returns what it printed."""
+def command(*words: str, address: str) -> Told:
+    """Run a command; returns what it printed."""
     add_commands()
-
-    def command(*words: str, address: str = head.address) -> Told:
-        try:
+    shown = io.StringIO()
+    code: Any = 0
+    try:
+        with redirect_stdout(shown), redirect_stderr(shown):
             main([*words, "--address", address])
-            code: Any = 0
-        except SystemExit as ended:
-            code = ended.code or 0
-        shown = capfd.readouterr()
-        told = Told(shown.out + shown.err)
-        told.code = code
-        return told
+    except SystemExit as ended:
+        code = ended.code or 0
+    told = Told(shown.getvalue())
+    told.code = code
+    return told
 
-    return command
+
+@pytest.fixture
+def raysim(head: Head, workplace: Path) -> Any:
+    """Runs a command on the head node's cluster in an empty folder; returns what it printed."""
+    return partial(command, address=head.address)
+
+
+@pytest.fixture(scope="module")
+def first(head: Head, mine: None, tracking_store: str) -> Told:
+    """What `submit` printed of a job that has run with two actors on the two nodes; its id is "first"."""
+    store = f"MLFLOW_TRACKING_URI={tracking_store}"
+    words = ["submit", QUICKSTART, *settings(*SMALL), "--wait", "--id", "first", "--env", store]
+    return command(*words, address=head.address)
 
 
 def settings(*items: str) -> list[str]:
@@ -198,15 +213,12 @@ def settings(*items: str) -> list[str]:
 QUICKSTART = str(REPOSITORY / "scenarios" / "quickstart.yaml")
 
 
-@pytest.mark.usefixtures("mine")
-def test_a_job_runs_as_it_would_here_and_comes_back(head: Head, raysim: Any, tracking_store: str) -> None:
-    store = f"MLFLOW_TRACKING_URI={tracking_store}"
-    told = raysim("submit", QUICKSTART, *settings(*SMALL), "--wait", "--id", "first", "--env", store)
-    assert told.code == 0, told
-    assert "round 2/2" in told
-    assert "raysim-job" not in told  # marks are not for people
+def test_a_job_runs_as_it_would_here_and_comes_back(head: Head, first: Told, raysim: Any, tracking_store: str) -> None:
+    assert first.code == 0, first
+    assert "round 2/2" in first
+    assert "raysim-job" not in first  # marks are not for people
     # Ray may give the head another address of the machine than it was told.
-    assert len(set(re.findall(r"^node ([\d.]+): 1 client actors", told, re.MULTILINE))) == 2
+    assert len(set(re.findall(r"^node ([\d.]+): 1 client actors?$", first, re.MULTILINE))) == 2
     assert len(head.nodes_of_clients()) == 2
     local = run(load_scenario(QUICKSTART, [*SMALL, "backend=in_process"]), quiet=True)
 
@@ -231,6 +243,31 @@ def test_a_job_runs_as_it_would_here_and_comes_back(head: Head, raysim: Any, tra
     assert "first: there is no such" not in raysim("logs", "first")
 
 
+def test_a_run_goes_on(head: Head, first: Told, raysim: Any, tracking_store: str) -> None:
+    """In two steps, with the scenario and without, to the bits of a run that was never interrupted."""
+    there = connect(find_address(head.address))
+    folder = look(there, "first")[1].run_folder
+    words = settings("rounds=3", *SMALL[1:], f"tracking.uri={tracking_store}")
+    told = raysim("submit", QUICKSTART, *words, "--resume", folder, "--wait", "--id", "second")
+    assert told.code == 0, told
+    assert "going on after round 2" in told
+    told = raysim("submit", "--resume", "second", *settings("rounds=4"), "--wait", "--id", "third")
+    assert told.code == 0, told
+    assert "going on after round 3" in told
+    local = run(load_scenario(QUICKSTART, ["rounds=4", *SMALL[1:], "backend=in_process"]), quiet=True)
+    summary = look(there, "third")[1].summary
+    assert (summary["folder"], summary["rounds"]) == (folder, 4)
+    assert summary["state_digest"] == local.state_digest
+
+
+def test_a_run_that_is_not_there(raysim: Any) -> None:
+    told = raysim("submit", QUICKSTART, "--resume", "/nowhere/r1", "--wait", "--id", "nowhere")
+    assert told.code == 2
+    assert told.count("raysim: ") == 1
+    assert "raysim: --resume: /nowhere/r1 given, but there is no such run folder" in told
+    assert "Traceback" not in told
+
+
 def test_an_unknown_id(raysim: Any) -> None:
     told = raysim("status", "frist")
     assert told.code == 2
@@ -247,46 +284,80 @@ def test_a_cluster_that_does_not_fit(raysim: Any, monkeypatch: pytest.MonkeyPatc
     assert sentence in told.splitlines()
 
 
-def test_stop(head: Head, raysim: Any, tracking_store: str) -> None:
-    words = settings("rounds=100000", "resources.actors=1", f"tracking.uri={tracking_store}")
-    assert raysim("submit", QUICKSTART, *words, "--id", "endless").code == 0
+@pytest.mark.parametrize(
+    ("id_", "long", "line"),
+    [
+        ("endless", "rounds=100000", "round      1/100000"),
+        ("slow", "training.epochs=100000", "round  0/20"),  # then round 1 begins, and takes hours
+    ],
+)
+def test_stop(head: Head, raysim: Any, tracking_store: str, id_: str, long: str, line: str) -> None:
+    words = settings(long, "resources.actors=1", f"tracking.uri={tracking_store}")
+    assert raysim("submit", QUICKSTART, *words, "--id", id_).code == 0
     shown: list[str] = []
     rounds, ended = threading.Event(), []
 
     def write(text: str) -> None:
         shown.append(text)
-        if "round      1/100000" in text:
+        if line in text:
             rounds.set()
 
     there = connect(find_address(head.address))
-    follower = threading.Thread(target=lambda: ended.append(follow(there, "endless", write).state), daemon=True)
+    follower = threading.Thread(target=lambda: ended.append(follow(there, id_, write).state), daemon=True)
     follower.start()
     until = time.monotonic() + 90
     while not rounds.wait(0.2):
         assert follower.is_alive() and time.monotonic() < until, "".join(shown)
-    assert "progress   round" in raysim("status", "endless")
+    assert "progress   round" in raysim("status", id_)
     assert sorted(head.alive_actors()) == ["HostActor", "ServerActor"]
     began = time.monotonic()
-    told = raysim("stop", "endless")
+    told = raysim("stop", id_)
     assert time.monotonic() - began < 15
     assert told.code == 0, told
-    assert "endless: STOPPED" in told
+    assert f"{id_}: STOPPED" in told
     assert "are kept in" in told
     assert head.alive_actors() == []
     follower.join(15)
     assert ended == ["STOPPED"]
-    (folder,) = (folder for folder in (head.home / "raysim" / "runs" / "quickstart").iterdir() if str(folder) in told)
-    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+    summary = look(there, id_)[1].summary
+    assert summary == json.loads((Path(summary["folder"]) / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
+    commit = Commits.open(open_store(summary["commit"]["folder"])).latest()  # what `--resume` would go on from
+    assert commit is not None or long != "rounds=100000"
+    assert summary["rounds"] == (commit.round if commit else 0)
 
 
 def test_a_cluster_with_a_token(raysim: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))  # where Ray may have left a token of its own
-    with head_node(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0123456789abcdef" * 4) as guarded:
-        refused = raysim("jobs", address=guarded.address)
+    """Its own token in its own file; none, a wrong one, and a whole job with the right one."""
+    right, wrong, home = tmp_path / "token", tmp_path / "wrong", tmp_path / "home"
+    right.write_text("0123456789abcdef" * 4)
+    wrong.write_text("fedcba9876543210" * 4)
+    (home / ".ray").mkdir(parents=True)
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(home))  # Ray may have left a token in the real one
+    tiny = ["rounds=1", "clients.count=4", "clients.models=[digits_mlp64]", "resources.actors=1"]
+    job = ["submit", QUICKSTART, *settings(*tiny), "--id", "tiny", "--wait"]
+    with head_node(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(right)) as guarded:
+        refused = raysim(*job, address=guarded.address)
         assert (refused.code, refused.count("\n")) == (2, 1)
-        assert "asks for a token and none was found" in refused
-        monkeypatch.setenv("RAY_AUTH_TOKEN", "wrong")
-        assert "refuses the token in RAY_AUTH_TOKEN" in raysim("jobs", address=guarded.address)
-        monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
-        assert raysim("jobs", address=guarded.address) == "no jobs\n"
+        assert "asks for a token and none was found: put the cluster's into RAY_AUTH_TOKEN, a file" in refused
+        monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(wrong))
+        refused = raysim(*job, address=guarded.address)
+        assert (refused.code, refused.count("\n")) == (2, 1)
+        assert f"refuses the token in {wrong}: it needs the one that the cluster was started with" in refused
+        monkeypatch.delenv("RAY_AUTH_TOKEN_PATH")
+        # As a user would: in a process in which Ray has not read a token yet.
+        own = home / ".ray" / "auth_token"
+        own.write_text(right.read_text())
+        own.chmod(0o600)
+        program = Path(sys.executable).parent / "raysim"
+        told = subprocess.run(
+            [program, *job, "--address", guarded.address], capture_output=True, text=True, timeout=120, check=False
+        )
+        assert told.returncode == 0, told
+        assert "round 1/1" in told.stdout
+        assert "auth" not in told.stderr.lower()
+        assert right.read_text() not in told.stdout + told.stderr
+        found = raysim("jobs", address=guarded.address)  # the submissions that were refused left nothing
+        assert [line.split()[:2] for line in found.splitlines()[1:]] == [["tiny", "SUCCEEDED"]]

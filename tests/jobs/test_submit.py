@@ -14,7 +14,7 @@ import algorithms
 from raysim.core.errors import ScenarioError
 from raysim.jobs.cluster import Cluster
 from raysim.jobs.stage import code, stage
-from raysim.jobs.submit import environment, new_id, parse_env, submit
+from raysim.jobs.submit import Work, environment, facts_of, new_id, parse_env, submit
 from raysim.jobs.versions import VARIABLE, Versions
 from raysim.launch.check import check
 from raysim.scenario.load import load_scenario
@@ -101,7 +101,7 @@ class TestEnvironment:
 
 class TestSubmit:
     def send(self, to: Cluster, job: str = "j1", *sets: str) -> dict[str, Any]:
-        submit(to, QUICKSTART, sets, check(load_scenario(QUICKSTART, sets)), {}, job)
+        submit(to, Work(QUICKSTART, sets, None, facts_of(QUICKSTART, check(load_scenario(QUICKSTART, sets)))), {}, job)
         ((_, sent),) = to.client.asked
         return sent
 
@@ -112,6 +112,13 @@ class TestSubmit:
         assert sent["metadata"]["algorithm"] == "fedgh"
         assert not any("num" in name for name in sent)  # the driver asks for no CPU and no GPU
         assert not Path(sent["runtime_env"]["working_dir"]).exists()  # uploaded by then
+
+    def test_going_on(self) -> None:
+        to = cluster(version=Versions.here().ray)
+        submit(to, Work(None, ["rounds=9"], "/a b/r1", {"name": "quickstart"}), {}, "j1")
+        ((_, sent),) = to.client.asked
+        assert sent["entrypoint"] == "exec python -m raysim.jobs.entry --set rounds=9 '--resume=/a b/r1'"
+        assert sent["metadata"] == {"raysim": Versions.here().raysim, "name": "quickstart"}
 
     def test_an_id_that_is_taken(self) -> None:
         with pytest.raises(ScenarioError, match="--id: j1 is taken"):

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -153,34 +149,3 @@ class TestStop:
         here.client.stop_job = lambda job: True
         with pytest.raises(RunError, match="asked to stop, but is RUNNING"):
             stop(here, "j")
-
-
-PROGRAM = """
-import signal, sys, time
-from raysim.jobs.entry import _insist
-ending = _insist(0.3)
-arrived = []
-signal.signal(signal.SIGTERM, lambda number, frame: arrived.append(number))
-print("ready", flush=True)
-until = time.monotonic() + 60
-while not arrived and time.monotonic() < until:
-    time.sleep(0.01)
-if sys.argv[1] == "ends":
-    ending.set()
-time.sleep(1.0)
-print(len(arrived))
-"""
-
-
-@pytest.mark.parametrize(("how", "signals"), [("goes on", 2), ("ends", 1)])
-def test_a_job_whose_round_goes_on_is_asked_twice(how: str, signals: int, tmp_path: Path) -> None:
-    """Ray sends one SIGTERM, which ends a run after its round; the second ends it at once."""
-    run = subprocess.Popen([sys.executable, "-c", PROGRAM, how], stdout=subprocess.PIPE, text=True)
-    try:
-        assert run.stdout is not None
-        assert run.stdout.readline() == "ready\n"
-        run.send_signal(signal.SIGTERM)
-        assert int(run.communicate(timeout=60)[0]) == signals
-    finally:
-        run.kill()
-        run.communicate()

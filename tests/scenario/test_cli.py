@@ -36,7 +36,7 @@ OPTIONS = {
     "schema": {"--output", "-o"},
     "ui": {"--uri", "--host", "--port"},
     "completion": {"shell"},
-    "submit": {"scenario", "--set", "--address", "--wait", "--id", "--env"},
+    "submit": {"scenario", "--set", "--address", "--wait", "--resume", "--id", "--env"},
     "status": {"job", "--address"},
     "logs": {"job", "--address", "--follow", "-f"},
     "stop": {"job", "--address"},

@@ -1,0 +1,34 @@
+"""Which run a job is to go on with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+
+from raysim.core.errors import ScenarioError
+from raysim.jobs.cluster import Cluster
+from raysim.jobs.marks import read_log
+from raysim.jobs.watch import Job
+
+FACTS = ("name", "scenario", "algorithm")
+"""What a job that goes on takes over from the metadata of the one before, unless a scenario says it anew."""
+
+
+def find_run(cluster: Cluster, given: str) -> tuple[str, Mapping[str, str]]:
+    """A run as the head node knows it, and what is known of it here.
+
+    given: its folder or id on the head node, or the id of the job that ran it; whether the folder is there only the
+    job can tell. Raises `ScenarioError` when that job goes on, or has no run.
+    """
+    ours = {info.submission_id: info for info in cluster.jobs()}
+    if given not in ours:
+        scenario = PurePosixPath(given).parent.name  # of <output>/<scenario>/<run id>
+        return given, {"name": scenario} if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", scenario) else {}
+    job = Job.of(ours[given])
+    if not job.ended:
+        raise ScenarioError(f"--resume: {given} is {job.state}; `raysim stop {given}` ends it")
+    folder = read_log(cluster.log(given)).run_folder
+    if not folder:
+        raise ScenarioError(f"--resume: {given} is {job.state}, but never had a run folder; submit its scenario anew")
+    return folder, {key: value for key, value in ours[given].metadata.items() if key in FACTS}

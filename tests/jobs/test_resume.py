@@ -1,0 +1,47 @@
+"""Which run `raysim submit --resume` means."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from raysim.core.errors import ScenarioError
+from raysim.jobs.marks import PREFIX
+from raysim.jobs.resume import find_run
+from tests.jobs.fakes import cluster, details
+
+LOG = PREFIX + json.dumps({"run_folder": "/home/x/raysim/runs/quickstart/r1", "run_id": "r1"}) + "\n"
+KNOWN = {"name": "quickstart", "algorithm": "fedgh"}
+
+
+def test_a_jobs() -> None:
+    here = cluster(details("j", "STOPPED"), logs={"j": LOG})
+    assert find_run(here, "j") == ("/home/x/raysim/runs/quickstart/r1", KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("given", "known"),
+    [
+        ("/shared/runs/quickstart/r1", {"name": "quickstart"}),
+        ("~/raysim/runs/quickstart/r1/", {"name": "quickstart"}),
+        ("../r1", {}),  # nothing that an id could begin with
+        ("r1", {}),
+    ],
+)
+def test_anything_else_is_for_the_head_node_to_find(given: str, known: dict[str, str]) -> None:
+    assert find_run(cluster(details("j", "STOPPED"), logs={"j": LOG}), given) == (given, known)
+
+
+def test_one_that_goes_on() -> None:
+    with pytest.raises(ScenarioError, match=r"^--resume: j is RUNNING; `raysim stop j` ends it$"):
+        find_run(cluster(details("j"), logs={"j": LOG}), "j")
+
+
+def test_one_that_never_had_a_folder() -> None:
+    with pytest.raises(ScenarioError, match=r"^--resume: j is FAILED, but never had a run folder; submit"):
+        find_run(cluster(details("j", "FAILED"), logs={"j": "raysim: data.root: no such folder\n"}), "j")
+
+
+def test_somebody_elses_job_is_none() -> None:
+    assert find_run(cluster(details("j", "STOPPED", metadata={"job_name": "x"})), "j") == ("j", {})

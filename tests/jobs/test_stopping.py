@@ -1,0 +1,189 @@
+"""How a job ends when Ray asks it to: its round may be cut off, what it writes then may not. Without Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from raysim.engine.commits import Commits
+from raysim.engine.run import Stop
+from raysim.engine.store import open_store
+from raysim.jobs.versions import VARIABLE, Versions
+from raysim.launch.signals import interruptible
+from tests.conftest import REPOSITORY
+
+QUICKSTART = str(REPOSITORY / "scenarios" / "quickstart.yaml")
+
+PROGRAM = """
+import signal, sys, time
+from raysim.jobs.stopping import stoppable
+arrived = []
+with stoppable(0.3) as closing:
+    signal.signal(signal.SIGTERM, lambda number, frame: arrived.append(number))
+    print("ready", flush=True)
+    until = time.monotonic() + 60
+    while not arrived and time.monotonic() < until:
+        time.sleep(0.01)
+    if sys.argv[1] == "ends":
+        closing.set()
+    time.sleep(1.0)
+print(len(arrived))
+"""
+
+
+@contextmanager
+def program(text: str, *words: str, **env: str) -> Iterator[subprocess.Popen[str]]:
+    """A Python program whose output can be read; killed if it is still there at the end."""
+    run = subprocess.Popen(
+        [sys.executable, "-c", text, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **env},
+    )
+    try:
+        yield run
+    finally:
+        run.kill()
+        run.communicate()
+
+
+@pytest.mark.parametrize(("how", "signals"), [("goes on", 2), ("ends", 1)])
+def test_a_job_whose_round_goes_on_is_asked_twice(how: str, signals: int) -> None:
+    """Ray sends one SIGTERM, which ends a run after its round; the second ends it at once."""
+    with program(PROGRAM, how) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "ready\n"
+        run.send_signal(signal.SIGTERM)
+        assert int(run.communicate(timeout=60)[0]) == signals
+
+
+# A whole job whose second round takes longer by what the arguments say, and its closing half a second. As in a job on
+# Ray, the driver's handler of SIGTERM is Ray's from the start of the backend on: it ends the process wherever it is.
+JOB = """
+import os, signal, sys, time
+from raysim.engine.inprocess import InProcess
+from raysim.jobs import entry, stopping
+from raysim.launch import session
+
+round_s, insist_s, scenario, *sets = sys.argv[1:]
+play, close, make_backend = InProcess.round, InProcess.close, session.make_backend
+
+def tell(text):  # a line of its own, whoever else is in the middle of one
+    os.write(1, f"\\n{text}\\n".encode())
+
+def slow_round(self, t, *given, **named):
+    if t == 2:
+        tell("in round 2")
+        time.sleep(float(round_s))
+    return play(self, t, *given, **named)
+
+def slow_close(self):
+    close(self)
+    tell("closing")
+    time.sleep(0.5)
+
+def of_ray(*given):
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+    return make_backend(*given)
+
+InProcess.round, InProcess.close, session.make_backend = slow_round, slow_close, of_ray
+entry.stoppable = lambda: stopping.stoppable(float(insist_s))
+code = entry.main([scenario, *(word for item in sets for word in ("--set", item))])
+time.sleep(0.3)  # for a SIGTERM that is late
+entry._leave(code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("round_s", "insist_s", "again", "rounds", "committed"),
+    [
+        ("60", "1", False, 1, None),  # the second SIGTERM comes in the round and cuts it off
+        ("0", "60", True, 2, 2),  # and in the closing, which goes on
+    ],
+)
+def test_a_stopped_job_writes_what_was_done(
+    tmp_path: Path, tracking_store: str, round_s: str, insist_s: str, again: bool, rounds: int, committed: int | None
+) -> None:
+    sets = ["backend=in_process", "clients.count=4", "clients.models=[digits_mlp64]", "checkpoint.every=100"]
+    sets += [f"output={tmp_path}/runs", f"tracking.uri={tracking_store}"]
+    env = {VARIABLE: Versions.here().text(), "HOME": str(tmp_path)}
+    with program(JOB, round_s, insist_s, QUICKSTART, *sets, **env) as run:
+        assert run.stdout is not None
+        told = until(run, "in round 2")
+        run.send_signal(signal.SIGTERM)
+        if again:
+            told += until(run, "closing")
+            run.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        told += run.communicate(timeout=60)[0]
+        took = time.monotonic() - began
+    assert run.returncode == 130, told
+    assert took < 15
+    assert told.splitlines()[-1] == "raysim: stopped"
+    (folder,) = (tmp_path / "runs" / "quickstart").iterdir()
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["status"], summary["rounds"]) == ("interrupted", rounds), told
+    commit = Commits.open(open_store(summary["commit"]["folder"])).latest()
+    assert (commit.round if commit else None) == committed
+
+
+def until(run: subprocess.Popen[str], line: str) -> str:
+    """What a program prints up to this line."""
+    assert run.stdout is not None
+    told = ""
+    for shown in run.stdout:
+        told += shown
+        if shown == f"{line}\n":
+            return told
+    raise AssertionError(told)
+
+
+class TestHandlers:
+    """`launch.signals`, signal by signal."""
+
+    @pytest.fixture(autouse=True)
+    def _back(self) -> Iterator[None]:
+        before = signal.getsignal(signal.SIGTERM)
+        yield
+        assert signal.getsignal(signal.SIGTERM) == before
+
+    def test_rounds_end_after_the_first_and_at_once_after_the_second(self) -> None:
+        stop = Stop(possible=True, committed=lambda: False)
+        with pytest.raises(KeyboardInterrupt), interruptible(stop):
+            signal.raise_signal(signal.SIGTERM)
+            assert stop.requested
+            signal.raise_signal(signal.SIGTERM)
+            pytest.fail("the second did not end it")
+
+    def test_the_second_does_not_cut_what_follows_the_rounds(self) -> None:
+        stop = Stop(possible=True, committed=lambda: False)
+        with interruptible(stop):
+            signal.raise_signal(signal.SIGTERM)
+            stop.possible = False
+            signal.raise_signal(signal.SIGTERM)
+
+    def test_the_handler_that_ray_sets_does_not_come_back_for_the_closing(self) -> None:
+        def of_ray(number: int, frame: object) -> None:
+            pytest.fail("Ray's handler was called")
+
+        stop = Stop()
+        with interruptible(stop):
+            signal.signal(signal.SIGTERM, of_ray)
+            with interruptible(stop):
+                pass
+            signal.raise_signal(signal.SIGTERM)
+
+    def test_before_the_rounds_the_first_ends_it(self) -> None:
+        with pytest.raises(KeyboardInterrupt), interruptible(Stop()):
+            signal.raise_signal(signal.SIGTERM)
+            pytest.fail("it did not end")
