@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,9 +49,20 @@ def tracking_store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
 
 
+def _no_picture(*args: Any, **_: Any) -> None:
+    """An empty file where a run draws a picture."""
+    next(arg for arg in args if isinstance(arg, Path)).write_bytes(b"")
+
+
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracking_store: str) -> Path:
-    """An empty current folder, without the settings of whoever runs the tests."""
+    """An empty current folder, without the settings of whoever runs the tests; runs draw no pictures.
+
+    Drawing takes more than half the time of a tiny run. Real pictures are drawn in `engine/test_run.py` (fixture
+    `finished`), `report/test_plots.py`, `data/test_partition.py`, and by every run that is a process or a job.
+    """
+    monkeypatch.setattr("raysim.launch.session.draw_heatmap", _no_picture)
+    monkeypatch.setattr("raysim.launch.session.plot_accuracy", _no_picture)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking_store)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

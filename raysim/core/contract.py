@@ -1,7 +1,7 @@
 """The contract of an algorithm as a program: `check_algorithm(MyMethod())` says which rule it breaks, and where.
 
-It runs the algorithm for a few rounds in a toy world (C = 4 classes, D = 8, images of 4 x 4 pixels, a handful of
-clients with three architectures) and compares what the hooks did with what they may do. Seconds on one CPU, no Ray.
+It runs the algorithm for a few rounds in a toy world (`toy.py`: C = 4 classes, D = 8, images of 4 x 4 pixels, a handful
+of clients with three architectures) and compares what the hooks did with what they may do. Seconds on one CPU, no Ray.
 What an algorithm cannot meet it says in an attribute, never by its name: `one_architecture` (whole models are
 exchanged) and `static_downlink` (what the server sends is meant never to change).
 
@@ -17,44 +17,34 @@ import json
 import pickle
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from raysim.core.algorithm import Algorithm, AnyAlgorithm, Client, ClientId, Server, Task, pixels
-from raysim.core.data import Batch, Samples
+from raysim.core.algorithm import AnyAlgorithm, ClientId
+from raysim.core.compare import (
+    differing,
+    fingerprint,
+    identical,
+    modules_in,
+    other_random_states,
+    random_states_kept,
+    visible_tensors,
+)
+from raysim.core.data import Batch
 from raysim.core.fields import settings_fields
-from raysim.core.fit import FitJob, FitResult, LocalTraining, Trainer, fit_one, loss_and_rows
+from raysim.core.fit import FitJob, FitResult, fit_one, loss_and_rows
 from raysim.core.messages import counted, nonfinite, pack, unpack, weights, wire_size
-from raysim.core.meter import FlopMeter, flops_of
-from raysim.core.seeds import global_seed, seeded
-from raysim.core.state import Frozen, digest, freeze, modules_of, state_tensors, thaw
-
-SEED, C, D, SIDE, ROUNDS = 7, 4, 8, 4, 8
-LOCAL = LocalTraining(epochs=1, batch_size=6, lr=0.1, momentum=0.5)
-
-Labels = Sequence[Sequence[int]]
-FOUR: Labels = ([0, 1] * 8, [1, 2] * 6 + [1], [2, 3] * 7, [3, 0, 1] * 4)
-"""Four clients of different sizes; the second one's last batch holds a single sample."""
-GAP: Labels = ([0, 1] * 4, [1, 0] * 3, [2] * 5)
-"""Nobody ever holds class 3, and class 2 is held by the last client alone."""
-
-
-class ContractError(AssertionError):
-    """An algorithm breaks a clause; one sentence says which, by which hook, and how to mend it."""
-
-    def __init__(self, algorithm: AnyAlgorithm, clause: str, problem: str, remedy: str) -> None:
-        super().__init__(f"{type(algorithm).__name__} breaks the clause {clause!r}: {problem}; {remedy}")
-        self.clause = clause
+from raysim.core.meter import FlopMeter
+from raysim.core.state import Frozen, freeze, modules_of, state_tensors, thaw
+from raysim.core.toy import FOUR, GAP, SEED, C, ContractError, Labels, Toy, ToyTransform, toy_samples, toy_seed
 
 
 def check_algorithm(algorithm: AnyAlgorithm) -> None:
@@ -64,223 +54,6 @@ def check_algorithm(algorithm: AnyAlgorithm) -> None:
     """
     for clause in CLAUSES.values():
         clause(algorithm)
-
-
-# -- the toy world -----------------------------------------------------------------------------------
-
-
-class ToyTransform:
-    """Pixels to [0, 1]; augmentation adds a little noise, so that every draw from `rng` shows in the result."""
-
-    def plain(self, raw_BHWC: Tensor) -> Tensor:
-        """Images [B, 1, H, W] in [0, 1]."""
-        return raw_BHWC.permute(0, 3, 1, 2).float() / 255
-
-    def augmented(self, raw_BHWC: Tensor, rng: torch.Generator) -> Tensor:
-        """As `plain`, with noise."""
-        x = self.plain(raw_BHWC)
-        return x + 0.02 * torch.randn(x.shape, generator=rng)
-
-
-class ToyNet(nn.Module):
-    """One of three tiny architectures; `norm` has a convolution and BatchNorm."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        pixels = SIDE * SIDE
-        layers: Mapping[str, Callable[[], list[nn.Module]]] = {
-            "flat": lambda: [nn.Flatten(), nn.Linear(pixels, D)],
-            "deep": lambda: [nn.Flatten(), nn.Linear(pixels, 12), nn.ReLU(), nn.Linear(12, D)],
-            "norm": lambda: [nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, D)],
-        }
-        self.extractor = nn.Sequential(*layers[name](), nn.ReLU())
-        self.header = nn.Linear(D, C)
-
-    def features(self, x: Tensor) -> Tensor:
-        """The representation [B, D]."""
-        return self.extractor(x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The logits [B, C]."""
-        return self.header(self.features(x))
-
-
-def toy_model(name: str, *key: str) -> ToyNet:
-    """A fresh network with the initial weights of its architecture (and purpose)."""
-    with global_seed(SEED, "init", name, *key):
-        return ToyNet(name)
-
-
-def toy_encoder(name: str) -> Callable[[Tensor], Tensor]:
-    """The pixels, whatever encoder is asked for."""
-    return pixels
-
-
-def toy_samples(labels: Sequence[int], k: ClientId) -> Samples:
-    """Noise with one bright quarter, which is the class."""
-    rng = seeded(SEED, "toy", k)
-    raw_NHWC = torch.randint(0, 90, (len(labels), SIDE, SIDE, 1), generator=rng, dtype=torch.uint8)
-    half = SIDE // 2
-    for i, label in enumerate(labels):
-        top, left = half * (label // 2), half * (label % 2)
-        raw_NHWC[i, top : top + half, left : left + half] += 150
-    return Samples(raw_NHWC, torch.tensor(labels), ToyTransform())
-
-
-Watch = Callable[["Toy", str, ClientId | None, Any], AbstractContextManager[None]]
-"""(world, hook, client or None for the server, the message the hook was given): entered around every hook."""
-
-
-class Toy:
-    """A run of an algorithm in the toy world, seeded and ordered as the engine does it."""
-
-    def __init__(
-        self,
-        algorithm: AnyAlgorithm,
-        clause: str,
-        labels: Labels = FOUR,
-        watch: Watch | None = None,
-        trainer: Trainer = fit_one,
-        meter: FlopMeter | None = None,
-    ) -> None:
-        self.algorithm, self.clause, self.trainer = algorithm, clause, trainer
-        # The one architecture is the one with BatchNorm, which is the hardest to exchange.
-        self.architectures = ("norm",) if algorithm.one_architecture else ("flat", "norm", "deep")
-        self.task = Task(C, D, self.architectures[: len(labels)], toy_model, ROUNDS, toy_encoder)
-        self.samples = {k: toy_samples(y, k) for k, y in enumerate(labels)}
-        self.meter = meter
-        self.watch: Watch = watch or (lambda toy, name, who, msg: nullcontext())
-        self.sent: list[tuple[str, ClientId, Any]] = []  # every message as the hook returned it
-        self.server: Server[Any] = Server(
-            self.task, seeded(SEED, "server_start", 0), {k: len(samples) for k, samples in self.samples.items()}
-        )
-        self.nets: dict[ClientId, nn.Module] = {}
-        self.server.state = None
-        try:
-            algorithm.check(self.task)
-        except ValueError as error:
-            raise self.broken(f"check refuses a task with C={C}, D={D}: {error}", "a small task should do") from error
-        for k in self.samples:
-            self.nets[k] = self._call("client_model", k, 0, partial(self.fresh_net, k), seed_it=False)
-
-    def start(self) -> Toy:
-        """Clients join and the server makes its first state."""
-        hellos: dict[ClientId, Any] = {}
-        if type(self.algorithm).client_join is not Algorithm.client_join:
-            for k in self.samples:
-                hello = self._call("client_join", k, 0, partial(self.algorithm.client_join, self._client(k, 0)))
-                self.sent.append(("client_join", k, hello))
-                hellos[k] = unpack(pack(hello))
-        start = partial(self.algorithm.server_start, self.server, hellos)
-        self.server.state = self._call("server_start", None, 0, start)
-        return self
-
-    def round(self, t: int, cohort: Sequence[ClientId] | None = None, reverse: bool = False) -> Toy:
-        """One round. `reverse`: the clients run in the opposite order; uploads are handed over in id order anyway."""
-        algorithm, members = self.algorithm, list(self.samples if cohort is None else cohort)
-        self._begin("server_send", t)
-        outgoing = {
-            k: self._call("server_send", None, t, partial(algorithm.server_send, self.server, k)) for k in members
-        }
-        self.sent += [("server_send", k, msg) for k, msg in outgoing.items()]
-        distinct = list({id(msg): msg for msg in outgoing.values() if msg is not None}.values())
-        # One copy for all clients that get the same message, as on a host of the engine.
-        arrived = dict(zip(map(id, distinct), map(unpack, pack(distinct)), strict=True))
-        packed: dict[ClientId, Any] = {}
-        for k in reversed(members) if reverse else members:
-            down, client = arrived.get(id(outgoing[k])), self._client(k, t)
-            if down is not None:
-                self._call("client_receive", k, t, partial(algorithm.client_receive, client, down), down)
-            up = self._call("client_update", k, t, partial(algorithm.client_update, client, down), down)
-            self.sent.append(("client_update", k, up))
-            packed[k] = pack(up)
-        self._begin("server_update", t)
-        ups = {k: unpack(packed[k]) for k in sorted(packed) if packed[k] is not None}
-        if ups:
-            update = partial(algorithm.server_update, self.server, ups)
-            # The engine counts operations there, under which not every way of asking for gradients works.
-            self._call("server_update", None, t, partial(flops_of, update) if self.meter else update, ups)
-        return self
-
-    def run(self, rounds: int, reverse: bool = False) -> Toy:
-        """Start, and run rounds of everybody."""
-        self.start()
-        for t in range(1, rounds + 1):
-            self.round(t, reverse=reverse)
-        return self
-
-    def fresh_net(self, k: ClientId) -> nn.Module:
-        """A client's network before round 1."""
-        arch = self.architectures[k % len(self.architectures)]
-        model = toy_model(arch)
-        with global_seed(SEED, "client_model", arch):
-            return self.algorithm.client_model(model, self.task)
-
-    def states(self) -> dict[str, str]:
-        """A digest of every client, its data and the server."""
-        found = {f"client {k}": fingerprint(net) for k, net in self.nets.items()}
-        found |= {f"the data of client {k}": digest([s.raw_NHWC, s.y]) for k, s in self.samples.items()}
-        return found | {"the server's state": fingerprint(self.server.state)}
-
-    @torch.no_grad()
-    def score(self) -> tuple[float, float]:
-        """(mean loss, accuracy) over all clients' samples."""
-        losses, hits = [], []
-        for k, samples in self.samples.items():
-            logits_NC = self.nets[k].eval()(samples.x)
-            losses.append(F.cross_entropy(logits_NC, samples.y, reduction="none"))
-            hits.append((logits_NC.argmax(1) == samples.y).float())
-        return float(torch.cat(losses).mean()), float(torch.cat(hits).mean())
-
-    def broken(self, problem: str, remedy: str) -> ContractError:
-        """The error of this world's clause."""
-        return ContractError(self.algorithm, self.clause, problem, remedy)
-
-    def _client(self, k: ClientId, t: int) -> Client:
-        return Client(
-            id=k,
-            task=self.task,
-            data=self.samples[k],
-            net=self.nets[k],
-            local=LOCAL,
-            rng=seeded(SEED, "client", t, k),
-            t=t,
-            arch=self.architectures[k % len(self.architectures)],
-            meter=self.meter,
-            trainer=self.trainer,
-        )
-
-    def _begin(self, purpose: str, t: int) -> None:
-        self.server.t, self.server.values = t, {}
-        self.server.rng = seeded(SEED, purpose, t)
-
-    def _call(
-        self, name: str, who: ClientId | None, t: int, work: Callable[[], Any], msg: Any = None, seed_it: bool = True
-    ) -> Any:
-        seed = global_seed(SEED, name, t, -1 if who is None else who) if seed_it else nullcontext()
-        with self.watch(self, name, who, msg):
-            try:
-                with seed:
-                    return work()
-            except ContractError:
-                raise
-            except Exception as error:
-                place = name + (f" of client {who}" if who is not None else "")
-                raise self.broken(
-                    f"{place} raises {type(error).__name__} in round {t} ({error})",
-                    "hooks must work on every small task, with state only in client.net and server.state",
-                ) from error
-
-
-def fingerprint(value: Any) -> str:
-    """Equal for equal values: a digest, or for what has none, its pickle or its name."""
-    try:
-        return digest(value)
-    except (TypeError, RuntimeError):
-        try:
-            return pickle.dumps(value).hex()
-        except Exception:
-            return repr(value)
 
 
 # -- what an algorithm object is ---------------------------------------------------------------------
@@ -307,7 +80,7 @@ def frozen(algorithm: AnyAlgorithm) -> None:
     def watch(toy: Toy, name: str, who: ClientId | None, msg: Any) -> Iterator[None]:
         before = attributes()
         yield
-        for attribute in _changed(before, attributes()):
+        for attribute in differing(before, attributes()):
             raise toy.broken(f"{name} changes {attribute}", "keep state in client.net or server.state")
 
     Toy(algorithm, "frozen", watch=watch).run(2)
@@ -339,7 +112,7 @@ def picklable(algorithm: AnyAlgorithm) -> None:
                 f"what {name} returns for client {k} cannot be pickled ({error})",
                 "a message holds tensors and numbers, in a class at the top of a module",
             ) from error
-        if not _equal(unpack(back), unpack(packed)):
+        if not identical(unpack(back), unpack(packed)):
             raise toy.broken(
                 f"what {name} returns for client {k} comes back from pickle as something else",
                 "a message holds tensors and numbers only",
@@ -432,7 +205,7 @@ def _check_loss(toy: Toy, job: FitJob, batch: Batch) -> None:
     ones = torch.ones(len(batch.y))
 
     def loss(seen: Batch, draw: int) -> Tensor:
-        with global_seed(SEED, "loss", draw):
+        with toy_seed("loss", draw):
             return loss_and_rows(replace(job, net=net), seen)[0]
 
     plain, again = loss(batch, 0), loss(batch, 1)
@@ -480,7 +253,7 @@ def messages(algorithm: AnyAlgorithm) -> None:
         for leaf in leaves:
             if not isinstance(leaf, Tensor | bool | int | float):
                 raise toy.broken(f"{place} holds a {type(leaf).__name__}", "send tensors and numbers only")
-        if not _equal(unpack(pack(msg)), msg):
+        if not identical(unpack(pack(msg)), msg):
             raise toy.broken(f"{place} does not arrive as it was sent", "send plain dense tensors and numbers")
         if not isinstance(counted(msg), type(msg)):
             raise toy.broken(f"`counted` of {place} is no {type(msg).__name__}", "return the same message, counted so")
@@ -499,7 +272,7 @@ def own_state_only(algorithm: AnyAlgorithm) -> None:
     def watch(toy: Toy, name: str, who: ClientId | None, msg: Any) -> Iterator[None]:
         before = toy.states()
         yield
-        for changed in _changed(before, toy.states()):
+        for changed in differing(before, toy.states()):
             if changed != (f"client {who}" if who is not None else "the server's state"):
                 place = name + (f" of client {who}" if who is not None else "")
                 raise toy.broken(f"{place} changes {changed}", "a hook may change only its own client or server")
@@ -536,19 +309,19 @@ def deterministic(algorithm: AnyAlgorithm) -> None:
 
     In the second run operations are counted too, which runs each piece of work once more and must leave no trace.
     """
-    with _global_random_states():
+    with random_states_kept(SEED):
         first = Toy(algorithm, "deterministic").run(2)
         random.seed(1)
         np.random.seed(1)
         torch.manual_seed(1)
         second = Toy(pickle.loads(pickle.dumps(algorithm)), "deterministic", meter=FlopMeter()).run(2)
     for (name, k, one), (_, _, other) in zip(first.sent, second.sent, strict=True):
-        if not _equal(one, other):
+        if not identical(one, other):
             raise first.broken(
                 f"{name} of client {k} sends something else when the run is repeated",
                 "draw random numbers with torch in the hook, from client.rng or from server.rng",
             )
-    for changed in _changed(first.states(), second.states()):
+    for changed in differing(first.states(), second.states()):
         raise first.broken(
             f"{changed} ends up different when the run is repeated",
             "draw random numbers with torch in the hook, from client.rng or from server.rng",
@@ -558,7 +331,7 @@ def deterministic(algorithm: AnyAlgorithm) -> None:
 def any_order(algorithm: AnyAlgorithm) -> None:
     """The result does not depend on which client of a round runs first."""
     forward, backward = Toy(algorithm, "any_order").run(2), Toy(algorithm, "any_order").run(2, reverse=True)
-    for changed in _changed(forward.states(), backward.states()):
+    for changed in differing(forward.states(), backward.states()):
         raise forward.broken(
             f"{changed} depends on the order in which clients run",
             "let client hooks read and write nothing but their client and their message",
@@ -570,16 +343,16 @@ def torch_random_only(algorithm: AnyAlgorithm) -> None:
 
     @contextmanager
     def watch(toy: Toy, name: str, who: ClientId | None, msg: Any) -> Iterator[None]:
-        before = _other_random_states()
+        before = other_random_states()
         yield
-        for library, state in _other_random_states().items():
+        for library, state in other_random_states().items():
             if state != before[library]:
                 raise toy.broken(
                     f"{name} draws from the global generator of {library}",
                     "draw with torch (seeded before each hook), from client.rng or from server.rng",
                 )
 
-    with _global_random_states():
+    with random_states_kept(SEED):
         Toy(algorithm, "torch_random_only", watch=watch).run(2)
 
 
@@ -597,7 +370,7 @@ def state_dict_is_all(algorithm: AnyAlgorithm) -> None:
     second.server.state = copy.deepcopy(first.server.state)
     first.round(3)
     second.round(3)
-    for changed in _changed(first.states(), second.states()):
+    for changed in differing(first.states(), second.states()):
         raise first.broken(f"{changed} ends up different when clients go on from their state_dict", remedy)
 
 
@@ -611,7 +384,7 @@ def server_state_visible(algorithm: AnyAlgorithm) -> None:
     extra = set(vars(toy.server)) - {field.name for field in fields(toy.server)}
     if extra:
         raise toy.broken(f"a server hook sets server.{min(extra)}", "keep everything in server.state")
-    for module in _modules_in(toy.server.state):
+    for module in modules_in(toy.server.state):
         hidden = {name for name, value in vars(module).items() if isinstance(value, Tensor)}
         hidden |= module._non_persistent_buffers_set
         if hidden:
@@ -630,7 +403,7 @@ def server_state_visible(algorithm: AnyAlgorithm) -> None:
     second.nets = copy.deepcopy(toy.nets)
     toy.round(3)
     second.round(3)
-    for changed in _changed(toy.states(), second.states()):
+    for changed in differing(toy.states(), second.states()):
         raise toy.broken(f"{changed} ends up different when the server goes on from a stored server.state", remedy)
 
 
@@ -663,7 +436,7 @@ def absent_unchanged(algorithm: AnyAlgorithm) -> None:
     for t, cohort in enumerate(([0, 1], [1, 2], [3], [0, 3]), 1):
         before = toy.states()
         toy.round(t, cohort)
-        for changed in _changed(before, toy.states()):
+        for changed in differing(before, toy.states()):
             if changed != "the server's state" and int(changed.split()[-1]) not in cohort:
                 raise toy.broken(
                     f"{changed} changes in a round that client takes no part in",
@@ -698,7 +471,7 @@ def downlink_moves(algorithm: AnyAlgorithm) -> None:
             continue
         # Numbers such as the round, and ids, move or stand still for reasons of their own.
         learnt = [[leaf for leaf in pytree.tree_leaves(m) if _is_float(leaf)] or pytree.tree_leaves(m) for m in sent]
-        if all(_equal(later, learnt[0]) for later in learnt[1:]):
+        if all(identical(later, learnt[0]) for later in learnt[1:]):
             raise toy.broken(
                 f"server_send gave client {k} the same values in {len(sent)} rounds",
                 "server_update must change what is sent (does its optimizer own those parameters?), or the "
@@ -733,7 +506,7 @@ def _finite(algorithm: AnyAlgorithm, clause: str, labels: Labels, cohorts: Seque
         for k, net in toy.nets.items():
             if nonfinite(dict(net.state_dict())):
                 raise toy.broken(f"client {k} holds a NaN or infinity after round {t}", remedy)
-        if nonfinite(list(_visible(toy.server.state))):
+        if nonfinite(list(visible_tensors(toy.server.state))):
             raise toy.broken(f"server.state holds a NaN or infinity after round {t}", remedy)
 
 
@@ -744,61 +517,8 @@ def _is_frozen(cls: type) -> bool:
     return bool(cls.__dataclass_params__.frozen)  # type: ignore[attr-defined]
 
 
-def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """The names whose values differ, or that are on one side only."""
-    return [name for name in {**before, **after} if before.get(name) != after.get(name)]
-
-
 def _is_float(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.is_floating_point()
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Same structure, types, shapes and bits; NaN equals NaN."""
-    ones, others = pytree.tree_leaves(one), pytree.tree_leaves(other)
-    return pytree.tree_structure(one) == pytree.tree_structure(other) and all(
-        type(a) is type(b) and fingerprint(a) == fingerprint(b) for a, b in zip(ones, others, strict=True)
-    )
-
-
-def _visible(state: Any) -> list[Tensor]:
-    try:
-        return list(state_tensors(state).values())
-    except TypeError:  # the clause server_state_visible says so
-        return []
-
-
-def _modules_in(state: Any) -> Iterator[nn.Module]:
-    if isinstance(state, nn.Module):
-        yield from state.modules()
-    elif isinstance(state, Mapping):
-        for part in state.values():
-            yield from _modules_in(part)
-    elif isinstance(state, list | tuple):
-        for part in state:
-            yield from _modules_in(part)
-    elif is_dataclass(state):
-        for field in fields(state):
-            yield from _modules_in(getattr(state, field.name))
-
-
-def _other_random_states() -> dict[str, str]:
-    return {
-        "numpy": repr([part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()]),
-        "Python": repr(random.getstate()),
-    }
-
-
-@contextmanager
-def _global_random_states() -> Iterator[None]:
-    """Put the global generators of numpy, Python and torch back at the end."""
-    of_numpy, of_python = np.random.get_state(), random.getstate()
-    with global_seed(SEED, "contract"):
-        try:
-            yield
-        finally:
-            np.random.set_state(of_numpy)
-            random.setstate(of_python)
 
 
 def _tree(algorithm: AnyAlgorithm, clause: str) -> ast.Module:

@@ -10,10 +10,11 @@ import ast
 import dataclasses
 import inspect
 import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 from operator import or_
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
@@ -78,8 +79,9 @@ class FieldInfo:
         return " or ".join(bounded)
 
 
-def field_docs(cls: type) -> dict[str, str]:
-    """The string literal under each annotated field of a class, its bases included."""
+@cache
+def field_docs(cls: type) -> Mapping[str, str]:
+    """The string literal under each annotated field of a class, its bases included. Read from the source once."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if not dataclasses.is_dataclass(base):
@@ -95,7 +97,7 @@ def field_docs(cls: type) -> dict[str, str]:
             if isinstance(text.value, ast.Constant) and isinstance(text.value.value, str):
                 assert isinstance(field.target, ast.Name)
                 docs[field.target.id] = inspect.cleandoc(text.value.value).replace("\n", " ")
-    return docs
+    return MappingProxyType(docs)
 
 
 def settings_fields(cls: type) -> list[FieldInfo]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, asdict
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -181,6 +182,7 @@ class Scenario(Section):
         return Path(self.output).expanduser().absolute()
 
 
+@cache  # pydantic looks through every loaded module for the source of a new model: 60 ms
 def settings_model(cls: type) -> type[BaseModel]:
     """A strict pydantic model with the fields of a frozen dataclass of settings, ranges and meanings included."""
     fields: dict[str, Any] = {}

@@ -17,11 +17,11 @@ from algorithms import dc_pfl
 from algorithms.dc_pfl import DCPFL, ClassStatistics, Gaussian, Global, class_statistics, draw, pool, shares
 from algorithms.fedgh import FedGH
 from raysim.core import Batch, Client, LocalTraining, Server, Task, weights
-from raysim.core.contract import Toy, toy_model, toy_samples
 from raysim.core.messages import pack, unpack, wire_size
 from raysim.core.ops import cross_entropy
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
+from raysim.core.toy import Toy, toy_model, toy_samples
 
 METHODS = ("factor", "eigh", "jitter")
 

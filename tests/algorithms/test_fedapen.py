@@ -14,9 +14,10 @@ from torch.testing import assert_close
 
 from algorithms.fedapen import Ensemble, FedAPEN, Shared, ensemble, mutual_loss
 from raysim.core import Batch, Client, LocalTraining, Server, Task, weights
-from raysim.core.contract import Toy, check_algorithm, toy_model, toy_samples
+from raysim.core.contract import check_algorithm
 from raysim.core.messages import wire_size
 from raysim.core.seeds import seeded
+from raysim.core.toy import Toy, toy_model, toy_samples
 from raysim.models import build_model
 
 TASK = Task(4, 8, ("deep", "flat"), toy_model)

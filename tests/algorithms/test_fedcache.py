@@ -26,9 +26,10 @@ from algorithms.fedcache import (
 )
 from algorithms.standalone import Standalone
 from raysim.core import Batch, Client, LocalTraining, Server, Task
-from raysim.core.contract import FOUR, Toy, fingerprint, toy_encoder, toy_model, toy_samples
+from raysim.core.compare import fingerprint
 from raysim.core.messages import wire_size
 from raysim.core.seeds import seeded
+from raysim.core.toy import FOUR, Toy, toy_encoder, toy_model, toy_samples
 
 C = 4
 A, B, ACROSS = (1.0, 0.0), (0.9, 0.1), (0.0, 1.0)

@@ -13,9 +13,9 @@ from torch.testing import assert_close
 from algorithms.fedclassavg import FedClassAvg, Header
 from algorithms.lg_fedavg import LGFedAvg
 from raysim.core import Batch, Server, Task
-from raysim.core.contract import Toy, toy_model
 from raysim.core.messages import wire_size
 from raysim.core.seeds import seeded
+from raysim.core.toy import Toy, toy_model
 from raysim.scenario.load import load_scenario
 
 

@@ -15,11 +15,11 @@ from torch.testing import assert_close
 
 from algorithms.fedkd import Factors, FedKD, Mentee, MentorMentee, Shared, Update, compressed, factors, floats, restored
 from raysim.core import Batch, Client, LocalTraining, Server, Task
-from raysim.core.contract import Toy, toy_model, toy_samples
 from raysim.core.messages import nonfinite, wire_bytes, wire_params
 from raysim.core.meter import FlopMeter
 from raysim.core.ops import cross_entropy
 from raysim.core.seeds import seeded
+from raysim.core.toy import Toy, toy_model, toy_samples
 
 TASK = Task(4, 8, ("deep", "norm", "flat"), toy_model, num_rounds=4)
 ONE = Batch(torch.zeros(1, 1), torch.tensor([0]), torch.tensor([0]))

@@ -11,9 +11,9 @@ from torch.testing import assert_close
 from algorithms.fedral import Angled, FedRAL, Matrix, block_mask
 from algorithms.standalone import Standalone
 from raysim.core import Client, LocalTraining, Server, Task
-from raysim.core.contract import Toy, toy_model, toy_samples
 from raysim.core.messages import wire_size
 from raysim.core.seeds import seeded
+from raysim.core.toy import Toy, toy_model, toy_samples
 
 
 class Given(nn.Module):

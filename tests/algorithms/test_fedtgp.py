@@ -28,11 +28,11 @@ from algorithms.fedtgp import (
 )
 from algorithms.standalone import Standalone
 from raysim.core import Batch, Server, Task, weights
-from raysim.core.contract import Toy, toy_model
 from raysim.core.messages import nonfinite, wire_size
 from raysim.core.ops import cross_entropy
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
+from raysim.core.toy import Toy, toy_model
 from tests.engine.test_bytes import KB, one_round
 
 LN = math.log1p

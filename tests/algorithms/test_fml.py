@@ -12,11 +12,11 @@ from torch.testing import assert_close
 from algorithms.fml import FML, Meme, Pair
 from algorithms.standalone import Standalone
 from raysim.core import Batch, Client, LocalTraining, Server, Task, Weights
-from raysim.core.contract import Toy, toy_model, toy_samples
 from raysim.core.messages import wire_bytes, wire_params
 from raysim.core.meter import FlopMeter
 from raysim.core.ops import cross_entropy
 from raysim.core.seeds import seeded
+from raysim.core.toy import Toy, toy_model, toy_samples
 from raysim.models import build_model
 
 TASK = Task(4, 8, ("deep", "norm", "flat"), toy_model)

@@ -19,11 +19,12 @@ from torch.testing import assert_close
 from algorithms.hks import HKS, Knowledge, Logits, Teachers, Tree, distances_gb
 from algorithms.standalone import Standalone
 from raysim.core import Batch, Client, LocalTraining, ScenarioError, Server, Task
-from raysim.core.contract import FOUR, SEED, Toy, check_algorithm, toy_model, toy_samples
+from raysim.core.contract import check_algorithm
 from raysim.core.fit import FitJob, FitResult, fit_one
 from raysim.core.messages import wire_bytes
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
+from raysim.core.toy import FOUR, SEED, Toy, toy_model, toy_samples
 from raysim.core.ward import ward
 
 FIVE = [0.0, 1.0, 10.0, 12.0, 13.0]  # one class: 1-D "logits"; two clusters are to be left

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from raysim.core.contract import ToyTransform
 from raysim.core.data import Batch, Samples, Shards
 from raysim.core.seeds import seeded
+from raysim.core.toy import ToyTransform
 
 
 class Recorder(ToyTransform):

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raysim.core.algorithm import Client, Task
-from raysim.core.contract import toy_model, toy_samples
 from raysim.core.data import Batch
 from raysim.core.fit import FitJob, FitResult, LocalTraining, fit_one, has_batchnorm, make_optimizer
 from raysim.core.ops import cross_entropy
+from raysim.core.toy import toy_model, toy_samples
 
 
 class One(nn.Module):

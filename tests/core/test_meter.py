@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from raysim.core.algorithm import Client, Task
-from raysim.core.contract import toy_model, toy_samples
 from raysim.core.fit import LocalTraining
 from raysim.core.meter import FlopMeter, Ledger, flops_of
 from raysim.core.ops import cross_entropy
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
+from raysim.core.toy import toy_model, toy_samples
 
 
 def client(arch: str, labels: list[int], meter: FlopMeter | None) -> Client:

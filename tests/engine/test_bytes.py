@@ -25,13 +25,12 @@ from raysim.models import build_model
 KB = 1024
 
 
-def one_round(
-    algorithm: AnyAlgorithm, num_classes: int, classes_per_client: int, rounds: int = 1
-) -> list[tuple[int, int, int, int]]:
-    """(up bytes, down bytes, up params, down params) of ten clients with CNN-5 on images of CIFAR's shape.
+Sizes = list[tuple[int, int, int, int]]
+"""(up bytes, down bytes, up params, down params) of every client in one round."""
 
-    Of the last round.
-    """
+
+def sizes(algorithm: AnyAlgorithm, num_classes: int, classes_per_client: int, rounds: int = 1) -> list[Sizes]:
+    """What ten clients with CNN-5 on images of CIFAR's shape send and receive, round by round."""
     label_M = np.repeat(np.arange(num_classes, dtype=np.int64), 20)
     image_MHWC = np.zeros((len(label_M), 32, 32, 3), dtype=np.uint8)
     partition = make_partition(label_M, len(label_M), num_classes, 10, Pathological(classes_per_client), "pooled811", 0)
@@ -53,12 +52,18 @@ def one_round(
     backend = InProcess()
     try:
         backend.start(world, lambda: image_MHWC)
-        for t in range(1, rounds + 1):
-            report = backend.round(t, range(10), False, lambda done: None)
+        reports = [backend.round(t, range(10), False, lambda done: None) for t in range(1, rounds + 1)]
     finally:
         backend.close()
-    turns = report.turns.values()
-    return [(turn.up.bytes, turn.down.bytes, turn.up.params, turn.down.params) for turn in turns]
+    return [
+        [(turn.up.bytes, turn.down.bytes, turn.up.params, turn.down.params) for turn in report.turns.values()]
+        for report in reports
+    ]
+
+
+def one_round(algorithm: AnyAlgorithm, num_classes: int, classes_per_client: int, rounds: int = 1) -> Sizes:
+    """`sizes` of the last round."""
+    return sizes(algorithm, num_classes, classes_per_client, rounds)[-1]
 
 
 @pytest.mark.parametrize(("num_classes", "per_client", "published_kb"), [(10, 2, 39.1406), (100, 10, 391.4063)])
@@ -81,14 +86,14 @@ def test_fedgh(num_classes: int, per_client: int, published_kb: float) -> None:
 
 @pytest.mark.parametrize(("num_classes", "per_client"), [(10, 2), (100, 10)])
 def test_fedssa(num_classes: int, per_client: int) -> None:
-    for rounds in (1, 2):
-        for up, down, up_params, _ in one_round(FedSSA(), num_classes, per_client, rounds):
+    for of_round in sizes(FedSSA(), num_classes, per_client, rounds=2):
+        for up, down, up_params, _ in of_round:
             assert up == down == 4 * per_client * 501 and up_params == per_client * 501
 
 
 @pytest.mark.parametrize(("blocks", "published_kb"), [(100, 9.77), (125, 7.81), (25, 39.06)])
 def test_fedral(blocks: int, published_kb: float) -> None:
-    first, later = (one_round(FedRAL(blocks=blocks), 10, 2, rounds) for rounds in (1, 2))
+    first, later = sizes(FedRAL(blocks=blocks), 10, 2, rounds=2)
     assert {down for _, down, _, _ in first} == {4 * 500 * 500}  # the whole matrix
     for up, down, up_params, _ in later:
         assert up == down == 4 * 500**2 // blocks and up_params == 500**2 // blocks
@@ -97,7 +102,7 @@ def test_fedral(blocks: int, published_kb: float) -> None:
 
 @pytest.mark.parametrize(("num_classes", "per_client"), [(10, 2), (100, 10)])
 def test_dc_pfl(num_classes: int, per_client: int) -> None:
-    first, later = (one_round(DCPFL(), num_classes, per_client, rounds) for rounds in (1, 2))
+    first, later = sizes(DCPFL(), num_classes, per_client, rounds=2)
     header = 4 * 501 * num_classes
     assert {down for _, down, _, _ in first} == {header}  # no class mean is known
     for up, down, _, _ in later:

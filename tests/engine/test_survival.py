@@ -31,9 +31,15 @@ from raysim.launch.prepare import deal, read_data, world_of
 from raysim.scenario.load import Loaded
 from raysim.scenario.registry import algorithm_names
 from raysim.tracking.memory import MemoryTracker
-from tests.engine.scenarios import loaded, of_method
+from tests.engine import scenarios
+from tests.engine.scenarios import of_method
 
 ROUNDS = 4
+
+
+def loaded(*sets: str) -> Loaded:
+    """The tiny scenario with large batches: a few steps a turn, a short last batch among them, show a lost bit too."""
+    return scenarios.loaded("training.batch_size=64", *sets)
 
 
 class Mortal(InProcess):
@@ -116,7 +122,7 @@ def outcome(
 
 
 def of(method: str) -> Loaded:
-    return loaded(of_method(method), *(["clients.models=[hks_resnet8]"] if method == "fedavg" else []))
+    return loaded(of_method(method), *(["clients.models=[digits_resnet]"] if method == "fedavg" else []))
 
 
 @pytest.mark.parametrize("method", algorithm_names())

@@ -1,0 +1,84 @@
+"""What the clauses of the contract compare: values bit for bit, states by name, the global random states."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from raysim.core.seeds import global_seed
+from raysim.core.state import digest, state_tensors
+
+
+def fingerprint(value: Any) -> str:
+    """Equal for equal values: a digest, or for what has none, its pickle or its name."""
+    try:
+        return digest(value)
+    except (TypeError, RuntimeError):
+        try:
+            return pickle.dumps(value).hex()
+        except Exception:
+            return repr(value)
+
+
+def differing(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """The names whose values differ, or that are on one side only."""
+    return [name for name in {**before, **after} if before.get(name) != after.get(name)]
+
+
+def identical(one: Any, other: Any) -> bool:
+    """Same structure, types, shapes and bits; NaN equals NaN."""
+    ones, others = pytree.tree_leaves(one), pytree.tree_leaves(other)
+    return pytree.tree_structure(one) == pytree.tree_structure(other) and all(
+        type(a) is type(b) and fingerprint(a) == fingerprint(b) for a, b in zip(ones, others, strict=True)
+    )
+
+
+def visible_tensors(state: Any) -> list[Tensor]:
+    """The tensors of a state; none where it holds something that cannot be seen."""
+    try:
+        return list(state_tensors(state).values())
+    except TypeError:  # the clause server_state_visible says so
+        return []
+
+
+def modules_in(state: Any) -> Iterator[nn.Module]:
+    """Every module inside a state, and the modules inside those."""
+    if isinstance(state, nn.Module):
+        yield from state.modules()
+    elif isinstance(state, Mapping):
+        for part in state.values():
+            yield from modules_in(part)
+    elif isinstance(state, list | tuple):
+        for part in state:
+            yield from modules_in(part)
+    elif is_dataclass(state):
+        for field in fields(state):
+            yield from modules_in(getattr(state, field.name))
+
+
+def other_random_states() -> dict[str, str]:
+    """The global random states of the libraries that hooks leave alone."""
+    return {
+        "numpy": repr([part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()]),
+        "Python": repr(random.getstate()),
+    }
+
+
+@contextmanager
+def random_states_kept(seed: int) -> Iterator[None]:
+    """Seed torch's global generators, and put those of numpy, Python and torch back at the end."""
+    of_numpy, of_python = np.random.get_state(), random.getstate()
+    with global_seed(seed, "contract"):
+        try:
+            yield
+        finally:
+            np.random.set_state(of_numpy)
+            random.setstate(of_python)
