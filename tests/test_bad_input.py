@@ -29,9 +29,9 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     def connect(*rest: object) -> bool:
         raise AssertionError("Ray was started")
 
-    import raysim.engine.ray_backend as ray_backend
+    import raysim.engine.ray_session as ray_session
 
-    monkeypatch.setattr(ray_backend, "connect", connect)
+    monkeypatch.setattr(ray_session, "connect", connect)
 
 
 def refused(capfd: pytest.CaptureFixture[str], workplace: Path, *sets: str) -> str:

@@ -36,19 +36,19 @@ def make_backend(
             note(text)
         cleanup.callback(backend.close)
         return plan, backend
-    from raysim.engine import ray_backend
+    from raysim.engine import ray_backend, ray_session
 
-    owned = ray_backend.connect(plan.cpus if plan else None)
+    owned = ray_session.connect(plan.cpus if plan else None)
     if owned:
-        cleanup.callback(lambda: ray_backend.disconnect(remove_logs=well()))
+        cleanup.callback(lambda: ray_session.disconnect(remove_logs=well()))
     resources = scenario.resources
 
     def planned(machine: Machine) -> Plan:
         return make_plan(checked.asks, machine, scenario.clients.participation)
 
     if plan is None:
-        plan = planned(ray_backend.machine(resources.head))
-    nodes = ray_backend.nodes(resources.head)
+        plan = planned(ray_session.machine(resources.head))
+    nodes = ray_session.nodes(resources.head)
     refuse_unseated(plan, nodes)
     for text in (*plan.notes, *(seat.sentence for seat in seating(checked, plan, nodes))):
         note(text)
@@ -65,9 +65,9 @@ def metrics_of(backend: str) -> Tracker | None:
     """What shows the run to a cluster's Prometheus; a Ray of our own has none."""
     if backend != "ray":
         return None
-    from raysim.engine import ray_backend, ray_metrics
+    from raysim.engine import ray_metrics, ray_session
 
-    return ray_metrics.RayMetrics() if ray_backend.attached() else None
+    return ray_metrics.RayMetrics() if ray_session.attached() else None
 
 
 @dataclass(frozen=True)

@@ -60,10 +60,10 @@ def preview(checked: Checked) -> Preview:
     """
     scenario = checked.loaded.scenario
     if attaches(checked):
-        from raysim.engine import ray_backend
+        from raysim.engine import ray_session
 
-        ray_backend.connect()
-        machine, nodes = ray_backend.machine(scenario.resources.head), ray_backend.nodes(scenario.resources.head)
+        ray_session.connect()
+        machine, nodes = ray_session.machine(scenario.resources.head), ray_session.nodes(scenario.resources.head)
     else:
         machine, nodes = local_machine(), []
     plan = make_plan(checked.asks, machine, scenario.clients.participation)

@@ -17,7 +17,8 @@ from ray.cluster_utils import Cluster
 from raysim.engine import ray_backend
 from raysim.engine.inprocess import InProcess
 from raysim.engine.placement import Ask, make_plan
-from raysim.engine.ray_backend import RayBackend, machine
+from raysim.engine.ray_backend import RayBackend
+from raysim.engine.ray_session import machine
 from tests.engine.scenarios import loaded
 from tests.engine.test_survival import outcome
 from tests.ray.test_recovery import GIVEN, Killing

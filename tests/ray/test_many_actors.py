@@ -150,7 +150,8 @@ def held(checked: Checked) -> tuple[list[Any], dict[str, float]]:
     """(each actor's node, GPUs and shares; what is left), once all are up."""
     import ray
 
-    from raysim.engine.ray_backend import RayBackend, nodes
+    from raysim.engine.ray_backend import RayBackend
+    from raysim.engine.ray_session import nodes
 
     with ExitStack() as cleanup:
         plan, backend = make_backend(checked, None, cleanup, lambda text: None, lambda: True)

@@ -154,7 +154,8 @@ from raysim.engine.backend import LostError
 from raysim.engine.commits import Commits
 from raysim.engine.inprocess import InProcess
 from raysim.engine.placement import Ask, Machine, make_plan
-from raysim.engine.ray_backend import RayBackend, nodes
+from raysim.engine.ray_backend import RayBackend
+from raysim.engine.ray_session import nodes
 from raysim.engine.store import LocalStore
 from raysim.engine.survival import Keeper
 from tests.engine.scenarios import loaded

@@ -1,0 +1,80 @@
+"""The Ray that a run is on: joined or started, what it has, left again. Only modules called `ray_*` import this."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+
+from raysim.core.errors import ScenarioError
+from raysim.engine.leftovers import mark
+from raysim.engine.placement import Machine, Node
+
+
+def connect(local_cpus: float | None = None) -> bool:
+    """Join the Ray that is there (RAY_ADDRESS, or one this process has started), else start a local one.
+
+    local_cpus: CPUs that a local Ray should offer; more than the machine has is allowed, they are only counted.
+    Returns whether a Ray was started that should be stopped again. Raises `ScenarioError` when RAY_ADDRESS
+    does not answer.
+    """
+    if ray.is_initialized():
+        return False
+    address = os.environ.get("RAY_ADDRESS")
+    # Ray would otherwise warn that this is about to change; our actors without a GPU do not look at it.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": True}
+    if address:
+        try:
+            ray.init(address=address, **quiet)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ScenarioError(
+                f"RAY_ADDRESS: {address} given, but no Ray cluster answers there ({str(error).splitlines()[0]}); "
+                "unset it to start a local Ray"
+            ) from None
+        return False
+    mark(os.environ)  # whatever this Ray starts says whose it is, should this process die
+    cpus = None if local_cpus is None else max(int(np.ceil(local_cpus)), os.cpu_count() or 1)
+    ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
+    return True
+
+
+def nodes(head: bool = True) -> list[Node]:
+    """The connected cluster's living nodes, with all that they offer. head: with the head node."""
+    return [
+        Node(
+            node["NodeManagerAddress"],
+            node["Resources"].get("CPU", 0.0),
+            node["Resources"].get("GPU", 0.0),
+            node["NodeID"],
+        )
+        for node in ray.nodes()
+        if node["Alive"] and (head or "node:__internal_head__" not in node["Resources"])
+    ]
+
+
+def machine(head: bool = True) -> Machine:
+    """What the connected cluster has. head: with the head node."""
+    found = nodes(head)
+    return Machine(sum(node.cpus for node in found), sum(node.gpus for node in found), len(found))
+
+
+def attached() -> bool:
+    """Whether the Ray that is connected was there before this process."""
+    return bool(os.environ.get("RAY_ADDRESS"))
+
+
+def disconnect(remove_logs: bool = False) -> None:
+    """Stop the Ray that `connect` started. remove_logs: its session folder, too, which Ray itself never removes."""
+    folder = None
+    with contextlib.suppress(Exception):
+        folder = Path(ray._private.worker.global_worker.node.get_session_dir_path())
+    with contextlib.suppress(Exception):
+        ray.shutdown()
+    if remove_logs and folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
