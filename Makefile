@@ -21,7 +21,7 @@ demo: setup  ## Run FedGH on scikit-learn's handwritten digits: 20 clients, five
 	$(BIN)/raysim launch scenarios/quickstart.yaml
 
 test: setup  ## Run the tests
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 3 --dist loadgroup
 
 check: setup  ## Formatting, lint, types, import arrows
 	$(BIN)/ruff format --check .
