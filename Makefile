@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test check test-gpu chaos golden bench clean
+.PHONY: help setup demo test test-large check test-gpu chaos golden bench clean
 
 help:  ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -21,7 +21,10 @@ demo: setup  ## Run FedGH on scikit-learn's handwritten digits: 20 clients, five
 	$(BIN)/raysim launch scenarios/quickstart.yaml
 
 test: setup  ## Run the tests
-	$(BIN)/python -m pytest -n 3 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+test-large: setup  ## Run the tests that take minutes or gigabytes: a hundred actors; CI does
+	$(BIN)/python -m pytest -m large
 
 check: setup  ## Formatting, lint, types, import arrows
 	$(BIN)/ruff format --check .

@@ -88,6 +88,7 @@ def run_many() -> tuple[Any, list[int]]:
         return result.summary, list(Counter(nodes).values())
 
 
+@pytest.mark.large
 def test_an_actor_for_each_of_a_hundred_clients(workplace: Path) -> None:
     (summary, held), told = elsewhere("run_many", workplace, 500)
     here = run(loaded(*MANY), quiet=True)
