@@ -39,6 +39,7 @@ from raysim.engine.store import Store
 from raysim.engine.world import World
 
 START_TIMEOUT_S = 300.0
+"""How long it is waited for one more actor to come up; a thousand may take longer together."""
 
 ANSWER_S = 10.0
 """How long an actor may take to answer after another died; one that is busy for longer is replaced as well."""
@@ -398,24 +399,28 @@ class RayBackend:
         self._get(self.server.start.remote(*hellos), "round 0")
 
     def _await(self, begun: Sequence[Any]) -> list[float]:
-        """Until all actors are up, or `START_TIMEOUT_S` have passed; says so when it takes long.
+        """Until all actors are up, or none came up for `START_TIMEOUT_S`; says so when it takes long.
 
         Returns perf_counter() when each had answered.
         """
-        began, told = perf_counter(), False
+        began = latest = perf_counter()
+        told = False
         up_s: dict[Any, float] = {}
         left = list(begun)
-        while left and (waited := perf_counter() - began) < START_TIMEOUT_S:
-            patience = max(0.0, (START_TIMEOUT_S if told else SLOW_START_S) - waited)
+        while left and perf_counter() - latest < START_TIMEOUT_S:
+            until = latest + START_TIMEOUT_S if told else began + SLOW_START_S
+            patience = max(0.0, until - perf_counter())
             self._told(partial(ray.wait, left, num_returns=1, timeout=patience), "starting")
             # All that answered by now, so that a thousand actors are not a thousand looks at a thousand.
             ready, left = self._told(partial(ray.wait, left, num_returns=len(left), timeout=0), "starting")
-            up_s |= dict.fromkeys(ready, perf_counter())
+            if ready:
+                latest = perf_counter()
+                up_s |= dict.fromkeys(ready, latest)
             if left and not told and perf_counter() - began >= SLOW_START_S:
                 told = True
                 self.note(
-                    f"{len(left)} of {len(begun)} actors are not up yet: they wait for CPUs or GPUs that others use, "
-                    f"or just start slowly (`ray status` shows it; {START_TIMEOUT_S:.0f} s at most)"
+                    f"{len(up_s)} of {len(begun)} actors are up; the others are starting, or wait for CPUs or GPUs in "
+                    f"use (`ray status` shows it; the run gives up if none comes up for {START_TIMEOUT_S:.0f} s)"
                 )
         return [up_s.get(answer, math.inf) for answer in begun]
 
@@ -597,7 +602,7 @@ class RayBackend:
             raise RunError(f"{where}: {type(cause).__name__}: {cause}") from error
         except GetTimeoutError:
             raise RunError(
-                f"{where}: the actors were not up after {START_TIMEOUT_S:.0f} s; `ray status` shows what they wait for"
+                f"{where}: no more actors came up within {START_TIMEOUT_S:.0f} s; `ray status` shows what they wait for"
             ) from None
         except RayError as error:
             raise self._lost(f"{where}: {self._obituary(error)}") from None

@@ -114,6 +114,9 @@ class Session:
         except KeyboardInterrupt:
             status = "interrupted"
             raise
+        except SystemExit as ended:  # Ray's handler of SIGTERM, which is there while Ray starts
+            status = "interrupted"
+            raise KeyboardInterrupt from ended
         except OSError as error:
             facts["error"] = f"{error.filename or self.card.folder}: {error.strerror or error}"
             raise RunError(str(facts["error"])) from error

@@ -12,7 +12,7 @@ from raysim.core.errors import ScenarioError
 from raysim.engine.commits import Commits
 from raysim.engine.store import open_store
 from raysim.launch.run import resume, run
-from raysim.report.load import read_clients, read_rounds
+from raysim.report.load import read_clients, read_rounds, read_summary
 from raysim.tracking.memory import MemoryTracker
 from tests.engine.scenarios import loaded, of_method
 
@@ -65,6 +65,19 @@ def test_going_on_with_more_rounds_is_as_if_there_had_always_been_so_many(workpl
     assert of_results(longer.folder)[1].equals(of_results(whole.folder)[1])
     again = resume(short.folder, sets=["rounds=5"], quiet=True)
     assert again.summary["nothing_to_do"]
+
+
+def test_a_sigterm_while_ray_starts_is_an_interruption(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def starting(*given: Any) -> Any:
+        raise SystemExit(15)  # as Ray's handler does
+
+    with monkeypatch.context() as patch:
+        patch.setattr("raysim.launch.session.make_backend", starting)
+        with pytest.raises(KeyboardInterrupt):
+            run(loaded("rounds=2"), quiet=True)
+    (folder,) = (workplace / "runs" / "tiny").iterdir()
+    assert read_summary(folder)["status"] == "interrupted"
+    assert resume(folder, quiet=True).summary["status"] == "finished"
 
 
 def test_a_folder_that_was_moved_goes_on_with_its_own_commits(workplace: Path) -> None:
