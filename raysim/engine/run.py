@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -60,8 +61,11 @@ class Progress:
         return max(self.t, 0)
 
     def facts(self) -> dict[str, Any]:
-        """What a commit keeps of this, as JSON; what clients were measured at is in their rows."""
-        kept = {name: getattr(self, name) for name in _FACTS}
+        """What a commit keeps of this, as JSON; what clients were measured at is in their rows.
+
+        A copy: the commit is written while the next round is counted.
+        """
+        kept = {name: copy.deepcopy(getattr(self, name)) for name in _FACTS}
         return {**kept, "stale": sorted(self.stale), "before_s": self.elapsed_s()}
 
     @classmethod

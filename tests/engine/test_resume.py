@@ -10,6 +10,7 @@ import pytest
 
 from raysim.core.errors import ScenarioError
 from raysim.engine.commits import Commits
+from raysim.engine.run import Progress
 from raysim.engine.store import open_store
 from raysim.launch.run import resume, run
 from raysim.report.load import read_clients, read_rounds, read_summary
@@ -65,6 +66,18 @@ def test_going_on_with_more_rounds_is_as_if_there_had_always_been_so_many(workpl
     assert of_results(longer.folder)[1].equals(of_results(whole.folder)[1])
     again = resume(short.folder, sets=["rounds=5"], quiet=True)
     assert again.summary["nothing_to_do"]
+
+
+def test_what_a_commit_keeps_is_not_counted_on(workplace: Path) -> None:
+    """Chaos found it: a commit is written while the next round is counted, which then was counted twice on resume."""
+    progress = Progress(t=3, totals={"bytes": 5, "flops": 1.0}, best={"accuracy/best": 0.5}, stale={1})
+    progress.up_components["class_S"], progress.seconds["train"] = 80, 2.0
+    facts = progress.facts()
+    before = json.dumps(facts)
+    for counted in (progress.totals, progress.best, progress.up_components, progress.down_components, progress.seconds):
+        counted["bytes"] = counted.get("bytes", 0) + 1  # type: ignore[attr-defined, index]
+    progress.stale.add(2)
+    assert json.dumps(facts) == before
 
 
 def test_a_sigterm_while_ray_starts_is_an_interruption(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
