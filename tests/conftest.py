@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,10 @@ def ray_session() -> Iterator[None]:
     import ray
 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    ray.init(address="local", num_cpus=32, num_gpus=2, include_dashboard=False, logging_level="ERROR")
+    # Ray's workers look for modules where the driver stands at this moment. The first test to ask may stand in an empty
+    # folder, and then every later task or actor made of a test's own function would fail to import `tests`.
+    with chdir(REPOSITORY):
+        ray.init(address="local", num_cpus=32, num_gpus=2, include_dashboard=False, logging_level="ERROR")
     yield
     ray.shutdown()
 
@@ -72,6 +76,6 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracking_store: s
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests that share one Ray in one process; those that start their own stay together by file."""
     for item in items:
-        if item.get_closest_marker("ray"):
+        if item.get_closest_marker("ray") and not item.get_closest_marker("xdist_group"):
             shared = "ray_session" in getattr(item, "fixturenames", ())
             item.add_marker(pytest.mark.xdist_group("ray" if shared else item.path.name))

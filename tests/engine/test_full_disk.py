@@ -19,6 +19,9 @@ from raysim.report.load import read_rounds
 from raysim.tracking.memory import MemoryTracker
 from tests.engine.scenarios import loaded
 
+ON_RAY = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
+"""In the process that has the Ray of all tests, which this file asks for late."""
+
 
 class At(MemoryTracker):
     """Does something once, when round `t` is told."""
@@ -44,7 +47,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-@pytest.mark.parametrize("backend", ["in_process", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.mark.parametrize("backend", ["in_process", pytest.param("ray", marks=ON_RAY)])
 def test_a_full_disk(workplace: Path, small_disk: Path, backend: str, request: pytest.FixtureRequest) -> None:
     if backend == "ray":
         request.getfixturevalue("ray_session")

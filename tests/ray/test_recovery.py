@@ -99,9 +99,10 @@ def test_going_back_does_not_wait_for_a_commit_behind_a_long_round(
 
     monkeypatch.setattr("raysim.engine.ray_backend.ANSWER_S", 0.5)
     busy = ray.remote(sleep).options(num_cpus=0)
-    answers = [busy.remote(60), busy.remote(0)]
     soon = [busy.remote(1)]
     assert backend._unless_lost(soon, "the commit of round 1") == soon  # nothing is lost: it is waited for
+    assert ray.get(soon) == [None]
+    answers = [busy.remote(600), busy.remote(0)]
     backend._lost("client actor 1 of 2 died")
     began = time.perf_counter()
     with pytest.raises(LostError, match=r"the commit of round 2: .* still at work"):
