@@ -1,15 +1,16 @@
 """What raysim costs over a hand-written loop that does the same work, and what it holds in memory.
 
 python benchmarks/overhead.py [--workload w1|w2|both|none] [--rounds N] [--processes P] [--data FOLDER]
-                              [--memory] [--memory-rounds N] [--checkpoint] [--first-round] [--json PATH]
+                              [--memory [w1|w2]] [--memory-rounds N] [--checkpoint] [--first-round] [--json PATH]
 
 W1: CIFAR-100, 100 clients, 10 per round, five CNNs, one epoch of batch 64, LG-FedAvg: seconds per round.
 W2: digits, 1,000 clients, 100 per round, a small perceptron, one batch each: client trainings per second.
 Each runs on raysim and hand-written by turns, in blocks of a few rounds, while the other side waits; both do
 the same rounds (same clients, same steps) with P processes of one thread. Other load on the machine so meets
 both alike. The ratio is the median over blocks.
---memory: PSS of raysim's whole process tree on W1. --checkpoint: W1 with a commit after every round over W1
-with none, the same rounds in four runs by turns. --first-round: from command to first round, quickstart.
+--memory: PSS of raysim's whole process tree, on W1 if nothing is said: its peak, and how it grows.
+--checkpoint: W1 with a commit after every round over W1 with none, the same rounds in four runs by turns.
+--first-round: from command to first round, quickstart.
 """
 
 from __future__ import annotations
@@ -76,11 +77,10 @@ class Figure:
 
 
 @dataclass
-class Notes:
-    """A tracker that notes when results arrive, and what was done."""
+class Arrivals:
+    """A tracker that notes when results arrive, and nothing else: it must not grow where growth is measured."""
 
     arrived_s: list[float] = field(default_factory=list)  # round 0, 1, ...
-    rows: list[list[ClientRow]] = field(default_factory=list)  # of the participants
 
     def open(self, card: RunCard) -> None:
         """Nothing to prepare."""
@@ -88,10 +88,21 @@ class Notes:
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
         """Note round `t`."""
         self.arrived_s.append(time.perf_counter())
-        self.rows.append([row for row in clients if row.participated])
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
         """Nothing to end."""
+
+
+@dataclass
+class Notes(Arrivals):
+    """A tracker that also notes what was done."""
+
+    rows: list[list[ClientRow]] = field(default_factory=list)  # of the participants
+
+    def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
+        """Note round `t`."""
+        super().log(t, values, clients)
+        self.rows.append([row for row in clients if row.participated])
 
 
 @dataclass
@@ -165,7 +176,7 @@ class Turns:
 class MemorySampler:
     """A thread that notes the memory of this process tree now and then, with the round that was running."""
 
-    notes: Notes
+    notes: Arrivals
     every_s: float = SAMPLE_EVERY_S
     samples: list[tuple[int, float]] = field(default_factory=list)  # (rounds done, GB)
 
@@ -189,14 +200,20 @@ class MemorySampler:
         return max((gb for _, gb in self.samples), default=0.0)
 
     @property
-    def slope_gb(self) -> float | None:
-        """Growth per 100 rounds, by least squares over their last two thirds; None if there are too few."""
+    def slope_gb(self) -> tuple[float, float] | None:
+        """Growth per 100 rounds over their last two thirds, and half its 95 % interval; None if samples are too few.
+
+        By least squares, as if samples erred independently. They do not quite, so the interval is a little narrow.
+        """
+        from scipy import stats  # here, so that the process that is measured does not hold it
+
         last = max((t for t, _ in self.samples), default=0)
         # After the last round actors end, which is no growth.
         late = np.array([sample for sample in self.samples if last / 3 < sample[0] < last])
         if len({t for t, _ in late.tolist()}) < 3:
             return None
-        return 100 * float(np.polyfit(late[:, 0], late[:, 1], 1)[0])
+        line = stats.linregress(late[:, 0], late[:, 1])
+        return 100 * float(line.slope), 100 * float(line.stderr * stats.t.ppf(0.975, len(late) - 2))
 
 
 def scenario(work: Workload, rounds: int, processes: int, folder: Path, commit: int | str = "auto") -> dict[str, Any]:
@@ -225,7 +242,7 @@ def scenario(work: Workload, rounds: int, processes: int, folder: Path, commit: 
     }
 
 
-def run_raysim(work: Workload, rounds: int, processes: int, folder: Path, notes: Notes) -> raysim.Result:
+def run_raysim(work: Workload, rounds: int, processes: int, folder: Path, notes: Arrivals) -> raysim.Result:
     """Run the workload on raysim, on a Ray of its own."""
     loaded = raysim.load_scenario(scenario(work, rounds, processes, folder))
     return raysim.run(loaded, quiet=True, trackers=[notes])
@@ -263,10 +280,11 @@ def compare(work: Workload, rounds: int, processes: int) -> dict[str, Any]:
 def measure_memory(work: Workload, rounds: int, processes: int, every_s: float = SAMPLE_EVERY_S) -> dict[str, Any]:
     """Memory of this process and all of Ray's while raysim runs the workload."""
     with tempfile.TemporaryDirectory(prefix="raysim-bench-") as name:
-        notes = Notes()
+        notes = Arrivals()
         with MemorySampler(notes, every_s) as sampler:
             run_raysim(work, rounds, processes, Path(name), notes)
     return {
+        "workload": work.name,
         "peak_gb": sampler.peak_gb,
         "slope_gb_per_100_rounds": sampler.slope_gb,
         "rounds": rounds,
@@ -402,10 +420,11 @@ def _figures(report: Mapping[str, Any]) -> list[Figure]:
         figures.append(Figure(f"{title} raysim: s after the last round", "", f"{found['raysim_end_s']:.1f}"))
     if "memory" in report:
         found = report["memory"]
-        slope = found["slope_gb_per_100_rounds"]
-        figures.append(Figure("W1 raysim peak PSS, GB", "<= 3.5", f"{found['peak_gb']:.2f}"))
-        growth = "too few rounds" if slope is None else f"{slope:+.3f}"
-        figures.append(Figure(f"W1 raysim growth, GB per 100 of {found['rounds']} rounds", "0", growth))
+        slope, title = found["slope_gb_per_100_rounds"], found["workload"].upper()
+        peak = "<= 3.5" if title == "W1" else ""
+        figures.append(Figure(f"{title} raysim peak PSS, GB", peak, f"{found['peak_gb']:.2f}"))
+        growth = "too few rounds" if slope is None else f"{slope[0]:+.4f} +- {slope[1]:.4f}"
+        figures.append(Figure(f"{title} raysim growth, GB per 100 of {found['rounds']} rounds", "0", growth))
     if "checkpoint" in report:
         found = report["checkpoint"]
         figures.append(Figure("W1 round with commit / without, median", "<= 1.05", f"{found['ratio']:.3f}"))
@@ -432,7 +451,13 @@ def _arguments() -> argparse.Namespace:
     shared = REPOSITORY.parent / "shared" / "data"
     data = os.environ.get("RAYSIM_DATA") or (str(shared) if shared.is_dir() else None)
     parser.add_argument("--data", default=data, help="where CIFAR-100 is (default: RAYSIM_DATA)")
-    parser.add_argument("--memory", action="store_true", help="also measure memory, on a W1 run apart")
+    parser.add_argument(
+        "--memory",
+        choices=("w1", "w2"),
+        nargs="?",
+        const="w1",
+        help="also measure memory, on a run apart (default: W1)",
+    )
     parser.add_argument("--memory-rounds", type=int, default=200)
     parser.add_argument("--checkpoint", action="store_true", help="also measure what commits cost, in W1 runs apart")
     parser.add_argument("--checkpoint-rounds", type=int, default=40)
@@ -447,7 +472,7 @@ def main() -> None:
     report: dict[str, Any] = {"cores": os.cpu_count(), "load_before": os.getloadavg()}
     w1 = Workload(**{**W1.__dict__, "root": given.data})
     if given.memory:  # first, before this process holds anything else
-        report["memory"] = measure_memory(w1, given.memory_rounds, processes=2)
+        report["memory"] = measure_memory(W2 if given.memory == "w2" else w1, given.memory_rounds, processes=2)
     if given.checkpoint:
         report["checkpoint"] = measure_checkpoints(w1, given.checkpoint_rounds, processes=2)
     if given.first_round:

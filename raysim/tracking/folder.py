@@ -1,6 +1,6 @@
 """The run folder: everything a run reports, as files that can be read while it runs and after it failed.
 
-`rounds.parquet` is replaced as a whole; client rows are in `raysim.tracking.rows`. `summary.json` says "running" until
+Rounds are in `raysim.tracking.rounds`, client rows in `raysim.tracking.rows`. `summary.json` says "running" until
 the run ends, so a run that was killed never looks whole. Such a run, and one that ended, is gone on with in the same
 folder: `reopen`, then `rewind` to the round from which its state is known, then as with a new one.
 """
@@ -14,14 +14,13 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from raysim.core.errors import RunError, ScenarioError
-from raysim.core.results import METRICS, ClientRow, RunCard, Status
+from raysim.core.results import ClientRow, RunCard, Status
 from raysim.tracking.files import hold, holder, remove_leftovers, replace, sync_folder
+from raysim.tracking.rounds import RoundRows
 from raysim.tracking.rows import CLIENT_SCHEMA, ClientRows, MissingRowsError
 
 __all__ = ["CLIENT_SCHEMA", "RunFolder"]
@@ -46,10 +45,8 @@ class RunFolder:
         # What is never closed lets go when it is collected: nobody else could go on with the run until then.
         self._let_go = weakref.finalize(self, os.close, lock)
         self._card: RunCard | None = None
-        self._rounds: list[dict[str, float]] = []
-        self._columns: dict[str, None] = dict.fromkeys(METRICS)  # an ordered set
+        self._rounds = RoundRows(path)
         self._written = -math.inf  # time.monotonic() of the last rounds.parquet
-        self._kept = 0  # rounds in rounds.parquet
         self._clients = ClientRows(path)
         self._known = True  # whether what is above is what the files hold; not so between `reopen` and `rewind`
 
@@ -107,16 +104,12 @@ class RunFolder:
         """
         self._known = False
         try:
-            self._rounds = self._rounds_until(t)
-            self._columns = dict.fromkeys(
-                [*METRICS, *(name for row in self._rounds for name in row if name != "round")]
-            )
+            self._rounds.rewind(t)
             latest = self._clients.rewind(t)
             if self._rounds:
                 self._write_rounds()
             else:
-                (self.path / "rounds.parquet").unlink(missing_ok=True)
-                self._kept = 0
+                self._rounds.remove()
         except MissingRowsError as error:
             raise self._stuck(t, str(error)) from error
         except FileNotFoundError as error:
@@ -132,7 +125,7 @@ class RunFolder:
     @property
     def kept(self) -> Sequence[Mapping[str, float]]:
         """The rounds that are held, each with its number, "round", and the metrics that were measured."""
-        return [{k: v for k, v in row.items() if v is not None and not math.isnan(v)} for row in self._rounds]
+        return list(self._rounds)
 
     def write_text(self, name: str, text: str) -> None:
         """Put a text file such as `scenario.yaml` into the folder. Raises `RunError` when that fails."""
@@ -153,12 +146,11 @@ class RunFolder:
 
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
         """Take in round `t`. Raises `RunError` when the disk does not."""
-        self._columns.update(dict.fromkeys(values))
-        self._rounds.append({"round": t, **values})
+        self._rounds.append(t, values)
         at = self._clients.stream
         try:
             self._clients.append(t, clients)
-            at = self.path / "rounds.parquet"
+            at = self._rounds.parquet
             if time.monotonic() - self._written >= ROUNDS_EVERY_S:
                 self._write_rounds()
         except OSError as error:
@@ -169,7 +161,7 @@ class RunFolder:
         at = self._clients.stream
         try:
             self._clients.sync()
-            at = self.path / "rounds.parquet"
+            at = self._rounds.parquet
             self._write_rounds()
             sync_folder(self.path)
         except OSError as error:
@@ -207,29 +199,9 @@ class RunFolder:
         if first is not None:
             raise self._failure(*first) from first[1]
 
-    def _rounds_until(self, t: int) -> list[dict[str, float]]:
-        """Rounds 0 to `t` as `log` was told of them. Raises `RunError` when they are not all there."""
-        if t < 0:
-            return []
-        with (self.path / "rounds.parquet").open("rb") as file:
-            # Without read-ahead, as in `raysim.report.load`.
-            table = pq.ParquetFile(file, pre_buffer=False).read(use_threads=False)
-        rows = [{k: v for k, v in row.items() if v is not None} for row in table.slice(0, t + 1).to_pylist()]
-        if [row.get("round") for row in rows] != list(range(t + 1)):
-            raise self._stuck(t, "rounds.parquet does not hold every round until then")
-        return rows
-
     def _write_rounds(self) -> None:
-        schema = pa.schema(
-            [pa.field("round", pa.int64(), nullable=False)] + [pa.field(name, pa.float64()) for name in self._columns]
-        )
-        columns: list[Any] = [pa.array([row["round"] for row in self._rounds], pa.int64())]
-        for name in self._columns:
-            values = (row.get(name) for row in self._rounds)
-            columns.append(pa.array([None if v is None else float(v) for v in values], pa.float64()))
-        table = pa.Table.from_arrays(columns, schema=schema)
-        replace(self.path / "rounds.parquet", lambda file: pq.write_table(table, file))
-        self._written, self._kept = time.monotonic(), len(self._rounds)
+        self._rounds.write()
+        self._written = time.monotonic()
 
     def _summarise(self, status: Status, summary: Mapping[str, object]) -> None:
         known: dict[str, object] = {}
@@ -239,7 +211,7 @@ class RunFolder:
         replace(self.path / "summary.json", lambda file: file.write(text.encode()))
 
     def _failure(self, path: Path, error: OSError) -> RunError:
-        kept = f"the first {self._kept} of {len(self._rounds)} rounds are kept in {self.path}"
+        kept = f"the first {self._rounds.written} of {len(self._rounds)} rounds are kept in {self.path}"
         return RunError(f"{path} could not be written ({_reason(error)}); {kept}.")
 
     def _stuck(self, t: int, why: str) -> RunError:

@@ -100,10 +100,13 @@ def test_memory_of_ray_is_counted(workplace: Path, ray_session: None) -> None:
 
 
 def test_slope_is_per_hundred_rounds_between_the_start_and_the_end() -> None:
-    sampler = overhead.MemorySampler(overhead.Notes())
+    sampler = overhead.MemorySampler(overhead.Arrivals())
     sampler.samples = [(t, 1.0 if t < 40 else 2.0 + 0.001 * t) for t in range(0, 100, 10)]
     sampler.samples.append((100, 0.5))  # actors have ended
-    assert sampler.slope_gb == pytest.approx(0.1)
+    assert sampler.slope_gb == pytest.approx((0.1, 0.0))
     assert sampler.peak_gb == pytest.approx(2.09)
+    # By hand: errors 1/3, -2/3 and 1/3 leave a variance of 2/3 at one degree of freedom; 10² + 10² = 200 in rounds.
+    sampler.samples = [(20, 1.0), (30, 0.0), (40, 1.0), (50, 9.0)]
+    assert sampler.slope_gb == pytest.approx((0.0, 100 * 12.7062 * (2 / 3 / 200) ** 0.5), rel=1e-4, abs=1e-9)
     sampler.samples = []
     assert sampler.slope_gb is None

@@ -92,7 +92,7 @@ def test_truncated_stream_is_read_up_to_the_cut(run, make_rows):
 def test_rounds_are_replaced_not_rewritten(run, monkeypatch):
     monkeypatch.setattr(folder_module, "ROUNDS_EVERY_S", 0.0)
     run.log(0, {"accuracy/all": 0.1}, [])
-    monkeypatch.setattr(folder_module.pq, "write_table", _full_disk)
+    monkeypatch.setattr(pq, "write_table", _full_disk)
     with pytest.raises(RunError) as caught:
         run.log(1, {"accuracy/all": 0.2}, [])
     message = str(caught.value)
@@ -106,7 +106,7 @@ def test_rounds_are_replaced_not_rewritten(run, monkeypatch):
 def test_close_on_a_full_disk_keeps_what_it_can(run, make_rows, monkeypatch):
     run.log(0, {"accuracy/all": 0.1}, make_rows(0, 2))
     with monkeypatch.context() as patch:
-        patch.setattr(folder_module.pq, "ParquetWriter", _full_disk)
+        patch.setattr(pq, "ParquetWriter", _full_disk)
         with pytest.raises(RunError, match=r"clients\.parquet could not be written"):
             run.close("finished", {})
     assert read_summary(run.path)["status"] == "failed"
