@@ -44,9 +44,10 @@ def test_there_are_commands() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_parse(command: str) -> None:
     name, *rest = shlex.split(command)[1:]
-    found = cli.get_command(click.Context(cli), name)
+    context = click.Context(cli)
+    found = cli.get_command(context, name)
     assert found is not None
-    found.make_context(name, rest, resilient_parsing=False)
+    found.make_context(name, rest, parent=context, resilient_parsing=False)
 
 
 def test_the_sentence_about_a_typo_is_the_real_one(capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> None:

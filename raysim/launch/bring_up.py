@@ -36,7 +36,7 @@ def make_backend(
             note(text)
         cleanup.callback(backend.close)
         return plan, backend
-    from raysim.engine import ray_backend, ray_session
+    from raysim.engine import ray_backend, ray_crew, ray_session
 
     owned = ray_session.connect(plan.cpus if plan else None)
     if owned:
@@ -52,9 +52,10 @@ def make_backend(
     refuse_unseated(plan, nodes)
     for text in (*plan.notes, *(seat.sentence for seat in seating(checked, plan, nodes))):
         note(text)
-    backend = ray_backend.RayBackend(
+    crew = ray_crew.Crew(
         plan, resources.placement == "pack", resources.head, None if owned else planned, note, checked.participants
     )
+    backend = ray_backend.RayBackend(crew)
     cleanup.callback(backend.close)
     for left in leftovers():
         note(left.sentence)

@@ -132,7 +132,7 @@ def _traced(loaded: Loaded, placement: Placement, most: int, cleanup: contextlib
 
 
 def _on_ray(checked: Any, most: int, cleanup: contextlib.ExitStack) -> tuple[Any, Any]:
-    from raysim.engine import ray_backend, ray_session
+    from raysim.engine import ray_backend, ray_crew, ray_session
 
     asked = sum(ask.cpus_per_actor * (ask.actors or 1) for ask in checked.asks)
     # One Ray for all placements: the largest must fit.
@@ -142,7 +142,7 @@ def _on_ray(checked: Any, most: int, cleanup: contextlib.ExitStack) -> tuple[Any
     plan = make_plan(
         checked.asks, Machine(machine.cpus, machine.gpus, machine.nodes), checked.loaded.scenario.clients.participation
     )
-    return ray_backend.RayBackend(plan), plan
+    return ray_backend.RayBackend(ray_crew.Crew(plan)), plan
 
 
 def _killer(backend: Any, rounds: int, progress: Progress) -> Callable[[int, int], None]:

@@ -14,38 +14,41 @@ pytestmark = pytest.mark.ray
 JOIN = """
 import ray
 from ray.cluster_utils import Cluster
-from raysim.engine import ray_backend
+from raysim.engine import ray_crew
 from raysim.engine.inprocess import InProcess
 from raysim.engine.placement import Ask, make_plan
 from raysim.engine.ray_backend import RayBackend
+from raysim.engine.ray_crew import Crew
 from raysim.engine.ray_session import machine
 from tests.engine.scenarios import loaded
 from tests.engine.test_survival import outcome
 from tests.ray.test_recovery import GIVEN, Killing
 
-ray_backend.LOOK_FOR_NODES_S = 0.0
+ray_crew.LOOK_FOR_NODES_S = 0.0
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
 ray.init(address=cluster.address, logging_level="ERROR")
 asks = [Ask(tuple(range(8)), None, None, 1.0, 0.0)]
 notes = []
 plan = make_plan(asks, machine(), 1.0)
-backend = RayBackend(plan, replan=lambda found: make_plan(asks, found, 1.0), note=notes.append)
-assert len(backend.hosts) == 1
+crew = Crew(plan, replan=lambda found: make_plan(asks, found, 1.0), note=notes.append)
+backend = RayBackend(crew)
+assert len(crew.hosts) == 1
 nodes = []
 
 def join(backend):
     if not nodes:
         nodes.append(cluster.add_node(num_cpus=2))
     else:
-        assert len(backend.joining) == 2
-        ray.wait([answer for _, _, answer in backend.joining], num_returns=2, timeout=120)
+        assert len(crew.joining) == 2
+        ray.wait([answer for _, _, answer in crew.joining], num_returns=2, timeout=120)
 
 killing = Killing(backend, [1, 2], join)
 found = outcome(loaded(GIVEN), backend)
 assert not killing.left
 assert found == outcome(loaded(GIVEN), InProcess())
-assert len(backend.usage) == 3 + 1, backend.usage  # all three actors and the server had work
-assert len(set(backend.node.values())) == 2
+assert len(crew.everyone) == 3 + 1
+assert all(member.usage for member in crew.everyone)  # all three actors and the server had work
+assert len({member.node for member in crew.everyone}) == 2
 print(*notes, sep=" | ")
 backend.close()
 ray.shutdown()

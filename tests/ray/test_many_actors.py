@@ -117,19 +117,20 @@ def test_only_the_first_start_counts() -> None:
     import ray
 
     from raysim.engine.ray_backend import RayBackend
+    from raysim.engine.ray_crew import Crew
 
     checked = check(loaded())
     data = read_data(checked)
     # Pinned, so that the actor without participants stays a bare process.
     plan = make_plan([Ask(tuple(range(8)), None, 4, 1.0, 0.0)], Machine(8, 0), 1.0)
     notes: list[str] = []
-    backend = RayBackend(plan, note=notes.append, participants=1)
+    backend = RayBackend(Crew(plan, note=notes.append, participants=1))
     try:
         assert backend.startup() is None
         backend.start(world_of(checked, data, deal(checked, data), plan), lambda: data.image_MHWC)
         first = backend.startup()
         assert first is not None and first.actors == 2 and 0 < first.slowest_s <= first.seconds
-        ray.kill(backend.hosts[1])
+        ray.kill(backend.crew.hosts[1].actor)
         backend.recover()
         assert len(backend.pids()) == 3
         assert backend.startup() is first
@@ -158,7 +159,7 @@ def held(checked: Checked) -> tuple[list[Any], dict[str, float]]:
         plan, backend = make_backend(checked, None, cleanup, lambda text: None, lambda: True)
         assert isinstance(backend, RayBackend)
         names = {node.id: node.name for node in nodes()}
-        answers = ray.get([host.__ray_call__.remote(holding) for host in backend.hosts])
+        answers = ray.get([host.actor.__ray_call__.remote(holding) for host in backend.crew.hosts])
         actors = [[names[node], gpus, shares["CPU"], shares["GPU"]] for node, gpus, shares in answers]
         return actors, left_over(plan.cpus, plan.gpus)
 

@@ -20,6 +20,7 @@ from raysim.engine.hooks import HookError
 from raysim.engine.inprocess import InProcess
 from raysim.engine.placement import Ask, Machine, make_plan
 from raysim.engine.ray_backend import RayBackend
+from raysim.engine.ray_crew import Crew
 from raysim.engine.run import Progress, Schedule, run_rounds, state_digest
 from raysim.launch.check import check
 from raysim.launch.prepare import deal, read_data, world_of
@@ -62,7 +63,7 @@ def actors_at_work() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def backends(ray_session: None) -> Iterator[dict[str, RayBackend]]:
     """A backend per plan, used by every method: actors are slow to start and can begin a new run at any time."""
-    made = {name: RayBackend(make_plan(asks, Machine(8, 2), 1.0)) for name, asks in PLANS.items()}
+    made = {name: RayBackend(Crew(make_plan(asks, Machine(8, 2), 1.0))) for name, asks in PLANS.items()}
     yield {**made}
     for backend in made.values():
         backend.close()

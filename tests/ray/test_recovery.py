@@ -19,6 +19,7 @@ from raysim.engine.commits import Commits
 from raysim.engine.inprocess import InProcess
 from raysim.engine.placement import Ask, Machine, make_plan
 from raysim.engine.ray_backend import RayBackend
+from raysim.engine.ray_crew import Crew, Member
 from raysim.engine.store import LocalStore
 from raysim.engine.survival import Keeper
 from tests.conftest import REPOSITORY
@@ -37,7 +38,7 @@ def expected() -> Any:
 
 @pytest.fixture
 def backend(ray_session: None) -> Iterator[RayBackend]:
-    made = RayBackend(make_plan([Ask(tuple(range(8)), 2, None, 1.0, 0.0)], Machine(8, 2), 1.0))
+    made = RayBackend(Crew(make_plan([Ask(tuple(range(8)), 2, None, 1.0, 0.0)], Machine(8, 2), 1.0)))
     yield made
     made.close()
 
@@ -57,13 +58,13 @@ class Killing:
         return self.collect(streams, where, progress)
 
 
-def kill(actor: Any) -> None:
+def kill(member: Member) -> None:
     import ray
 
     # Asked of Ray, not of the actor, which is at work.
     from ray._private.state import actors
 
-    pid = actors()[actor._actor_id.hex()]["Pid"]
+    pid = actors()[member.actor._actor_id.hex()]["Pid"]
     assert pid > 0
     os.kill(pid, signal.SIGKILL)
     assert ray.is_initialized()
@@ -74,7 +75,7 @@ def test_client_and_server_actors_are_killed(backend: RayBackend, expected: Any,
     keeper = Keeper(Commits(LocalStore(tmp_path)), 2, ROUNDS)
 
     def one(backend: RayBackend) -> None:
-        kill(backend.server if len(killing.left) == 1 else backend.hosts[0])
+        kill(backend.crew.server if len(killing.left) == 1 else backend.crew.hosts[0])
 
     killing = Killing(backend, [1, 2, 4], one)
     assert outcome(loaded(GIVEN), backend, keeper, notes.append) == expected  # type: ignore[arg-type]
@@ -97,16 +98,16 @@ def test_going_back_does_not_wait_for_a_commit_behind_a_long_round(
 ) -> None:
     import ray
 
-    monkeypatch.setattr("raysim.engine.ray_backend.ANSWER_S", 0.5)
+    monkeypatch.setattr("raysim.engine.ray_calls.ANSWER_S", 0.5)
     busy = ray.remote(sleep).options(num_cpus=0)
     soon = [busy.remote(1)]
-    assert backend._unless_lost(soon, "the commit of round 1") == soon  # nothing is lost: it is waited for
+    assert backend.calls.unless_lost(soon, "the commit of round 1") == soon  # nothing is lost: it is waited for
     assert ray.get(soon) == [None]
     answers = [busy.remote(600), busy.remote(0)]
-    backend._lost("client actor 1 of 2 died")
+    backend.calls.lost("client actor 1 of 2 died")
     began = time.perf_counter()
     with pytest.raises(LostError, match=r"the commit of round 2: .* still at work"):
-        backend._unless_lost(answers, "the commit of round 2")
+        backend.calls.unless_lost(answers, "the commit of round 2")
     assert time.perf_counter() - began < 20
     ray.cancel(answers[0], force=True)
 
@@ -133,7 +134,7 @@ def test_the_images_are_lost_from_the_object_store(backend: RayBackend, expected
             for _ in range(300):
                 ray.get(backend.image_ref, timeout=10)
                 time.sleep(0.1)
-        kill(backend.hosts[1])
+        kill(backend.crew.hosts[1])
 
     killing = Killing(backend, [3], lose)
     assert outcome(loaded(GIVEN), backend, None, notes.append) == expected  # type: ignore[arg-type]
@@ -156,6 +157,7 @@ from raysim.engine.commits import Commits
 from raysim.engine.inprocess import InProcess
 from raysim.engine.placement import Ask, Machine, make_plan
 from raysim.engine.ray_backend import RayBackend
+from raysim.engine.ray_crew import Crew
 from raysim.engine.ray_session import nodes
 from raysim.engine.store import LocalStore
 from raysim.engine.survival import Keeper
@@ -170,14 +172,15 @@ second = cluster.add_node(num_cpus=2)
 import ray
 ray.init(address=cluster.address, logging_level="ERROR")
 assert len(nodes()) == 2
-backend = RayBackend(make_plan([Ask(tuple(range(8)), 3, None, 1.0, 0.0)], Machine(4, 0), 1.0))
+crew = Crew(make_plan([Ask(tuple(range(8)), 3, None, 1.0, 0.0)], Machine(4, 0), 1.0))
+backend = RayBackend(crew)
 notes = []
 keeper = Keeper(Commits(LocalStore(Path(sys.argv[1]))), 1, ROUNDS)
 where = []
 
 def leave(backend):
-    where.extend(sorted(set(backend.node.values())))
-    there = [one["Pid"] for one in actors().values() if one["Address"]["NodeID"] != backend.node[-2]]
+    where.extend(sorted({member.node for member in crew.everyone} | {crew.here}))
+    there = [one["Pid"] for one in actors().values() if one["Address"]["NodeID"] != crew.here]
     assert there
     cluster.remove_node(second, allow_graceful=False)
     # Its processes notice on their own that their node is gone.
@@ -187,7 +190,7 @@ killing = Killing(backend, [3], leave)
 found = outcome(loaded(GIVEN), backend, keeper, notes.append)
 assert len(where) == 2, where  # actors of both nodes were at work
 assert found == outcome(loaded(GIVEN), InProcess())
-assert len(set(backend.node.values())) == 1
+assert {member.node for member in crew.everyone} == {crew.here}
 print(*notes, sep=" | ")
 backend.close()
 ray.shutdown()

@@ -1,0 +1,67 @@
+"""The contract of an algorithm as a program: `check_algorithm(MyMethod())` says which rule it breaks, and where.
+
+It runs the algorithm for a few rounds in a toy world (`toy.py`: C = 4 classes, D = 8, images of 4 x 4 pixels, a handful
+of clients with three architectures) and compares what the hooks did with what they may do. Seconds on one CPU, no Ray.
+What an algorithm cannot meet it says in an attribute, never by its name: `one_architecture` (whole models are
+exchanged) and `static_downlink` (what the server sends is meant never to change).
+
+Shapes: N samples of one client, B batch, C classes, D representation width, H x W pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from raysim.core.algorithm import AnyAlgorithm
+from raysim.core.contract.hooks import down_untouched, losses, messages, own_state_only, ups_untouched
+from raysim.core.contract.repeatable import (
+    any_order,
+    deterministic,
+    logits,
+    server_state_visible,
+    state_dict_is_all,
+    torch_random_only,
+)
+from raysim.core.contract.running import absent_unchanged, class_gap, downlink_moves, learns, one_client, single_samples
+from raysim.core.contract.source import documented, frozen, imports, picklable
+from raysim.core.toy import ContractError
+
+__all__ = ["CLAUSES", "ContractError", "check_algorithm"]
+
+
+def check_algorithm(algorithm: AnyAlgorithm) -> None:
+    """Check every clause in turn. Raises `ContractError` at the first that is broken.
+
+    All global random states are left as they were.
+    """
+    for clause in CLAUSES.values():
+        clause(algorithm)
+
+
+CLAUSES: dict[str, Callable[[AnyAlgorithm], None]] = {
+    clause.__name__: clause
+    for clause in (
+        frozen,
+        picklable,
+        documented,
+        imports,
+        messages,
+        own_state_only,
+        down_untouched,
+        ups_untouched,
+        torch_random_only,
+        deterministic,
+        any_order,
+        logits,
+        state_dict_is_all,
+        server_state_visible,
+        absent_unchanged,
+        losses,
+        learns,
+        downlink_moves,
+        one_client,
+        single_samples,
+        class_gap,
+    )
+}
+"""Every clause by name, in the order they are checked: each takes an algorithm and raises `ContractError`."""

@@ -1,0 +1,290 @@
+"""The actors of a run: brought up where there is room, replaced when they die, more of them when nodes join."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import ray
+import ray.util.client
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raysim.core.algorithm import ClientId
+from raysim.core.errors import RunError, ScenarioError
+from raysim.engine.backend import Startup
+from raysim.engine.placement import Group, Machine, Node, Plan, seats
+from raysim.engine.ray_actors import HostActor, ServerActor, Usage
+from raysim.engine.ray_calls import ANSWER_S, LOOK_S, Calls, answered
+from raysim.engine.ray_session import nodes
+
+START_TIMEOUT_S = 300.0
+"""How long it is waited for one more actor to come up; a thousand may take longer together."""
+
+SLOW_START_S = 30.0
+"""After how long a user is told that actors are not up yet."""
+
+MANY_ACTORS = 10
+"""From so many on a user is told how long they took to come up: then it is worth knowing what one more costs."""
+
+LOOK_FOR_NODES_S = 5.0
+"""How often it is looked for nodes that joined; a look costs a millisecond of a round."""
+
+
+@dataclass(eq=False)
+class Member:
+    """An actor of the run: a host of clients, or the server."""
+
+    actor: Any  # Ray's handle
+    asked_s: float = field(default_factory=perf_counter)  # when it was asked for
+    node: str = ""  # id of the node that it lives on; "" until it is up
+    usage: Usage | None = None  # what it last said of its memory
+
+
+class Crew:
+    """All actors of a run, created at once, so that they import meanwhile; `begin` waits for them.
+
+    Attributes:
+        plan: what there is, which is less than was planned once there is no room, and more once nodes joined.
+        hosts: client actors, group by group, as `plan` has them.
+        server: the server's.
+        here: id of the node that this process is on; "" through Ray Client, and until `begin`.
+        far: whether this process reaches Ray through Ray Client, which has no streams.
+        calls: how to ask them.
+        startup: how long they took to come up when the run began; None: not begun, or something died meanwhile.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        pack: bool = False,
+        head: bool = True,
+        replan: Callable[[Machine], Plan] | None = None,
+        note: Callable[[str], None] = lambda text: None,
+        participants: int | None = None,
+    ) -> None:
+        """Ask for them all.
+
+        pack: fill one node after another.
+        head: whether client actors may live on the head node.
+        replan: what to have when nodes joined; None: what `plan` says.
+        note: tells the user.
+        participants: per round; as many actors test clients that never had a turn. None: all do.
+        """
+        self.plan, self.pack, self.head, self.replan = plan, pack, head, replan
+        self.note, self.participants = note, participants
+        self.far = bool(ray.util.client.ray.is_connected())
+        self.here = ""
+        self.calls = Calls(self._name)
+        self.startup: Startup | None = None
+        self._begun = False
+        self._what: Sequence[Any] = ()  # references to the world and the images
+        self._known: set[str] = set()  # ids of the nodes that were there when it was last looked
+        self._looked_s = perf_counter()  # when it was last looked for nodes that joined
+        self.joining: list[tuple[int, Member, Any]] = []  # (group, member, its answer), started on such nodes
+        self.hosts: list[Member] = []
+        for group, seated in zip(self.plan.groups, self._room(), strict=True):
+            self.hosts += [self._new_host(group, *seated[i : i + 1]) for i in range(group.actors)]
+        self.server = self._new_server()
+        for member in [*self.eager, self.server]:
+            member.actor.warm.remote()
+
+    @property
+    def everyone(self) -> list[Member]:
+        """The hosts, then the server."""
+        return [*self.hosts, self.server]
+
+    @property
+    def eager(self) -> list[Member]:
+        """Hosts that have work from the start: all, but where clients are pinned, as many as test before round 1."""
+        found: list[Member] = []
+        base = 0
+        for group in self.plan.groups:
+            some = min(group.actors, self.participants or group.actors) if group.pinned else group.actors
+            found += self.hosts[base : base + some]
+            base += group.actors
+        return found
+
+    def home(self) -> dict[ClientId, Member]:
+        """Where each client goes that nobody holds yet: they are dealt out in their group."""
+        found: dict[ClientId, Member] = {}
+        base = 0
+        for group in self.plan.groups:
+            found |= {k: self.hosts[base + i % group.actors] for i, k in enumerate(group.clients)}
+            base += group.actors
+        return found
+
+    def begin(self, world: Any, images: Any) -> None:
+        """Wait until all are up, and make each as it is before round 1. Both are references.
+
+        Raises:
+            LostError: one died meanwhile.
+            RunError: no more came up for `START_TIMEOUT_S`.
+        """
+        self._what = world, images
+        shares = [group.gpus_per_actor for group in self.plan.groups for _ in range(group.actors)]
+        begun = [m.actor.setup.remote(self._what, share) for m, share in zip(self.hosts, shares, strict=True)]
+        begun.append(self.server.actor.setup.remote(world))
+        first, self._begun = not self._begun, True
+        up_s = self._await(begun)
+        for member, node in zip(self.everyone, self.calls.get(begun, "starting"), strict=True):
+            member.node, member.usage = node, None
+        if first:
+            self.startup = Startup.of([m.asked_s for m in self.hosts], up_s[:-1])
+            self._tell(self.startup)
+        self._known = {node.id for node in nodes(self.head)}
+        self.here = "" if self.far else str(ray.get_runtime_context().get_node_id())
+        self.calls.get([member.actor.ready.remote() for member in self.eager], "starting")
+
+    def replace_dead(self) -> list[str]:
+        """New actors for those that do not answer, where there is room, until all that there is room for are up.
+
+        Returns what a user should know, in sentences.
+        """
+        notes = self._replace_dead()
+        began = perf_counter()
+        while not self._up() and perf_counter() - began < START_TIMEOUT_S:
+            # It takes Ray a while to see that a node is gone, and with it the room for an actor.
+            if any(len(seated) < group.actors for group, seated in zip(self.plan.groups, self._room(), strict=True)):
+                notes += self._replace_dead()
+        return notes
+
+    def take_in(self) -> None:
+        """Let actors on nodes that joined take part from now on; look for such nodes now and then."""
+        for joined in list(self.joining):
+            group, member, answer = joined
+            if not ray.wait([answer], timeout=0)[0]:
+                continue
+            self.joining.remove(joined)
+            if answered(answer):
+                self._enlist(group, member)
+        if self.replan is None or perf_counter() - self._looked_s < LOOK_FOR_NODES_S:
+            return
+        self._looked_s = perf_counter()
+        found = nodes(self.head)
+        more = [node for node in found if node.id not in self._known]
+        self._known = {node.id for node in found}
+        if more:
+            self._ask_for_more(found, more)
+
+    def close(self) -> None:
+        """End them all; safe to call twice."""
+        if ray.is_initialized():
+            for member in self.everyone:
+                ray.kill(member.actor)
+
+    def _new_host(self, group: Group, seat: Node | None = None) -> Member:
+        """An actor on this node; without one, where Ray finds room. Others may have taken the room meanwhile, so a seat
+        is a wish, unless the head node is to be kept free."""
+        strategy: Any = "SPREAD" if seat is None else NodeAffinitySchedulingStrategy(seat.id, soft=self.head)
+        options = ray.remote(HostActor).options(
+            num_cpus=group.cpus_per_actor, num_gpus=group.gpus_per_actor, scheduling_strategy=strategy
+        )
+        return Member(options.remote())
+
+    def _new_server(self) -> Member:
+        # The server works while the clients wait, so it takes no CPU away from them.
+        return Member(ray.remote(ServerActor).options(num_cpus=0).remote())
+
+    def _name(self, actor_id: str) -> str | None:
+        for i, member in enumerate(self.everyone):
+            if member.actor._actor_id.hex() == actor_id:
+                return "the server actor" if member is self.server else f"client actor {i + 1} of {len(self.hosts)}"
+        return None
+
+    def _room(self) -> list[list[Node]]:
+        return seats(self.plan.groups, nodes(self.head), self.pack)
+
+    def _await(self, begun: Sequence[Any]) -> list[float]:
+        """Until all are up; says so when it takes long. Returns perf_counter() when each had answered."""
+        began = latest = perf_counter()
+        told = False
+        up_s: dict[Any, float] = {}
+        left = list(begun)
+        while left:
+            until = latest + START_TIMEOUT_S if told else began + SLOW_START_S
+            patience = max(0.0, until - perf_counter())
+            self.calls.told(partial(ray.wait, left, num_returns=1, timeout=patience), "starting")
+            # All that answered by now, so that a thousand actors are not a thousand looks at a thousand.
+            ready, left = self.calls.told(partial(ray.wait, left, num_returns=len(left), timeout=0), "starting")
+            if ready:
+                latest = perf_counter()
+                up_s |= dict.fromkeys(ready, latest)
+            if left and perf_counter() - latest >= START_TIMEOUT_S:
+                raise RunError(
+                    f"starting: no more actors came up within {START_TIMEOUT_S:.0f} s; `ray status` shows what they "
+                    "wait for"
+                )
+            if left and not told and perf_counter() - began >= SLOW_START_S:
+                told = True
+                self.note(
+                    f"{len(up_s)} of {len(begun)} actors are up; the others are starting, or wait for CPUs or GPUs in "
+                    f"use (`ray status` shows it; the run gives up if none comes up for {START_TIMEOUT_S:.0f} s)"
+                )
+        return [up_s[answer] for answer in begun]
+
+    def _tell(self, found: Startup) -> None:
+        if found.actors >= MANY_ACTORS:
+            each = f"{found.per_actor_s:.2g} s per actor"
+            self.note(f"{found.actors} client actors were up after {found.seconds:.3g} s ({each})")
+
+    def _replace_dead(self) -> list[str]:
+        """New actors for those that do not answer, where there is room; a group that had more goes on with fewer."""
+        notes = []
+        answers = {member: member.actor.pid.remote() for member in self.everyone}
+        # Those that are alive may be at work on the round that was cut off: not worth a long wait.
+        ray.wait(list(answers.values()), num_returns=len(answers), timeout=ANSWER_S)
+        alive = {member for member, ref in answers.items() if answered(ref)}
+        for member in [*(m for m in self.everyone if m not in alive), *(m for _, m, _ in self.joining)]:
+            ray.kill(member.actor)  # one that joins may be on a node that is gone; if not, it is asked for again
+        if self.server not in alive:
+            self.server = self._new_server()
+        self.joining, self._known = [], set()
+        hosts: list[Member] = []
+        groups: list[Group] = []
+        base = 0
+        for group, seated in zip(self.plan.groups, self._room(), strict=True):
+            left = [member for member in self.hosts[base : base + group.actors] if member in alive]
+            base += group.actors
+            wanted = max(min(group.actors, len(seated)), len(left), 1)
+            hosts += left + [self._new_host(group) for _ in range(wanted - len(left))]
+            groups.append(replace(group, actors=wanted))
+            if wanted < group.actors:
+                notes.append(f"there is room for {wanted} of {group.actors} actors: the run goes on with them")
+        self.hosts, self.plan = hosts, replace(self.plan, groups=tuple(groups))
+        return notes
+
+    def _up(self) -> bool:
+        """Whether every actor answers, or is known to be dead, within a moment."""
+        answers = [member.actor.pid.remote() for member in self.everyone]
+        ready, _ = ray.wait(answers, num_returns=len(answers), timeout=LOOK_S)
+        return len(ready) == len(answers)
+
+    def _ask_for_more(self, found: Sequence[Node], joined: Sequence[Node]) -> None:
+        """Start what the nodes that joined have room for, of what the plan would be with them."""
+        assert self.replan is not None
+        try:
+            wanted = self.replan(Machine(sum(n.cpus for n in found), sum(n.gpus for n in found), len(found)))
+        except ScenarioError:
+            return
+        more = [
+            # A pinned group's clients stay where they are, and shares stay what they were.
+            replace(has, actors=0 if has.pinned else max(0, wants.actors - has.actors))
+            for has, wants in zip(self.plan.groups, wanted.groups, strict=True)
+        ]
+        for g, seated in enumerate(seats(more, joined, self.pack)):
+            for seat in seated:
+                member = self._new_host(more[g], seat)
+                self.joining.append((g, member, member.actor.pid.remote()))
+
+    def _enlist(self, group: int, member: Member) -> None:
+        """Count an actor that is up among the hosts of this group."""
+        groups = list(self.plan.groups)
+        setup = member.actor.setup.remote(self._what, groups[group].gpus_per_actor)
+        member.node = self.calls.get(setup, "taking in a new actor")
+        self.hosts.insert(sum(one.actors for one in groups[: group + 1]), member)
+        groups[group] = replace(groups[group], actors=groups[group].actors + 1)
+        self.plan = replace(self.plan, groups=tuple(groups))
+        self.note(f"an actor on a node that joined takes part: {len(self.hosts)} client actors now")
