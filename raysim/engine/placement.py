@@ -156,9 +156,9 @@ def seats(groups: Sequence[Group], nodes: Sequence[Node], pack: bool = False) ->
     return found
 
 
-def refuse_unseated(plan: Plan, nodes: Sequence[Node]) -> None:
+def refuse_unseated(plan: Plan, nodes: Sequence[Node], pack: bool = False) -> None:
     """Raises `ScenarioError` when the resources are there in all, but no node has enough of them for some actor."""
-    for group, seated in zip(plan.groups, seats(plan.groups, nodes), strict=True):
+    for group, seated in zip(plan.groups, seats(plan.groups, nodes, pack), strict=True):
         if len(seated) < group.actors:
             offers = ", ".join(f"{node.name} ({node.cpus:g} CPU, {node.gpus:g} GPU)" for node in nodes)
             raise ScenarioError(

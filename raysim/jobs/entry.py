@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from raysim.scenario.load import Loaded
 
 
+RESUME = "raysim submit --resume"
+"""What goes on with a job's run from the machine that submitted it, with the run's folder behind it."""
+
+
 def main(args: list[str] | None = None) -> int:
     """Run the job; returns its exit code, those of `raysim launch`."""
     parser = argparse.ArgumentParser(prog="raysim.jobs.entry")
@@ -77,7 +81,7 @@ def _run(scenario: str | None, sets: Sequence[str], run_: str | None, closing: C
         marks = Marks(closing)
         if run_ is None:
             assert loaded is not None
-            result = run(loaded, trackers=[marks])
+            result = run(loaded, trackers=[marks], resume_command=RESUME)
         else:
             result = _resume(run_, loaded, sets, marks)
     except RaysimError as error:
@@ -99,7 +103,7 @@ def _resume(given: str, loaded: Loaded | None, sets: Sequence[str], marks: Marks
         folder = find_run(given, output)
     except ScenarioError as error:
         raise ScenarioError(f"--resume: {error} (on the head node)") from None
-    result = resume(folder, loaded, sets=sets, trackers=[marks])
+    result = resume(folder, loaded, sets=sets, trackers=[marks], resume_command=RESUME)
     if result.summary.get("nothing_to_do"):
         print(f"{folder}: all {result.summary['rounds']} rounds were done already", file=sys.stderr, flush=True)
         marks.found(folder, str(result.summary["run_id"]))

@@ -49,12 +49,11 @@ def make_backend(
     if plan is None:
         plan = planned(ray_session.machine(resources.head))
     nodes = ray_session.nodes(resources.head)
-    refuse_unseated(plan, nodes)
+    pack = resources.placement == "pack"
+    refuse_unseated(plan, nodes, pack)
     for text in (*plan.notes, *(seat.sentence for seat in seating(checked, plan, nodes))):
         note(text)
-    crew = ray_crew.Crew(
-        plan, resources.placement == "pack", resources.head, None if owned else planned, note, checked.participants
-    )
+    crew = ray_crew.Crew(plan, pack, resources.head, None if owned else planned, note, checked.participants)
     backend = ray_backend.RayBackend(crew)
     cleanup.callback(backend.close)
     for left in leftovers():

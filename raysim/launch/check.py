@@ -88,13 +88,14 @@ def check(loaded: Loaded) -> Checked:
             "allowed with split published or pfedhn",
         )
     build = _builder(dataset, feature_dim)
+    auto = auto_encoder()
     task = Task(
         dataset.num_classes,
         feature_dim,
         tuple(dict.fromkeys(clients.models[: clients.count])),
         lambda name, *key: build(name),  # whose weights they start from says the run
         scenario.rounds,
-        partial(build_encoder, auto=auto_encoder()),
+        partial(build_encoder, auto=auto),
     )
     if loaded.algorithm.one_architecture and len(task.architectures) > 1:
         raise origin.error(
@@ -108,7 +109,10 @@ def check(loaded: Loaded) -> Checked:
         raise origin.error(("algorithm",), str(error)) from None
     # What was chosen is written down in full: a default that changes later does not change an old run.
     data = {**loaded.resolved["data"], "partition": {"name": scenario.data.partition["name"], **asdict(partition)}}
-    complete = replace(loaded, resolved={**loaded.resolved, "data": {**data, "split": split}})
+    resolved = {**loaded.resolved, "data": {**data, "split": split}}
+    if resolved["algorithm"].get("encoder") == "auto":  # a run that goes on must not choose anew
+        resolved["algorithm"] = {**resolved["algorithm"], "encoder": auto}
+    complete = replace(loaded, resolved=resolved)
     return Checked(complete, dataset, partition, split, feature_dim, participants, _asks(loaded), task)
 
 

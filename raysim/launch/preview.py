@@ -68,7 +68,7 @@ def preview(checked: Checked) -> Preview:
         machine, nodes = local_machine(), []
     plan = make_plan(checked.asks, machine, scenario.clients.participation)
     if nodes:
-        refuse_unseated(plan, nodes)
+        refuse_unseated(plan, nodes, scenario.resources.placement == "pack")
     models = tuple(_measure(checked, name) for name in checked.task.architectures)
     count = scenario.clients.count
     dataset = checked.dataset

@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from raysim.engine.run import Stop
 from raysim.launch.again import Identity, own_scenario, refuse_differences
 from raysim.launch.check import Checked, check
 from raysim.launch.prepare import OwnData, attaches, checkpoint_store, deal, local_machine, versions
-from raysim.launch.session import Result, Session
+from raysim.launch.session import RESUME, Result, Session
 from raysim.launch.signals import interruptible
 from raysim.report.load import read_summary
 from raysim.report.progress import make_progress
@@ -28,14 +28,27 @@ from raysim.tracking.mlflow import MlflowTracker
 from raysim.tracking.store import VARIABLE, check_uri
 
 
-def run(loaded: Loaded, *, quiet: bool = False, trackers: Sequence[Tracker] = ()) -> Result:
+@dataclass(frozen=True)
+class _Audience:
+    """Who is told of a run, and how; see `run`."""
+
+    quiet: bool
+    trackers: Sequence[Tracker]
+    resume_command: str
+
+
+def run(
+    loaded: Loaded, *, quiet: bool = False, trackers: Sequence[Tracker] = (), resume_command: str = RESUME
+) -> Result:
     """Run a scenario to its end.
 
     quiet: show no progress. trackers: told of every round, besides the run folder and MLflow.
+    resume_command: what a user is told to go on with, before the run's folder, if the run ends early.
     Raises `ScenarioError` when it cannot start, `RunError` when it cannot go on; what was done until then is kept in
     the run folder, and `resume` goes on from the last commit. Ctrl-C and SIGTERM end it with `KeyboardInterrupt`: the
     first after the round that is being run, which is committed, the second at once.
     """
+    told = _Audience(quiet, trackers, resume_command)
     checked = check(loaded)
     scenario = loaded.scenario
     uri = check_uri(scenario.tracking.uri)
@@ -47,7 +60,7 @@ def run(loaded: Loaded, *, quiet: bool = False, trackers: Sequence[Tracker] = ()
     where = scenario.checkpoint.folder
     checkpoints = f"{_absolute(where)}/{scenario.name}/{run_id}" if where else "checkpoints"
     identity = Identity(run_id, uri, checkpoints, own.data.digest, partition.digest, versions())
-    return _begin(checked, own, partition, folder, identity, plan, None, quiet, trackers)
+    return _begin(checked, own, partition, folder, identity, plan, None, told)
 
 
 def resume(
@@ -57,12 +70,14 @@ def resume(
     sets: Sequence[str] = (),
     quiet: bool = False,
     trackers: Sequence[Tracker] = (),
+    resume_command: str = RESUME,
 ) -> Result:
     """Go on with a run that ended anyhow, from its last commit, in the same run folder and MLflow run.
 
     loaded: the scenario again, which may differ in what does not change the result; default: the run's own with `sets`.
     A run that has all its rounds is left as it is. Raises `ScenarioError` when this is not that run, or cannot go on.
     """
+    told = _Audience(quiet, trackers, resume_command)
     path = Path(folder).expanduser().absolute()
     if loaded is None:
         loaded = own_scenario(path, sets)
@@ -85,7 +100,7 @@ def resume(
     reopened = RunFolder.reopen(path)
     commits = Commits.open(checkpoint_store(identity.commits_of(path)))
     commit = commits.latest()
-    return _begin(checked, own, partition, reopened, identity, plan, (commits, commit), quiet, trackers)
+    return _begin(checked, own, partition, reopened, identity, plan, (commits, commit), told)
 
 
 def _begin(
@@ -96,14 +111,13 @@ def _begin(
     identity: Identity,
     plan: Plan | None,
     resumed: tuple[Commits, Commit | None] | None,
-    quiet: bool,
-    trackers: Sequence[Tracker],
+    told: _Audience,
 ) -> Result:
     scenario = checked.loaded.scenario
     stop = Stop()
     with interruptible(stop), contextlib.ExitStack() as cleanup:
         mlflow = MlflowTracker(identity.tracking, scenario.tracking.experiment or scenario.name, scenario.tracking.tags)
-        shown = [] if quiet else [make_progress(scenario.rounds, scenario.clients.count)]
+        shown = [] if told.quiet else [make_progress(scenario.rounds, scenario.clients.count)]
         session = Session(
             checked=checked,
             own=own,
@@ -111,12 +125,13 @@ def _begin(
             card=_card(checked, own, partition, folder, identity.run_id),
             folder=folder,
             mlflow=mlflow,
-            trackers=[*shown, *trackers, folder, mlflow],
+            trackers=[*shown, *told.trackers, folder, mlflow],
             note=shown[0].note if shown else _nowhere,
             within=shown[0].within if shown else _nowhere,
             stop=stop,
             identity=identity,
             resumed=resumed,
+            resume_command=told.resume_command,
         )
         return session.run(plan, cleanup)
 

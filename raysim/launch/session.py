@@ -35,6 +35,9 @@ from raysim.report.plots import plot_accuracy
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.mlflow import MlflowTracker
 
+RESUME = "raysim resume"
+"""What goes on with a run, with the run's folder behind it."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -66,6 +69,7 @@ class Session:
     identity: Identity
     resumed: tuple[Commits, Commit | None] | None = None  # what a run that goes on has
     watch: Watch = field(default_factory=Watch)
+    resume_command: str = RESUME
     startup: Startup | None = None  # how long actors took to come up
 
     def run(self, plan: Plan | None, cleanup: contextlib.ExitStack) -> Result:
@@ -130,10 +134,11 @@ class Session:
             facts["seconds"] = time.perf_counter() - began
             if status != "finished" and under_way:
                 self.note(f"what was done until round {progress.rounds} is kept in {self.card.folder}")
-                self.note(f"go on with:  raysim resume {shlex.quote(str(self.card.folder))}")
+                self.note(f"go on with:  {self.resume_command} {shlex.quote(str(self.card.folder))}")
             cleanup.close()  # first: actors may still be at work on a round that was cut off
             summary = self._summary(status, progress, keeper, facts)
-            self._close(status, summary)
+            with self.folder.held():  # MLflow reads its files, and the run is not over before it is told
+                self._close(status, summary)
         return Result(self.card.folder, summary)
 
     @property

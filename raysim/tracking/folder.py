@@ -7,12 +7,13 @@ folder: `reopen`, then `rewind` to the round from which its state is known, then
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -43,6 +44,7 @@ class RunFolder:
         """See `create` and `reopen`. `lock`: a descriptor that `close` is to close."""
         self.path = path
         # What is never closed lets go when it is collected: nobody else could go on with the run until then.
+        self._lock = lock
         self._let_go = weakref.finalize(self, os.close, lock)
         self._card: RunCard | None = None
         self._rounds = RoundRows(path)
@@ -182,6 +184,15 @@ class RunFolder:
         finally:
             self._clients.leave()
             self._let_go()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Until this is over nobody else gets the folder, even if `close` comes first."""
+        lock = os.dup(self._lock)  # of the same open file, so it is let go of when both are closed
+        try:
+            yield
+        finally:
+            os.close(lock)
 
     def _end(self, status: Status, summary: Mapping[str, object]) -> None:
         first: tuple[Path, OSError] | None = None

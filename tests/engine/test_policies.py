@@ -249,3 +249,11 @@ def test_what_fits_in_all_but_on_no_node_is_refused() -> None:
     refuse_unseated(plan, [Node("a", 4, 0)])
     with pytest.raises(ScenarioError, match=r"1 actors of 4 CPU .* only 0 of them fit .* a \(2 CPU, 0 GPU\), b"):
         refuse_unseated(plan, [Node("a", 2, 0), Node("b", 2, 0)])
+
+
+def test_what_only_fits_packed_is_refused_spread_alone() -> None:
+    plan = Plan(tuple(groups((2, 3, 0), (3, 2, 0))))
+    nodes = [Node("a", 6, 0), Node("b", 6, 0)]
+    refuse_unseated(plan, nodes, pack=True)  # 3 + 3 and 2 + 2 + 2
+    with pytest.raises(ScenarioError, match=r"3 actors of 2 CPU .* only 2 of them fit"):  # 3 + 2 and 3 + 2
+        refuse_unseated(plan, nodes)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from raysim.core.errors import ScenarioError
+from raysim.core.results import Status
 from raysim.engine.commits import Commits
 from raysim.engine.run import Progress
 from raysim.engine.store import open_store
 from raysim.launch.run import resume, run
 from raysim.report.load import read_clients, read_rounds, read_summary
+from raysim.tracking.folder import RunFolder
 from raysim.tracking.memory import MemoryTracker
+from raysim.tracking.mlflow import MlflowTracker
 from tests.engine.scenarios import loaded, of_method
 
 
@@ -91,6 +95,22 @@ def test_a_sigterm_while_ray_starts_is_an_interruption(workplace: Path, monkeypa
     (folder,) = (workplace / "runs" / "tiny").iterdir()
     assert read_summary(folder)["status"] == "interrupted"
     assert resume(folder, quiet=True).summary["status"] == "finished"
+
+
+def test_nobody_gets_the_folder_while_mlflow_reads_it(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Path] = []
+    close = MlflowTracker.close
+
+    def look(self: MlflowTracker, status: Status, summary: Mapping[str, object]) -> None:
+        seen.append(Path(str(summary["folder"])))
+        assert read_summary(seen[0])["status"] == "finished"
+        with pytest.raises(ScenarioError, match="still going on"):
+            RunFolder.reopen(seen[0])
+        close(self, status, summary)
+
+    monkeypatch.setattr(MlflowTracker, "close", look)
+    run(loaded("rounds=1"), quiet=True)
+    RunFolder.reopen(*seen)
 
 
 def test_a_folder_that_was_moved_goes_on_with_its_own_commits(workplace: Path) -> None:

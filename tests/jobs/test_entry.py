@@ -32,14 +32,17 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]
     """Runs that were begun; `run` and `resume` only note where. Versions fit, and the home folder is empty."""
     begun: list[dict[str, Any]] = []
 
-    def run(loaded: Loaded, *, trackers: list[Marks]) -> Any:
+    def run(loaded: Loaded, *, trackers: list[Marks], resume_command: str) -> Any:
         scenario = loaded.scenario
         begun.append({"output": scenario.output_folder, "store": resolve_uri(scenario.tracking.uri)})
         trackers[0].open(SimpleNamespace(folder=scenario.output_folder / "quickstart" / "r1", run_id="r1"))  # type: ignore[arg-type]
         trackers[0].close("finished", SUMMARY)
         return SimpleNamespace(summary=SUMMARY)
 
-    def resume(folder: Path, loaded: Loaded | None, *, sets: Sequence[str], trackers: list[Marks]) -> Any:
+    def resume(
+        folder: Path, loaded: Loaded | None, *, sets: Sequence[str], trackers: list[Marks], resume_command: str
+    ) -> Any:
+        assert resume_command == "raysim submit --resume"
         begun.append({"folder": folder, "loaded": loaded and loaded.scenario.rounds, "sets": list(sets)})
         return SimpleNamespace(summary={**SUMMARY, "run_id": "r1", "nothing_to_do": True})
 

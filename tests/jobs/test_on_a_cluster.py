@@ -324,6 +324,7 @@ def test_stop(head: Head, raysim: Any, tracking_store: str, id_: str, long: str,
     summary = look(there, id_)[1].summary
     assert summary == json.loads((Path(summary["folder"]) / "summary.json").read_text())
     assert summary["status"] == "interrupted"
+    assert f"go on with:  raysim submit --resume {summary['folder']}" in "".join(shown)
     commit = Commits.open(open_store(summary["commit"]["folder"])).latest()  # what `--resume` would go on from
     assert commit is not None or long != "rounds=100000"
     assert summary["rounds"] == (commit.round if commit else 0)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import Tensor
 
 from raysim.core.algorithm import Task, only_pixels
@@ -174,6 +175,14 @@ def scenario(**algorithm: Any) -> dict[str, Any]:
 def test_a_scenario_that_lacks_its_weights_does_not_start(hub: Path):
     with pytest.raises(ScenarioError, match="algorithm: encoder: mobilenet_v3_small given, but there are no weights"):
         check(load_scenario(scenario(encoder="mobilenet_v3_small")))
+
+
+def test_what_auto_stood_for_is_written_down(hub: Path, request: pytest.FixtureRequest):
+    before = check(load_scenario(scenario()))
+    request.getfixturevalue("at_hand")
+    assert check(load_scenario(scenario())).loaded.flat()["algorithm.encoder"] == "mobilenet_v3_small"
+    again = check(load_scenario(yaml.safe_load(before.loaded.resolved_yaml())))  # as a run that goes on does
+    assert again.loaded.flat()["algorithm.encoder"] == again.loaded.algorithm.encoder == "pixels"
 
 
 def test_every_process_uses_what_the_driver_decided(hub: Path, at_hand: Path):

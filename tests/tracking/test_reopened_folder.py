@@ -371,6 +371,15 @@ def test_only_one_at_a_time(begin):
     RunFolder.reopen(folder.path)
 
 
+def test_who_holds_it_keeps_it_beyond_close(begin):
+    folder = begin(1)
+    with folder.held():
+        folder.close("failed", {})
+        with pytest.raises(ScenarioError, match="still going on"):
+            RunFolder.reopen(folder.path)
+    RunFolder.reopen(folder.path)
+
+
 def test_close_lets_go_even_when_it_fails(begin, monkeypatch):
     folder = begin(1)
     with monkeypatch.context() as patch:
