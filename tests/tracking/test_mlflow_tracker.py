@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -99,12 +100,21 @@ def test_other_endings(store, tmp_path, make_card, status, expected):
 
 
 def test_open_and_log_do_not_wait(store, tmp_path, make_card, monkeypatch):
+    loading, load = threading.Event(), _load_mlflow
+
+    def slow(uri):
+        assert loading.wait(60)
+        return load(uri)
+
+    monkeypatch.setattr("raysim.tracking.mlflow._load_mlflow", slow)
     tracker = MlflowTracker(store, "e", {})
-    began = time.monotonic()
     tracker.open(make_card(tmp_path))
-    tracker.log(0, {"accuracy/all": 0.1}, [])
-    assert time.monotonic() - began < 0.2
+    for t in range(3):
+        tracker.log(t, {"accuracy/all": 0.1}, [])
+    assert not tracker.ready(0.0)  # all that, and it has not begun
+    loading.set()
     tracker.close("finished", {})
+    assert len(client_of(store).get_metric_history(tracker.run_id, "accuracy/all")) == 3
 
 
 def break_after(tracker, monkeypatch, rounds, state):
