@@ -6,6 +6,7 @@ is made there too: a run's first round does not wait for either.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import itertools
@@ -25,7 +26,7 @@ from typing import Any
 
 from raysim.core.errors import RunError, ScenarioError
 from raysim.core.results import METRICS, ClientRow, RunCard, Status
-from raysim.tracking.store import check_uri, creation_lock, database_path, is_loopback, resolve_uri, shown
+from raysim.tracking.store import check_uri, creation_lock, database_path, is_loopback, new_database, resolve_uri, shown
 from raysim.tracking.ui import serve_ui, ui_command, ui_environment
 
 __all__ = ["MlflowTracker", "check_uri", "resolve_uri", "serve_ui", "ui_command", "ui_environment"]
@@ -250,6 +251,9 @@ class MlflowTracker:
         assert card is not None
         if self._client is None or self.experiment_id is None:
             with creation_lock(database_path(self.uri)):
+                with new_database(self.uri) as new:
+                    if new is not None:
+                        _make_database(new)
                 self._client = MlflowClient(self.uri)
                 self.experiment_id = self._find_experiment()
         if self.run_id is None:
@@ -435,6 +439,17 @@ def _load_mlflow(uri: str) -> Any:
     for name in ("mlflow", "alembic", "urllib3.connectionpool"):
         logging.getLogger(name).setLevel(logging.ERROR)
     return entities
+
+
+def _make_database(uri: str) -> None:
+    """Have MLflow make a database, and let go of it."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(uri)
+    client.search_experiments()
+    # It keeps a connection, which would hold memory and a file that is about to get another name.
+    with contextlib.suppress(AttributeError):
+        client._tracking_client.store.engine.dispose()
 
 
 def _key(name: str) -> str:

@@ -6,8 +6,10 @@ Needs no MLflow, so that a run with a wrong address is refused before anything s
 from __future__ import annotations
 
 import fcntl
+import glob
 import os
 import re
+import secrets
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 from raysim.core.errors import ScenarioError
+from raysim.tracking.files import sync_folder
 
 ALLOWED = "sqlite:///path/to/mlflow.db or http(s)://host:port"
 VARIABLE = "MLFLOW_TRACKING_URI"
@@ -75,6 +78,30 @@ def creation_lock(database: Path | None) -> Iterator[None]:
     with database.with_name(f"{database.name}.lock").open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+@contextmanager
+def new_database(resolved: str) -> Iterator[str | None]:
+    """Let a database that is not there yet appear whole: gives an address to make it at; None: it is there.
+
+    MLflow makes one in dozens of steps and refuses what a process left that was killed between two of them. Only within
+    `creation_lock`.
+    """
+    path, *query = resolved.removeprefix("sqlite:///").partition("?")
+    database = database_path(resolved) and Path(path).resolve()  # of a link: the file that it names
+    if database is None or (database.exists() and database.stat().st_size):
+        yield None
+        return
+    for left in database.parent.glob(f".{glob.escape(database.name)}.new-*"):  # by who was killed; with its journal
+        left.unlink(missing_ok=True)
+    # Never the same name: MLflow remembers addresses that it made a database at.
+    new = database.with_name(f".{database.name}.new-{secrets.token_hex(4)}")
+    try:
+        yield f"sqlite:///{new}{''.join(query)}"
+        new.replace(database)
+        sync_folder(database.parent)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def shown(uri: str) -> str:

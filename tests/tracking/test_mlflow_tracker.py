@@ -9,12 +9,14 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from raysim.core.errors import RunError, ScenarioError
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.mlflow import MlflowTracker, _load_mlflow
+from raysim.tracking.store import new_database
 
 
 def client_of(uri):
@@ -246,3 +248,40 @@ def test_two_runs_make_one_new_database(tmp_path):
     assert sorted(run.info.run_name for run in found) == ["two-a", "two-b"]
     for run in found:
         assert len(client.get_metric_history(run.info.run_id, "accuracy/all")) == 5
+
+
+KILLED = """
+import os, sqlalchemy
+def look(connection, cursor, statement, *rest):
+    if "CREATE TABLE _alembic_tmp_experiments" in statement:
+        os._exit(9)
+sqlalchemy.event.listen(sqlalchemy.engine.Engine, "after_cursor_execute", look)
+"""
+
+
+def test_a_process_that_is_killed_while_it_makes_a_database_leaves_none(tmp_path):
+    uri = f"sqlite:///{tmp_path / 'new.db'}"
+    (tmp_path / "new.db").touch()  # as SQLite does before anything is in it
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c"]
+    killed = subprocess.run([*command, KILLED + SCRIPT, uri, "a"], env=env, timeout=120, cwd=tmp_path)
+    assert killed.returncode == 9
+    assert (tmp_path / "new.db").stat().st_size == 0
+    assert list(tmp_path.glob(".new.db.new-*"))
+    told = subprocess.run([*command, SCRIPT, uri, "b"], env=env, timeout=120, cwd=tmp_path, stdout=-1, stderr=-2)
+    assert (told.returncode, told.stdout) == (0, b"")
+    assert sorted(path.name for path in tmp_path.glob("*new.db*")) == ["new.db", "new.db.lock"]
+    assert len(client_of(uri).search_runs([client_of(uri).get_experiment_by_name("same").experiment_id])) == 1
+
+
+def test_a_new_database_behind_a_link_is_made_where_it_points(tmp_path):
+    (tmp_path / "far").mkdir()
+    (tmp_path / "mlflow.db").symlink_to(tmp_path / "far" / "real.db")
+    with new_database(f"sqlite:///{tmp_path / 'mlflow.db'}?timeout=5") as new:
+        assert new.startswith(f"sqlite:///{tmp_path / 'far' / '.real.db.new-'}") and new.endswith("?timeout=5")
+        Path(new.removeprefix("sqlite:///").partition("?")[0]).write_text("whole")
+    assert (tmp_path / "mlflow.db").is_symlink() and (tmp_path / "far" / "real.db").read_text() == "whole"
+    with new_database(f"sqlite:///{tmp_path / 'mlflow.db'}") as new:
+        assert new is None
+    with new_database("http://127.0.0.1:5000") as new:
+        assert new is None
