@@ -1,24 +1,20 @@
 """The tracker that writes a run to MLflow, from a thread of its own so that no round waits for it.
 
-The one file that imports MLflow, which takes seconds and is therefore left to that thread. The first database
-is made there too: a run's first round does not wait for either.
+Importing MLflow takes seconds and is therefore left to that thread. The first database is made there too (see
+`raysim.tracking.database`): a run's first round does not wait for either.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.metadata
 import itertools
 import json
-import logging
 import math
-import os
 import re
 import shlex
 import threading
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +22,8 @@ from typing import Any
 
 from raysim.core.errors import RunError, ScenarioError
 from raysim.core.results import METRICS, ClientRow, RunCard, Status
-from raysim.tracking.store import check_uri, creation_lock, database_path, is_loopback, new_database, resolve_uri, shown
+from raysim.tracking.database import ensure_database, in_words, load_mlflow
+from raysim.tracking.store import check_uri, database_path, resolve_uri, shown
 from raysim.tracking.ui import serve_ui, ui_command, ui_environment
 
 __all__ = ["MlflowTracker", "check_uri", "resolve_uri", "serve_ui", "ui_command", "ui_environment"]
@@ -54,13 +51,6 @@ _FINAL = {
     "PERMISSION_DENIED",
     "RESOURCE_DOES_NOT_EXIST",
     "UNAUTHENTICATED",
-}
-# What requests says about them takes several lines.
-_NO_ANSWER = {
-    "timed out": "timed out",
-    "Connection refused": "connection refused",
-    "NewConnectionError": "no connection",
-    "Connection aborted": "connection lost",
 }
 _RESUMED = "raysim.resumed"  # the tag that counts how often a run was gone on with
 _SEND_EVERY_S = 1.0  # short rounds go together: a call costs the time of a hundred small trainings, on their CPU
@@ -238,24 +228,21 @@ class MlflowTracker:
             except Exception as error:  # MLflow raises those of requests, SQLAlchemy and its own
                 over = time.monotonic() - began + holdoff > patience_s
                 if over or getattr(error, "error_code", None) in _FINAL:
-                    return _words(error)
+                    return in_words(error)
             time.sleep(holdoff)
             holdoff = min(2 * holdoff, _HOLDOFF_S[1])
 
     def _start(self) -> None:
         """Open the run, going on where a failed attempt stopped."""
-        entities = _load_mlflow(self.uri)
+        entities = load_mlflow(self.uri)
         from mlflow.tracking import MlflowClient
 
         card = self._card
         assert card is not None
         if self._client is None or self.experiment_id is None:
-            with creation_lock(database_path(self.uri)):
-                with new_database(self.uri) as new:
-                    if new is not None:
-                        _make_database(new)
-                self._client = MlflowClient(self.uri)
-                self.experiment_id = self._find_experiment()
+            ensure_database(self.uri)
+            self._client = MlflowClient(self.uri)
+            self.experiment_id = self._find_experiment()
         if self.run_id is None:
             tags = {**self._own_tags(card), **card.tags, **self.tags}
             tags = {_key(k): str(v)[:_LONGEST_TAG] for k, v in tags.items()}
@@ -360,14 +347,14 @@ class MlflowTracker:
                     continue
                 if getattr(error, "error_code", None) in _FINAL:
                     self._lost += 1
-                    self.warnings.append(f"MLflow did not take round {t}: {_words(error)}.")
+                    self.warnings.append(f"MLflow did not take round {t}: {in_words(error)}.")
                     self._pending.popleft()
                     continue
                 failing_since = failing_since or time.monotonic()
                 failing_s = time.monotonic() - failing_since
                 if failing_s > self.patience_s:
                     if not warned:
-                        text = f"has not answered for {failing_s:.0f} s ({_words(error)}); the run goes on"
+                        text = f"has not answered for {failing_s:.0f} s ({in_words(error)}); the run goes on"
                         self.warnings.append(f"MLflow at {shown(self.uri)} {text}.")
                         warned = True
                     if self._ending:
@@ -415,43 +402,6 @@ def _fitting(rounds: Sequence[_Round]) -> list[_Round]:
     return [one for i, (one, size) in enumerate(zip(rounds, sizes, strict=True)) if not i or size <= _METRICS_PER_BATCH]
 
 
-def _load_mlflow(uri: str) -> Any:
-    """Import MLflow without its log lines and its telemetry; returns `mlflow.entities`."""
-    quiet = {
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "MLFLOW_LOGGING_LEVEL": "ERROR",
-        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-        # MLflow would ask a dead server for minutes; asking again is this tracker's own business.
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-        "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
-    }
-    for name, value in quiet.items():
-        os.environ.setdefault(name, value)
-    if is_loopback(uri):
-        hosts = [h for h in os.environ.get("NO_PROXY", os.environ.get("no_proxy", "")).split(",") if h]
-        merged = ",".join(dict.fromkeys([*hosts, "localhost", "127.0.0.1", "::1"]))
-        os.environ["NO_PROXY"] = os.environ["no_proxy"] = merged
-    # Of MLflow's own use of its libraries; a program that turns warnings into errors would lose its run.
-    warnings.filterwarnings("ignore", category=DeprecationWarning, module="mlflow|sqlalchemy|alembic")
-    from mlflow import entities
-
-    # alembic tells of every migration; urllib3 of every retry, which `warnings` sums up.
-    for name in ("mlflow", "alembic", "urllib3.connectionpool"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    return entities
-
-
-def _make_database(uri: str) -> None:
-    """Have MLflow make a database, and let go of it."""
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(uri)
-    client.search_experiments()
-    # It keeps a connection, which would hold memory and a file that is about to get another name.
-    with contextlib.suppress(AttributeError):
-        client._tracking_client.store.engine.dispose()
-
-
 def _key(name: str) -> str:
     """`name` with what MLflow does not allow in names replaced."""
     return re.sub(r"[^/\w.\- :]", "_", name)[:250]
@@ -461,12 +411,3 @@ def _text(value: str | int | float | bool | None) -> str:
     """A parameter as it would stand in the scenario file."""
     text = value if isinstance(value, str) else json.dumps(value)
     return text[:_LONGEST_PARAMETER]
-
-
-def _words(error: BaseException) -> str:
-    """An error of MLflow's in one line, in a word or two where there was just no answer."""
-    text = " ".join(str(error).split())
-    for sign, words in _NO_ANSWER.items():
-        if sign in text:
-            return words
-    return text[:300].rstrip(".") or type(error).__name__

@@ -5,20 +5,14 @@ Needs no MLflow, so that a run with a wrong address is refused before anything s
 
 from __future__ import annotations
 
-import fcntl
-import glob
 import os
 import re
-import secrets
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 from raysim.core.errors import ScenarioError
-from raysim.tracking.files import sync_folder
 
 ALLOWED = "sqlite:///path/to/mlflow.db or http(s)://host:port"
 VARIABLE = "MLFLOW_TRACKING_URI"
@@ -62,46 +56,6 @@ def database_path(resolved: str) -> Path | None:
     if not resolved.startswith("sqlite:///"):
         return None
     return Path(resolved.removeprefix("sqlite:///").partition("?")[0])
-
-
-@contextmanager
-def creation_lock(database: Path | None) -> Iterator[None]:
-    """Keep two runs from making the same new database at once, which MLflow by itself may not survive.
-
-    MLflow has a lock of its own, but in the temporary folder, which the two need not share.
-
-    The lock file stays behind: to remove one that somebody else may be waiting for would undo the lock.
-    """
-    if database is None:
-        yield
-        return
-    with database.with_name(f"{database.name}.lock").open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-@contextmanager
-def new_database(resolved: str) -> Iterator[str | None]:
-    """Let a database that is not there yet appear whole: gives an address to make it at; None: it is there.
-
-    MLflow makes one in dozens of steps and refuses what a process left that was killed between two of them. Only within
-    `creation_lock`.
-    """
-    path, *query = resolved.removeprefix("sqlite:///").partition("?")
-    database = database_path(resolved) and Path(path).resolve()  # of a link: the file that it names
-    if database is None or (database.exists() and database.stat().st_size):
-        yield None
-        return
-    for left in database.parent.glob(f".{glob.escape(database.name)}.new-*"):  # by who was killed; with its journal
-        left.unlink(missing_ok=True)
-    # Never the same name: MLflow remembers addresses that it made a database at.
-    new = database.with_name(f".{database.name}.new-{secrets.token_hex(4)}")
-    try:
-        yield f"sqlite:///{new}{''.join(query)}"
-        new.replace(database)
-        sync_folder(database.parent)
-    finally:
-        new.unlink(missing_ok=True)
 
 
 def shown(uri: str) -> str:

@@ -11,6 +11,7 @@ import threading
 from types import FrameType
 
 from raysim.core.errors import ScenarioError
+from raysim.tracking.database import ensure_database, in_words, is_new
 from raysim.tracking.store import check_uri, database_path, shown
 
 
@@ -57,6 +58,12 @@ def serve_ui(uri: str | None, host: str = "127.0.0.1", port: int = 5000) -> int:
         return 0
     command = ui_command(resolved, host, port)
     _refuse_taken_port(host, port)
+    if is_new(resolved):
+        print(f"There is no run yet in {database_path(resolved)}; runs show as they are made", flush=True)
+        try:
+            ensure_database(resolved)
+        except Exception as error:
+            raise ScenarioError(f"tracking.uri: {shown(resolved)} cannot be made ({in_words(error)}).") from error
     print(f"MLflow is at http://{host}:{port} (Ctrl-C ends it)", flush=True)
 
     def stop(number: int, frame: FrameType | None) -> None:

@@ -73,10 +73,10 @@ def make_rows() -> Callable[[int, int], list[ClientRow]]:
 @pytest.fixture(scope="session")
 def _template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty MLflow database, made once: that takes seconds."""
-    from raysim.tracking.mlflow import _load_mlflow
+    from raysim.tracking.database import load_mlflow
 
     path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    _load_mlflow("")
+    load_mlflow("")
     from mlflow.tracking import MlflowClient
 
     MlflowClient(f"sqlite:///{path}").get_experiment_by_name("none")

@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 
 from raysim.core.errors import ScenarioError
-from raysim.tracking.mlflow import MlflowTracker, _load_mlflow
+from raysim.tracking.database import load_mlflow
+from raysim.tracking.mlflow import MlflowTracker
 
 LAST = 6
 
 
 @pytest.fixture
 def client(store):
-    _load_mlflow(store)  # for its filter of MLflow's warnings
+    load_mlflow(store)  # for its filter of MLflow's warnings
     from mlflow.tracking import MlflowClient
 
     return MlflowClient(store)

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from raysim.core.errors import RunError, ScenarioError
+from raysim.tracking.database import load_mlflow, new_database
 from raysim.tracking.folder import RunFolder
-from raysim.tracking.mlflow import MlflowTracker, _load_mlflow
-from raysim.tracking.store import new_database
+from raysim.tracking.mlflow import MlflowTracker
 
 
 def client_of(uri):
-    _load_mlflow(uri)  # for its filter of MLflow's warnings
+    load_mlflow(uri)  # for its filter of MLflow's warnings
     from mlflow.tracking import MlflowClient
 
     return MlflowClient(uri)
@@ -102,13 +102,13 @@ def test_other_endings(store, tmp_path, make_card, status, expected):
 
 
 def test_open_and_log_do_not_wait(store, tmp_path, make_card, monkeypatch):
-    loading, load = threading.Event(), _load_mlflow
+    loading, load = threading.Event(), load_mlflow
 
     def slow(uri):
         assert loading.wait(60)
         return load(uri)
 
-    monkeypatch.setattr("raysim.tracking.mlflow._load_mlflow", slow)
+    monkeypatch.setattr("raysim.tracking.mlflow.load_mlflow", slow)
     tracker = MlflowTracker(store, "e", {})
     tracker.open(make_card(tmp_path))
     for t in range(3):
@@ -220,7 +220,8 @@ def test_close_without_open_is_nothing(store):
 SCRIPT = """
 import sys, pathlib
 from raysim.core.results import RunCard
-from raysim.tracking.mlflow import MlflowTracker, _load_mlflow
+from raysim.tracking.database import load_mlflow, new_database
+from raysim.tracking.mlflow import MlflowTracker
 uri, name = sys.argv[1:]
 card = RunCard("two", name, pathlib.Path("."), {"a": 1}, {}, "digits", "s", "d", "p", 1, 1)
 tracker = MlflowTracker(uri, "same", {})

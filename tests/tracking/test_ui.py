@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from raysim.core.errors import ScenarioError
+from raysim.tracking.database import load_mlflow
 from raysim.tracking.mlflow import MlflowTracker, serve_ui, ui_command, ui_environment
 from raysim.tracking.ui import end_group
 
@@ -112,6 +113,27 @@ def test_a_server_has_pages_of_its_own(monkeypatch, capsys):
     assert capsys.readouterr().out == "MLflow is at http://host:5000\n"
     with pytest.raises(ScenarioError, match="is a server"):
         ui_command("http://host:5000")
+
+
+def test_a_store_without_a_run_is_made_whole_and_said_to_be_empty(tmp_path, monkeypatch, capsys):
+    load_mlflow("")
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.setattr("raysim.tracking.ui.ui_command", lambda *_: [sys.executable, "-c", ""])
+    uri = f"sqlite:///{tmp_path / 'new.db'}"
+    for told in (f"There is no run yet in {tmp_path / 'new.db'}; runs show as they are made\n", ""):
+        port = free_port()
+        assert serve_ui(uri, port=port) == 0
+        assert capsys.readouterr().out == f"{told}MLflow is at http://127.0.0.1:{port} (Ctrl-C ends it)\n"
+    assert MlflowClient(uri).get_experiment("0") is not None
+
+    def full(uri):
+        raise OSError("database or disk is full")
+
+    monkeypatch.setattr("raysim.tracking.database._make", full)
+    with pytest.raises(ScenarioError, match=r"sqlite:///.*other\.db cannot be made \(database or disk is full\)"):
+        serve_ui(f"sqlite:///{tmp_path / 'other.db'}", port=free_port())
+    assert [path.name for path in tmp_path.iterdir() if "other" in path.name] == ["other.db.lock"]
 
 
 def test_ctrl_c_ends_the_server_and_its_children(tmp_path):

@@ -1,0 +1,126 @@
+"""What MLflow is asked to do quietly: being imported, making a database whole or not at all, failing in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import logging
+import os
+import secrets
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from raysim.tracking.files import sync_folder
+from raysim.tracking.store import database_path, is_loopback
+
+# What requests says about them takes several lines.
+_NO_ANSWER = {
+    "timed out": "timed out",
+    "Connection refused": "connection refused",
+    "NewConnectionError": "no connection",
+    "Connection aborted": "connection lost",
+}
+
+
+def load_mlflow(uri: str) -> Any:
+    """Import MLflow without its log lines and its telemetry; returns `mlflow.entities`."""
+    quiet = {
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_LOGGING_LEVEL": "ERROR",
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+        # MLflow would ask a dead server for minutes; asking again is this tracker's own business.
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
+    }
+    for name, value in quiet.items():
+        os.environ.setdefault(name, value)
+    if is_loopback(uri):
+        hosts = [h for h in os.environ.get("NO_PROXY", os.environ.get("no_proxy", "")).split(",") if h]
+        merged = ",".join(dict.fromkeys([*hosts, "localhost", "127.0.0.1", "::1"]))
+        os.environ["NO_PROXY"] = os.environ["no_proxy"] = merged
+    # Of MLflow's own use of its libraries; a program that turns warnings into errors would lose its run.
+    warnings.filterwarnings("ignore", category=DeprecationWarning, module="mlflow|sqlalchemy|alembic")
+    from mlflow import entities
+
+    # alembic tells of every migration; urllib3 of every retry, which `warnings` sums up.
+    for name in ("mlflow", "alembic", "urllib3.connectionpool"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    return entities
+
+
+def is_new(resolved: str) -> bool:
+    """Whether the database of a resolved `sqlite:` address is still to be made; never of a server."""
+    database = database_path(resolved)
+    return database is not None and not (database.exists() and database.stat().st_size)
+
+
+def ensure_database(resolved: str) -> None:
+    """Let the database of a resolved `sqlite:` address be there; nothing for a server. Raises what MLflow does."""
+    with creation_lock(database_path(resolved)), new_database(resolved) as new:
+        if new is not None:
+            load_mlflow(new)
+            _make(new)
+
+
+@contextmanager
+def creation_lock(database: Path | None) -> Iterator[None]:
+    """Keep two runs from making the same new database at once, which MLflow by itself may not survive.
+
+    MLflow has a lock of its own, but in the temporary folder, which the two need not share.
+
+    The lock file stays behind: to remove one that somebody else may be waiting for would undo the lock.
+    """
+    if database is None:
+        yield
+        return
+    with database.with_name(f"{database.name}.lock").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def new_database(resolved: str) -> Iterator[str | None]:
+    """Let a database that is not there yet appear whole: gives an address to make it at; None: it is there.
+
+    MLflow makes one in dozens of steps and refuses what a process left that was killed between two of them. Only within
+    `creation_lock`.
+    """
+    if not is_new(resolved):
+        yield None
+        return
+    path, *query = resolved.removeprefix("sqlite:///").partition("?")
+    database = Path(path).resolve()  # of a link: the file that it names
+    for left in database.parent.glob(f".{glob.escape(database.name)}.new-*"):  # by who was killed; with its journal
+        left.unlink(missing_ok=True)
+    # Never the same name: MLflow remembers addresses that it made a database at.
+    new = database.with_name(f".{database.name}.new-{secrets.token_hex(4)}")
+    try:
+        yield f"sqlite:///{new}{''.join(query)}"
+        new.replace(database)
+        sync_folder(database.parent)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _make(uri: str) -> None:
+    """Have MLflow make a database, and let go of it."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(uri)
+    client.search_experiments()
+    # It keeps a connection, which would hold memory and a file that is about to get another name.
+    with contextlib.suppress(AttributeError):
+        client._tracking_client.store.engine.dispose()
+
+
+def in_words(error: BaseException) -> str:
+    """An error of MLflow's in one line, in a word or two where there was just no answer."""
+    text = " ".join(str(error).split())
+    for sign, words in _NO_ANSWER.items():
+        if sign in text:
+            return words
+    return text[:300].rstrip(".") or type(error).__name__
