@@ -120,6 +120,9 @@ class Backend(Protocol):
     def fingerprints(self, ids: Sequence[ClientId]) -> tuple[dict[ClientId, dict[str, str]], dict[str, str]]:
         """SHA-256 of every tensor of these clients, and of the server's state."""
 
+    def hurry(self, patience_s: float) -> None:
+        """The run ends early: `Files` that wait for the busy raise `LostError` after so many seconds."""
+
     def memory(self) -> tuple[float, float]:
         """(resident memory of the run's processes, greatest GPU memory of any), in MiB."""
 

@@ -86,6 +86,9 @@ class InProcess:
     def digests(self) -> tuple[dict[ClientId, str], str]:
         return self.host.digests(range(self.world.num_clients)), self.server.digest()
 
+    def hurry(self, patience_s: float) -> None:
+        """Nobody is busy."""
+
     def memory(self) -> tuple[float, float]:
         return psutil.Process().memory_info().rss / 2**20, self.host.gpu_peak_mb()
 

@@ -1,4 +1,4 @@
-"""How long clients' turns take: learnt from those that were measured. Only where clients go depends on it."""
+"""How long clients' turns take, learnt from those that were measured. No result depends on it."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from raysim.engine.pressure import Pressure
 from raysim.engine.ray_actors import STREAM_S, private_mb
 from raysim.engine.ray_calls import uninterrupted
 from raysim.engine.ray_crew import Crew, Member
-from raysim.engine.ray_saving import Saving
+from raysim.engine.ray_saving import LONG_ROUND_S, Saving
 from raysim.engine.ray_session import nodes
 from raysim.engine.store import Store
 from raysim.engine.world import World
@@ -70,7 +71,7 @@ class RayBackend:
             # It may be what all share that is gone. If it is something else, that will show again.
             self._share()
             self._begin()
-        self.calls.lost_s = None
+        self.calls.until_s = None
         return notes
 
     def restore(self, clients: Iterable[Mapping[ClientId, Weights]], server: bytes) -> None:
@@ -97,6 +98,7 @@ class RayBackend:
         store: Store | None = None,
     ) -> RoundReport:
         where = f"round {t}"
+        began_s = perf_counter()
         self.crew.take_in()
         server = self.crew.server.actor
         lists = self._work_lists(cohort)
@@ -130,6 +132,8 @@ class RayBackend:
         files = None
         if saving is not None:
             self.saving, files = saving, saving.with_server()
+            if perf_counter() - began_s > LONG_ROUND_S:
+                saving.ask()
         taken, failed = sorted_out(cohort, turns)
         measured = {k: one for part in self.calls.get(tests, where) for k, one in part.items()}
         measured = measured or measured_in_turn(taken)
@@ -159,6 +163,9 @@ class RayBackend:
         parts = [host.actor.digests.remote(ids) for host, ids in everyone.items()]
         found = {k: sha for part in self.calls.get(parts, where) for k, sha in part.items()}
         return found, self.calls.get(self.crew.server.actor.digest.remote(), where)
+
+    def hurry(self, patience_s: float) -> None:
+        self.calls.hurry(patience_s)
 
     def memory(self) -> tuple[float, float]:
         used = [member.usage for member in self.crew.everyone if member.usage is not None]
@@ -191,7 +198,8 @@ class RayBackend:
 
     def _share(self) -> None:
         """Put what every actor needs into the object store, where it stays."""
-        self.image_ref, self.world_ref = ray.put(self.images()), ray.put(self.world)
+        put = partial(self.calls.told, where="sharing the images")
+        self.image_ref, self.world_ref = put(partial(ray.put, self.images())), put(partial(ray.put, self.world))
 
     def _begin(self) -> None:
         """Make every host and the server as they are before round 1."""

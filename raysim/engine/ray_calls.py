@@ -21,7 +21,7 @@ from raysim.engine.backend import LostError
 ANSWER_S = 10.0
 """How long an actor may take to answer after another died; one that is busy for longer is replaced as well."""
 
-LOOK_S = 2.0
+LOOK_S = 0.5
 """How often those who wait look whether it is still worth it."""
 
 _REASONS = {
@@ -39,13 +39,13 @@ class Calls:
     """What one run asks of its actors.
 
     Attributes:
-        lost_s: perf_counter() when something was first found to be lost; None: nothing is.
+        until_s: perf_counter() until which actors are waited for that are busy; None: as long as it takes.
     """
 
     def __init__(self, name_of: Callable[[str], str | None]) -> None:
-        """name_of: Ray's id of an actor -> what a user calls it; None: it is not known any more."""
+        """name_of: Ray's id of an actor -> what a user calls it; None: it is none of the crew."""
         self.name_of = name_of
-        self.lost_s: float | None = None
+        self.until_s: float | None = None
 
     def get(self, refs: Any, where: str) -> Any:
         """`ray.get`. where: what was asked for, to begin a sentence with."""
@@ -72,17 +72,21 @@ class Calls:
             raise self.lost(f"{where}: {self._obituary(error)}") from None
 
     def lost(self, sentence: str) -> LostError:
-        """Note that the run has to go back."""
-        if self.lost_s is None:
-            self.lost_s = perf_counter()
+        """Note that the run has to go back, for which busy actors are not waited for long."""
+        self.hurry(ANSWER_S)
         return LostError(sentence)
 
-    def unless_lost(self, answers: Sequence[Any], where: str) -> Sequence[Any]:
-        """Wait for answers, but once the run has to go back, not for actors that are at work for long."""
+    def hurry(self, patience_s: float) -> None:
+        """From now on wait for busy actors for so many seconds at most."""
+        until_s = perf_counter() + patience_s
+        self.until_s = until_s if self.until_s is None else min(self.until_s, until_s)
+
+    def in_time(self, answers: Sequence[Any], where: str) -> Sequence[Any]:
+        """Wait for answers of actors that may be busy. Raises `LostError` once that is not worth it any more."""
         left = list(answers)
         while left:
             _, left = self.told(partial(ray.wait, left, num_returns=len(left), timeout=LOOK_S), where)
-            if left and self.lost_s is not None and perf_counter() - self.lost_s > ANSWER_S:
+            if left and self.until_s is not None and perf_counter() > self.until_s:
                 raise LostError(f"{where}: those who write it are still at work on the next one")
         return answers
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import Any
 
 import ray
 import ray.util.client
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raysim.core.algorithm import ClientId
@@ -17,7 +19,7 @@ from raysim.core.errors import RunError, ScenarioError
 from raysim.engine.backend import Startup
 from raysim.engine.placement import Group, Machine, Node, Plan, seats
 from raysim.engine.ray_actors import HostActor, ServerActor, Usage
-from raysim.engine.ray_calls import ANSWER_S, LOOK_S, Calls, answered
+from raysim.engine.ray_calls import ANSWER_S, Calls, answered
 from raysim.engine.ray_session import nodes
 
 START_TIMEOUT_S = 300.0
@@ -25,6 +27,9 @@ START_TIMEOUT_S = 300.0
 
 SLOW_START_S = 30.0
 """After how long a user is told that actors are not up yet."""
+
+MOMENT_S = 2.0
+"""How often it is looked whether there still is room for actors that do not come up."""
 
 MANY_ACTORS = 10
 """From so many on a user is told how long they took to come up: then it is worth knowing what one more costs."""
@@ -38,7 +43,7 @@ class Member:
     """An actor of the run: a host of clients, or the server."""
 
     actor: Any  # Ray's handle
-    asked_s: float = field(default_factory=perf_counter)  # when it was asked for
+    asked_s: float = 0.0  # perf_counter() when it was asked for
     node: str = ""  # id of the node that it lives on; "" until it is up
     usage: Usage | None = None  # what it last said of its memory
 
@@ -81,7 +86,7 @@ class Crew:
         self.startup: Startup | None = None
         self._begun = False
         self._what: Sequence[Any] = ()  # references to the world and the images
-        self._known: set[str] = set()  # ids of the nodes that were there when it was last looked
+        self._known = {node.id for node in nodes(head)}  # when it was last looked; later ones have joined
         self._looked_s = perf_counter()  # when it was last looked for nodes that joined
         self.joining: list[tuple[int, Member, Any]] = []  # (group, member, its answer), started on such nodes
         self.hosts: list[Member] = []
@@ -134,7 +139,6 @@ class Crew:
         if first:
             self.startup = Startup.of([m.asked_s for m in self.hosts], up_s[:-1])
             self._tell(self.startup)
-        self._known = {node.id for node in nodes(self.head)}
         self.here = "" if self.far else str(ray.get_runtime_context().get_node_id())
         self.calls.get([member.actor.ready.remote() for member in self.eager], "starting")
 
@@ -170,10 +174,11 @@ class Crew:
             self._ask_for_more(found, more)
 
     def close(self) -> None:
-        """End them all; safe to call twice."""
+        """End them all, and let go of what they were given; safe to call twice."""
         if ray.is_initialized():
-            for member in self.everyone:
+            for member in [*self.everyone, *(joined for _, joined, _ in self.joining)]:
                 ray.kill(member.actor)
+        self.joining, self._what = [], ()
 
     def _new_host(self, group: Group, seat: Node | None = None) -> Member:
         """An actor on this node; without one, where Ray finds room. Others may have taken the room meanwhile, so a seat
@@ -182,7 +187,8 @@ class Crew:
         options = ray.remote(HostActor).options(
             num_cpus=group.cpus_per_actor, num_gpus=group.gpus_per_actor, scheduling_strategy=strategy
         )
-        return Member(options.remote())
+        asked_s = perf_counter()
+        return Member(options.remote(), asked_s)
 
     def _new_server(self) -> Member:
         # The server works while the clients wait, so it takes no CPU away from them.
@@ -210,6 +216,7 @@ class Crew:
             # All that answered by now, so that a thousand actors are not a thousand looks at a thousand.
             ready, left = self.calls.told(partial(ray.wait, left, num_returns=len(left), timeout=0), "starting")
             if ready:
+                self.calls.get(ready, "starting")  # an error is an answer, too
                 latest = perf_counter()
                 up_s |= dict.fromkeys(ready, latest)
             if left and perf_counter() - latest >= START_TIMEOUT_S:
@@ -241,7 +248,9 @@ class Crew:
             ray.kill(member.actor)  # one that joins may be on a node that is gone; if not, it is asked for again
         if self.server not in alive:
             self.server = self._new_server()
-        self.joining, self._known = [], set()
+        self.joining = []
+        # A node that is to have none of ours has joined, as far as `take_in` is concerned.
+        self._known = {member.node for member in self.hosts if member in alive}
         hosts: list[Member] = []
         groups: list[Group] = []
         base = 0
@@ -249,7 +258,16 @@ class Crew:
             left = [member for member in self.hosts[base : base + group.actors] if member in alive]
             base += group.actors
             wanted = max(min(group.actors, len(seated)), len(left), 1)
-            hosts += left + [self._new_host(group) for _ in range(wanted - len(left))]
+            taken = Counter(member.node for member in left)
+            free: list[Node] = []
+            for seat in seated:
+                if taken[seat.id]:
+                    taken[seat.id] -= 1
+                else:
+                    free.append(seat)
+            free = free[: wanted - len(left)]
+            self._known |= {seat.id for seat in free}
+            hosts += left + [self._new_host(group, *free[i : i + 1]) for i in range(wanted - len(left))]
             groups.append(replace(group, actors=wanted))
             if wanted < group.actors:
                 notes.append(f"there is room for {wanted} of {group.actors} actors: the run goes on with them")
@@ -259,7 +277,7 @@ class Crew:
     def _up(self) -> bool:
         """Whether every actor answers, or is known to be dead, within a moment."""
         answers = [member.actor.pid.remote() for member in self.everyone]
-        ready, _ = ray.wait(answers, num_returns=len(answers), timeout=LOOK_S)
+        ready, _ = ray.wait(answers, num_returns=len(answers), timeout=MOMENT_S)
         return len(ready) == len(answers)
 
     def _ask_for_more(self, found: Sequence[Node], joined: Sequence[Node]) -> None:
@@ -269,10 +287,11 @@ class Crew:
             wanted = self.replan(Machine(sum(n.cpus for n in found), sum(n.gpus for n in found), len(found)))
         except ScenarioError:
             return
+        coming = Counter(group for group, _, _ in self.joining)
         more = [
             # A pinned group's clients stay where they are, and shares stay what they were.
-            replace(has, actors=0 if has.pinned else max(0, wants.actors - has.actors))
-            for has, wants in zip(self.plan.groups, wanted.groups, strict=True)
+            replace(has, actors=0 if has.pinned else max(0, wants.actors - has.actors - coming[g]))
+            for g, (has, wants) in enumerate(zip(self.plan.groups, wanted.groups, strict=True))
         ]
         for g, seated in enumerate(seats(more, joined, self.pack)):
             for seat in seated:
@@ -280,10 +299,12 @@ class Crew:
                 self.joining.append((g, member, member.actor.pid.remote()))
 
     def _enlist(self, group: int, member: Member) -> None:
-        """Count an actor that is up among the hosts of this group."""
+        """Count an actor that is up among the hosts of this group, unless it has died by now: nothing was on it."""
         groups = list(self.plan.groups)
-        setup = member.actor.setup.remote(self._what, groups[group].gpus_per_actor)
-        member.node = self.calls.get(setup, "taking in a new actor")
+        try:
+            member.node = ray.get(member.actor.setup.remote(self._what, groups[group].gpus_per_actor))
+        except RayError:
+            return
         self.hosts.insert(sum(one.actors for one in groups[: group + 1]), member)
         groups[group] = replace(groups[group], actors=groups[group].actors + 1)
         self.plan = replace(self.plan, groups=tuple(groups))

@@ -16,9 +16,13 @@ from raysim.engine.store import Store
 PATIENCE_S = 0.2
 """How long a commit waits for the next round to begin, behind whose work it is asked for."""
 
+LONG_ROUND_S = 20.0
+"""Rounds that take so long have their commit whole before the next one's work. What an actor has not written by then,
+`writer.IN_FLIGHT` at most, costs it a second; behind that work the commit would wait for a whole long round."""
+
 
 class Saving:
-    """The files of one commit: begun when this is made, written when `files` returns.
+    """The files of one commit: begun when this is made, written when what `with_server` returns was called.
 
     An actor that reaches the store writes its clients itself; the files of any other are written here.
     """
@@ -54,17 +58,20 @@ class Saving:
 
     def _files(self, server: Any) -> tuple[list[Part], Part]:
         calls = self.crew.calls
-        calls.get([begun for _, begun in self._begun], self.where)
-        # Called behind the rounds; when no round follows, nobody else asks.
-        self._done.wait(PATIENCE_S)
-        self.ask()
-        answers = calls.unless_lost(self._asked, self.where)
-        parts: list[Part] = [part for written in calls.get(answers, self.where) for part in written]
-        for answer in self._relayed:
+        parts: list[Part] = []
+        # First: who relays stands still until its files are taken, and others may wait for a client of its.
+        while self._relayed:
+            answer = self._relayed.pop(0)
             if self.crew.far:
                 parts += [self._written(one) for one in calls.get(answer, self.where)]
             else:
                 parts += calls.told(partial(self._all_written, answer), self.where)
+        calls.get([begun for _, begun in self._begun], self.where)
+        # Called behind the rounds; when no round follows, nobody else asks.
+        self._done.wait(PATIENCE_S)
+        self.ask()
+        answers = calls.in_time(self._asked, self.where)
+        parts += [part for written in calls.get(answers, self.where) for part in written]
         return sorted(parts, key=lambda part: part.name), self._written(calls.get(server, self.where))
 
     def _reachable(self, member: Member) -> Store | None:

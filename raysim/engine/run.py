@@ -94,6 +94,9 @@ class Stop:
     committed: Callable[[], bool] = lambda: True  # whether the last round that is done is committed already
 
 
+GRACE_S = 10.0
+"""How long a run that fails waits for its last commit, where actors that are to write it are busy."""
+
 WATCH_EVERY_S = 2.0
 """How often it is looked whether a machine runs out of memory."""
 
@@ -126,7 +129,7 @@ def run_rounds(
     def members(t: int) -> Sequence[ClientId]:
         return cohort(world.seed, t, eligible, schedule.participants)
 
-    with _Recorder(trackers) as record:
+    with _Recorder(trackers, backend.hurry) as record:
         survive = Survivor(
             backend, members, keeper, note, schedule.max_attempts, record.wait, progress.rounds, progress.restarts
         )
@@ -265,8 +268,9 @@ class _Recorder:
     One thread, so trackers hear of rounds in order; what a tracker raises reaches the caller with the next round.
     """
 
-    def __init__(self, trackers: Sequence[Tracker]) -> None:
-        self.trackers = trackers
+    def __init__(self, trackers: Sequence[Tracker], hurry: Callable[[float], None]) -> None:
+        """hurry: lets a commit that is being written wait for the busy for so many seconds only."""
+        self.trackers, self.hurry = trackers, hurry
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="recorder")
         self.telling: Future[None] | None = None
 
@@ -297,5 +301,7 @@ class _Recorder:
         try:
             if error is None:
                 self.wait()
+            else:
+                self.hurry(0.0 if isinstance(error, KeyboardInterrupt) else GRACE_S)
         finally:
             self.thread.shutdown(wait=True)

@@ -7,6 +7,7 @@ commit, repeats the rounds since then unheard, and goes on where it was, with th
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -89,6 +90,8 @@ class Survivor:
                     self._go_back(lost)
                 return call()
             except LostError as death:
+                # Else what the call had in hand, such as uploads, would be kept while the rounds are repeated.
+                traceback.clear_frames(death.__traceback__)
                 lost = death
 
     def round(self, t: int, evaluate: bool, progress: Callable[[int], None], store: Store | None) -> RoundReport:

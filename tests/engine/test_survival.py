@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -293,3 +294,24 @@ def test_a_client_that_takes_too_long() -> None:
     assert sentence.replace("\\", "") in notes[0]
     # As if it had failed in any other way.
     assert found == outcome(replace(given, algorithm=Picky()), InProcess(), max_failed_fraction=0.3)
+
+
+def test_what_a_lost_round_had_in_hand_is_not_kept_while_it_is_repeated() -> None:
+    class Uploads:
+        pass
+
+    held: list[weakref.ref[Uploads]] = []
+
+    class Dying(InProcess):
+        def round(self, *args: Any, **more: Any) -> RoundReport:
+            if not held:
+                uploads = Uploads()
+                held.append(weakref.ref(uploads))
+                raise LostError("client actor 1 of 1 died")
+            return super().round(*args, **more)
+
+        def recover(self) -> list[str]:
+            assert all(uploads() is None for uploads in held)  # `start` recovers, too
+            return super().recover()
+
+    assert outcome(loaded(), Dying()) == outcome(loaded(), InProcess())

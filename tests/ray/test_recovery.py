@@ -101,13 +101,13 @@ def test_going_back_does_not_wait_for_a_commit_behind_a_long_round(
     monkeypatch.setattr("raysim.engine.ray_calls.ANSWER_S", 0.5)
     busy = ray.remote(sleep).options(num_cpus=0)
     soon = [busy.remote(1)]
-    assert backend.calls.unless_lost(soon, "the commit of round 1") == soon  # nothing is lost: it is waited for
+    assert backend.calls.in_time(soon, "the commit of round 1") == soon  # nothing is lost: it is waited for
     assert ray.get(soon) == [None]
     answers = [busy.remote(600), busy.remote(0)]
     backend.calls.lost("client actor 1 of 2 died")
     began = time.perf_counter()
     with pytest.raises(LostError, match=r"the commit of round 2: .* still at work"):
-        backend.calls.unless_lost(answers, "the commit of round 2")
+        backend.calls.in_time(answers, "the commit of round 2")
     assert time.perf_counter() - began < 20
     ray.cancel(answers[0], force=True)
 
