@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from raysim.core.messages import message
     from raysim.launch.run import resume, run
     from raysim.launch.session import Result
+    from raysim.report.load import read_clients, read_rounds, read_summary
     from raysim.scenario.load import Loaded, load_scenario
 
 __all__ = [
@@ -30,6 +31,9 @@ __all__ = [
     "check_algorithm",
     "load_scenario",
     "message",
+    "read_clients",
+    "read_rounds",
+    "read_summary",
     "resume",
     "run",
 ]
@@ -44,6 +48,9 @@ _HOMES = {
     "check_algorithm": "raysim.core.contract",
     "load_scenario": "raysim.scenario.load",
     "message": "raysim.core.messages",
+    "read_clients": "raysim.report.load",
+    "read_rounds": "raysim.report.load",
+    "read_summary": "raysim.report.load",
     "resume": "raysim.launch.run",
     "run": "raysim.launch.run",
 }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from raysim.cli.main import main
+from raysim.core.errors import ScenarioError
 from tests.conftest import REPOSITORY
 
 QUICKSTART = str(REPOSITORY / "scenarios" / "quickstart.yaml")
@@ -76,3 +78,50 @@ class TestBeforeRay:
         monkeypatch.setitem(sys.modules, "ray", None)  # as in a new process: no Ray to join
         told = refused(capfd, workplace, "resources.gpus_per_actor=0.5")
         assert "resources.gpus_per_actor: 0.5 given, but there is no GPU; allowed here: 0 or auto" in told
+
+    @pytest.mark.parametrize("every", ["1", "auto"])
+    def test_a_place_for_commits_that_is_a_file(
+        self, capfd: pytest.CaptureFixture[str], workplace: Path, every: str
+    ) -> None:
+        (workplace / "taken").write_text("")
+        told = refused(capfd, workplace, "checkpoint.folder=taken", f"checkpoint.every={every}")
+        assert "checkpoint.folder: " in told and "taken" in told and "cannot be written (not a directory)" in told
+        assert not (workplace / "runs").exists()
+
+    def test_a_place_for_commits_that_nobody_knows(self, capfd: pytest.CaptureFixture[str], workplace: Path) -> None:
+        assert "checkpoint.folder: foo://x" in refused(capfd, workplace, "checkpoint.folder=foo://x")
+        assert not (workplace / "runs").exists()
+
+
+def test_a_cluster_that_is_not_there_leaves_no_run(
+    capfd: pytest.CaptureFixture[str], workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(*rest: object) -> bool:
+        raise ScenarioError("--address or RAY_ADDRESS: nowhere:1 given, but no Ray cluster answers there")
+
+    monkeypatch.setattr("raysim.engine.ray_session.connect", connect)
+    monkeypatch.setenv("RAY_ADDRESS", "nowhere:1")
+    assert "nowhere:1 given, but no Ray cluster" in refused(capfd, workplace, "rounds=1")
+    assert not (workplace / "runs").exists()
+
+
+def test_the_dry_run_says_that_data_is_missing(
+    capfd: pytest.CaptureFixture[str], workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets = [
+        "--set",
+        "data.name=fashion_mnist",
+        "--set",
+        f"data.root={workplace}",
+        "--set",
+        "clients.models=[fmnist_cnn1]",
+    ]
+    monkeypatch.setitem(sys.modules, "ray", None)
+    main(["launch", QUICKSTART, "--dry-run", *sets])
+    assert "fashion_mnist is not on this machine" in " ".join(capfd.readouterr().out.split())
+
+
+def test_as_a_module(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "raysim", "launch", "nothing.yaml"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 2 and run.stderr.startswith("raysim: nothing.yaml"), run.stderr

@@ -31,10 +31,17 @@ COMMANDS = [
 
 def test_the_python_runs(workplace: Path) -> None:
     (workplace / "scenarios").symlink_to(REPOSITORY / "scenarios")
-    (code,) = blocks("python")
+    launching, reading = blocks("python")
     names: dict[str, Any] = {}
-    exec(compile(code, "README.md", "exec"), names)
-    assert names["result"].summary["rounds"] == 3
+    exec(compile(launching, "README.md", "exec"), names)
+    summary = names["result"].summary
+    assert summary["rounds"] == 3
+    reading = re.sub(r'"runs/quickstart/[\w-]+"', repr(str(names["result"].folder)), reading)
+    exec(compile(reading, "README.md", "exec"), names)
+    assert names["curve"]["comm/total_bytes"].tolist()[0] == 0
+    accuracy = names["last"]["accuracy"]
+    assert accuracy.mean() == pytest.approx(summary["final"]["accuracy/all"])
+    assert accuracy.std(ddof=0) == pytest.approx(summary["final"]["accuracy/all_std"])
 
 
 def test_there_are_commands() -> None:

@@ -160,7 +160,7 @@ def wire_components(msg: object) -> dict[str, int]:
     """Bytes by field of the message, for example `{"class_S": 40, "mean_SD": 20000}`."""
     if isinstance(msg, Mapping):
         return {str(name): wire_bytes(value) for name, value in msg.items()}
-    if is_dataclass(msg):
+    if is_dataclass(msg) and hasattr(type(msg), _IS_MESSAGE):
         return {field.name: wire_bytes(getattr(msg, field.name)) for field in fields(msg)}
     return {"message": wire_bytes(msg)} if msg is not None else {}
 
@@ -195,4 +195,7 @@ def _leaf_bytes(leaf: object) -> int:
         return leaf.numel() * leaf.element_size()
     if isinstance(leaf, bool | int | float):
         return 8
-    raise TypeError(f"a message may hold tensors and numbers, not {type(leaf).__name__}")
+    name = type(leaf).__name__
+    if is_dataclass(leaf):
+        raise TypeError(f"{name} is no message: put @message above it instead of @dataclass")
+    raise TypeError(f"a message may hold tensors and numbers, not {name}")

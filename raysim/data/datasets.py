@@ -81,9 +81,10 @@ def load_dataset(name: str, root: str | None = None, format: Format = "auto", do
                 return _load(spec, source)
     wanted = sources.looked_for(spec, formats)
     if root is not None:
-        state = "" if Path(root).expanduser().is_dir() else " (no such folder)"
+        place = Path(root).expanduser().absolute()
+        state = "" if place.is_dir() else " (no such folder)"
         raise ScenarioError(
-            f"data.root: no {name} in {root}{state}: looked there and in its sub-folders "
+            f"data.root: no {name} in {place}{state}: looked there and in its sub-folders "
             f"{', '.join(spec.folders)} for {wanted}"
         )
     problem = "download is off" if spec.torchvision else "it cannot be downloaded automatically"
@@ -91,12 +92,21 @@ def load_dataset(name: str, root: str | None = None, format: Format = "auto", do
         problem = _download(spec)
         if not problem and (source := sources.find(spec, _download_folder(), ("torchvision",))):
             return _load(spec, source)
+    named = os.environ.get("RAYSIM_DATA")
+    in_named = f" in {named}, which RAYSIM_DATA names," if named else ""
     raise ScenarioError(
-        f"data.name: {name} was not found and {problem}: give its folder as data.root, or in the environment "
+        f"data.name: {name} was not found{in_named} and {problem}: give its folder as data.root, or in the environment "
         f"variable RAYSIM_DATA, or put it into {_download_folder()}"
         f"{' on a connected machine, where it downloads by itself' if spec.torchvision else ''}; "
         f"accepted there: {wanted}"
     )
+
+
+def missing(name: str, root: str | None = None, format: Format = "auto") -> bool:
+    """Whether a data set is in none of the places where `load_dataset` looks before it downloads."""
+    spec = spec_for(name)
+    formats = ("parquet", "torchvision", "folder") if format == "auto" else (format,)
+    return bool(spec.folders) and not any(sources.find(spec, base, formats) for base in _bases(root))
 
 
 def _bases(root: str | None) -> list[Path]:

@@ -147,7 +147,14 @@ def check_partition(
         return
     # A client of the 8:1:1 split needs a second sample, or else it has nothing to be tested on.
     least = _HKS_MIN_SAMPLES if isinstance(setting, Hks) else 2 if split == "pooled811" else 1
-    least = setting.min_samples if isinstance(setting, Dirichlet) else least
+    if isinstance(setting, Dirichlet):
+        chosen = setting.min_samples > Dirichlet.min_samples
+        if chosen and num_clients * least <= pool < num_clients * setting.min_samples:
+            raise ScenarioError(
+                f"data.partition.min_samples: {setting.min_samples} given, but {name} has {pool} samples to deal with "
+                f"split {split} to {num_clients} clients: give at most {pool // num_clients}"
+            )
+        least = setting.min_samples
     if num_clients * least > pool:
         raise ScenarioError(
             f"clients.count: {num_clients} given, but {name} has {pool} samples to deal with split {split}, at "
@@ -239,7 +246,9 @@ def _shares(setting: Setting, class_count_C: Ints, num_clients: int, rng: np.ran
             return sharing.dirichlet_shares(class_count_C, num_clients, alpha, min_samples, max_retries, rng)
         case Hks(alpha):
             return sharing.dirichlet_shares(class_count_C, num_clients, alpha, _HKS_MIN_SAMPLES, _HKS_RETRIES, rng)
-    return None
+        case Iid():
+            return None
+    raise NotImplementedError(f"_shares has no case for {type(setting).__name__}")
 
 
 def _check_holders(class_count_C: Ints, holders_C: Ints, num_clients: int, name: str) -> None:

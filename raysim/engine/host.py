@@ -176,7 +176,9 @@ class ClientHost:
         for k in (k for k in ids if self.world.num_samples[k]):
             client = self._client(k, t=0)
             with self._hook("client_join", 0, k):
-                hellos[k] = pack(self.world.algorithm.client_join(client))
+                hello = self.world.algorithm.client_join(client)
+                wire_size(hello)  # what is no message is this hook's mistake
+                hellos[k] = pack(hello)
         return hellos
 
     def work(
@@ -296,6 +298,7 @@ class ClientHost:
             measured = self._measured(k)
         with self._hook("client_update", t, k, down):
             up = algorithm.client_update(client, down)
+            up_size = wire_size(up)  # here: what is no message is this hook's mistake
         # A NaN or infinity would spoil the server's state for good: it is told so instead (algorithms.md, 1.4).
         packed = NonFinite() if nonfinite(up) else pack(up)
         if self.device.type == "cuda":
@@ -303,7 +306,6 @@ class ClientHost:
         train_s = perf_counter() - start - (measured.seconds if measured else 0.0)
         ledger = client.ledger
         train_loss = ledger.train_loss if ledger.samples else None
-        up_size = wire_size(up)
         turn = Turn(train_loss, ledger.samples, up_size, down_size, ledger.flops, train_s, ledger.values, measured)
         return k, packed, turn
 

@@ -43,7 +43,7 @@ PARTICIPANTS: Mapping[str, Callable[[Rows], float | int | None]] = {
     "time/train_s": lambda rows: math.fsum(r.train_s for r in rows),
     "time/evaluate_s": lambda rows: math.fsum(r.evaluate_s for r in rows),
 }
-"""Of the round's participants."""
+"""Of the round's participants. A new metric is a function here or below, and its meaning in `core/results.METRICS`."""
 
 EVERYBODY: Mapping[str, Callable[[Rows], float | int | None]] = {
     "accuracy/all": lambda rows: mean(accuracies(rows)),
@@ -51,7 +51,7 @@ EVERYBODY: Mapping[str, Callable[[Rows], float | int | None]] = {
     "accuracy/worst_decile": lambda rows: worst_decile(accuracies(rows)),
     "loss/test": lambda rows: mean([r.loss for r in rows if r.loss is not None]),
 }
-"""Of all clients, each with the last row in which it was measured. A new metric is one function and its name here."""
+"""Of all clients, each with the last row in which it was measured."""
 
 
 def measured(functions: Mapping[str, Callable[[Rows], float | int | None]], rows: Rows) -> dict[str, float | int]:

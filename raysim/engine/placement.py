@@ -128,7 +128,10 @@ def make_plan(asks: Sequence[Ask], machine: Machine, participation: float) -> Pl
                 f"resources.cpus_per_actor: the plan needs {plan.cpus:g} CPUs ({_recipe(groups)}), but the cluster has "
                 f"{machine.cpus:g}; allowed: fewer actors or smaller shares"
             )
-        notes.append(f"{plan.num_actors} actors share {machine.cpus:g} CPUs: rounds take longer, results are the same")
+        notes.append(
+            f"the plan counts {plan.cpus:g} CPUs, the machine has {machine.cpus:g}: rounds take longer, results are "
+            "those of a machine with as many"
+        )
     return Plan(plan.groups, tuple(dict.fromkeys(notes)))
 
 

@@ -34,8 +34,8 @@ def connect(local_cpus: float | None = None) -> bool:
             ray.init(address=address, **quiet)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ScenarioError(
-                f"RAY_ADDRESS: {address} given, but no Ray cluster answers there ({str(error).splitlines()[0]}); "
-                "unset it to start a local Ray"
+                f"--address or RAY_ADDRESS: {address} given, but no Ray cluster answers there "
+                f"({str(error).splitlines()[0]}); without it, a local Ray is started"
             ) from None
         return False
     mark(os.environ)  # whatever this Ray starts says whose it is, should this process die

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from raysim.core.algorithm import ClientId, Server
 from raysim.core.errors import RunError
-from raysim.core.messages import leaves, pack, unpack
+from raysim.core.messages import leaves, pack, unpack, wire_size
 from raysim.core.meter import flops_of
 from raysim.core.seeds import seeded
 from raysim.core.state import digest, freeze, modules_of, state_tensors, thaw
@@ -63,6 +63,8 @@ class ServerHost:
         for k in cohort:
             with self._hook("server_send", t):
                 down = self.world.algorithm.server_send(self.server, k)
+                if id(down) not in position:
+                    wire_size(down)  # what is no message is this hook's mistake
             if down is None:
                 of[k] = None
                 continue

@@ -128,3 +128,26 @@ def checkpoint_store(address: str) -> Store:
             f"checkpoint.folder: {address} given, which cannot be used ({error.strerror}); allowed: a folder, or an "
             "address whose fsspec package is installed"
         ) from None
+
+
+def try_store(address: str) -> None:
+    """See that commits can be written there, before anything of the run is. Raises `ScenarioError`."""
+    store = checkpoint_store(address)
+    try:
+        store.publish(".try", b"raysim")
+        store.remove(".try")
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ScenarioError(
+            f"checkpoint.folder: {address} cannot be written ({reason}); allowed: a folder, or an address that can be"
+        ) from None
+
+
+def joined(checked: Checked) -> bool:
+    """Whether the run is on a Ray that was there before, which is joined now. Raises `ScenarioError`."""
+    if not attaches(checked):
+        return False
+    from raysim.engine import ray_session
+
+    ray_session.connect()
+    return True

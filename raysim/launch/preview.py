@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import psutil
@@ -12,10 +12,11 @@ import torch
 from raysim.core.data import Batch
 from raysim.core.fit import FitJob, fit_one
 from raysim.core.ops import cross_entropy
+from raysim.data.datasets import missing
 from raysim.engine.placement import Group, Machine, Plan, make_plan, refuse_unseated
 from raysim.launch.bring_up import Seating, seating
 from raysim.launch.check import Checked
-from raysim.launch.prepare import attaches, local_machine
+from raysim.launch.prepare import joined, local_machine
 
 SPLIT_TRAIN: Mapping[str, float] = {"pooled811": 0.8, "published": 1.0, "pfedhn": 0.8}
 """Share of a split's images that train: of all images for pooled811, of the published training images otherwise."""
@@ -59,16 +60,19 @@ def preview(checked: Checked) -> Preview:
     Raises `ScenarioError` when the plan does not fit.
     """
     scenario = checked.loaded.scenario
-    if attaches(checked):
+    if joined(checked):
         from raysim.engine import ray_session
 
-        ray_session.connect()
         machine, nodes = ray_session.machine(scenario.resources.head), ray_session.nodes(scenario.resources.head)
     else:
         machine, nodes = local_machine(), []
     plan = make_plan(checked.asks, machine, scenario.clients.participation)
     if nodes:
         refuse_unseated(plan, nodes, scenario.resources.placement == "pack")
+    data = scenario.data
+    if missing(data.name, data.root, data.format):
+        text = f"{data.name} is not on this machine; a run looks for it and, without data.root, tries to download it"
+        plan = replace(plan, notes=(*plan.notes, text))
     models = tuple(_measure(checked, name) for name in checked.task.architectures)
     count = scenario.clients.count
     dataset = checked.dataset

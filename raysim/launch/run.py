@@ -17,7 +17,7 @@ from raysim.engine.placement import Plan, make_plan
 from raysim.engine.run import Stop
 from raysim.launch.again import Identity, own_scenario, refuse_differences
 from raysim.launch.check import Checked, check
-from raysim.launch.prepare import OwnData, attaches, checkpoint_store, deal, local_machine, versions
+from raysim.launch.prepare import OwnData, checkpoint_store, deal, joined, local_machine, try_store, versions
 from raysim.launch.session import RESUME, Result, Session
 from raysim.launch.signals import interruptible
 from raysim.report.load import read_summary
@@ -52,13 +52,15 @@ def run(
     checked = check(loaded)
     scenario = loaded.scenario
     uri = check_uri(scenario.tracking.uri)
-    plan = None if attaches(checked) else make_plan(checked.asks, local_machine(), scenario.clients.participation)
+    plan = None if joined(checked) else make_plan(checked.asks, local_machine(), scenario.clients.participation)
     own = OwnData(checked)
     partition = deal(checked, own.data)
     run_id = f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-    folder = RunFolder.create(scenario.output_folder, scenario.name, run_id)
     where = scenario.checkpoint.folder
     checkpoints = f"{_absolute(where)}/{scenario.name}/{run_id}" if where else "checkpoints"
+    if where and scenario.checkpoint.every != 0:
+        try_store(checkpoints)
+    folder = RunFolder.create(scenario.output_folder, scenario.name, run_id)
     identity = Identity(run_id, uri, checkpoints, own.data.digest, partition.digest, versions())
     return _begin(checked, own, partition, folder, identity, plan, None, told)
 
@@ -86,14 +88,14 @@ def resume(
     if (path / "summary.json").exists():  # else it was killed before it began
         summary = read_summary(path)
         if summary["status"] == "finished" and summary["rounds"] >= loaded.scenario.rounds:
-            return Result(path, {**summary, "nothing_to_do": True})
+            return Result(path, {**summary, "folder": str(path), "nothing_to_do": True})
     identity = Identity.of(path)
     if loaded.scenario.tracking.uri is None and not os.environ.get(VARIABLE):
         identity = replace(identity, tracking=check_uri(identity.tracking))
     else:
         identity = replace(identity, tracking=check_uri(loaded.scenario.tracking.uri))
     scenario = loaded.scenario
-    plan = None if attaches(checked) else make_plan(checked.asks, local_machine(), scenario.clients.participation)
+    plan = None if joined(checked) else make_plan(checked.asks, local_machine(), scenario.clients.participation)
     own = OwnData(checked)
     partition = deal(checked, own.data)
     identity.refuse_other_data(path, own.data.digest, partition.digest)

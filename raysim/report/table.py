@@ -22,6 +22,7 @@ def closing_table(summary: Mapping[str, object]) -> Table:
     - `rounds`: rounds done; `rounds_asked`: rounds that the scenario asks for
     - `participants_per_round`, `clients`: counts
     - `final`: metric name to value, of the last round that measured it; accuracies in [0, 1], bytes, seconds
+    - `rejected_uploads`: how many uploads were left out
     - `best_round`: the round of `accuracy/best`
     - `up_bytes_per_participant`, `down_bytes_per_participant`: mean bytes per participant and round; in their
       absence the last round's bytes divided by `participants_per_round`
@@ -58,6 +59,7 @@ def rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
         ("computed in all", _one(final, "compute/total_flops", lambda n: f"{human_count(n)}FLOP")),
         ("time", _time(_mapping(summary.get("seconds")), final)),
         ("restarts", _restarts(final)),
+        ("uploads left out", _left_out(summary)),
         ("state", str(summary.get("state_digest") or "")[:12]),
         ("results", str(summary.get("folder") or "")),
         ("MLflow", str(summary.get("mlflow") or "")),
@@ -97,6 +99,11 @@ def _spread(final: Mapping[str, Any]) -> str:
     std = final.get("accuracy/all_std")
     text = _one(final, "accuracy/all", per_cent)
     return f"{text} ± {100 * std:.1f}" if text and std is not None else text
+
+
+def _left_out(summary: Mapping[str, object]) -> str:
+    count: Any = summary.get("rejected_uploads")
+    return f"{count}, which held a NaN or infinity" if count else ""
 
 
 def _best(final: Mapping[str, Any], best_round: object) -> str:

@@ -176,3 +176,12 @@ def test_a_message_can_be_counted_in_the_basis_of_its_paper():
     msg = Covariance(torch.ones(5, 2))
     assert wire_size(msg) == (60, 15, {"factor_DR": 60})  # 5 * 6 / 2 floats
     assert wire_size(unpack(pack(msg))).bytes == 60 and unpack(pack(msg)).factor_DR.shape == (5, 2)
+
+
+def test_a_dataclass_without_message_cannot_be_weighed():
+    @dataclasses.dataclass(frozen=True)
+    class Plain:
+        mean_CD: torch.Tensor
+
+    with pytest.raises(TypeError, match="Plain is no message: put @message above it instead of @dataclass"):
+        wire_size(Plain(torch.zeros(2, 3)))

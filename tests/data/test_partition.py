@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -147,6 +149,31 @@ def test_resample(seed, clients, samples, split):
 SETTINGS = [Iid(), Pathological(3), Dirichlet(0.3), Hks(0.5), Resample(20)]
 
 
+def test_every_partition_is_tested():
+    assert {type(setting) for setting in SETTINGS} == set(PARTITIONS.values())
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_what_holds_for_every_partition(setting):
+    """And it is not blind dealing under another name."""
+    label_M, num_train = labels(8, 60, 20)
+    split = default_split(setting)
+    made, blind = (make_partition(label_M, num_train, 8, 7, one, split, 1) for one in (setting, Iid()))
+    if not isinstance(setting, Resample):  # which lets clients share samples
+        check_basics(made, label_M, num_train, 7, split)
+    assert (made.digest == blind.digest) == isinstance(setting, Iid)
+
+
+def test_a_partition_without_its_own_code_is_refused_not_dealt_blindly():
+    @dataclass(frozen=True)
+    class Quantity:
+        power: float = 2.0
+
+    label_M, num_train = labels(8, 60, 20)
+    with pytest.raises(NotImplementedError, match="_shares has no case for Quantity"):
+        make_partition(label_M, num_train, 8, 7, Quantity(), "pooled811", 1)
+
+
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_deterministic_in_the_seed(setting):
     label_M, num_train = labels(8, 60, 20)
@@ -262,6 +289,7 @@ def test_top_up_takes_what_is_wanted_from_the_largest():
         (Dirichlet(min_samples=0), "pooled811", 10, "data.partition.min_samples: 0 given"),
         (Dirichlet(max_retries=0), "pooled811", 10, "data.partition.max_retries: 0 given"),
         (Dirichlet(), "pooled811", 6001, "clients.count: 6001 given, but cifar100 has 60000 samples"),
+        (Dirichlet(min_samples=601), "pooled811", 100, "data.partition.min_samples: 601 given, but cifar100 has 60"),
         (Iid(), "published", 10_001, "clients.count: 10001 given, but cifar100 has 10000 published test images"),
         (Iid(), "pooled811", 0, "clients.count: 0 given"),
         (Resample(0), "pooled811", 5, "data.partition.samples_per_client: 0 given"),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raysim.core.errors import ScenarioError
-from raysim.core.results import ClientRow
+from raysim.core.results import METRICS, ClientRow
 from raysim.engine.metrics import EVERYBODY, PARTICIPANTS, measured, std, worst_decile
 from raysim.engine.placement import (
     Ask,
@@ -78,7 +78,9 @@ def test_plan_that_does_not_fit(given_ask: Ask, machine: Machine, words: str) ->
 def test_local_cpus_may_be_shared() -> None:
     plan = make_plan([ask(10, actors=3)], Machine(2, 0, elastic=True), 1.0)
     assert plan.num_actors == 3
-    assert plan.notes == ("3 actors share 2 CPUs: rounds take longer, results are the same",)
+    assert plan.notes == (
+        "the plan counts 3 CPUs, the machine has 2: rounds take longer, results are those of a machine with as many",
+    )
 
 
 def test_groups_share_the_machine() -> None:
@@ -242,6 +244,10 @@ def test_nothing_is_ever_over_committed(sizes: Any, machines: Any, pack: bool) -
         # No GPU can hold two shares of more than a half.
         assert sum(1 for group in here if group.gpus_per_actor > 0.5) <= node.gpus
     assert all(len(nodes_of) <= group.actors for group, nodes_of in zip(wanted, found, strict=True))
+
+
+def test_every_function_of_rows_is_an_agreed_metric() -> None:
+    assert {*PARTICIPANTS, *EVERYBODY} <= METRICS.keys()
 
 
 def test_what_fits_in_all_but_on_no_node_is_refused() -> None:

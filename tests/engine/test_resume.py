@@ -123,6 +123,9 @@ def test_a_folder_that_was_moved_goes_on_with_its_own_commits(workplace: Path) -
     assert [values["round"] for values in notes.rounds] == [3, 4]  # not from the beginning
     assert longer.summary["commit"] == {"round": 4, "folder": str(moved / "checkpoints")}
     assert not short.folder.exists()
+    again = moved.rename(workplace / "again")
+    assert resume(again, quiet=True).folder == again
+    assert resume(again, quiet=True).summary["folder"] == str(again)
 
 
 def test_a_run_without_a_commit_begins_anew_in_its_folder(workplace: Path) -> None:

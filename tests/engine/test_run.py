@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +67,10 @@ def test_rounds_add_up(finished: Result) -> None:
     rounds = pq.read_table(finished.folder / "rounds.parquet").to_pylist()
     clients = pq.read_table(finished.folder / "clients.parquet").to_pylist()
     assert [row["round"] for row in rounds] == [0, 1, 2, 3]
-    # Every agreed name is a column, the one that the scenario did not ask for excepted.
-    assert set(METRICS) - {"accuracy/global"} <= set(rounds[0])
+    # Every agreed name is a column with values, the one that the scenario did not ask for excepted.
+    assert set(METRICS) <= set(rounds[0])
+    found = {name for name, value in rounds[-1].items() if value is not None and math.isfinite(value)}
+    assert set(METRICS) - {"accuracy/global"} <= found
     total = 0
     for row in rounds[1:]:
         members = [c for c in clients if c["round"] == row["round"]]
@@ -135,6 +139,23 @@ def test_global_test_set(workplace: Path) -> None:
     assert all(math.isclose(row.global_accuracy * 360, round(row.global_accuracy * 360)) for row in rows)
 
 
+def test_clients_without_samples_are_said_to_take_no_part(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    class Progress(MemoryTracker):
+        def note(self, text: str) -> None:
+            told.append(text)
+
+        def within(self, done: int, of: int) -> None:
+            pass
+
+    monkeypatch.setattr("raysim.launch.run.make_progress", lambda *_: Progress())
+    few = "data.partition={name: hks, alpha: 0.01}"
+    monkeypatch.setattr("raysim.data.partition._HKS_MIN_SAMPLES", 0)
+    run(loaded(few, "data.split=published", "clients.count=60", "rounds=1", seed=3))
+    assert any(re.fullmatch(r"\d+ of 60 clients hold no training samples and never take part", text) for text in told)
+
+
 def test_seeds_matter_and_repeat(workplace: Path) -> None:
     again, _ = quiet_run()
     same, _ = quiet_run()
@@ -148,6 +169,21 @@ def test_shared_and_independent_initial_weights(workplace: Path) -> None:
     assert shared.state_digest != apart.state_digest
     loss = {row.client: row.loss for row in b.clients if row.round == 0 and row.model == "digits_mlp64"}
     assert len(set(loss.values())) == len(loss) == 3
+
+
+@pytest.mark.parametrize("hook", ["client_update", "server_send"])
+@pytest.mark.parametrize("what", ["text", "no message"])
+def test_what_is_no_message_is_told_with_its_hook(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, hook: str, what: str
+) -> None:
+    @dataclass
+    class Plain:
+        x: int = 1
+
+    monkeypatch.setattr(Standalone, hook, lambda *_: {"text": "hello", "no message": Plain()}[what])
+    told = {"text": "a message may hold tensors and numbers, not str", "no message": "Plain is no message: put @mess"}
+    with pytest.raises(HookError, match=rf"Standalone.{hook}.* failed in round 1 .*{told[what]}"):
+        quiet_run("algorithm={name: standalone}")
 
 
 def test_a_failing_hook_says_where_and_keeps_what_was_done(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
