@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from raysim.core.results import ClientRow, RunCard, Status, Tracker
-from raysim.report.units import human_bytes, human_seconds, per_cent
+from raysim.report.units import human_bytes, human_seconds, per_cent, plural
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -98,7 +98,7 @@ class _Plain:
     def open(self, card: RunCard) -> None:
         """Say what runs."""
         facts = self._facts
-        self.note(f"{card.name}: {facts.rounds} rounds, {facts.clients} clients, {card.folder}")
+        self.note(f"{card.name}: {plural(facts.rounds, 'round')}, {plural(facts.clients, 'client')}, {card.folder}")
 
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
         """Say how round `t` went, unless something was said within the last second."""
@@ -152,7 +152,7 @@ class _Live:
     def open(self, card: RunCard) -> None:
         """Begin to draw."""
         facts = self._facts
-        self.note(f"{card.name}: {facts.rounds} rounds, {facts.clients} clients, {card.folder}")
+        self.note(f"{card.name}: {plural(facts.rounds, 'round')}, {plural(facts.clients, 'client')}, {card.folder}")
         self._bar.start()
         # A run that ends without `close` must not leave the terminal without its cursor.
         atexit.register(self._bar.stop)

@@ -26,6 +26,11 @@ def human_seconds(s: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours < 48 else f"{hours // 24} d {hours % 24:02d} h"
 
 
+def plural(n: int, what: str) -> str:
+    """ "1 round", "2 rounds"."""
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
 def per_cent(fraction: float) -> str:
     """An accuracy in [0, 1] as "54.3%"."""
     return f"{100 * fraction:.1f}%"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raysim.report.units import human_bytes, human_count, human_seconds
+from raysim.report.units import human_bytes, human_count, human_seconds, plural
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,7 @@ def test_counts(n, text):
 )
 def test_seconds(s, text):
     assert human_seconds(s) == text
+
+
+def test_plural():
+    assert [plural(n, "round") for n in (0, 1, 2)] == ["0 rounds", "1 round", "2 rounds"]
