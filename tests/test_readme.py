@@ -7,7 +7,6 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 
 import raysim
@@ -51,7 +50,7 @@ def test_there_are_commands() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_parse(command: str) -> None:
     name, *rest = shlex.split(command)[1:]
-    context = click.Context(cli)
+    context = cli.make_context("raysim", [name])  # with its settings, which a command takes over for good
     found = cli.get_command(context, name)
     assert found is not None
     found.make_context(name, rest, parent=context, resilient_parsing=False)

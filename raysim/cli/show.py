@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import MISSING
 from typing import Any
 
+from pydantic.fields import FieldInfo
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -21,6 +22,7 @@ from raysim.launch.preview import Preview
 from raysim.launch.verify import Trace
 from raysim.models import MODELS
 from raysim.report.units import human_seconds
+from raysim.scenario.json_schema import allowed_words
 from raysim.scenario.load import Loaded
 from raysim.scenario.registry import algorithm_class, algorithm_names, suggest
 from raysim.scenario.schema import Scenario, Section
@@ -148,7 +150,7 @@ def show_traces(traces: Sequence[Trace]) -> None:
 
 def _entries(kind: str) -> Iterable[tuple[str, str]]:
     if kind == "algorithms":
-        return [(name, _first_line(algorithm_class(name))) for name in algorithm_names()]
+        return [(name, _algorithm(name)) for name in algorithm_names()]
     if kind == "models":
         return [(name, spec.summary) for name, spec in MODELS.items()]
     if kind == "datasets":
@@ -156,6 +158,14 @@ def _entries(kind: str) -> Iterable[tuple[str, str]]:
     if kind == "partitions":
         return [(name, _first_line(cls)) for name, cls in PARTITIONS.items()]
     return list(METRICS.items())
+
+
+def _algorithm(name: str) -> str:
+    """What a method is, or what is wrong with its file: somebody may be writing it just now."""
+    try:
+        return _first_line(algorithm_class(name))
+    except ScenarioError as error:
+        return str(error)
 
 
 def _first_line(cls: type) -> str:
@@ -175,23 +185,40 @@ def _show_fields(console: Console, cls: type, where: str) -> None:
 
 
 def _show_section(console: Console, name: str) -> None:
-    annotation: Any = Scenario if name == "scenario" else Scenario.model_fields[name].annotation
-    if not (isinstance(annotation, type) and issubclass(annotation, Section)):
-        console.print(Text(str(Scenario.model_fields[name].description or name)))
+    section = Scenario if name == "scenario" else _section_of(Scenario.model_fields[name])
+    if section is None:
+        field = Scenario.model_fields[name]
+        console.print(Text(field.description or name))
+        console.print(Text(f"Default: {_default(field)}\nAllowed: {allowed_words(Scenario)[name]}"))
         return
-    console.print(Text(inspect.cleandoc(annotation.__doc__ or "") + "\n"))
-    table = _table(None, "key", "default", "meaning")
-    for key, field in annotation.model_fields.items():
-        default = "required" if field.is_required() else _plain(field.get_default(call_default_factory=True))
-        table.add_row(Text(key), Text(default), Text((field.description or "").replace("\n", " ")))
+    console.print(Text(inspect.cleandoc(section.__doc__ or "") + "\n"))
+    allowed = allowed_words(section)
+    table = _table(None, "key", "default", "allowed", "meaning")
+    for key, field in section.model_fields.items():
+        inner = _section_of(field)
+        may = allowed[key] if inner is None else f"see `raysim describe {key}`"
+        meaning = field.description or (_first_line(inner) if inner else "")
+        table.add_row(Text(key), Text(_default(field)), Text(may), Text(meaning.replace("\n", " ")))
     console.print(table)
 
 
+def _section_of(field: FieldInfo) -> type[Section] | None:
+    """The section that a key holds, or None when it holds a value."""
+    found = field.annotation
+    return found if isinstance(found, type) and issubclass(found, Section) else None
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    return "its defaults" if _section_of(field) else _plain(field.get_default(call_default_factory=True))
+
+
 def _plain(value: Any) -> str:
-    if isinstance(value, Section):
-        return "see `raysim describe " + type(value).__name__.lower() + "`"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_plain(inner)}" for key, inner in value.items()) + "}"
     return str(value)
 
 

@@ -39,8 +39,15 @@ class Range:
     def __str__(self) -> str:
         names = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
         return " and ".join(
-            f"{words} {getattr(self, name):g}" for name, words in names.items() if getattr(self, name) is not None
+            f"{words} {number_text(getattr(self, name))}"
+            for name, words in names.items()
+            if getattr(self, name) is not None
         )
+
+
+def number_text(value: float) -> str:
+    """A whole number in full, another in short."""
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 Positive = Annotated[float, Range(gt=0)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import FrozenInstanceError
 from functools import partial
 from typing import Any
 
@@ -254,6 +255,13 @@ class Toy:
                     return work()
             except ContractError:
                 raise
+            except FrozenInstanceError as error:
+                raise ContractError(
+                    self.algorithm,
+                    "frozen",
+                    f"{name}: {error} (algorithms and messages are frozen)",
+                    "keep state in client.net or server.state, and send a new message",
+                ) from error
             except Exception as error:
                 place = name + (f" of client {who}" if who is not None else "")
                 raise self.broken(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin
 
@@ -13,8 +14,10 @@ from pydantic import BaseModel, ValidationError
 
 from raysim.core.algorithm import AnyAlgorithm
 from raysim.core.errors import ScenarioError
+from raysim.core.fields import number_text
 from raysim.scenario.registry import algorithm_class, suggest
 from raysim.scenario.schema import Scenario, settings_model
+from raysim.scenario.yaml_text import UNREADABLE, Dumper, Loader, inside, load_value, parse, read_text, short, shown
 
 Key = tuple[str, ...]
 
@@ -34,10 +37,10 @@ ALLOWED: Mapping[str, str] = {
     "dict_type": "a mapping of keys and values",
     "model_type": "a mapping of keys and values",
     "none_required": "null",
-    "greater_than": "greater than {gt:g}",
-    "greater_than_equal": "at least {ge:g}",
-    "less_than": "less than {lt:g}",
-    "less_than_equal": "at most {le:g}",
+    "greater_than": "greater than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
     "literal_error": "{expected}",
     "string_pattern_mismatch": "letters, digits, dots, dashes and underscores, beginning with a letter or digit",
     "string_too_long": "at most {max_length} characters",
@@ -46,31 +49,8 @@ ALLOWED: Mapping[str, str] = {
 }
 
 
-MOST_ENTRIES = 1_000_000
-"""Values in a scenario, each alias counted as what it stands for."""
-
-UNREADABLE = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, OverflowError, RecursionError)
-"""What PyYAML raises on text that is no YAML; all but the first are its own slips, on `!!int ''` for example."""
-
-
-class Loader(yaml.SafeLoader):
-    """Safe YAML that also reads 1e-3 as a number and refuses a key given twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, str | int | float) and key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is given twice", key_node.start_mark
-                )
-            seen.add(key if isinstance(key, str | int | float) else id(key))
-        return super().construct_mapping(node, deep)
-
-
-Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
+NAME = re.compile(r"^[A-Za-z][\w-]*$")
+"""Text that was meant as the name of a section."""
 
 
 @dataclass(frozen=True)
@@ -78,14 +58,28 @@ class Origin:
     """Where each key came from, so that an error names the right place."""
 
     file: str
+    text: str  # of the file
     sets: Mapping[Key, str]
 
     def of(self, key: Key) -> str:
         """The `--set` that gave this key, or the file."""
-        for path, text in reversed(list(self.sets.items())):
-            if key[: len(path)] == path:
-                return f"--set {text}"
-        return self.file
+        path = self._set(key)
+        return self.file if path is None else f"--set {self.sets[path]}"
+
+    def written(self, key: Key) -> str:
+        """A value without quotes as it was written, such as 1e3 for 1000.0; empty where it cannot be found."""
+        path = self._set(key)
+        text = self.text if path is None else self.sets[path].partition("=")[2]
+        try:
+            node = yaml.compose(text, Loader)
+        except UNREADABLE:
+            return ""
+        for part in key[len(path or ()) :]:
+            node = inside(node, part)
+        return node.value if isinstance(node, yaml.ScalarNode) and node.style is None else ""
+
+    def _set(self, key: Key) -> Key | None:
+        return next((path for path in reversed(list(self.sets)) if key[: len(path)] == path), None)
 
     def error(self, key: Key, text: str) -> ScenarioError:
         """The one sentence about a key."""
@@ -104,7 +98,7 @@ class Loaded:
 
     def resolved_yaml(self) -> str:
         """The resolved scenario as YAML; loading it gives the same run."""
-        return yaml.safe_dump(dict(self.resolved), sort_keys=False, allow_unicode=True)
+        return yaml.dump(dict(self.resolved), Dumper=Dumper, sort_keys=False, allow_unicode=True)
 
     def flat(self) -> dict[str, str | int | float | bool | None]:
         """The resolved scenario with dotted keys; lists as YAML text."""
@@ -117,15 +111,17 @@ def load_scenario(source: str | Path | Mapping[str, Any], sets: Sequence[str] = 
     source: a YAML file, or the same content as a mapping. sets: overrides such as "training.lr=0.1"; values are YAML.
     Raises `ScenarioError`, one sentence naming the file or override, the key, what was given and what is allowed.
     """
+    if isinstance(sets, str):
+        raise ScenarioError(f"sets: {sets!r} given; allowed: a list of overrides, for example [{sets!r}]")
     if isinstance(source, Mapping):
-        file, text = "scenario", yaml.safe_dump(dict(source), sort_keys=False)
+        file, text = "scenario", yaml.dump(dict(source), Dumper=Dumper, sort_keys=False)
     else:
         file = str(source)
-        text = _read(Path(source))
-    raw = _parse(text, file)
+        text = read_text(Path(source))
+    raw = parse(text, file)
     overrides = [_parse_set(" ".join(item.split())) for item in sets]
     overrides.sort(key=lambda override: _rank(override.path))
-    origin = Origin(file, {override.path: override.text for override in overrides})
+    origin = Origin(file, text, {override.path: override.text for override in overrides})
     for override in overrides:
         _apply(raw, override.path, override.value, origin)
     scenario = _validate(Scenario, raw, origin, ())
@@ -155,7 +151,7 @@ def _preset(cls: type[AnyAlgorithm], profile: Any, origin: Origin) -> dict[str, 
     """The fields that a profile sets. Raises `ScenarioError` when the algorithm has no such profile."""
     presets = {PAPER: {}, **cls.profiles}
     if not isinstance(profile, str) or profile not in presets:
-        raise origin.error(("algorithm", "profile"), f"{_show(profile)} given; allowed: {', '.join(presets)}")
+        raise origin.error(("algorithm", "profile"), f"{shown(profile)} given; allowed: {', '.join(presets)}")
     return dict(presets[profile])
 
 
@@ -168,50 +164,6 @@ def named_settings(section: Mapping[str, Any], key: Key, classes: Mapping[str, t
         )
     settings = _validate(settings_model(classes[name]), fields, origin, key)
     return classes[name](**settings.model_dump())
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ScenarioError(f"{path}: there is no such file") from None
-    except IsADirectoryError:
-        raise ScenarioError(f"{path}: this is a folder; give a scenario file (.yaml)") from None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ScenarioError(f"{path}: cannot be read: {reason}") from None
-
-
-def _parse(text: str, file: str) -> dict[str, Any]:
-    try:
-        raw = _loaded(text)
-    except UNREADABLE as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error).split("\n")[0] or type(error).__name__
-        raise ScenarioError(f"{file}{where}: not valid YAML: {problem}") from None
-    if not isinstance(raw, dict):
-        raise ScenarioError(f"{file}: a scenario is a mapping of keys and values, not {_show(raw)}")
-    return raw
-
-
-def _loaded(text: str) -> Any:
-    """YAML as plain values. Raises one of `UNREADABLE`, also when aliases stand for more than memory holds."""
-    value = yaml.load(text, Loader)  # a SafeLoader: it makes no objects
-    sizes: dict[int, int] = {}  # entries of each list and mapping, by identity
-
-    def size(node: Any) -> int:
-        if not isinstance(node, dict | list):
-            return 1
-        if id(node) not in sizes:
-            sizes[id(node)] = MOST_ENTRIES  # a node inside itself never ends
-            inner = node.values() if isinstance(node, dict) else node
-            sizes[id(node)] = 1 + sum(map(size, inner))
-        return sizes[id(node)]
-
-    if size(value) > MOST_ENTRIES:
-        raise ValueError(f"its aliases stand for more than {MOST_ENTRIES:,} entries")
-    return value
 
 
 def _rank(path: Key) -> int:
@@ -238,7 +190,7 @@ def _parse_set(item: str) -> Override:
     if not equals or not all(keys):
         raise ScenarioError(f"--set {item}: write it as key.key=value, for example training.lr=0.1")
     try:
-        return Override(keys, _loaded(text), item)
+        return Override(keys, load_value(text), item)
     except UNREADABLE:
         raise ScenarioError(f"--set {item}: the value is not valid YAML") from None
 
@@ -258,7 +210,7 @@ def _named(section: Mapping[str, Any], key: Key, origin: Origin) -> tuple[str, d
     fields = dict(section)
     name = fields.pop("name", None)
     if not isinstance(name, str):
-        given = "it is missing" if name is None else f"{_show(name)} given"
+        given = "it is missing" if name is None else f"{shown(name)} given"
         raise origin.error((*key, "name"), f"{given}; allowed: a name")
     return name, fields
 
@@ -266,7 +218,7 @@ def _named(section: Mapping[str, Any], key: Key, origin: Origin) -> tuple[str, d
 def _validate(model: type[Any], raw: Mapping[str, Any], origin: Origin, prefix: Key) -> Any:
     strange = next((key for key in _keys(raw) if not isinstance(key[-1], str)), None)
     if strange is not None:
-        raise origin.error((*prefix, *map(str, strange)), "keys are text")
+        raise origin.error((*prefix, *map(str, strange)), "keys are text; put it in quotes")
     try:
         return model.model_validate(raw)
     except ValidationError as error:
@@ -297,10 +249,28 @@ def _sentence(error: ValidationError, model: type[BaseModel], origin: Origin, pr
         return origin.error(full, f"unknown key{suggest(key[-1], names)} (allowed: {', '.join(names) or 'none'})")
     if first["type"] == "missing":
         return origin.error(full, "is required and was not given")
-    allowed = dict.fromkeys(
-        ALLOWED.get(item["type"], item["msg"]).format(**item.get("ctx", {})) for at, item in problems if at == key
-    )
-    return origin.error(full, f"{_show(first['input'])} given; allowed: {' or '.join(allowed)}")
+    allowed = dict.fromkeys(_allowed(item) for at, item in problems if at == key)
+    value = first["input"]
+    given = shown(value)
+    if isinstance(value, bool | int | float | date):
+        given = short(origin.written(full)) or given
+    hint = ""
+    if first["type"] == "string_type" and isinstance(value, bool | int | float | date):
+        of_set = origin.of(full).startswith("--set ")
+        hint = (
+            f"; put it in quotes that the shell leaves: '\"{given}\"'" if of_set else f'; put it in quotes: "{given}"'
+        )
+    elif first["type"] in ("dict_type", "model_type") and isinstance(value, str) and NAME.match(value):
+        named = full in NAMED_SECTIONS or "name" in getattr(_section_at(model, key), "model_fields", ())
+        hint = f", for example {{name: {value}}}" if named else ""
+    return origin.error(full, f"{given} given; allowed: {' or '.join(allowed)}{hint}")
+
+
+def _allowed(problem: Any) -> str:
+    """The words for one problem that pydantic found."""
+    given = problem.get("ctx", {})
+    values = {key: number_text(value) if isinstance(value, int | float) else value for key, value in given.items()}
+    return ALLOWED.get(problem["type"], problem["msg"]).format(**values)
 
 
 def _real_key(loc: Sequence[int | str], model: type[BaseModel]) -> Key:
@@ -339,24 +309,11 @@ def _model_in(annotation: Any) -> Any:
     return next((found for arg in get_args(annotation) if (found := _model_in(arg)) is not None), None)
 
 
-def _show(value: Any) -> str:
-    """A value as the user writes it, in YAML; text in quotes."""
-    if isinstance(value, str):
-        text = repr(value)
-    else:
-        try:
-            text = yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("...\n")
-        except (RecursionError, ValueError):  # too deep, or a number of more digits than Python writes
-            text = f"a {type(value).__name__}"
-        text = " ".join(text.split())
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
 def _flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _flatten(inner, f"{prefix}.{key}" if prefix else str(key))
     elif isinstance(value, list):
-        yield prefix, yaml.safe_dump(value, default_flow_style=True, width=10**6).strip()
+        yield prefix, yaml.dump(value, Dumper=Dumper, default_flow_style=True, width=10**6).strip()
     else:
         yield prefix, value

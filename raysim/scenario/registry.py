@@ -6,15 +6,35 @@ import difflib
 import importlib
 import inspect
 import pkgutil
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 from raysim.core.algorithm import Algorithm, AnyAlgorithm
 from raysim.core.errors import ScenarioError
 
+ELSEWHERE = {
+    "learning_rate": "lr",
+    "local_epochs": "epochs",
+    "num_clients": "count",
+    "num_rounds": "rounds",
+    "global_rounds": "rounds",
+    "communication_rounds": "rounds",
+    "join_ratio": "participation",
+    "sample_fraction": "participation",
+    "grad_clip": "clip",
+}
+"""What keys are called in other tools and in papers."""
+
 
 def suggest(given: str, names: Iterable[str]) -> str:
-    """The nearest name as `; did you mean 'x'?`, or nothing when none is near."""
-    near = difflib.get_close_matches(given, list(names), n=1, cutoff=0.5)
+    """The nearest name, whatever its case, as `; did you mean 'x'?`, or nothing when none is near."""
+    known = {name.lower(): name for name in names}
+    word = given.lower()
+    near = [known[name] for name in (word, ELSEWHERE.get(word.replace("-", "_"))) if name in known]
+    near += [known[name] for name in difflib.get_close_matches(word, known, n=1, cutoff=0.6)]
+    if len(word) > 2:
+        near += [name for lower, name in known.items() if lower.startswith(word)]
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
@@ -25,13 +45,19 @@ def algorithm_names() -> list[str]:
 
 
 def algorithm_class(name: str) -> type[AnyAlgorithm]:
-    """The algorithm of a file. Raises `ScenarioError` when there is no such file or it does not hold exactly one."""
+    """The algorithm of a file.
+
+    Raises `ScenarioError` when there is no such file, it cannot be imported, or holds not exactly one whole algorithm.
+    """
     names = algorithm_names()
     if name not in names:
         raise ScenarioError(
             f"algorithm.name: unknown algorithm {name!r}{suggest(name, names)} (there are: {', '.join(names)})"
         )
-    module = importlib.import_module(f"algorithms.{name}")
+    try:
+        module = importlib.import_module(f"algorithms.{name}")
+    except Exception as error:
+        raise ScenarioError(f"algorithms/{name}.py: cannot be imported: {_where(error)}") from error
     found = [
         member
         for _, member in inspect.getmembers(module, inspect.isclass)
@@ -39,4 +65,14 @@ def algorithm_class(name: str) -> type[AnyAlgorithm]:
     ]
     if len(found) != 1:
         raise ScenarioError(f"algorithms/{name}.py: holds {len(found)} Algorithm classes; it must hold exactly one")
+    if missing := sorted(found[0].__abstractmethods__):
+        raise ScenarioError(f"algorithms/{name}.py: {found[0].__name__} lacks {', '.join(missing)}")
     return found[0]
+
+
+def _where(error: Exception) -> str:
+    """What is wrong with a file that was imported, and in which line."""
+    if isinstance(error, SyntaxError):
+        return f"{error.msg} (line {error.lineno})"
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno})"

@@ -407,6 +407,33 @@ class LossPastItsNet(Sound):
 
 
 @dataclass(frozen=True)
+class Misspells(Sound):
+    """Uses a name that there is not."""
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        return Header(wieghts(client.net.header))  # type: ignore[name-defined]  # noqa: F821
+
+
+@dataclass(frozen=True)
+class SetsItself(Sound):
+    """Assigns to itself, which a frozen dataclass refuses."""
+
+    rounds: int = 0
+    """Rounds so far."""
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        self.rounds = 1  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class SendsNaN(Sound):
+    """Divides nothing by nothing."""
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        return Header({name: w * 0 / 0 for name, w in weights(client.net.header).items()})
+
+
+@dataclass(frozen=True)
 class TrainsNothing(Sound):
     """Sends the header back as it came."""
 

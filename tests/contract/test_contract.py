@@ -76,6 +76,8 @@ def test_there_is_something_to_check():
 
 
 BROKEN: list[tuple[AnyAlgorithm, str, str]] = [
+    (broken.Misspells(), "runs", "client_update of client 0 raises NameError in round 1 (name 'wieghts' is not"),
+    (broken.SetsItself(), "frozen", "client_update: cannot assign to field 'rounds'"),
     (broken.NotAFrozenDataclass(), "frozen", "is no frozen dataclass"),
     (broken.StateOnSelf(), "frozen", "server_update changes self.rounds"),
     (broken.StateOnClass(), "frozen", "client_update changes StateOnClass.seen"),
@@ -84,6 +86,7 @@ BROKEN: list[tuple[AnyAlgorithm, str, str]] = [
     (broken.SendsADict(), "messages", "client_update returns for client 0 is a dict"),
     (broken.SendsAPlainDataclass(), "messages", "client_update returns for client 0 is a PlainDataclass"),
     (broken.SendsText(), "messages", "holds a str"),
+    (broken.SendsNaN(), "messages", "client_update returns for client 0 holds a NaN or infinity, on finite images"),
     (broken.TrainsTheOthers(), "own_state_only", "client_update of client 0 changes client 1"),
     (broken.ServerHookTouchesClients(), "own_state_only", "server_update changes client 0"),
     (broken.ChangesItsData(), "own_state_only", "changes the data of client 0"),
@@ -153,6 +156,28 @@ def test_an_algorithm_may_say_that_its_downlink_is_static(clean_globals: None):
 def test_check_algorithm_raises_at_the_first_broken_clause(clean_globals: None):
     with pytest.raises(ContractError, match="breaks the clause 'ups_untouched'"):
         check_algorithm(broken.SumsInPlace())
+
+
+@pytest.mark.parametrize("algorithm", [broken.Misspells(), broken.SetsItself(), broken.SendsNaN()])
+def test_check_algorithm_names_what_is_wrong_and_not_what_it_came_upon_first(algorithm: AnyAlgorithm):
+    (clause,) = [clause for one, clause, _ in BROKEN if type(one) is type(algorithm)]
+    with pytest.raises(ContractError) as caught:
+        check_algorithm(algorithm)
+    assert caught.value.clause == clause
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (broken.Sound, "check_algorithm was given a class; give it an object, such as Sound()"),
+        (dict, "check_algorithm was given a class; give it an object, such as MyMethod()"),
+        ("fedgh", "check_algorithm was given a str, which is no Algorithm; give it an object, such as MyMethod()"),
+    ],
+)
+def test_check_algorithm_asks_for_an_object(given: Any, sentence: str):
+    with pytest.raises(TypeError) as caught:
+        check_algorithm(given)
+    assert str(caught.value) == sentence
 
 
 def test_the_sound_algorithm_passes_and_every_generator_is_left_as_it_was(clean_globals: None):

@@ -104,6 +104,8 @@ def test_range(bounds: Range, inside: list[float], outside: list[float]):
 def test_range_in_words():
     assert str(Range(gt=0, lt=1)) == "greater than 0 and less than 1"
     assert str(Range()) == ""
+    assert str(Range(ge=1, le=2**63 - 1)) == "at least 1 and at most 9223372036854775807"
+    assert str(Range(gt=0.0, le=1e-9)) == "greater than 0 and at most 1e-09"
 
 
 @pytest.mark.parametrize(

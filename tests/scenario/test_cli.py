@@ -130,6 +130,31 @@ def test_describe_a_section(capfd: pytest.CaptureFixture[str]):
     assert "participation" in out and "independent_init" in out and "required" in out
 
 
+DESCRIBED = [
+    ("training", ["optimizer sgd sgd, adam", "epochs 1 a whole number at least 1", "at least 0 and less than 1"]),
+    ("data", ["format auto auto, parquet, torchvision, folder", "partition {name: iid} a mapping", "true or false"]),
+    ("clients", ["models required a list of at least 1 entry, each text"]),
+    ("resources", ["auto a whole number at least 1 and at most 1000000000 or auto", "each a mapping of models"]),
+    ("checkpoint", ["every auto a whole number at least 0 or auto", "folder null text or null"]),
+    ("scenario", ["data required see `raysim describe data` What is learned from, and how it is dealt",
+                  "clients required see `raysim describe clients` Who takes part.",
+                  "training its defaults see `raysim describe training` How every client trains"]),
+    ("backend", ["Default: ray Allowed: ray, in_process"]),
+    ("seed", ["Default: 1 Allowed: a whole number at least 0 and at most 9223372036854775807"]),
+    ("name", ["Default: required Allowed: text: letters, digits,"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "lines"), DESCRIBED, ids=[name for name, _ in DESCRIBED])
+def test_describe_says_what_is_allowed(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, lines: list[str]
+):
+    monkeypatch.setenv("COLUMNS", "500")
+    _, out, _ = run(capfd, "describe", name)
+    words = " ".join(out.split())
+    assert [line for line in lines if line not in words] == []
+
+
 # -- what is refused ---------------------------------------------------------------------------------
 
 REFUSED = [
@@ -143,6 +168,8 @@ REFUSED = [
     ),
     (["launch", QUICKSTART, "--set", "clients.models=[cnn1]"], "clients.models.0: cnn1 needs 3x32x32 images"),
     (["describe", "fedghh"], "raysim: describe fedghh: nothing has this name; did you mean 'fedgh'?"),
+    (["describe", "FedGH"], "raysim: describe FedGH: nothing has this name; did you mean 'fedgh'?"),
+    (["describe", "nonsense"], "raysim: describe nonsense: nothing has this name (`raysim list` shows all)"),
 ]
 
 

@@ -12,6 +12,7 @@ from algorithms.fedgh import FedGH
 from raysim.core.errors import ScenarioError
 from raysim.launch.check import check
 from raysim.scenario.load import Loaded, load_scenario
+from raysim.scenario.yaml_text import Loader
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 QUICKSTART = SCENARIOS / "quickstart.yaml"
@@ -108,7 +109,33 @@ REFUSED = [
     ("training.lr=-0.1", "training.lr: -0.1 given; allowed: greater than 0"),
     ("training.lr=.inf", "training.lr: .inf given; allowed: a finite number"),
     ("training.lr=.nan", "training.lr: .nan given; allowed: a finite number"),
-    ("training.lr=1e400", "training.lr: .inf given; allowed: a finite number"),
+    ("training.lr=1e400", "training.lr: 1e400 given; allowed: a finite number"),
+    ("seed=010", "seed: '010' given; allowed: a whole number"),
+    ("seed=-010", "seed: '-010' given; allowed: a whole number"),
+    ("seed=0x10", "seed: '0x10' given; allowed: a whole number"),
+    ("seed=0b1", "seed: '0b1' given; allowed: a whole number"),
+    ("rounds=1_0", "rounds: '1_0' given; allowed: a whole number"),
+    ("rounds=1e3", "rounds: 1e3 given; allowed: a whole number"),
+    ("training={lr: 0.1, epochs: 1e1}", "training.epochs: 1e1 given; allowed: a whole number"),
+    ("training.lr=1_0.5", "training.lr: '1_0.5' given; allowed: a number"),
+    ("training.lr=01.5", "training.lr: '01.5' given; allowed: a number"),
+    ("failure.client_timeout_s=1:30", "client_timeout_s: '1:30' given; allowed: a number"),
+    ("failure.client_timeout_s=1:30.5", "client_timeout_s: '1:30.5' given; allowed: a number"),
+    ("data.split=8:1:1", "data.split: '8:1:1' given; allowed: 'auto', 'pooled811'"),
+    ("seed=9223372036854775808", "seed: 9223372036854775808 given; allowed: at most 9223372036854775807"),
+    ("rounds=1000000001", "rounds: 1000000001 given; allowed: at most 1000000000"),
+    ("name=2024", "name: 2024 given; allowed: text; put it in quotes that the shell leaves: '\"2024\"'"),
+    ("name=no", "name: no given; allowed: text; put it in quotes that the shell leaves: '\"no\"'"),
+    ("tracking.tags={day: 2024-01-01}", "tracking.tags.day: 2024-01-01 given; allowed: text; put it in quotes"),
+    ("tracking.tags={on: x}", "keys are text; put it in quotes"),
+    ("algorithm.name=FedGH", "algorithm.name: unknown algorithm 'FedGH'; did you mean 'fedgh'?"),
+    ("data.partition.name=IID", "data.partition.name: unknown name 'IID'; did you mean 'iid'?"),
+    ("Rounds=3", "Rounds: unknown key; did you mean 'rounds'?"),
+    ("training.learning_rate=1", "training.learning_rate: unknown key; did you mean 'lr'?"),
+    ("training.local-epochs=1", "training.local-epochs: unknown key; did you mean 'epochs'?"),
+    ("clients.num_clients=3", "clients.num_clients: unknown key; did you mean 'count'?"),
+    ("learning_rate=1", "learning_rate: unknown key (allowed: name, "),
+    ("nonsense=1", "nonsense: unknown key (allowed: name, "),
     ("training.momentum=1", "training.momentum: 1 given; allowed: less than 1"),
     ("training.optimizer=lion", "training.optimizer: 'lion' given; allowed: 'sgd' or 'adam'"),
     ("clients.participation=1.5", "clients.participation: 1.5 given; allowed: at most 1"),
@@ -116,8 +143,10 @@ REFUSED = [
     ("seed=2024-01-01", "seed: 2024-01-01 given; allowed: a whole number"),
     ("name=../x", "name: '../x' given; allowed: letters, digits, dots, dashes and underscores"),
     ("name=" + "x" * 101, "given; allowed: at most 100 characters"),
-    ("data=digits", "data: 'digits' given; allowed: a mapping of keys and values"),
-    ("data.partition=iid", "data.partition: 'iid' given; allowed: a mapping of keys and values"),
+    ("data=digits", "data: 'digits' given; allowed: a mapping of keys and values, for example {name: digits}"),
+    ("data.partition=iid", "'iid' given; allowed: a mapping of keys and values, for example {name: iid}"),
+    ("algorithm=fedgh", "'fedgh' given; allowed: a mapping of keys and values, for example {name: fedgh}"),
+    ("tracking.tags=me", "tracking.tags: 'me' given; allowed: a mapping of keys and values"),
     ("data.partition={}", "data.partition.name: it is missing; allowed: a name"),
     ("algorithm={}", "algorithm.name: it is missing; allowed: a name"),
     ("algorithm.name=3", "algorithm.name: 3 given; allowed: a name"),
@@ -247,7 +276,8 @@ BAD_YAML = [
     ("a: *nobody\n", ", line 1: not valid YAML: found undefined alias"),
     ("a: 1\n---\nb: 2\n", ", line 2: not valid YAML: "),
     ("\x00", ": not valid YAML: "),
-    ("", ": a scenario is a mapping of keys and values, not null"),
+    ("", ": the file is empty; a scenario is a mapping of keys and values"),
+    ("# name: a\n", ": the file is empty; a scenario is a mapping of keys and values"),
     ("- a\n- b\n", ": a scenario is a mapping of keys and values, not [a, b]"),
     ("just text", ": a scenario is a mapping of keys and values, not 'just text'"),
     ("1: 2\n", ": 1: keys are text"),
@@ -274,6 +304,42 @@ def test_yaml_that_is_no_scenario_is_refused_in_one_line(tmp_path: Path, text: s
 def test_numbers_as_people_write_them(tmp_path: Path, text: str, number: float):
     path = written(tmp_path, QUICKSTART.read_text().replace("lr: 0.05", f"lr: {text}"))
     assert load_scenario(path).scenario.training.lr == number
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("name: quickstart", "name: 2024", 'name: 2024 given; allowed: text; put it in quotes: "2024"'),
+        ("name: quickstart", "name: on", 'name: on given; allowed: text; put it in quotes: "on"'),
+        ("rounds: 20", "rounds: 2e1", "rounds: 2e1 given; allowed: a whole number"),
+        ("rounds: 20", "rounds: 020", "rounds: '020' given; allowed: a whole number"),
+        ("models: [", "models: [1e1, ", 'clients.models.0: 1e1 given; allowed: text; put it in quotes: "1e1"'),
+    ],
+)
+def test_a_value_of_a_file_is_shown_as_it_was_written(tmp_path: Path, old: str, new: str, sentence: str):
+    text = QUICKSTART.read_text()
+    assert old in text
+    path = written(tmp_path, text.replace(old, new, 1))
+    assert refused(source=path) == f"{path}: {sentence}"
+
+
+def test_text_that_looks_like_a_number_survives_resolving():
+    tags = {"a": "1e3", "b": "010", "c": "1:30", "d": "+.5", "e": "1_000", "f": "no"}
+    loaded = load_scenario({**mapping(), "tracking": {"tags": tags}})
+    assert loaded.resolved["tracking"]["tags"] == tags
+    for read in (yaml.safe_load(loaded.resolved_yaml()), yaml.load(loaded.resolved_yaml(), Loader)):
+        assert read == loaded.resolved
+
+
+def test_yes_and_on_are_true_as_in_yaml():
+    assert load("data.augment=yes").scenario.data.augment is True
+    assert load("data.augment=off").scenario.data.augment is False
+
+
+def test_one_override_that_is_not_in_a_list_is_refused():
+    with pytest.raises(ScenarioError) as caught:
+        load_scenario(QUICKSTART, "rounds=3")
+    assert str(caught.value) == "sets: 'rounds=3' given; allowed: a list of overrides, for example ['rounds=3']"
 
 
 # -- combinations that cannot be ---------------------------------------------------------------------

@@ -10,9 +10,10 @@ Shapes: N samples of one client, B batch, C classes, D representation width, H x
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 
-from raysim.core.algorithm import AnyAlgorithm
+from raysim.core.algorithm import Algorithm, AnyAlgorithm
 from raysim.core.contract.hooks import down_untouched, losses, messages, own_state_only, ups_untouched
 from raysim.core.contract.repeatable import (
     any_order,
@@ -22,7 +23,15 @@ from raysim.core.contract.repeatable import (
     state_dict_is_all,
     torch_random_only,
 )
-from raysim.core.contract.running import absent_unchanged, class_gap, downlink_moves, learns, one_client, single_samples
+from raysim.core.contract.running import (
+    absent_unchanged,
+    class_gap,
+    downlink_moves,
+    learns,
+    one_client,
+    runs,
+    single_samples,
+)
 from raysim.core.contract.source import documented, frozen, imports, picklable
 from raysim.core.toy import ContractError
 
@@ -34,6 +43,11 @@ def check_algorithm(algorithm: AnyAlgorithm) -> None:
 
     All global random states are left as they were.
     """
+    if not isinstance(algorithm, Algorithm):
+        given = algorithm if inspect.isclass(algorithm) else type(algorithm)
+        problem = "a class" if inspect.isclass(algorithm) else f"a {given.__name__}, which is no Algorithm"
+        example = given.__name__ if issubclass(given, Algorithm) else "MyMethod"
+        raise TypeError(f"check_algorithm was given {problem}; give it an object, such as {example}()")
     for clause in CLAUSES.values():
         clause(algorithm)
 
@@ -41,6 +55,7 @@ def check_algorithm(algorithm: AnyAlgorithm) -> None:
 CLAUSES: dict[str, Callable[[AnyAlgorithm], None]] = {
     clause.__name__: clause
     for clause in (
+        runs,
         frozen,
         picklable,
         documented,

@@ -18,7 +18,7 @@ from raysim.core.compare import differing, fingerprint, identical
 from raysim.core.contract.source import is_frozen, tree
 from raysim.core.data import Batch
 from raysim.core.fit import FitJob, FitResult, fit_one, loss_and_rows
-from raysim.core.messages import counted, pack, unpack, wire_size
+from raysim.core.messages import counted, nonfinite, pack, unpack, wire_size
 from raysim.core.toy import ContractError, Toy, toy_seed
 
 
@@ -39,6 +39,11 @@ def messages(algorithm: AnyAlgorithm) -> None:
         for leaf in leaves:
             if not isinstance(leaf, Tensor | bool | int | float):
                 raise toy.broken(f"{place} holds a {type(leaf).__name__}", "send tensors and numbers only")
+        if nonfinite(msg):
+            raise toy.broken(
+                f"{place} holds a NaN or infinity, on finite images",
+                "look for a division by zero, the logarithm of zero, or steps that are too long",
+            )
         if not identical(unpack(pack(msg)), msg):
             raise toy.broken(f"{place} does not arrive as it was sent", "send plain dense tensors and numbers")
         if not isinstance(counted(msg), type(msg)):

@@ -14,6 +14,11 @@ from raysim.core.messages import nonfinite
 from raysim.core.toy import FOUR, GAP, Labels, Toy
 
 
+def runs(algorithm: AnyAlgorithm) -> None:
+    """Every hook runs without an exception, on four clients of different sizes."""
+    Toy(algorithm, "runs").run(2)
+
+
 def absent_unchanged(algorithm: AnyAlgorithm) -> None:
     """A client that takes no part in a round is as it was, and can come back."""
     toy = Toy(algorithm, "absent_unchanged").start()

@@ -1,0 +1,51 @@
+"""What is said of a method's file that somebody is still writing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import algorithms
+from raysim.cli.main import main
+from raysim.core.errors import ScenarioError
+from raysim.scenario.registry import algorithm_class, algorithm_names
+
+HALF = """
+from raysim.core import Algorithm
+
+class Half(Algorithm):
+    "Half a method."
+    def client_updated(self, client, down):
+        return None
+"""
+BROKEN = {
+    "syntax": ("x = 1\ndef f(:\n    pass\n", r"algorithms/mine\.py: cannot be imported: invalid syntax \(line 2\)"),
+    "missing import": ("\nimport nothing_like_it\n", r"ModuleNotFoundError: No module .* \(mine\.py, line 2\)"),
+    "nothing": ("", r"holds 0 Algorithm classes; it must hold exactly one"),
+    "abstract": (HALF, r"algorithms/mine\.py: Half lacks client_update"),
+}
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of a method called `mine`."""
+    monkeypatch.setattr(algorithms, "__path__", [*algorithms.__path__, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "algorithms.mine", raising=False)
+    return tmp_path / "mine.py"
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_half_written_method_is_told_in_a_sentence_and_hides_no_other(
+    mine: Path, what: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text, told = BROKEN[what]
+    mine.write_text(text)
+    assert "mine" in algorithm_names()
+    with pytest.raises(ScenarioError, match=told):
+        algorithm_class("mine")
+    sys.modules.pop("algorithms.mine", None)
+    main(["list", "algorithms"])
+    out = capfd.readouterr().out
+    assert "algorithms/mine.py" in out and "fedgh" in out
