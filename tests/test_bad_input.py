@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,9 @@ import pytest
 
 from raysim.cli.main import main
 from raysim.core.errors import ScenarioError
+from raysim.launch.check import check
+from raysim.launch.prepare import joined
+from raysim.scenario.load import load_scenario
 from tests.conftest import REPOSITORY
 
 QUICKSTART = str(REPOSITORY / "scenarios" / "quickstart.yaml")
@@ -103,6 +107,18 @@ def test_a_cluster_that_is_not_there_leaves_no_run(
     monkeypatch.setenv("RAY_ADDRESS", "nowhere:1")
     assert "nowhere:1 given, but no Ray cluster" in refused(capfd, workplace, "rounds=1")
     assert not (workplace / "runs").exists()
+
+
+def test_joining_a_cluster_leaves_sigterm_to_whoever_had_it(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(*rest: object) -> bool:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as Ray does
+        return False
+
+    monkeypatch.setattr("raysim.engine.ray_session.connect", connect)
+    monkeypatch.setenv("RAY_ADDRESS", "there:1")
+    before = signal.getsignal(signal.SIGTERM)
+    assert joined(check(load_scenario(QUICKSTART)))
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_the_dry_run_says_that_data_is_missing(

@@ -20,6 +20,7 @@ from raysim.engine.placement import Machine, Plan
 from raysim.engine.store import Store, open_store
 from raysim.engine.world import World
 from raysim.launch.check import Checked
+from raysim.launch.signals import sigterm_kept
 
 
 def attaches(checked: Checked) -> bool:
@@ -149,5 +150,6 @@ def joined(checked: Checked) -> bool:
         return False
     from raysim.engine import ray_session
 
-    ray_session.connect()
+    with sigterm_kept():
+        ray_session.connect()
     return True

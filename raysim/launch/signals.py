@@ -16,6 +16,17 @@ _within: list[Stop] = []  # of the contexts that were entered and not left
 
 
 @contextlib.contextmanager
+def sigterm_kept() -> Iterator[None]:
+    """Whoever takes SIGTERM within, such as Ray when a cluster is joined, does not have it afterwards."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
 def interruptible(stop: Stop) -> Iterator[None]:
     """Let Ctrl-C and SIGTERM end a run after its round, and at once when they come again or there is nothing to save.
 
