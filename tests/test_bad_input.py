@@ -104,6 +104,7 @@ def test_a_cluster_that_is_not_there_leaves_no_run(
         raise ScenarioError("--address or RAY_ADDRESS: nowhere:1 given, but no Ray cluster answers there")
 
     monkeypatch.setattr("raysim.engine.ray_session.connect", connect)
+    monkeypatch.setitem(sys.modules, "ray", None)  # as in a new process
     monkeypatch.setenv("RAY_ADDRESS", "nowhere:1")
     assert "nowhere:1 given, but no Ray cluster" in refused(capfd, workplace, "rounds=1")
     assert not (workplace / "runs").exists()
@@ -115,6 +116,7 @@ def test_joining_a_cluster_leaves_sigterm_to_whoever_had_it(workplace: Path, mon
         return False
 
     monkeypatch.setattr("raysim.engine.ray_session.connect", connect)
+    monkeypatch.setitem(sys.modules, "ray", None)  # as in a new process
     monkeypatch.setenv("RAY_ADDRESS", "there:1")
     before = signal.getsignal(signal.SIGTERM)
     assert joined(check(load_scenario(QUICKSTART)))

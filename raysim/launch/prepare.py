@@ -150,6 +150,8 @@ def joined(checked: Checked) -> bool:
         return False
     from raysim.engine import ray_session
 
-    with sigterm_kept():
-        ray_session.connect()
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        with sigterm_kept():
+            ray_session.connect()
     return True

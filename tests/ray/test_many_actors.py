@@ -29,6 +29,7 @@ from raysim.launch.run import run
 from raysim.scenario.load import load_scenario
 from tests.conftest import REPOSITORY
 from tests.engine.scenarios import digits, loaded
+from tests.ray.test_recovery import wait_until_dead
 
 pytestmark = pytest.mark.ray
 
@@ -131,6 +132,7 @@ def test_only_the_first_start_counts() -> None:
         first = backend.startup()
         assert first is not None and first.actors == 2 and 0 < first.slowest_s <= first.seconds
         ray.kill(backend.crew.hosts[1].actor)
+        wait_until_dead(backend.crew.hosts[1])
         backend.recover()
         assert len(backend.pids()) == 3
         assert backend.startup() is first

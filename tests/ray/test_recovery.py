@@ -70,6 +70,16 @@ def kill(member: Member) -> None:
     assert ray.is_initialized()
 
 
+def wait_until_dead(member: Member) -> None:
+    """It takes Ray a moment to end an actor."""
+    import ray
+
+    with pytest.raises(ray.exceptions.RayActorError):
+        for _ in range(600):
+            ray.get(member.actor.pid.remote())
+            time.sleep(0.05)
+
+
 def test_client_and_server_actors_are_killed(backend: RayBackend, expected: Any, tmp_path: Path) -> None:
     notes: list[str] = []
     keeper = Keeper(Commits(LocalStore(tmp_path)), 2, ROUNDS)

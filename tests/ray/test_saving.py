@@ -24,7 +24,7 @@ from raysim.engine.store import LocalStore
 from raysim.engine.survival import Keeper
 from tests.engine.scenarios import loaded
 from tests.engine.test_survival import outcome
-from tests.ray.test_recovery import GIVEN, sleep
+from tests.ray.test_recovery import GIVEN, sleep, wait_until_dead
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
@@ -165,10 +165,7 @@ def test_an_actor_that_dies_before_it_is_taken_in_is_no_death_of_the_run(backend
     answer = member.actor.pid.remote()
     ray.get(answer)
     ray.kill(member.actor)
-    with pytest.raises(ray.exceptions.RayActorError):  # it takes Ray a moment
-        for _ in range(600):
-            ray.get(member.actor.pid.remote())
-            time.sleep(0.05)
+    wait_until_dead(member)
     crew.joining.append((0, member, answer))
     crew.take_in()
     assert not crew.joining and len(crew.hosts) == crew.plan.num_actors == 2
@@ -185,7 +182,4 @@ def test_closing_ends_those_that_were_to_join(backend: RayBackend) -> None:
     crew.joining.append((0, member, answer))
     backend.close()
     for one in [member, *crew.everyone]:
-        with pytest.raises(ray.exceptions.RayActorError):
-            for _ in range(600):
-                ray.get(one.actor.pid.remote())
-                time.sleep(0.05)
+        wait_until_dead(one)
