@@ -38,6 +38,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     import raysim.engine.ray_session as ray_session
 
     monkeypatch.setattr(ray_session, "connect", connect)
+    monkeypatch.setitem(sys.modules, "ray", None)  # as in a new process: no Ray to join
 
 
 def refused(capfd: pytest.CaptureFixture[str], workplace: Path, *sets: str) -> str:
@@ -79,7 +80,6 @@ class TestBeforeRay:
         self, capfd: pytest.CaptureFixture[str], workplace: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-        monkeypatch.setitem(sys.modules, "ray", None)  # as in a new process: no Ray to join
         told = refused(capfd, workplace, "resources.gpus_per_actor=0.5")
         assert "resources.gpus_per_actor: 0.5 given, but there is no GPU; allowed here: 0 or auto" in told
 

@@ -101,7 +101,8 @@ class RayBackend:
         began_s = perf_counter()
         self.crew.take_in()
         server = self.crew.server.actor
-        lists = self._work_lists(cohort)
+        cost_s = {k: self.pace.expected_s(k) for k in cohort}
+        lists = self._work_lists(cost_s)
         moves: dict[tuple[Member, Member], list[ClientId]] = {}  # (old host, new host) -> clients
         for host, ids in lists.items():
             for k in ids:
@@ -116,7 +117,7 @@ class RayBackend:
             for host, ids in lists.items():
                 moved = [states for (_, new), states in given.items() if new is host]
                 args = (t, ids, evaluate, without, outbox, *moved)
-                if self.crew.far or sum(self.pace.expected_s(k) for k in ids) < STREAM_S:
+                if self.crew.far or sum(cost_s[k] for k in ids) < STREAM_S:
                     uploads, report = host.actor.work_at_once.options(num_returns=2).remote(*args)
                     work[report] = host, uploads
                 else:
@@ -215,11 +216,11 @@ class RayBackend:
     def _own(self, lists: Mapping[Member, Iterable[ClientId]]) -> None:
         self.owner |= {k: host for host, ids in lists.items() for k in ids}
 
-    def _work_lists(self, cohort: Sequence[ClientId]) -> dict[Member, list[ClientId]]:
-        """Who trains whom in this round."""
+    def _work_lists(self, cost_s: Mapping[ClientId, float]) -> dict[Member, list[ClientId]]:
+        """Who trains whom in this round, from the seconds that each participant is expected to take."""
         number = {host: i for i, host in enumerate(self.crew.hosts)}
-        owner = {k: number[self.owner[k]] for k in cohort if k in self.owner}
-        lists = assign(cohort, {k: self.pace.expected_s(k) for k in cohort}, owner, self.plan.groups)
+        owner = {k: number[self.owner[k]] for k in cost_s if k in self.owner}
+        lists = assign(cost_s, cost_s, owner, self.plan.groups)
         return {self.crew.hosts[i]: ids for i, ids in lists.items()}
 
     def _collect(

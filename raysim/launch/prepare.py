@@ -150,8 +150,6 @@ def joined(checked: Checked) -> bool:
         return False
     from raysim.engine import ray_session
 
-    ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():
-        with sigterm_kept():
-            ray_session.connect()
+    with sigterm_kept():
+        ray_session.connect()
     return True
