@@ -87,14 +87,16 @@ class Plan:
         return sum(group.actors * group.gpus_per_actor for group in self.groups)
 
 
-def make_plan(asks: Sequence[Ask], machine: Machine, participation: float) -> Plan:
+def make_plan(asks: Sequence[Ask], machine: Machine, participants: int | None = None) -> Plan:
     """Decide how many actors each group gets and what each may use.
 
-    Raises `ScenarioError`, one sentence naming the key, when it cannot fit.
+    participants: K, of all clients together; None: all of them. Raises `ScenarioError`, one sentence naming
+    the key, when it cannot fit.
     """
     notes: list[str] = []
     groups: list[Group] = []
     shares = [ask for ask in asks if ask.clients]
+    total = sum(len(ask.clients) for ask in shares)
     for ask in shares:
         gpus = _gpus_per_actor(ask, machine, notes)
         count = len(ask.clients)
@@ -111,7 +113,8 @@ def make_plan(asks: Sequence[Ask], machine: Machine, participation: float) -> Pl
         else:
             by_cpu = min(machine.cpus / ask.cpus_per_actor / len(shares), 1e9)
             by_gpu = machine.gpus / gpus / len(shares) if gpus else math.inf
-            busy = max(1, round(count * participation))
+            # The participants that the group has in a round on average, rounded up.
+            busy = count if participants is None else max(1, math.ceil(participants * count / total))
             actors = max(1, min(int(by_cpu + 1e-9), int(min(by_gpu + 1e-9, 1e9)), busy))
         if ask.gpus_per_actor is None and machine.gpus:
             gpus = _round_share(machine.gpus / len(shares) / actors)

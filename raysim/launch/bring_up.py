@@ -44,7 +44,7 @@ def make_backend(
     resources = scenario.resources
 
     def planned(machine: Machine) -> Plan:
-        return make_plan(checked.asks, machine, scenario.clients.participation)
+        return make_plan(checked.asks, machine, checked.participants)
 
     if plan is None:
         plan = planned(ray_session.machine(resources.head))

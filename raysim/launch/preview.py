@@ -66,7 +66,7 @@ def preview(checked: Checked) -> Preview:
         machine, nodes = ray_session.machine(scenario.resources.head), ray_session.nodes(scenario.resources.head)
     else:
         machine, nodes = local_machine(), []
-    plan = make_plan(checked.asks, machine, scenario.clients.participation)
+    plan = make_plan(checked.asks, machine, checked.participants)
     if nodes:
         refuse_unseated(plan, nodes, scenario.resources.placement == "pack")
     data = scenario.data

@@ -52,7 +52,7 @@ def run(
     checked = check(loaded)
     scenario = loaded.scenario
     uri = check_uri(scenario.tracking.uri)
-    plan = None if joined(checked) else make_plan(checked.asks, local_machine(), scenario.clients.participation)
+    plan = None if joined(checked) else make_plan(checked.asks, local_machine(), checked.participants)
     own = OwnData(checked)
     partition = deal(checked, own.data)
     run_id = f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
@@ -94,8 +94,7 @@ def resume(
         identity = replace(identity, tracking=check_uri(identity.tracking))
     else:
         identity = replace(identity, tracking=check_uri(loaded.scenario.tracking.uri))
-    scenario = loaded.scenario
-    plan = None if joined(checked) else make_plan(checked.asks, local_machine(), scenario.clients.participation)
+    plan = None if joined(checked) else make_plan(checked.asks, local_machine(), checked.participants)
     own = OwnData(checked)
     partition = deal(checked, own.data)
     identity.refuse_other_data(path, own.data.digest, partition.digest)

@@ -101,7 +101,7 @@ def _traced(loaded: Loaded, placement: Placement, most: int, cleanup: contextlib
     with TemporaryDirectory(prefix="raysim-verify-") as folder, contextlib.ExitStack() as closing:
         backend: Backend
         if placement.actors is None:
-            plan = make_plan(checked.asks, local_machine(), scenario.clients.participation)
+            plan = make_plan(checked.asks, local_machine(), checked.participants)
             backend = InProcess()
         else:
             backend, plan = _on_ray(checked, most, cleanup)
@@ -139,9 +139,7 @@ def _on_ray(checked: Any, most: int, cleanup: contextlib.ExitStack) -> tuple[Any
     if ray_session.connect(max(asked, most * checked.loaded.scenario.resources.cpus_per_actor)):
         cleanup.callback(ray_session.disconnect)
     machine = ray_session.machine()
-    plan = make_plan(
-        checked.asks, Machine(machine.cpus, machine.gpus, machine.nodes), checked.loaded.scenario.clients.participation
-    )
+    plan = make_plan(checked.asks, Machine(machine.cpus, machine.gpus, machine.nodes), checked.participants)
     return ray_backend.RayBackend(ray_crew.Crew(plan)), plan
 
 

@@ -51,7 +51,7 @@ def base(data_root: str, clients: int = 10) -> tuple[World, NDArray[np.uint8]]:
         )
     )
     data = read_data(checked)
-    world = world_of(checked, data, deal(checked, data), make_plan(checked.asks, Machine(1, 0), 1.0))
+    world = world_of(checked, data, deal(checked, data), make_plan(checked.asks, Machine(1, 0)))
     rng = np.random.default_rng(0)
     few = [np.sort(rng.choice(world.train.of(k), PER_CLIENT, replace=False)) for k in range(clients)]
     train = Shards(np.concatenate(few), np.arange(clients + 1, dtype=np.int64) * PER_CLIENT)

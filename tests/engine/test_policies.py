@@ -33,30 +33,31 @@ def ask(
 
 
 @pytest.mark.parametrize(
-    ("given_ask", "machine", "participation", "actors", "gpus_each"),
+    ("given_ask", "machine", "participants", "actors", "gpus_each"),
     [
-        (ask(100), Machine(2, 0), 0.1, 2, 0),  # a CPU each
-        (ask(100), Machine(64, 0), 0.1, 10, 0),  # never more than participants
-        (ask(100, cpus=4), Machine(16, 0), 1.0, 4, 0),
-        (ask(100, actors=7), Machine(64, 0), 0.1, 7, 0),
-        (ask(100, per=1), Machine(128, 0), 0.1, 100, 0),  # one client, one actor
-        (ask(100, per=30), Machine(64, 0), 0.1, 4, 0),
-        (ask(3, actors=9), Machine(64, 0), 1.0, 3, 0),  # no actor without a client
-        (ask(100, gpus=None), Machine(16, 1), 1.0, 4, 0.25),
-        (ask(100, gpus=None), Machine(16, 2), 1.0, 8, 0.25),
-        (ask(100, actors=2, gpus=None), Machine(16, 1), 1.0, 2, 0.5),
-        (ask(100, gpus=0.5), Machine(16, 1), 1.0, 2, 0.5),
+        (ask(100), Machine(2, 0), 10, 2, 0),  # a CPU each
+        (ask(100), Machine(64, 0), 10, 10, 0),  # never more than participants
+        (ask(10), Machine(2, 0), cohort_size(0.15, 10), 1, 0),  # a cohort of one
+        (ask(100, cpus=4), Machine(16, 0), None, 4, 0),
+        (ask(100, actors=7), Machine(64, 0), 10, 7, 0),
+        (ask(100, per=1), Machine(128, 0), 10, 100, 0),  # one client, one actor
+        (ask(100, per=30), Machine(64, 0), 10, 4, 0),
+        (ask(3, actors=9), Machine(64, 0), None, 3, 0),  # no actor without a client
+        (ask(100, gpus=None), Machine(16, 1), None, 4, 0.25),
+        (ask(100, gpus=None), Machine(16, 2), None, 8, 0.25),
+        (ask(100, actors=2, gpus=None), Machine(16, 1), None, 2, 0.5),
+        (ask(100, gpus=0.5), Machine(16, 1), None, 2, 0.5),
     ],
 )
-def test_plan(given_ask: Ask, machine: Machine, participation: float, actors: int, gpus_each: float) -> None:
-    plan = make_plan([given_ask], machine, participation)
+def test_plan(given_ask: Ask, machine: Machine, participants: int | None, actors: int, gpus_each: float) -> None:
+    plan = make_plan([given_ask], machine, participants)
     assert plan.num_actors == actors
     assert plan.groups[0].gpus_per_actor == gpus_each
     assert plan.gpus <= machine.gpus
 
 
 def test_auto_without_a_gpu_says_so() -> None:
-    plan = make_plan([ask(10, gpus=None)], Machine(2, 0), 1.0)
+    plan = make_plan([ask(10, gpus=None)], Machine(2, 0))
     assert plan.gpus == 0
     assert "no GPU found" in plan.notes[0]
 
@@ -72,11 +73,11 @@ def test_auto_without_a_gpu_says_so() -> None:
 )
 def test_plan_that_does_not_fit(given_ask: Ask, machine: Machine, words: str) -> None:
     with pytest.raises(ScenarioError, match=words):
-        make_plan([given_ask], machine, 1.0)
+        make_plan([given_ask], machine)
 
 
 def test_local_cpus_may_be_shared() -> None:
-    plan = make_plan([ask(10, actors=3)], Machine(2, 0, elastic=True), 1.0)
+    plan = make_plan([ask(10, actors=3)], Machine(2, 0, elastic=True))
     assert plan.num_actors == 3
     assert plan.notes == (
         "the plan counts 3 CPUs, the machine has 2: rounds take longer, results are those of a machine with as many",
@@ -88,9 +89,14 @@ def test_groups_share_the_machine() -> None:
         Ask((0, 5), None, 1, 1.0, 0.5),
         Ask((1, 2, 3, 4), None, None, 1.0, 0.25),
     ]
-    plan = make_plan(asks, Machine(8, 2), 1.0)
+    plan = make_plan(asks, Machine(8, 2))
     assert [group.actors for group in plan.groups] == [2, 4]
     assert plan.gpus == 2.0
+
+
+def test_groups_share_the_participants() -> None:
+    asks = [Ask(tuple(range(6)), None, None, 1.0, 0.0), Ask((6, 7), None, None, 1.0, 0.0)]
+    assert [group.actors for group in make_plan(asks, Machine(64, 0), 4).groups] == [3, 1]
 
 
 def test_assign_balances_and_moves_only_when_it_pays() -> None:

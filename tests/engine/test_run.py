@@ -251,7 +251,7 @@ def test_commits_hold_every_state(workplace: Path) -> None:
     # The weights in it measure as the run's last rows say.
     checked = check(loaded())
     data = read_data(checked)
-    world = world_of(checked, data, deal(checked, data), make_plan(checked.asks, Machine(1, 0), 1.0))
+    world = world_of(checked, data, deal(checked, data), make_plan(checked.asks, Machine(1, 0)))
     host = ClientHost(world, data.image_MHWC)
     host.adopt({k: Moved(pack(state), unsaved=False) for k, state in states.items()})
     latest = {row.client: row.correct for row in memory.clients}

@@ -96,7 +96,7 @@ Outcome = tuple[str, list[ClientRow], list[dict[str, Any]]]
 def world_for(given: Loaded) -> tuple[World, Any, int]:
     checked = check(given)
     data = read_data(checked)
-    world = world_of(checked, data, deal(checked, data), make_plan(checked.asks, Machine(1, 0), 1.0))
+    world = world_of(checked, data, deal(checked, data), make_plan(checked.asks, Machine(1, 0)))
     return world, lambda: data.image_MHWC, checked.participants
 
 

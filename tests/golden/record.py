@@ -36,7 +36,7 @@ def curves(method: str) -> dict[str, Any]:
     models = "[digits_cnn_s]" if method == "fedavg" else "[digits_mlp64, digits_cnn_s, digits_resnet]"
     checked = check(loaded(of_method(method), f"clients.models={models}"))
     data = read_data(checked)
-    plan = make_plan(checked.asks, Machine(1, 0), 1.0)
+    plan = make_plan(checked.asks, Machine(1, 0))
     world = world_of(checked, data, deal(checked, data), plan)
     backend, memory = InProcess(), MemoryTracker()
     backend.start(world, lambda: data.image_MHWC)

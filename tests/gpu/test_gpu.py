@@ -23,7 +23,7 @@ def on(device: str, method: str) -> tuple[str, list[float]]:
     """State digest and test losses of three rounds."""
     checked = check(loaded(f"algorithm={{name: {method}}}"))
     data = read_data(checked)
-    world = world_of(checked, data, deal(checked, data), make_plan(checked.asks, Machine(1, 0), 1.0))
+    world = world_of(checked, data, deal(checked, data), make_plan(checked.asks, Machine(1, 0)))
     backend, memory = InProcess(device), MemoryTracker()
     backend.start(world, lambda: data.image_MHWC)
     run_rounds(world, Schedule(3, checked.participants), backend, [memory], Progress())

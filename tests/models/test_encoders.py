@@ -190,7 +190,7 @@ def test_every_process_uses_what_the_driver_decided(hub: Path, at_hand: Path):
     assert isinstance(checked.task, Task) and isinstance(checked.task.encoder, partial)
     assert checked.task.encoder("auto")(images(1, 1, 8)).shape == (1, 576)
     data = read_data(checked)
-    world = world_of(checked, data, deal(checked, data), make_plan(checked.asks, Machine(1, 0), 1.0))
+    world = world_of(checked, data, deal(checked, data), make_plan(checked.asks, Machine(1, 0)))
     at_hand.unlink()
     there = pickle.loads(pickle.dumps(world))
     with pytest.raises(ScenarioError, match="no weights at"):
@@ -202,7 +202,7 @@ def test_a_run_without_weights_hashes_pixels(hub: Path):
 
     checked = check(load_scenario(scenario(neighbours=4)))
     data = read_data(checked)
-    world = world_of(checked, data, deal(checked, data), make_plan(checked.asks, Machine(1, 0), 1.0))
+    world = world_of(checked, data, deal(checked, data), make_plan(checked.asks, Machine(1, 0)))
     backend = InProcess()
     try:
         backend.start(world, lambda: data.image_MHWC)

@@ -29,8 +29,8 @@ cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_
 ray.init(address=cluster.address, logging_level="ERROR")
 asks = [Ask(tuple(range(8)), None, None, 1.0, 0.0)]
 notes = []
-plan = make_plan(asks, machine(), 1.0)
-crew = Crew(plan, replan=lambda found: make_plan(asks, found, 1.0), note=notes.append)
+plan = make_plan(asks, machine())
+crew = Crew(plan, replan=lambda found: make_plan(asks, found), note=notes.append)
 backend = RayBackend(crew)
 assert len(crew.hosts) == 1
 nodes = []
@@ -81,7 +81,7 @@ cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_
 cluster.add_node(num_cpus=1)
 ray.init(address=cluster.address, logging_level="ERROR")
 asks = [Ask(tuple(range(8)), None, None, 1.0, 0.0)]
-crew = Crew(make_plan(asks, machine(False), 1.0), head=False, replan=lambda found: make_plan(asks, found, 1.0))
+crew = Crew(make_plan(asks, machine(False)), head=False, replan=lambda found: make_plan(asks, found))
 backend = RayBackend(crew)
 world, images, _ = world_for(loaded(GIVEN))
 backend.start(world, images)

@@ -123,7 +123,7 @@ def test_only_the_first_start_counts() -> None:
     checked = check(loaded())
     data = read_data(checked)
     # Pinned, so that the actor without participants stays a bare process.
-    plan = make_plan([Ask(tuple(range(8)), None, 4, 1.0, 0.0)], Machine(8, 0), 1.0)
+    plan = make_plan([Ask(tuple(range(8)), None, 4, 1.0, 0.0)], Machine(8, 0))
     notes: list[str] = []
     backend = RayBackend(Crew(plan, note=notes.append, participants=1))
     try:

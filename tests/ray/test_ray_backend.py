@@ -63,7 +63,7 @@ def actors_at_work() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def backends(ray_session: None) -> Iterator[dict[str, RayBackend]]:
     """A backend per plan, used by every method: actors are slow to start and can begin a new run at any time."""
-    made = {name: RayBackend(Crew(make_plan(asks, Machine(8, 2), 1.0))) for name, asks in PLANS.items()}
+    made = {name: RayBackend(Crew(make_plan(asks, Machine(8, 2)))) for name, asks in PLANS.items()}
     yield {**made}
     for backend in made.values():
         backend.close()
@@ -73,7 +73,7 @@ def rounds_on(backend: Backend, given: Loaded) -> tuple[str, list[ClientRow], li
     """Run three rounds: state digest, client rows and round values without timings, clients moved."""
     checked = check(given)
     data = read_data(checked)
-    plan = make_plan(checked.asks, Machine(8, 2), 1.0)
+    plan = make_plan(checked.asks, Machine(8, 2))
     world = world_of(checked, data, deal(checked, data), plan)
     memory = MemoryTracker()
     backend.start(world, lambda: data.image_MHWC)

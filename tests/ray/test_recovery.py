@@ -38,7 +38,7 @@ def expected() -> Any:
 
 @pytest.fixture
 def backend(ray_session: None) -> Iterator[RayBackend]:
-    made = RayBackend(Crew(make_plan([Ask(tuple(range(8)), 2, None, 1.0, 0.0)], Machine(8, 2), 1.0)))
+    made = RayBackend(Crew(make_plan([Ask(tuple(range(8)), 2, None, 1.0, 0.0)], Machine(8, 2))))
     yield made
     made.close()
 
@@ -182,7 +182,7 @@ second = cluster.add_node(num_cpus=2)
 import ray
 ray.init(address=cluster.address, logging_level="ERROR")
 assert len(nodes()) == 2
-crew = Crew(make_plan([Ask(tuple(range(8)), 3, None, 1.0, 0.0)], Machine(4, 0), 1.0))
+crew = Crew(make_plan([Ask(tuple(range(8)), 3, None, 1.0, 0.0)], Machine(4, 0)))
 backend = RayBackend(crew)
 notes = []
 keeper = Keeper(Commits(LocalStore(Path(sys.argv[1]))), 1, ROUNDS)

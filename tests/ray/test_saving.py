@@ -92,7 +92,7 @@ def test_who_relays_is_heard_before_others_are_waited_for(tmp_path: Path) -> Non
 
 @pytest.fixture
 def backend() -> Iterator[RayBackend]:
-    made = RayBackend(Crew(make_plan([Ask(tuple(range(8)), 2, None, 1.0, 0.0)], Machine(8, 2), 1.0)))
+    made = RayBackend(Crew(make_plan([Ask(tuple(range(8)), 2, None, 1.0, 0.0)], Machine(8, 2))))
     yield made
     made.close()
 

@@ -331,7 +331,7 @@ def accepted(path: Path) -> bool:
         with limit(30, "reading and planning took longer than 30 s"):
             checked = check(load_scenario(path))
             checked.loaded.resolved_yaml()
-            plan = make_plan(checked.asks, Machine(8, 0, elastic=True), checked.loaded.scenario.clients.participation)
+            plan = make_plan(checked.asks, Machine(8, 0, elastic=True), checked.participants)
     except ScenarioError as error:
         text = str(error)
         assert text.startswith((str(path), "resources.")), text
