@@ -44,7 +44,7 @@ class FedClassAvg(Algorithm[Header, Header, Header]):
     contrastive: bool = True
     """Add the contrastive loss; `false` leaves averaging and the proximal term, and draws a single view."""
     temperature: Positive = 0.07
-    """What similarities of representations are divided by; the released code takes 100."""
+    """What similarities of representations are divided by; the released code takes 100, and Adam at 1e-4."""
     base_temperature: Positive = 0.07
     """The contrastive loss is multiplied by temperature / base_temperature."""
     normalise: bool = True

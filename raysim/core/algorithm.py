@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
@@ -118,7 +119,7 @@ class Client:
 
         The loss reads every trained tensor through its `net` argument and every per-client tensor through
         `given` or `batch`, so that the engine may train many clients with one call. It writes to neither; it may be
-        called once more than there are steps, to count operations.
+        called once more for each size of batch, to count operations.
         """
         # Only a last batch of one sample asks for a walk through the network.
         data = self.data if data is None else data
@@ -129,8 +130,7 @@ class Client:
         self.ledger.loss_sum += result.loss_sum
         self.ledger.samples += result.samples
         if self.meter is not None:
-            key = (self.arch, getattr(loss, "__qualname__", repr(loss)), given is None)
-            self.ledger.flops += result.samples * self.meter.of(key, lambda: self._probe(loss, given, two_views), 2)
+            self.ledger.flops += epochs * self._epoch_flops(self.meter, loss, given, data, drop_single, two_views)
         return result.rows
 
     @torch.no_grad()
@@ -141,8 +141,7 @@ class Client:
         found = torch.cat([f(batch.x) for batch in data.in_order(self.local.batch_size)])
         if self.meter is not None:
             key = (self.arch, getattr(f, "__qualname__", repr(f)), "forward")
-            flops = self.meter.of(key, lambda: f(self._probe_batch().x), 2)
-            self.ledger.flops += len(data) * flops
+            self.ledger.flops += len(data) * self.meter.of(key, lambda: f(first(data, 1).x))
         return found
 
     def add_flops(self, flops: float) -> None:
@@ -154,20 +153,39 @@ class Client:
         """Record a number of this client's round; its mean over the participants is tracked as `client/<name>`."""
         self.ledger.values[name] = float(value)
 
-    def _probe_batch(self) -> Batch:
-        # Two samples, the fewest that BatchNorm can train on.
-        return next(self.data.subset(torch.tensor([0, min(1, len(self.data) - 1)])).in_order(2))
+    def _epoch_flops(
+        self, meter: FlopMeter, loss: Loss, given: Any, data: Samples, drop_single: bool, two_views: bool
+    ) -> int:
+        """Operations of one epoch of `fit`: of its full batches, and of the last one, which may be smaller.
 
-    def _probe(self, loss: Loss, given: Any, two_views: bool) -> None:
-        """One step's forward and backward pass, which leaves no trace on the network."""
+        Each size is counted by itself: a loss that compares the samples of a batch costs more per sample in a larger
+        one. So is each set of parameters that train: the others need no gradient.
+        """
+        trained = tuple(parameter.requires_grad for parameter in self.net.parameters())
+        kind = (self.arch, getattr(loss, "__qualname__", repr(loss)), given is None, two_views, trained)
+        full, rest = divmod(len(data), self.local.batch_size)
+        steps = {self.local.batch_size: full, rest: 0 if drop_single else int(rest > 0)}
+        return sum(
+            count * meter.of((*kind, size), partial(self._step, loss, given, data, size, two_views))
+            for size, count in steps.items()
+            if count
+        )
+
+    def _step(self, loss: Loss, given: Any, data: Samples, size: int, two_views: bool) -> None:
+        """The forward and backward pass of one step, which leaves no trace on the network."""
+        batch = first(data, size)
         buffers = {name: value.clone() for name, value in self.net.named_buffers()}
-        batch = self._probe_batch()
         found = loss(self.net, replace(batch, second=batch.x) if two_views else batch, given)
         (found[0] if isinstance(found, tuple) else found).backward()
         with torch.no_grad():
             for name, value in self.net.named_buffers():
                 value.copy_(buffers[name])
         self.net.zero_grad(set_to_none=True)
+
+
+def first(data: Samples, size: int) -> Batch:
+    """The first samples as one batch."""
+    return next(data.subset(torch.arange(size)).in_order(size))
 
 
 @dataclass

@@ -64,15 +64,15 @@ def flops_of(work: Callable[[], object]) -> int:
 
 @dataclass
 class FlopMeter:
-    """Operations per sample of each kind of work, keyed by architecture and function."""
+    """Operations of each kind of work; a key says all that they depend on."""
 
-    per_sample: dict[Hashable, float] = field(default_factory=dict)
+    counted: dict[Hashable, int] = field(default_factory=dict)
 
-    def of(self, key: Hashable, probe: Callable[[], object], probe_samples: int) -> float:
-        """Operations per sample of the work `key`; runs `probe` on `probe_samples` samples the first time."""
-        if key not in self.per_sample:
-            self.per_sample[key] = flops_of(probe) / probe_samples
-        return self.per_sample[key]
+    def of(self, key: Hashable, work: Callable[[], object]) -> int:
+        """Operations of `work`, which runs the first time that its key is seen."""
+        if key not in self.counted:
+            self.counted[key] = flops_of(work)
+        return self.counted[key]
 
 
 @dataclass

@@ -12,11 +12,15 @@ from torch.testing import assert_close
 
 from algorithms.fedclassavg import FedClassAvg, Header
 from algorithms.lg_fedavg import LGFedAvg
-from raysim.core import Batch, Server, Task
+from raysim.core import Batch, Client, LocalTraining, Server, Task
 from raysim.core.messages import wire_size
+from raysim.core.meter import FlopMeter
 from raysim.core.seeds import seeded
-from raysim.core.toy import Toy, toy_model
+from raysim.core.toy import Toy, toy_model, toy_samples
 from raysim.scenario.load import load_scenario
+from raysim.scenario.schema import Training
+from tests.conftest import REPOSITORY
+from tests.scenario.test_papers import commands
 
 
 class Given(nn.Module):
@@ -257,19 +261,96 @@ def test_absent_clients_keep_everything() -> None:
     assert after["client 0"] != before["client 0"]
 
 
-def test_the_official_profile() -> None:
+# -- the released code -------------------------------------------------------------------------------
+
+
+def official(**fields: Any) -> Any:
     scenario = {
         "name": "one",
         "rounds": 1,
-        "algorithm": {"name": "fedclassavg", "profile": "official"},
+        "algorithm": {"name": "fedclassavg", "profile": "official", **fields},
         "data": {"name": "cifar100"},
         "clients": {"count": 1, "models": ["cnn1"]},
     }
-    method = load_scenario(scenario).algorithm
-    assert method == FedClassAvg(normalise=False, temperature=100.0, base_temperature=0.07)
-    assert method != FedClassAvg()
-    # The factor that replaces the contrastive loss's small gradients at temperature 100.
-    batch = batch_of([[10.0, 0.0], [0.0, 10.0]], [[10.0, 0.0], [0.0, 10.0]], [0, 1])
-    assert contrast(method, batch).tolist() == pytest.approx(
-        [-100 / 0.07 * math.log(math.e / (math.e + 2))] * 2, rel=1e-5
-    )  # 10 * 10 / 100 = 1
+    return load_scenario(scenario).algorithm
+
+
+def released_loss(net: Given, batch: Batch, received: dict[str, Tensor], mu: float) -> Tensor:
+    """A batch's loss in the order of the released code's operations (any batch of an epoch but the first)."""
+    assert batch.second is not None
+    feature_AD, size = net.features(torch.cat([batch.x, batch.second])), len(batch.y)
+    similar_AA = feature_AD @ feature_AD.T / 100.0
+    similar_AA = similar_AA - similar_AA.max(1, keepdim=True).values.detach()
+    others_AA = 1 - torch.eye(2 * size)
+    positive_AA = (batch.y[:, None] == batch.y).float().repeat(2, 2) * others_AA
+    log_AA = similar_AA - (similar_AA.exp() * others_AA).sum(1, keepdim=True).log()
+    contrastive = (-(100.0 / 0.07) * (positive_AA * log_AA).sum(1) / positive_AA.sum(1)).mean()
+    loss = contrastive + nn.CrossEntropyLoss()(net.header(feature_AD[:size]), batch.y)
+    for name, parameter in net.header.named_parameters():
+        loss = loss + mu / 2 * nn.MSELoss()(parameter, received[name])
+    return loss
+
+
+def test_the_official_loss_and_its_gradients_are_the_released_codes() -> None:
+    torch.manual_seed(0)
+    first, second = (4 * torch.rand(6, 5)).tolist(), (4 * torch.rand(6, 5)).tolist()
+    batch = batch_of(first, second, [0, 1, 0, 2, 1, 0])
+    gradients, losses = [], []
+    for theirs in (True, False):
+        torch.manual_seed(1)
+        net = Given(5)
+        received = {name: w.detach() + 1 for name, w in net.header.named_parameters()}
+        batch.x.requires_grad_().grad = None
+        loss = released_loss(net, batch, received, 0.1) if theirs else official().loss(net, batch, received)
+        loss.backward()
+        assert batch.x.grad is not None
+        losses.append(loss.detach())
+        gradients.append([batch.x.grad, *[w.grad for w in net.header.parameters()]])
+    assert_close(losses[1], losses[0])
+    assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-4)
+
+
+def test_the_official_contrast_is_weighed_for_adam_at_1e_4() -> None:
+    # 64 images, all representations alike: every one of 127 others is as likely. CE of 100 equal logits is ln 100.
+    batch = batch_of([[1.0, 0.0]] * 64, [[1.0, 0.0]] * 64, [0] * 64)
+    net = Given(2, 100)
+    nn.init.zeros_(net.header.weight)
+    nn.init.zeros_(net.header.bias)
+    assert FedClassAvg().loss(net, batch, None).item() == pytest.approx(math.log(127) + math.log(100), rel=1e-4)  # 9.45
+    expected = 100 / 0.07 * math.log(127) + math.log(100)
+    assert expected == pytest.approx(6924.9, abs=0.1)
+    assert official().loss(net, batch, None).item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_scenario_has_the_official_training_beside_the_profile() -> None:
+    (variant,) = [c for c in commands(REPOSITORY / "scenarios/baselines/fedclassavg_cifar100_n100.yaml") if c.sets]
+    loaded = variant.checked().loaded
+    assert loaded.algorithm == official()
+    assert loaded.scenario.training == Training(epochs=1, batch_size=64, optimizer="adam", lr=1e-4)
+
+
+def test_similarities_are_charged_for_the_size_of_the_batch() -> None:
+    class Wide(nn.Module):
+        """Sixteen pixels to 500 features, and a header for four classes."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.extractor = nn.Sequential(nn.Flatten(), nn.Linear(16, 500))
+            self.header = nn.Linear(500, 4)
+
+        def features(self, x: Tensor) -> Tensor:
+            return self.extractor(x)
+
+    def flops(labels: list[int], batch_size: int) -> float:
+        task = Task(4, 500, ("wide",), toy_model)
+        local, rng = LocalTraining(batch_size=batch_size), seeded(1, "client", 1, 0)
+        client = Client(0, task, toy_samples(labels, 0), Wide(), local, rng, 1, "wide", meter=FlopMeter())
+        client.fit(FedClassAvg().loss, two_views=True)
+        return client.ledger.flops
+
+    # Per sample: both views through the first layer, forward and its weights' gradient; one view through the header,
+    # forward, its weights' gradient and its input's. Of 2B x 2B similarities of 500 numbers, three times.
+    other = 2 * 2 * 2 * 16 * 500 + 3 * 2 * 500 * 4
+    assert flops([0] * 64, 64) == 64 * (other + 768_000)
+    assert flops([0] * 64, 2) == 64 * (other + 24_000)
+    assert flops([0] * 71, 64) == 71 * other + 3 * 2 * 500 * (128**2 + 14**2)

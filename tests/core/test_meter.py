@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from raysim.core.algorithm import Client, Task
+from raysim.core.data import Batch
 from raysim.core.fit import LocalTraining
 from raysim.core.meter import FlopMeter, Ledger, flops_of
 from raysim.core.ops import cross_entropy
@@ -49,7 +51,7 @@ def test_a_kind_of_work_is_probed_once():
         runs.append(1)
         layer(x)
 
-    assert [meter.of("a", probe, 2), meter.of("a", probe, 2), meter.of("b", probe, 2)] == [70.0, 70.0, 70.0]
+    assert [meter.of("a", probe), meter.of("a", probe), meter.of("b", probe)] == [140, 140, 140]
     assert len(runs) == 2
 
 
@@ -60,6 +62,42 @@ def test_fit_is_charged_per_sample_it_saw():
     turn.fit(cross_entropy)
     assert turn.ledger.samples == 14
     assert turn.ledger.flops == 14 * 704
+
+
+def test_a_loss_that_compares_samples_costs_more_in_a_larger_batch():
+    def pairs(net: Any, batch: Batch, given: Any) -> Tensor:
+        feature_BD = net.features(batch.x)
+        return (feature_BD @ feature_BD.T).mean()
+
+    # flat: of each sample 256 forward and 256 for the first layer's weights; of each batch 2 B B 8 for the products,
+    # and as much for the gradient of either factor. Batches of 3, 3 and 1, twice; other clients' are of other sizes.
+    meter = FlopMeter()
+    for labels, batches in (([0, 1, 2, 3, 0, 1, 2], [3, 3, 1]), ([0, 1], [2]), ([0, 1, 2], [3])):
+        turn = client("flat", labels, meter)
+        turn.fit(pairs)
+        assert turn.ledger.flops == 2 * sum(512 * size + 3 * 2 * size * size * 8 for size in batches)
+
+
+def test_only_what_trains_is_charged_its_gradient():
+    # flat, per sample: 320 forward; backward 256 (first layer's weights), 64 (header's weights), 64 (its input).
+    meter = FlopMeter()
+    for frozen, flops in ((None, 704), ("extractor", 320 + 64), ("header", 320 + 64 + 256)):
+        turn = client("flat", [0, 1, 2], meter)
+        if frozen:
+            getattr(turn.net, frozen).requires_grad_(False)
+        turn.fit(cross_entropy)
+        assert turn.ledger.flops == 2 * 3 * flops, frozen
+
+
+def test_what_a_second_view_costs_is_charged_where_there_is_one():
+    def loss(net: Any, batch: Batch, given: Any) -> Tensor:
+        return net(batch.x if batch.second is None else torch.cat([batch.x, batch.second])).mean()
+
+    meter = FlopMeter()
+    for two_views in (False, True):
+        turn = client("flat", [0, 1, 2], meter)
+        turn.fit(loss, two_views=two_views)
+        assert turn.ledger.flops == (1 + two_views) * 2 * 3 * 704
 
 
 def test_a_batch_that_batchnorm_cannot_train_on_is_not_charged():
