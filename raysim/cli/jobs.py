@@ -20,6 +20,11 @@ ADDRESS = click.option(
     help="The cluster's dashboard, such as http://HOST:8265. Default: the variable RAY_API_SERVER_ADDRESS or "
     "RAY_DASHBOARD_ADDRESS, then http://127.0.0.1:8265.",
 )
+CODE_CHANGED = click.option(
+    "--code-changed",
+    is_flag=True,
+    help="Go on although the code of the method, or of raysim, is not what the run began with; what changed is noted.",
+)
 
 
 @click.command()
@@ -44,6 +49,7 @@ ADDRESS = click.option(
     help="Go on with this run from its last commit: the ID of the job that ran it, or its folder or run id on the "
     "cluster. Without SCENARIO, as it was; rounds may be raised, and places and resources may change.",
 )
+@CODE_CHANGED
 @click.option("--id", "job", metavar="ID", help="The job's id. Default: made of the scenario's name and the time.")
 @click.option(
     "--env",
@@ -58,6 +64,7 @@ def submit(
     address: str | None,
     wait: bool,
     run_: str | None,
+    code_changed: bool,
     job: str | None,
     env: tuple[str, ...],
 ) -> None:
@@ -87,6 +94,8 @@ def submit(
 
     if scenario is None and run_ is None:
         raise click.UsageError("Missing argument 'SCENARIO'; only --resume can do without.")
+    if code_changed and run_ is None:
+        raise click.UsageError("--code-changed is for a run that goes on: give --resume RUN as well.")
     # Everything that can be known to be wrong here is told before anybody is asked.
     facts = {} if scenario is None else facts_of(Path(scenario), check(load_scenario(scenario, sets)))
     variables = parse_env(env)
@@ -97,7 +106,7 @@ def submit(
         run_, known = find_run(cluster, run_)
         facts = {**known, **facts}
     job = new_id(facts.get("name") or "resume", job)
-    work = Work(None if scenario is None else Path(scenario), sets, run_, facts)
+    work = Work(None if scenario is None else Path(scenario), sets, run_, facts, code_changed)
     for note in (*cluster.notes, *submit_job(cluster, work, variables, job)):
         click.echo(f"note: {note}", err=True)
     click.echo(f"submitted {job}", err=wait)

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from raysim.cli.jobs import CODE_CHANGED
 from raysim.cli.jobs import COMMANDS as JOB_COMMANDS
 
 SCENARIO = click.argument("scenario", type=click.Path())
@@ -54,9 +55,16 @@ def cli() -> None:
 @click.option("--dry-run", is_flag=True, help="Show where clients would live and what a round would take, then stop.")
 @QUIET
 @click.option("--resume", "run_", metavar="RUN", help="Go on with this run: its folder, or its id below ./runs.")
+@CODE_CHANGED
 @ADDRESS
 def launch(
-    scenario: str, sets: tuple[str, ...], dry_run: bool, quiet: bool, run_: str | None, address: str | None
+    scenario: str,
+    sets: tuple[str, ...],
+    dry_run: bool,
+    quiet: bool,
+    run_: str | None,
+    code_changed: bool,
+    address: str | None,
 ) -> None:
     """Run a scenario to its end.
 
@@ -84,7 +92,12 @@ def launch(
     from raysim.launch.again import find_run
     from raysim.launch.run import resume, run
 
-    result = run(loaded, quiet=quiet) if run_ is None else resume(find_run(run_), loaded, quiet=quiet)
+    if run_ is None:
+        if code_changed:
+            raise click.UsageError("--code-changed is for a run that goes on: give --resume RUN as well.")
+        result = run(loaded, quiet=quiet)
+    else:
+        result = resume(find_run(run_), loaded, quiet=quiet, code_changed=code_changed)
     _close(result.summary, loaded.scenario.tracking.uri)
 
 
@@ -92,12 +105,14 @@ def launch(
 @click.argument("run_", metavar="RUN")
 @SETS
 @QUIET
+@CODE_CHANGED
 @ADDRESS
-def resume_(run_: str, sets: tuple[str, ...], quiet: bool, address: str | None) -> None:
+def resume_(run_: str, sets: tuple[str, ...], quiet: bool, code_changed: bool, address: str | None) -> None:
     """Go on with a run that was stopped or failed, or whose machine did, from its last commit.
 
     RUN is its folder, or its id below ./runs. The result is that of a run that nothing happened to, bit for bit.
-    Resources and places may be overridden, and `rounds` raised; what would change the result is refused.
+    Resources and places may be overridden, and `rounds` raised; what would change the result, the method's code
+    included, is refused.
 
     \b
     Examples:
@@ -110,7 +125,7 @@ def resume_(run_: str, sets: tuple[str, ...], quiet: bool, address: str | None) 
 
     folder = find_run(run_)
     loaded = own_scenario(folder, sets)
-    _close(resume(folder, loaded, quiet=quiet).summary, loaded.scenario.tracking.uri)
+    _close(resume(folder, loaded, quiet=quiet, code_changed=code_changed).summary, loaded.scenario.tracking.uri)
 
 
 @cli.command()

@@ -1,6 +1,6 @@
 """A job's own program, on the head node: see that everything fits, then do what `raysim launch` or `resume` would.
 
-    python -m raysim.jobs.entry [SCENARIO] [--set KEY=VALUE]... [--resume RUN]
+    python -m raysim.jobs.entry [SCENARIO] [--set KEY=VALUE]... [--resume RUN [--code-changed]]
 
 Ray runs it in the folder that was shipped, which Ray removes some time after the job. So paths that are relative (in
 the scenario `output`, `data.root`, a SQLite store; the run to go on with) mean `~/raysim` here.
@@ -34,6 +34,7 @@ def main(args: list[str] | None = None) -> int:
     parser.add_argument("scenario", nargs="?")
     parser.add_argument("--set", dest="sets", action="append", default=[])
     parser.add_argument("--resume", dest="run")
+    parser.add_argument("--code-changed", action="store_true")
     given = parser.parse_args(args)
     client, cluster = Versions.parse(os.environ.get(VARIABLE, "")), Versions.here()
     problem = misfit(client, cluster)
@@ -41,7 +42,7 @@ def main(args: list[str] | None = None) -> int:
         return _say(problem, 2)
     if note := caution(client, cluster):
         print(f"note: {note}", file=sys.stderr, flush=True)
-    return _launch(given.scenario, given.sets, given.run)
+    return _launch(given.scenario, given.sets, given.run, given.code_changed)
 
 
 def home() -> Path:
@@ -57,15 +58,17 @@ def home() -> Path:
     return folder
 
 
-def _launch(scenario: str | None, sets: Sequence[str], run_: str | None) -> int:
+def _launch(scenario: str | None, sets: Sequence[str], run_: str | None, code_changed: bool) -> int:
     try:
         with stoppable() as closing:
-            return _run(scenario, sets, run_, closing.set)
+            return _run(scenario, sets, run_, code_changed, closing.set)
     except KeyboardInterrupt:
         return _say("stopped", 130)
 
 
-def _run(scenario: str | None, sets: Sequence[str], run_: str | None, closing: Callable[[], None]) -> int:
+def _run(
+    scenario: str | None, sets: Sequence[str], run_: str | None, code_changed: bool, closing: Callable[[], None]
+) -> int:
     # Only now: all of these bring torch and others, whose absence was to be told in a sentence.
     from rich.console import Console
 
@@ -83,7 +86,7 @@ def _run(scenario: str | None, sets: Sequence[str], run_: str | None, closing: C
             assert loaded is not None
             result = run(loaded, trackers=[marks], resume_command=RESUME)
         else:
-            result = _resume(run_, loaded, sets, marks)
+            result = _resume(run_, loaded, sets, code_changed, marks)
     except RaysimError as error:
         if trace := getattr(error, "trace", ""):
             print(trace, file=sys.stderr)
@@ -92,7 +95,7 @@ def _run(scenario: str | None, sets: Sequence[str], run_: str | None, closing: C
     return 0
 
 
-def _resume(given: str, loaded: Loaded | None, sets: Sequence[str], marks: Marks) -> Result:
+def _resume(given: str, loaded: Loaded | None, sets: Sequence[str], code_changed: bool, marks: Marks) -> Result:
     """Go on with the run of this folder, or of this id below the scenario's `output`."""
     from raysim.core.errors import ScenarioError
     from raysim.launch.again import find_run
@@ -103,7 +106,7 @@ def _resume(given: str, loaded: Loaded | None, sets: Sequence[str], marks: Marks
         folder = find_run(given, output)
     except ScenarioError as error:
         raise ScenarioError(f"--resume: {error} (on the head node)") from None
-    result = resume(folder, loaded, sets=sets, trackers=[marks], resume_command=RESUME)
+    result = resume(folder, loaded, sets=sets, trackers=[marks], resume_command=RESUME, code_changed=code_changed)
     if result.summary.get("nothing_to_do"):
         print(f"{folder}: all {result.summary['rounds']} rounds were done already", file=sys.stderr, flush=True)
         marks.found(folder, str(result.summary["run_id"]))

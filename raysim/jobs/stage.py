@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from raysim.core.errors import ScenarioError
+from raysim.launch.code import SHIPPED, checkout
 
 PACKAGES = ("raysim", "algorithms")
 
@@ -69,3 +70,6 @@ def _identity(folder: Path) -> None:
     place = folder / f"raysim-{found.version}.dist-info"
     place.mkdir()
     (place / "METADATA").write_text(header + "\n", encoding="utf-8")
+    commit, dirty = checkout()
+    if commit is not None:
+        (place / SHIPPED).write_text(f"{commit} {'dirty' if dirty else 'clean'}", encoding="utf-8")

@@ -79,6 +79,7 @@ class Work:
     sets: Sequence[str] = ()
     run: str | None = None  # to go on with, as the head node knows it; None: a new one
     facts: Mapping[str, str] = field(default_factory=dict)  # for whoever lists jobs
+    code_changed: bool = False  # go on although the code is another
 
 
 def facts_of(scenario: Path, checked: Checked) -> dict[str, str]:
@@ -124,4 +125,6 @@ def _words(name: str | None, work: Work) -> list[str]:
         words += ["--set", item]
     if work.run is not None:
         words.append(f"--resume={work.run}")
+    if work.code_changed:
+        words.append("--code-changed")
     return words

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from raysim.core.errors import ScenarioError
+from raysim.launch.code import UNKNOWN, Code
 from raysim.scenario.load import Loaded, load_scenario
 
 FREE = ("name", "backend", "output", "resources", "tracking", "checkpoint", "failure", "data.root", "data.format")
@@ -27,17 +28,20 @@ class Identity:
     dataset_digest: str
     partition_digest: str
     versions: Mapping[str, str]
+    code: Code = field(default_factory=Code)
+    code_changes: Sequence[Mapping[str, Any]] = ()  # for each --code-changed: after which round, and what changed
 
     @classmethod
     def of(cls, folder: Path) -> Identity:
         """Of an existing run. Raises `ScenarioError` when there is none."""
         try:
-            return cls(**json.loads((folder / "run.json").read_text(encoding="utf-8")))
+            known = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+            return cls(**{**known, "code": Code(**known.get("code", {}))})
         except FileNotFoundError:
             raise ScenarioError(
                 f"{folder} cannot be gone on with: it holds no run.json, so it is no run folder or was never begun"
             ) from None
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, AttributeError) as error:
             raise ScenarioError(f"{folder / 'run.json'} cannot be read ({error})") from None
 
     def commits_of(self, folder: Path) -> str:
@@ -59,6 +63,34 @@ class Identity:
                     f"{folder} cannot be gone on with: its {what} had the digest {had[:12]}, those found now have "
                     f"{has[:12]}; the results would not be of one run"
                 )
+
+    def refuse_other_code(self, folder: Path, now: Code) -> None:
+        """Raises `ScenarioError` when the method, or what computes it, is not as it was."""
+        if changes := self.code.changes(now):
+            raise ScenarioError(
+                f"{folder} cannot be gone on with: its code had another SHA-256: {', '.join(changes)}; the results "
+                "would not be of one method; --code-changed (code_changed=True in Python) goes on with the code as it "
+                "is now"
+            )
+
+    def with_code(self, now: Code, t: int) -> Identity:
+        """As it is of a run that goes on after round `t` with the code as it is now."""
+        changes = self.code.changes(now)
+        noted = [*self.code_changes, {"after_round": t, "files": changes}] if changes else self.code_changes
+        # Without a commit everything is computed anew, with one code.
+        return replace(self, code=now, code_changes=noted if t >= 0 else ())
+
+    def cautions(self, versions: Mapping[str, str]) -> list[str]:
+        """What may make the rest of a run that goes on differ, a sentence each. versions: those of this process."""
+        other = [
+            f"{name} {had} there, {versions[name]} here"
+            for name, had in self.versions.items()
+            if versions.get(name, had) != had
+        ]
+        found = (
+            [f"other versions than the run began with ({', '.join(other)}): last digits may differ"] if other else []
+        )
+        return found if self.code.files else [*found, UNKNOWN]
 
 
 def find_run(text: str, output: Path = Path("runs")) -> Path:

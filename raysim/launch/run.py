@@ -17,6 +17,7 @@ from raysim.engine.placement import Plan, make_plan
 from raysim.engine.run import Stop
 from raysim.launch.again import Identity, own_scenario, refuse_differences
 from raysim.launch.check import Checked, check
+from raysim.launch.code import Code
 from raysim.launch.prepare import OwnData, checkpoint_store, deal, joined, local_machine, try_store, versions
 from raysim.launch.session import RESUME, Result, Session
 from raysim.launch.signals import interruptible
@@ -61,7 +62,8 @@ def run(
     if where and scenario.checkpoint.every != 0:
         try_store(checkpoints)
     folder = RunFolder.create(scenario.output_folder, scenario.name, run_id)
-    identity = Identity(run_id, uri, checkpoints, own.data.digest, partition.digest, versions())
+    code = Code.of(loaded.algorithm)
+    identity = Identity(run_id, uri, checkpoints, own.data.digest, partition.digest, versions(), code)
     return _begin(checked, own, partition, folder, identity, plan, None, told)
 
 
@@ -73,10 +75,12 @@ def resume(
     quiet: bool = False,
     trackers: Sequence[Tracker] = (),
     resume_command: str = RESUME,
+    code_changed: bool = False,
 ) -> Result:
     """Go on with a run that ended anyhow, from its last commit, in the same run folder and MLflow run.
 
     loaded: the scenario again, which may differ in what does not change the result; default: the run's own with `sets`.
+    code_changed: go on although the method's code, or that of raysim which computes, is not what it was.
     A run that has all its rounds is left as it is. Raises `ScenarioError` when this is not that run, or cannot go on.
     """
     told = _Audience(quiet, trackers, resume_command)
@@ -90,6 +94,9 @@ def resume(
         if summary["status"] == "finished" and summary["rounds"] >= loaded.scenario.rounds:
             return Result(path, {**summary, "folder": str(path), "nothing_to_do": True})
     identity = Identity.of(path)
+    code = Code.of(loaded.algorithm)
+    if not code_changed:
+        identity.refuse_other_code(path, code)
     if loaded.scenario.tracking.uri is None and not os.environ.get(VARIABLE):
         identity = replace(identity, tracking=check_uri(identity.tracking))
     else:
@@ -101,7 +108,9 @@ def resume(
     reopened = RunFolder.reopen(path)
     commits = Commits.open(checkpoint_store(identity.commits_of(path)))
     commit = commits.latest()
-    return _begin(checked, own, partition, reopened, identity, plan, (commits, commit), told)
+    cautions = identity.cautions(versions())
+    identity = identity.with_code(code, commit.round if commit else -1)
+    return _begin(checked, own, partition, reopened, identity, plan, (commits, commit), told, cautions)
 
 
 def _begin(
@@ -113,6 +122,7 @@ def _begin(
     plan: Plan | None,
     resumed: tuple[Commits, Commit | None] | None,
     told: _Audience,
+    cautions: Sequence[str] = (),
 ) -> Result:
     scenario = checked.loaded.scenario
     stop = Stop()
@@ -123,7 +133,7 @@ def _begin(
             checked=checked,
             own=own,
             partition=partition,
-            card=_card(checked, own, partition, folder, identity.run_id),
+            card=_card(checked, own, partition, folder, identity),
             folder=folder,
             mlflow=mlflow,
             trackers=[*shown, *told.trackers, folder, mlflow],
@@ -133,15 +143,16 @@ def _begin(
             identity=identity,
             resumed=resumed,
             resume_command=told.resume_command,
+            cautions=cautions,
         )
         return session.run(plan, cleanup)
 
 
-def _card(checked: Checked, own: OwnData, partition: Partition, folder: RunFolder, run_id: str) -> RunCard:
+def _card(checked: Checked, own: OwnData, partition: Partition, folder: RunFolder, identity: Identity) -> RunCard:
     scenario, data = checked.loaded.scenario, own.data
     return RunCard(
         name=scenario.name,
-        run_id=run_id,
+        run_id=identity.run_id,
         folder=folder.path,
         parameters=checked.loaded.flat(),
         tags={
@@ -150,6 +161,7 @@ def _card(checked: Checked, own: OwnData, partition: Partition, folder: RunFolde
             "partition": scenario.data.partition["name"],
             "clients": str(scenario.clients.count),
             "seed": str(scenario.seed),
+            **identity.code.tags(),
         },
         dataset=data.name,
         dataset_source=data.source,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,7 @@ class Session:
     resumed: tuple[Commits, Commit | None] | None = None  # what a run that goes on has
     watch: Watch = field(default_factory=Watch)
     resume_command: str = RESUME
+    cautions: Sequence[str] = ()  # what the user is told as a run goes on
     startup: Startup | None = None  # how long actors took to come up
 
     def run(self, plan: Plan | None, cleanup: contextlib.ExitStack) -> Result:
@@ -161,7 +162,7 @@ class Session:
             keeper = Keeper(commits, None if every == "auto" else every, scenario.rounds, self._sync)
         if self.resumed is None:
             return Progress(), keeper
-        for text in commits.damage:
+        for text in (*commits.damage, *self.cautions):
             self.note(text)
         t = commit.round if commit else -1
         latest = self.folder.rewind(t)
@@ -253,5 +254,6 @@ class Session:
             "startup": self.startup.facts() if self.startup else None,
             "seconds": {"total": facts["seconds"], **progress.seconds},
             "versions": versions(),
+            "code": {**asdict(self.identity.code), "changes": list(self.identity.code_changes)},
             "folder": str(self.card.folder),
         }

@@ -40,10 +40,18 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]
         return SimpleNamespace(summary=SUMMARY)
 
     def resume(
-        folder: Path, loaded: Loaded | None, *, sets: Sequence[str], trackers: list[Marks], resume_command: str
+        folder: Path,
+        loaded: Loaded | None,
+        *,
+        sets: Sequence[str],
+        trackers: list[Marks],
+        resume_command: str,
+        code_changed: bool,
     ) -> Any:
         assert resume_command == "raysim submit --resume"
         begun.append({"folder": folder, "loaded": loaded and loaded.scenario.rounds, "sets": list(sets)})
+        if code_changed:
+            begun[-1]["code_changed"] = True
         return SimpleNamespace(summary={**SUMMARY, "run_id": "r1", "nothing_to_do": True})
 
     monkeypatch.setattr("raysim.launch.run.run", run)
@@ -157,6 +165,10 @@ class TestResume:
     def test_as_it_was(self, ran: list[dict[str, Any]], run_folder: Path) -> None:
         assert entry.main(["--set", "rounds=30", "--resume=r1"]) == 0
         assert ran == [{"folder": run_folder, "loaded": None, "sets": ["rounds=30"]}]
+
+    def test_with_other_code(self, ran: list[dict[str, Any]], run_folder: Path) -> None:
+        assert entry.main(["--resume=r1", "--code-changed"]) == 0
+        assert ran == [{"folder": run_folder, "loaded": None, "sets": [], "code_changed": True}]
 
     def test_one_that_has_all_rounds_can_be_fetched(self, run_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
         assert entry.main([QUICKSTART, f"--resume={run_folder}"]) == 0

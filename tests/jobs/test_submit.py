@@ -17,6 +17,7 @@ from raysim.jobs.stage import code, stage
 from raysim.jobs.submit import Work, environment, facts_of, new_id, parse_env, submit
 from raysim.jobs.versions import VARIABLE, Versions
 from raysim.launch.check import check
+from raysim.launch.code import checkout
 from raysim.scenario.load import load_scenario
 from tests.conftest import REPOSITORY
 from tests.jobs.fakes import HERE, cluster, details
@@ -39,7 +40,8 @@ class TestStage:
         stage(QUICKSTART, tmp_path)
         program = (
             "import sys, importlib.metadata as m, raysim.jobs.versions as v, algorithms; "
-            "print(v.__file__, algorithms.__file__, m.version('raysim'), len(m.requires('raysim')))"
+            "print(v.__file__, algorithms.__file__, m.version('raysim'), len(m.requires('raysim')), end=' '); "
+            "from raysim.launch.code import checkout; print(*checkout())"
         )
         others = "import sys; sys.meta_path = [f for f in sys.meta_path if 'Editable' not in repr(f)]"
         command = [sys.executable, "-c", f"{others}; {program}"]
@@ -48,6 +50,7 @@ class TestStage:
         assert [Path(name).is_relative_to(tmp_path) for name in told[:2]] == [True, True]
         assert told[2] == Versions.here().raysim
         assert int(told[3]) > 10
+        assert told[4:] == [str(fact) for fact in checkout()]  # of the checkout that it comes from
 
     def test_a_users_own_algorithms(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         own = tmp_path / "own"
@@ -115,9 +118,9 @@ class TestSubmit:
 
     def test_going_on(self) -> None:
         to = cluster(version=Versions.here().ray)
-        submit(to, Work(None, ["rounds=9"], "/a b/r1", {"name": "quickstart"}), {}, "j1")
+        submit(to, Work(None, ["rounds=9"], "/a b/r1", {"name": "quickstart"}, code_changed=True), {}, "j1")
         ((_, sent),) = to.client.asked
-        assert sent["entrypoint"] == "exec python -m raysim.jobs.entry --set rounds=9 '--resume=/a b/r1'"
+        assert sent["entrypoint"] == "exec python -m raysim.jobs.entry --set rounds=9 '--resume=/a b/r1' --code-changed"
         assert sent["metadata"] == {"raysim": Versions.here().raysim, "name": "quickstart"}
 
     def test_an_id_that_is_taken(self) -> None:

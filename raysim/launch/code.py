@@ -1,0 +1,163 @@
+"""The code that a run's numbers come from: the method's file, what it imports of the user's own, and raysim itself."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+import raysim
+from raysim.core.algorithm import AnyAlgorithm
+from raysim.core.errors import ScenarioError
+
+RAYSIM = "raysim/{core,data,engine,models}"
+"""The name, among the files, of those parts of raysim that compute: a new progress bar changes no number."""
+
+UNKNOWN = "an older raysim began this run and did not note its code: whether that has changed since is not known"
+
+
+@dataclass(frozen=True)
+class Code:
+    """What a run was computed with."""
+
+    files: Mapping[str, str] = field(default_factory=dict)  # name -> SHA-256; empty: not known
+    commit: str | None = None  # of the git checkout that raysim is imported from; None: there is none, or no git
+    dirty: bool | None = None  # whether raysim or the algorithms differ from that commit
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.files, Mapping) or not all(isinstance(digest, str) for digest in self.files.values()):
+            raise TypeError("code.files: a mapping of names to SHA-256 is expected")
+
+    @classmethod
+    def of(cls, algorithm: AnyAlgorithm) -> Code:
+        """Of a method as its files are now. Raises `ScenarioError` when they cannot be read."""
+        module = type(algorithm).__module__
+        try:
+            files = own_modules(module)
+            digests = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
+        except (OSError, SyntaxError) as error:
+            raise ScenarioError(f"{module}: its file, or one that it imports, cannot be read ({error})") from None
+        return cls({**digests, RAYSIM: _of_raysim()}, *checkout())
+
+    @property
+    def method(self) -> str:
+        """One short digest of the method and what it imports."""
+        files = sorted((name, digest) for name, digest in self.files.items() if name != RAYSIM)
+        return hashlib.sha256(repr(files).encode()).hexdigest()[:12]
+
+    def tags(self) -> dict[str, str]:
+        """For MLflow, which knows the names of the first two."""
+        known = {"mlflow.source.git.commit": self.commit, "mlflow.source.git.dirty": self.dirty}
+        found = {name: str(value).lower() for name, value in known.items() if value is not None}
+        return {**found, "raysim.code": self.method}
+
+    def changes(self, now: Code) -> list[str]:
+        """What differs from this code, a file each; nothing where this code is not known."""
+        names = dict.fromkeys([*self.files, *now.files]) if self.files else {}
+        return [
+            f"{name} ({self.files.get(name, 'none')[:12]} there, {now.files.get(name, 'none')[:12]} here)"
+            for name in names
+            if self.files.get(name) != now.files.get(name)
+        ]
+
+
+def own_modules(module: str) -> dict[str, Path]:
+    """The files of a module and of all that it imports, by name such as `algorithms/fedgh.py`.
+
+    Left out are raysim, the standard library and what is installed (in site-packages), unless with the module itself.
+    """
+    package = module.partition(".")[0]
+    found: dict[str, Path] = {}
+    seen: set[str] = set()
+    rest = [module]
+    while rest:
+        name = rest.pop()
+        file = None if name in seen else _file(name, installed=name.partition(".")[0] == package)
+        seen.add(name)
+        if file is None:
+            continue
+        place = name.replace(".", "/") + (f"/{file.name}" if file.stem == "__init__" else file.suffix)
+        found[place] = file
+        rest.append(name.rpartition(".")[0])  # the package is imported first
+        if file.suffix == ".py":
+            rest += _imported(file, name if file.stem == "__init__" else name.rpartition(".")[0])
+    return dict(sorted(found.items()))
+
+
+@cache
+def checkout() -> tuple[str | None, bool | None]:
+    """The commit of the checkout that raysim is imported from, and whether its code differs; (None, None) without."""
+    folder = Path(raysim.__file__).parent
+    # A package that is installed inside somebody's repository is not of that repository.
+    if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return _shipped()
+    commit, changed = _git(folder, "rev-parse", "HEAD"), _git(folder.parent, "status", "--porcelain", *_PACKAGES)
+    return commit, None if changed is None else bool(changed)
+
+
+_PACKAGES = ("--", "raysim", "algorithms")
+SHIPPED = "CHECKOUT"
+"""The file, beside the metadata of a raysim that a job ships, that says what `checkout` says where it comes from."""
+
+
+def _shipped() -> tuple[str | None, bool | None]:
+    commit, _, dirty = (metadata.distribution("raysim").read_text(SHIPPED) or "").partition(" ")
+    return (commit, dirty == "dirty") if commit else (None, None)
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    """What git says; None where it cannot."""
+    command = ["git", "--no-optional-locks", "-C", str(folder), *words]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+@cache
+def _of_raysim() -> str:
+    sha = hashlib.sha256()
+    folder = Path(raysim.__file__).parent
+    for part in ("core", "data", "engine", "models"):
+        for file in sorted((folder / part).rglob("*.py")):
+            sha.update(
+                f"{file.relative_to(folder).as_posix()}={hashlib.sha256(file.read_bytes()).hexdigest()};".encode()
+            )
+    return sha.hexdigest()
+
+
+def _file(name: str, installed: bool) -> Path | None:
+    """The file of a module; None for what is built in, raysim's, not to be had or, unless asked for, installed."""
+    root = name.partition(".")[0]
+    if not root or root == "raysim" or root in sys.stdlib_module_names:
+        return None
+    try:
+        # The root first: what is installed need not be looked through.
+        for part in dict.fromkeys((root, name)):
+            spec = importlib.util.find_spec(part)
+            places = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or ())]
+            if not installed and any({"site-packages", "dist-packages"} & set(Path(place).parts) for place in places):
+                return None
+    except (ImportError, AttributeError, ValueError):  # a function of a module, or not to be had here
+        return None
+    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
+
+
+def _imported(file: Path, package: str) -> Iterator[str]:
+    """The modules that a file may import, wherever in it: of `from a import b` both `a` and `a.b`."""
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")[: -(node.level - 1) or None] if node.level else []
+            origin = ".".join([*parts, *([node.module] if node.module else [])])
+            yield origin
+            yield from (f"{origin}.{alias.name}" for alias in node.names)

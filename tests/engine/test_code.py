@@ -1,0 +1,227 @@
+"""What code a run was computed with is written down, and a run does not go on with other code by accident."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import algorithms
+from raysim.cli.main import main
+from raysim.core.errors import ScenarioError
+from raysim.launch import code
+from raysim.launch.again import Identity
+from raysim.launch.code import RAYSIM, Code, own_modules
+from raysim.launch.run import resume, run
+from raysim.report.load import read_summary
+from raysim.scenario.registry import algorithm_class
+from raysim.tracking.memory import MemoryTracker
+from tests.conftest import REPOSITORY
+from tests.engine.scenarios import loaded
+
+METHOD = '''"""Trains alone, with a loss from a file of its own."""
+from dataclasses import dataclass
+from raysim.core import Algorithm, Client
+from algorithms import my_losses
+
+
+@dataclass(frozen=True)
+class Mine(Algorithm[None, None, None]):
+    """Trains alone."""
+
+    def client_update(self, client: Client, down: None) -> None:
+        client.fit(my_losses.scaled)
+'''
+LOSS = """from .my_factor import FACTOR
+from raysim.core.ops import cross_entropy
+
+def scaled(net, batch, given):
+    return FACTOR * cross_entropy(net, batch, given)
+"""
+FILES = {"mine.py": METHOD, "my_losses.py": LOSS, "my_factor.py": "FACTOR = 1\n"}
+
+Write = Callable[[str, str], None]
+
+
+def forget() -> None:
+    """As in a new process: the files are read again."""
+    for name in FILES:
+        module = name.removesuffix(".py")
+        sys.modules.pop(f"algorithms.{module}", None)
+        vars(algorithms).pop(module, None)
+
+
+@pytest.fixture
+def write(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Writes a file of the method `mine`, which is there already, as for a new process."""
+    folder = workplace / "own"
+    folder.mkdir()
+    monkeypatch.setattr(algorithms, "__path__", [*algorithms.__path__, str(folder)])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # two versions within a second would be one to the cache
+
+    def write(name: str, text: str) -> None:
+        (folder / name).write_text(text)
+        forget()
+
+    for name, text in FILES.items():
+        write(name, text)
+    yield write
+    forget()
+
+
+def mine(*sets: str) -> Any:
+    return loaded("algorithm={name: mine}", *sets)
+
+
+CHANGES = [("mine.py", "client.fit", "client.log('x', 1); client.fit"), ("my_factor.py", "1", "5")]
+
+
+@pytest.mark.parametrize(("name", "old", "new"), CHANGES)
+def test_a_run_does_not_go_on_with_other_code(write: Write, name: str, old: str, new: str) -> None:
+    short = run(mine("rounds=2"), quiet=True)
+    before = {path: path.read_bytes() for path in short.folder.rglob("*") if path.is_file()}
+    had = short.summary["code"]["files"][f"algorithms/{name}"][:12]
+    write(name, FILES[name].replace(old, new))
+    has = Code.of(mine().algorithm).files[f"algorithms/{name}"][:12]
+    with pytest.raises(ScenarioError) as caught:
+        resume(short.folder, sets=["rounds=4"], quiet=True)
+    assert f"its code had another SHA-256: algorithms/{name} ({had} there, {has} here); " in str(caught.value)
+    assert "--code-changed" in str(caught.value)
+    assert {path: path.read_bytes() for path in short.folder.rglob("*") if path.is_file()} == before
+    assert resume(short.folder, sets=["rounds=2"], quiet=True).summary["nothing_to_do"]
+
+
+def test_a_run_goes_on_with_other_code_where_one_says_so(write: Write) -> None:
+    short = run(mine("rounds=2"), quiet=True)
+    write("my_factor.py", "FACTOR = 5\n")
+    longer = resume(short.folder, sets=["rounds=4"], quiet=True, code_changed=True)
+    (change,) = longer.summary["code"]["changes"]
+    assert change["after_round"] == 2
+    assert [text.partition(" ")[0] for text in change["files"]] == ["algorithms/my_factor.py"]
+    known = json.loads((short.folder / "run.json").read_text())
+    assert known["code"]["files"] == longer.summary["code"]["files"] != short.summary["code"]["files"]
+    again = resume(short.folder, sets=["rounds=5"], quiet=True)  # it is the run's code now
+    assert again.summary["code"]["changes"] == [change]
+
+
+def test_a_comment_of_another_method_is_no_change(write: Write) -> None:
+    short = run(mine("rounds=1"), quiet=True)
+    write("other.py", "# another method\n")
+    assert resume(short.folder, sets=["rounds=2"], quiet=True).summary["code"]["changes"] == []
+
+
+def test_other_code_of_raysim_that_computes_is_refused_too(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = run(loaded("rounds=1"), quiet=True)
+    monkeypatch.setattr(code, "_of_raysim", lambda: "5" * 64)
+    had = short.summary["code"]["files"][RAYSIM][:12]
+    with pytest.raises(ScenarioError) as caught:
+        resume(short.folder, sets=["rounds=2"], quiet=True)
+    assert f"{RAYSIM} ({had} there, 555555555555 here)" in str(caught.value)
+    assert resume(short.folder, sets=["rounds=2"], quiet=True, code_changed=True).summary["rounds"] == 2
+
+
+def test_a_run_of_an_older_raysim_goes_on_with_a_word(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    short = run(loaded("rounds=1"), quiet=True)
+    known = json.loads((short.folder / "run.json").read_text())
+    del known["code"], known["code_changes"]
+    (short.folder / "run.json").write_text(json.dumps({**known, "versions": {**known["versions"], "torch": "1.0"}}))
+    longer = resume(short.folder, sets=["rounds=2"])
+    told = " ".join(capfd.readouterr().err.split())
+    assert code.UNKNOWN in told
+    assert "other versions than the run began with (torch 1.0 there, " in told
+    assert longer.summary["code"]["files"] == short.summary["code"]["files"]
+    assert resume(short.folder, sets=["rounds=3"], quiet=True).summary["code"]["changes"] == []
+
+
+@pytest.mark.parametrize("damaged", [5, {"files": 5}, {"files": {"x": 5}}, {"nonsense": 5}])
+def test_damaged_facts_are_a_sentence(tmp_path: Path, damaged: Any) -> None:
+    known = dict.fromkeys(["run_id", "tracking", "checkpoints", "dataset_digest", "partition_digest"], "x")
+    (tmp_path / "run.json").write_text(json.dumps({**known, "versions": {}, "code": damaged}))
+    with pytest.raises(ScenarioError, match=r"run\.json cannot be read"):
+        Identity.of(tmp_path)
+
+
+def test_on_the_command_line(write: Write, workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    short = run(mine("rounds=1"), quiet=True)
+    write("my_factor.py", "FACTOR = 5\n")
+    more = ["--set", "rounds=2", "--quiet"]
+    relaunch = ["launch", str(short.folder / "resolved.yaml"), "--resume", str(short.folder), *more]
+    for words in (["resume", str(short.folder), *more], relaunch):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        told = capfd.readouterr().err
+        assert ended.value.code == 2
+        assert told.count("\n") == 1
+        assert told.startswith(f"raysim: {short.folder} cannot be gone on with: its code had another SHA-256: ")
+    main([*relaunch, "--code-changed"])
+    write("my_factor.py", "FACTOR = 6\n")
+    main(["resume", str(short.folder), "--set", "rounds=3", "--quiet", "--code-changed"])
+    assert [change["after_round"] for change in read_summary(short.folder)["code"]["changes"]] == [1, 2]
+
+
+@pytest.mark.parametrize("command", ["launch", "submit"])
+def test_changed_code_is_for_a_run_that_goes_on(command: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, str(REPOSITORY / "scenarios" / "quickstart.yaml"), "--code-changed"])
+    assert ended.value.code == 2
+    assert "--code-changed is for a run that goes on: give --resume RUN" in capfd.readouterr().err
+
+
+# -- what is written down ---------------------------------------------------------------------------
+
+
+def test_a_methods_files_are_its_own_and_no_others(write: Write) -> None:
+    assert list(own_modules(algorithm_class("mine").__module__)) == [
+        "algorithms/__init__.py",
+        "algorithms/mine.py",
+        "algorithms/my_factor.py",
+        "algorithms/my_losses.py",
+    ]
+    assert list(Code.of(loaded().algorithm).files) == ["algorithms/__init__.py", "algorithms/fedgh.py", RAYSIM]
+
+
+def git(folder: Path, *words: str) -> str:
+    who = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+    done = subprocess.run(["git", "-C", str(folder), *who, *words], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def test_the_commit_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "raysim").mkdir()
+    (tmp_path / "raysim" / "__init__.py").write_text("")
+    monkeypatch.setattr("raysim.__file__", str(tmp_path / "raysim" / "__init__.py"))
+
+    def found() -> Any:
+        code.checkout.cache_clear()
+        return code.checkout()
+
+    assert found() == (None, None)  # no checkout
+    git(tmp_path, "init")
+    assert found() == (None, None)  # somebody else's: raysim is not in it
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "x")
+    head = git(tmp_path, "rev-parse", "HEAD")
+    assert found() == (head, False)
+    (tmp_path / "notes.txt").write_text("")
+    assert found() == (head, False)
+    (tmp_path / "raysim" / "core.py").write_text("x = 1")
+    assert found() == (head, True)
+    monkeypatch.setenv("PATH", "")  # no git
+    assert found() == (None, None)
+    code.checkout.cache_clear()
+
+
+def test_mlflow_is_told(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code, "checkout", lambda: ("c" * 40, True))
+    seen = MemoryTracker()
+    result = run(loaded("rounds=1"), quiet=True, trackers=[seen])
+    assert seen.card is not None
+    assert seen.card.tags["mlflow.source.git.commit"] == "c" * 40
+    assert seen.card.tags["mlflow.source.git.dirty"] == "true"
+    assert seen.card.tags["raysim.code"] == Code.of(loaded().algorithm).method
+    assert (result.summary["code"]["commit"], result.summary["code"]["dirty"]) == ("c" * 40, True)
