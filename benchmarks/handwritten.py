@@ -78,6 +78,7 @@ class Score(NamedTuple):
     correct: int
     tested: int
     test_loss: float  # sum
+    val_correct: int
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,7 @@ class Shared:
     image_MHWC: Tensor  # uint8
     label_M: Tensor
     train: Positions
+    val: Positions
     test: Positions
     weights: Tensor  # float32, client after client
     offset: list[int]  # [N+1]: where each client's weights begin
@@ -133,6 +135,7 @@ class Loop:
             image_MHWC=torch.tensor(data.image_MHWC).share_memory_(),
             label_M=torch.tensor(data.label_M).share_memory_(),
             train=Positions(torch.tensor(dealt.train.index).share_memory_(), dealt.train.offset.tolist()),
+            val=Positions(torch.tensor(dealt.val.index).share_memory_(), dealt.val.offset.tolist()),
             test=Positions(torch.tensor(dealt.test.index).share_memory_(), dealt.test.offset.tolist()),
             weights=torch.cat([start[work.arch(k)] for k in range(work.clients)]).share_memory_(),
             offset=offset,
@@ -224,11 +227,13 @@ class _Trainer:
             optimizer.step()
             loss_sum += loss.detach() * len(part)
         with torch.inference_mode():
-            x, y = self._batch(shared.test.of(k))
+            tested = len(shared.test.of(k))
+            x, y = self._batch(torch.cat([shared.test.of(k), shared.val.of(k)]))
             logits = net(x)
-            correct = int((logits.argmax(1) == y).sum())
-            test_loss = float(F.cross_entropy(logits, y, reduction="sum"))
-        return Score(k, len(index), float(loss_sum) / len(index), correct, len(y), test_loss)
+            right = logits.argmax(1) == y
+            test_loss = float(F.cross_entropy(logits[:tested], y[:tested], reduction="sum"))
+        correct, val_correct = int(right[:tested].sum()), int(right[tested:].sum())
+        return Score(k, len(index), float(loss_sum) / len(index), correct, tested, test_loss, val_correct)
 
     def _batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         # index_select copies whole images; indexing with a tensor is many times slower.

@@ -18,7 +18,9 @@ METRICS: Mapping[str, str] = {
     "accuracy/all": "mean test accuracy of all clients, each with its latest model",
     "accuracy/all_std": "standard deviation of that accuracy over clients",
     "accuracy/worst_decile": "mean of that accuracy over the tenth of the clients that is worst off",
-    "accuracy/best": "greatest accuracy/all so far",
+    "accuracy/val": "mean accuracy of all clients on their own validation samples, each with its latest model",
+    "accuracy/best": "greatest accuracy/all so far: the round is chosen by the test samples themselves",
+    "accuracy/at_best_val": "accuracy/all of the round with the greatest accuracy/val so far",
     "accuracy/best_participants": "greatest accuracy/participants so far",
     "accuracy/global": "mean accuracy of the participants' models on the whole published test set",
     "loss/train": "mean over participants of their mean training loss per sample",
@@ -57,6 +59,8 @@ class ClientRow:
     correct: int | None
     total: int | None  # its test samples
     loss: float | None  # mean test cross-entropy per sample
+    val_correct: int | None  # of its validation samples
+    val_total: int | None
     global_accuracy: float | None  # on the whole published test set, where the scenario asks
     train_loss: float | None  # mean training loss per sample of the round; None for a client that did not train
     train_samples: int  # seen in training, counted once per epoch

@@ -93,6 +93,7 @@ class Measured:
     """How good a client's model is, and what it took to find out."""
 
     local: Measure  # on its own test samples
+    val: Measure  # on its own validation samples
     everyone: Measure | None  # on the published test set, where asked for
     seconds: float
 
@@ -113,7 +114,7 @@ class Turn:
 
 def client_row(world: World, t: int, k: ClientId, turn: Turn | None, measured: Measured | None) -> ClientRow:
     """The row of a client that had a turn, was measured, or both."""
-    local, everyone = (measured.local, measured.everyone) if measured else (None, None)
+    local, val, everyone = (measured.local, measured.val, measured.everyone) if measured else (None, None, None)
     return ClientRow(
         round=t,
         client=k,
@@ -123,6 +124,8 @@ def client_row(world: World, t: int, k: ClientId, turn: Turn | None, measured: M
         correct=local.correct if local else None,
         total=local.total if local else None,
         loss=local.loss if local else None,
+        val_correct=val.correct if val else None,
+        val_total=val.total if val else None,
         global_accuracy=everyone.accuracy if everyone else None,
         train_loss=turn.train_loss if turn else None,
         train_samples=turn.train_samples if turn else 0,
@@ -160,6 +163,7 @@ class ClientHost:
             self.image_MHWC = torch.from_numpy(image_MHWC)
             self.label_M = torch.from_numpy(world.labels)
             self.train = Positions(world.train)
+            self.val = Positions(world.val)
             self.test = Positions(world.test)
             self.published = None if world.global_test is None else torch.from_numpy(world.global_test)
         self.nets: dict[ClientId, nn.Module] = {}
@@ -317,18 +321,24 @@ class ClientHost:
             # A client that never had a turn is its architecture's template; no copy is made to look at it.
             net = self._net(k) if self.world.independent_init else self._template(self.world.arch(k))
         set_training(net, False)
-        local = self._score(net, self.test.of(k))
-        everyone = None if self.published is None else self._score(net, self.published)
-        return Measured(local, everyone, perf_counter() - start)
+        local, val = self._score(net, self.test.of(k), self.val.of(k))
+        everyone = None if self.published is None else self._score(net, self.published)[0]
+        return Measured(local, val, everyone, perf_counter() - start)
 
     @torch.inference_mode()
-    def _score(self, net: nn.Module, index_M: Tensor) -> Measure:
-        correct, loss_sum = 0, 0.0
-        for batch in self._samples(index_M).in_order(EVALUATION_BATCH):
-            logits_BC: Tensor = net(batch.x)
-            correct += int((logits_BC.argmax(1) == batch.y).sum())
-            loss_sum += float(F.cross_entropy(logits_BC.double(), batch.y, reduction="sum"))
-        return Measure(correct, len(index_M), loss_sum)
+    def _score(self, net: nn.Module, *index: Tensor) -> list[Measure]:
+        """How good a network is on each of these sets of samples, which pass through it together."""
+        samples = self._samples(torch.cat(index))
+        logits_MC = torch.cat([net(batch.x) for batch in samples.in_order(EVALUATION_BATCH)])
+        sizes = [len(index_M) for index_M in index]
+        return [
+            Measure(
+                correct=int((logits_SC.argmax(1) == label_S).sum()),
+                total=len(label_S),
+                loss_sum=float(F.cross_entropy(logits_SC.double(), label_S, reduction="sum")),
+            )
+            for logits_SC, label_S in zip(logits_MC.split(sizes), samples.y.split(sizes), strict=True)
+        ]
 
     def _samples(self, index_M: Tensor) -> Samples:
         raw_NHWC = self.image_MHWC.index_select(0, index_M).to(self.device)

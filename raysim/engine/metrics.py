@@ -31,6 +31,13 @@ def accuracies(rows: Rows) -> list[float]:
     return [row.accuracy for row in rows if row.accuracy is not None]
 
 
+def validation(rows: Rows) -> float | None:
+    """The mean accuracy on validation samples; None where a row is of a run that began when none were looked at."""
+    if any(row.val_total is None for row in rows):
+        return None
+    return mean([(row.val_correct or 0) / row.val_total for row in rows if row.val_total])
+
+
 PARTICIPANTS: Mapping[str, Callable[[Rows], float | int | None]] = {
     "accuracy/participants": lambda rows: mean(accuracies(rows)),
     "accuracy/global": lambda rows: mean([r.global_accuracy for r in rows if r.global_accuracy is not None]),
@@ -49,6 +56,7 @@ EVERYBODY: Mapping[str, Callable[[Rows], float | int | None]] = {
     "accuracy/all": lambda rows: mean(accuracies(rows)),
     "accuracy/all_std": lambda rows: std(accuracies(rows)),
     "accuracy/worst_decile": lambda rows: worst_decile(accuracies(rows)),
+    "accuracy/val": validation,
     "loss/test": lambda rows: mean([r.loss for r in rows if r.loss is not None]),
 }
 """Of all clients, each with the last row in which it was measured."""

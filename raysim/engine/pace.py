@@ -38,4 +38,5 @@ class Pace:
 
     def _samples(self, k: ClientId) -> int:
         """Samples that a client's turn passes through its network, and one for what each turn costs anyway."""
-        return self.world.local.epochs * len(self.world.train.of(k)) + len(self.world.test.of(k)) + 1
+        world = self.world
+        return world.local.epochs * len(world.train.of(k)) + len(world.val.of(k)) + len(world.test.of(k)) + 1

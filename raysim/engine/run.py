@@ -44,6 +44,8 @@ class Progress:
     totals: dict[str, float] = field(default_factory=lambda: {"bytes": 0, "flops": 0.0})
     best: dict[str, float] = field(default_factory=dict)
     best_round: int | None = None
+    best_val: float = -1.0  # greatest accuracy/val
+    best_val_round: int | None = None
     up_components: dict[str, int] = field(default_factory=dict)
     down_components: dict[str, int] = field(default_factory=dict)
     final: dict[str, float | int] = field(default_factory=dict)
@@ -71,8 +73,22 @@ class Progress:
     @classmethod
     def resumed(cls, t: int, facts: Mapping[str, Any], latest: Mapping[ClientId, ClientRow]) -> Progress:
         """As it was after round `t`, of which a commit kept `facts`."""
-        kept = {name: facts[name] for name in _FACTS}
+        kept = {name: facts[name] for name in _FACTS if name in facts}  # an earlier version did not count all of them
         return cls(t=t, latest=dict(latest), stale=set(facts["stale"]), before_s=facts["before_s"], **kept)
+
+    def take_best(self, t: int, values: Mapping[str, float]) -> None:
+        """Keep what is the best so far of what round `t` measured; of equal rounds the earlier one."""
+        for best, source in (
+            ("accuracy/best", "accuracy/all"),
+            ("accuracy/best_participants", "accuracy/participants"),
+        ):
+            if source in values and values[source] > self.best.get(best, -1.0):
+                self.best[best] = values[source]
+                if best == "accuracy/best":
+                    self.best_round = t
+        if "accuracy/all" in values and values.get("accuracy/val", -1.0) > self.best_val:
+            self.best_val, self.best_val_round = values["accuracy/val"], t
+            self.best["accuracy/at_best_val"] = values["accuracy/all"]
 
     def elapsed_s(self) -> float:
         """Seconds since the first round began, without the time in which the run was not running."""
@@ -80,8 +96,8 @@ class Progress:
 
 
 _FACTS = (
-    "totals", "best", "best_round", "up_components", "down_components", "final", "rejected", "failed", "turns",
-    "restarts", "seconds",
+    "totals", "best", "best_round", "best_val", "best_val_round", "up_components", "down_components", "final",
+    "rejected", "failed", "turns", "restarts", "seconds",
 )  # fmt: skip
 
 
@@ -204,14 +220,7 @@ def _values(report: RoundReport, rows: Sequence[ClientRow], progress: Progress, 
     values: dict[str, Any] = measured(PARTICIPANTS, [row for row in rows if row.participated])
     if due:
         values |= measured(EVERYBODY, list(progress.latest.values()))
-        for best, source in (
-            ("accuracy/best", "accuracy/all"),
-            ("accuracy/best_participants", "accuracy/participants"),
-        ):
-            if source in values and values[source] > progress.best.get(best, -1.0):
-                progress.best[best] = values[source]
-                if best == "accuracy/best":
-                    progress.best_round = rows[0].round
+        progress.take_best(rows[0].round, values)
         values |= progress.best
     for turn in turns:
         for name, size in turn.up.components.items():

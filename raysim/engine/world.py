@@ -29,6 +29,7 @@ class World:
     transform: Transform
     local: LocalTraining
     train: Shards
+    val: Shards
     test: Shards
     threads: tuple[int, ...]  # intra-op threads of client k's work: threads[k % len(threads)]
     global_test: NDArray[np.int64] | None = None  # positions of the published test images, where asked for

@@ -91,6 +91,7 @@ def world_of(checked: Checked, data: ImageData, partition: Partition, plan: Plan
         transform=transform_for(data.name, scenario.data.augment),
         local=checked.local,
         train=partition.train,
+        val=partition.val,
         test=partition.test,
         threads=tuple(threads[k] for k in range(scenario.clients.count)),
         global_test=published if scenario.evaluation.global_test else None,

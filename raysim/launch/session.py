@@ -237,6 +237,7 @@ class Session:
             "clients": loaded.scenario.clients.count,
             "participants_per_round": self.checked.participants,
             "best_round": progress.best_round,
+            "best_val_round": progress.best_val_round,
             "final": dict(progress.final),
             "up_bytes_per_participant": up / turns,
             "down_bytes_per_participant": down / turns,

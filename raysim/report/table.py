@@ -23,7 +23,7 @@ def closing_table(summary: Mapping[str, object]) -> Table:
     - `participants_per_round`, `clients`: counts
     - `final`: metric name to value, of the last round that measured it; accuracies in [0, 1], bytes, seconds
     - `rejected_uploads`: how many uploads were left out
-    - `best_round`: the round of `accuracy/best`
+    - `best_round`, `best_val_round`: the rounds of `accuracy/best` and `accuracy/at_best_val`
     - `up_bytes_per_participant`, `down_bytes_per_participant`: mean bytes per participant and round; in their
       absence the last round's bytes divided by `participants_per_round`
     - `seconds`: phase to its seconds over the whole run, "total" among them
@@ -53,7 +53,8 @@ def rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
         ("accuracy, worst tenth", _one(final, "accuracy/worst_decile", per_cent)),
         ("accuracy, participants", _one(final, "accuracy/participants", per_cent)),
         ("accuracy, whole test set", _one(final, "accuracy/global", per_cent)),
-        ("best accuracy", _best(final, summary.get("best_round"))),
+        ("best accuracy", _in_round(final, "accuracy/best", summary.get("best_round"))),
+        ("at best validation", _in_round(final, "accuracy/at_best_val", summary.get("best_val_round"))),
         ("sent per participant", _per_participant(summary, final)),
         ("sent in all", _one(final, "comm/total_bytes", human_bytes)),
         ("computed in all", _one(final, "compute/total_flops", lambda n: f"{human_count(n)}FLOP")),
@@ -106,9 +107,9 @@ def _left_out(summary: Mapping[str, object]) -> str:
     return f"{count}, which held a NaN or infinity" if count else ""
 
 
-def _best(final: Mapping[str, Any], best_round: object) -> str:
-    text = _one(final, "accuracy/best", per_cent)
-    return f"{text} in round {best_round}" if text and best_round is not None else text
+def _in_round(final: Mapping[str, Any], metric: str, t: object) -> str:
+    text = _one(final, metric, per_cent)
+    return f"{text} in round {t}" if text and t is not None else text
 
 
 def _per_participant(summary: Mapping[str, object], final: Mapping[str, Any]) -> str:

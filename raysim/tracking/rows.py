@@ -28,6 +28,8 @@ CLIENT_SCHEMA = pa.schema(
         pa.field("correct", pa.int64()),
         pa.field("total", pa.int64()),
         pa.field("loss", pa.float64()),
+        pa.field("val_correct", pa.int64()),
+        pa.field("val_total", pa.int64()),
         pa.field("global_accuracy", pa.float64()),
         pa.field("train_loss", pa.float64()),
         pa.field("train_samples", pa.int64(), nullable=False),
@@ -142,13 +144,20 @@ class ClientRows:
             reached = first
             count = int(np.searchsorted(batch.column("round").to_numpy(), t, side="right"))
             if count:
-                yield first, batch.slice(0, count)
+                yield first, _of_today(batch.slice(0, count))
         if reached < t and not whole:
             raise MissingRowsError(f"{self.stream.name} ends after round {reached}")
 
 
 def _batch(rows: Sequence[ClientRow]) -> pa.RecordBatch:
     columns = [pa.array([getattr(row, f.name) for row in rows], f.type) for f in CLIENT_SCHEMA]
+    return pa.RecordBatch.from_arrays(columns, schema=CLIENT_SCHEMA)
+
+
+def _of_today(batch: Any) -> Any:
+    """Rows with today's columns: null where an earlier version, with which the run began, did not have one."""
+    known = set(batch.schema.names)
+    columns = [batch[f.name] if f.name in known else pa.nulls(batch.num_rows, f.type) for f in CLIENT_SCHEMA]
     return pa.RecordBatch.from_arrays(columns, schema=CLIENT_SCHEMA)
 
 

@@ -188,7 +188,7 @@ def world_of_one(algorithm: Any) -> tuple[World, np.ndarray[Any, Any]]:
     rest = Shards(np.arange(20, 24), np.array([0, 4]))
     world = World(
         algorithm, 3, 4, 8, ("norm",), toy_model, PlainTransform(), LocalTraining(epochs=2, batch_size=6, momentum=0.9),
-        one, rest, (1,), labels=samples.y.numpy(), image_shape_HWC=(4, 4, 1),
+        one, rest, rest, (1,), labels=samples.y.numpy(), image_shape_HWC=(4, 4, 1),
     )  # fmt: skip
     return world, samples.raw_NHWC.numpy()
 

@@ -59,6 +59,7 @@ def test_handwritten_loop_and_raysim_do_the_same_steps(workplace: Path) -> None:
     mean = [score.test_loss / score.tested for score in ours]
     assert mean == pytest.approx([row.loss for row in rows], rel=1e-4)
     assert all(abs(score.correct - counted(row.correct)) <= 1 for score, row in zip(ours, rows, strict=True))
+    assert all(abs(score.val_correct - counted(row.val_correct)) <= 1 for score, row in zip(ours, rows, strict=True))
     # And they learn: rounds 1 and 3 have other participants, but share a header.
     k = TINY.participants
     assert sum(score.train_loss for score in ours[-k:]) < 0.9 * sum(score.train_loss for score in ours[:k])

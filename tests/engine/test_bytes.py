@@ -44,6 +44,7 @@ def sizes(algorithm: AnyAlgorithm, num_classes: int, classes_per_client: int, ro
         transform=transform_for("cifar10", augment=False),
         local=LocalTraining(),
         train=partition.train,
+        val=partition.val,
         test=partition.test,
         threads=(1,),
         labels=label_M,

@@ -23,6 +23,7 @@ from raysim.engine.placement import (
     refuse_unseated,
     seats,
 )
+from raysim.engine.run import Progress
 from raysim.engine.sampling import cohort, cohort_size
 
 
@@ -168,11 +169,18 @@ def test_cohorts_reach_everybody_alike() -> None:
     assert all(abs(count - 250) < 60 for count in counts)
 
 
-def row(client: int, correct: int, total: int, participated: bool = True, up: int = 0) -> ClientRow:
+def row(
+    client: int,
+    correct: int,
+    total: int,
+    participated: bool = True,
+    up: int = 0,
+    val: tuple[int | None, int | None] = (0, 0),
+) -> ClientRow:
     accuracy = correct / total if total else None
     return ClientRow(
-        1, client, "m", participated, accuracy, correct, total, 1.0 if total else None, None, 0.5, 8, up, 4, 2, 1, 10.0,
-        0.25, 0.5,
+        1, client, "m", participated, accuracy, correct, total, 1.0 if total else None, *val, None, 0.5, 8, up, 4, 2, 1,
+        10.0, 0.25, 0.5,
     )  # fmt: skip
 
 
@@ -188,6 +196,30 @@ def test_metrics_by_hand() -> None:
     everybody = measured(EVERYBODY, rows)
     assert everybody["accuracy/all"] == 0.625
     assert everybody["accuracy/all_std"] == 0.125
+
+
+def test_validation_accuracy_by_hand() -> None:
+    # (1/4 + 2/2) / 2; the third has no validation samples, which is not an accuracy of 0.
+    rows = [row(0, 1, 2, val=(1, 4)), row(1, 0, 0, val=(2, 2)), row(2, 3, 4)]
+    assert measured(EVERYBODY, rows)["accuracy/val"] == 0.625
+    assert "accuracy/val" not in measured(EVERYBODY, rows[2:])
+    # A client whose last row is of a time when validation samples were not looked at: a mean of the others would be
+    # one of other clients in every round.
+    assert "accuracy/val" not in measured(EVERYBODY, [*rows, row(3, 1, 2, val=(None, None))])
+
+
+def test_the_best_rounds_by_hand() -> None:
+    progress = Progress()
+    seen = []
+    for t, (everybody, val) in enumerate([(0.5, 0.2), (0.7, 0.4), (0.9, 0.3), (0.8, 0.4), (0.6, 0.5)], start=1):
+        progress.take_best(t, {"accuracy/all": everybody, "accuracy/val": val})
+        seen.append((progress.best["accuracy/best"], progress.best["accuracy/at_best_val"]))
+    # Test samples would choose round 3, validation samples choose 2, which 4 only equals, and then 5.
+    assert seen == [(0.5, 0.5), (0.7, 0.7), (0.9, 0.7), (0.9, 0.7), (0.9, 0.6)]
+    assert (progress.best_round, progress.best_val_round) == (3, 5)
+    without = Progress()
+    without.take_best(1, {"accuracy/all": 0.5})
+    assert without.best == {"accuracy/best": 0.5} and without.best_val_round is None
 
 
 def test_spread() -> None:

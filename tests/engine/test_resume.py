@@ -7,15 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from raysim.core.errors import ScenarioError
 from raysim.core.results import Status
 from raysim.engine.commits import Commits
-from raysim.engine.run import Progress
+from raysim.engine.run import _FACTS, Progress
 from raysim.engine.store import open_store
 from raysim.launch.run import resume, run
 from raysim.report.load import read_clients, read_rounds, read_summary
+from raysim.tracking import rows
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.memory import MemoryTracker
 from raysim.tracking.mlflow import MlflowTracker
@@ -82,6 +84,25 @@ def test_what_a_commit_keeps_is_not_counted_on(workplace: Path) -> None:
         counted["bytes"] = counted.get("bytes", 0) + 1  # type: ignore[attr-defined, index]
     progress.stale.add(2)
     assert json.dumps(facts) == before
+
+
+def test_a_run_of_an_earlier_version_goes_on(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that began before validation samples were measured: its rows and commits do not have them."""
+    new = ("val_correct", "val_total")
+    with monkeypatch.context() as patch:
+        patch.setattr(rows, "CLIENT_SCHEMA", pa.schema([f for f in rows.CLIENT_SCHEMA if f.name not in new]))
+        patch.setattr("raysim.engine.run._FACTS", tuple(name for name in _FACTS if "best_val" not in name))
+        short = run(loaded("rounds=2"), quiet=True)
+    assert not set(new) & set(read_clients(short.folder).column_names)
+    whole = run(loaded("rounds=3"), quiet=True)
+    longer = resume(short.folder, sets=["rounds=3"], quiet=True)
+    assert longer.state_digest == whole.state_digest
+    ours, theirs = read_clients(longer.folder), read_clients(whole.folder)
+    assert ours["correct"].equals(theirs["correct"])
+    before = sum(t <= 2 for t in ours["round"].to_pylist())
+    assert ours["val_correct"].to_pylist() == [None] * before + theirs["val_correct"].to_pylist()[before:]
+    # Half of the clients were measured again by then: a mean over those would not be one over all.
+    assert read_rounds(longer.folder)["accuracy/val"][3].as_py() is None
 
 
 def test_a_sigterm_while_ray_starts_is_an_interruption(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 import yaml
 
 from algorithms.standalone import Standalone
@@ -85,9 +86,46 @@ def test_rounds_add_up(finished: Result) -> None:
         assert len(latest) == 8
         assert row["accuracy/all"] == pytest.approx(np.mean(list(latest.values())))
         assert row["accuracy/all_std"] == pytest.approx(np.std(list(latest.values())))
+        val = {c["client"]: c["val_correct"] / c["val_total"] for c in clients if c["round"] <= row["round"]}
+        assert row["accuracy/val"] == pytest.approx(np.mean(list(val.values())))
     assert rounds[-1]["accuracy/best"] == max(row["accuracy/all"] for row in rounds[1:])
+    chosen = max(rounds[1:], key=lambda row: row["accuracy/val"])  # the first of equal ones
+    assert rounds[-1]["accuracy/at_best_val"] == chosen["accuracy/all"]
+    assert json.loads((finished.folder / "summary.json").read_text())["best_val_round"] == chosen["round"]
+    dealt = pq.read_table(finished.folder / "partition.parquet").to_pandas()
     for client in clients:
         assert client["accuracy"] == client["correct"] / client["total"]
+        own = dealt[dealt["client"] == client["client"]]["part"].value_counts()
+        assert (client["total"], client["val_total"]) == (own["test"], own["val"])
+
+
+@pytest.mark.parametrize("split", ["pooled811", "published"])
+def test_test_and_validation_samples_are_told_apart(split: str) -> None:
+    checked = check(loaded(f"data.split={split}", "data.partition={name: dirichlet}"))
+    data = read_data(checked)
+    partition = deal(checked, data)
+    host = ClientHost(world_of(checked, data, partition, make_plan(checked.asks, Machine(1, 0), 1.0)), data.image_MHWC)
+    with torch.no_grad():  # networks that say "3" to everything
+        for k in range(8):
+            header = host._net(k).header
+            header.weight.zero_()
+            header.bias.copy_(torch.arange(10) == 3)
+    threes = {part: partition.count_NC(data.label_M, 10, part)[:, 3].tolist() for part in ("val", "test")}
+    found = host.measure(range(8)).values()
+    assert [one.local.correct for one in found] == threes["test"]
+    assert [one.val.correct for one in found] == threes["val"]
+    assert [one.val.total for one in found] == partition.val.size_N.tolist()
+    # One logit is 1 and nine are 0: ln(9 + e) each, and 1 less where it is a three.
+    for one in found:
+        assert one.local.loss_sum == pytest.approx(one.local.total * math.log(9 + math.e) - one.local.correct)
+    if split == "published":
+        assert not any(one.val.total for one in found) and sum(one.local.total for one in found) == 360
+
+
+def test_without_validation_samples_there_is_no_validation_accuracy(workplace: Path) -> None:
+    result, memory = quiet_run("data.split=published", "data.partition={name: iid}", "rounds=1")
+    assert not {"accuracy/val", "accuracy/at_best_val"} & set(memory.rounds[1])
+    assert result.summary["best_val_round"] is None
 
 
 def test_every_image_has_one_owner(finished: Result) -> None:

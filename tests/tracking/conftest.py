@@ -53,6 +53,8 @@ def make_rows() -> Callable[[int, int], list[ClientRow]]:
                 correct=9,
                 total=18,
                 loss=1.25,
+                val_correct=7,
+                val_total=9,
                 global_accuracy=None,
                 train_loss=0.75 if client % 2 == 0 else None,
                 train_samples=64,

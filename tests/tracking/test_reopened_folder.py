@@ -441,7 +441,7 @@ from raysim.tracking.folder import RunFolder
 folder = RunFolder.create(pathlib.Path(sys.argv[1]), "quick", "killed")
 folder.open(RunCard("quick", "killed", folder.path, {}, {}, "digits", "s", "d", "p", 1, 1))
 for t in range(100_000):
-    row = ClientRow(t, 0, "m", True, 0.5, 1, 2, 0.1, None, None, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
+    row = ClientRow(t, 0, "m", True, 0.5, 1, 2, 0.1, 1, 2, None, None, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
     folder.log(t, {"accuracy/all": t / 10}, [row] * 50)
     if t % 3 == 0:
         folder.sync()
