@@ -96,7 +96,7 @@ class Session:
             cleanup.enter_context(interruptible(self.stop))  # again: Ray sets a handler of its own
             facts["actors"] = plan.num_actors
             world = world_of(self.checked, self.own.data, self.partition, plan)
-            if idle := sum(not count for count in world.num_samples):
+            if idle := sum(not count for count in world.num_samples.values()):
                 self.note(f"{idle} of {world.num_clients} clients hold no training samples and never take part")
             schedule = Schedule(
                 scenario.rounds,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from algorithms.standalone import Standalone
 from raysim.core.errors import RunError
 from raysim.core.messages import pack
 from raysim.core.results import METRICS
+from raysim.data.shards import make_shards
 from raysim.engine.commits import Commits, read_server
 from raysim.engine.hooks import HookError
 from raysim.engine.host import ClientHost, Moved
@@ -126,6 +127,26 @@ def test_without_validation_samples_there_is_no_validation_accuracy(workplace: P
     result, memory = quiet_run("data.split=published", "data.partition={name: iid}", "rounds=1")
     assert not {"accuracy/val", "accuracy/at_best_val"} & set(memory.rounds[1])
     assert result.summary["best_val_round"] is None
+
+
+@pytest.mark.parametrize(("emptied", "said"), [([], []), ([0, 5], ["2 of 8 clients hold no training samples"])])
+def test_clients_without_samples_are_counted(
+    workplace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    emptied: list[int],
+    said: list[str],
+) -> None:
+    def dealt(*given: Any) -> Any:
+        partition = deal(*given)
+        kept = ~np.isin(partition.train.owner, emptied)
+        train = make_shards(partition.train.index[kept], partition.train.owner[kept], partition.num_clients)
+        return replace(partition, train=train)
+
+    monkeypatch.setattr("raysim.launch.run.deal", dealt)
+    run(loaded("rounds=1"))
+    lines = [line for line in capsys.readouterr().err.splitlines() if "hold no training" in line]
+    assert lines == [f"{start} and never take part" for start in said]
 
 
 def test_every_image_has_one_owner(finished: Result) -> None:
