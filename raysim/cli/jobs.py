@@ -181,7 +181,7 @@ def stop(job: str, address: str | None) -> None:
         click.echo(f"{job}: {after.state}; its run had not begun")
         return
     rounds = told.summary.get("rounds")
-    kept = "what was done is" if rounds is None else f"{rounds} rounds are kept"
+    kept = f"{rounds} rounds are kept" if isinstance(rounds, int) else "what was done is kept"
     click.echo(f"{job}: {after.state}; {kept} in {told.run_folder}")
     click.echo(f"  fetch   raysim fetch {job}{_rest(address)}")
     click.echo(f"  go on   raysim submit --resume {job}{_rest(address)}")

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from raysim.core.text import printable, redacted
+
 
 class RaysimError(Exception):
-    """Something that one sentence can explain to a user; shown without a traceback."""
+    """Something that one sentence can explain to a user; shown without a traceback.
+
+    The sentence may quote anything: secrets in addresses and control characters are left out of it.
+    """
 
     exit_code = 1
+
+    def __init__(self, text: object = "") -> None:
+        super().__init__(redacted(printable(str(text))))
 
 
 class ScenarioError(RaysimError, ValueError):

@@ -30,15 +30,33 @@ WAIT_S = 300.0
 LIMIT = 4 << 30
 """Bytes of a folder that are still sent; it passes through the log of a job, on the disk of the head node."""
 
+FILES = 10_000
+"""Files of a folder that are still sent."""
+
+
+def plain(name: str) -> bool:
+    """Whether this is a name that a file of a run folder may have, relative to the folder.
+
+    It holds no hidden part and no `..`, can be printed, and fits into a tar header without an extension.
+    """
+    parts = name.split("/")
+    if not name.isprintable() or "\\" in name or len(name.encode()) > 155:
+        return False
+    return all(part and not part.startswith(".") and len(part.encode()) <= 100 for part in parts)
+
 
 def listed(folder: Path, checkpoints: bool) -> list[Path]:
-    """The files of a run folder to send, relative to it; none that is hidden or reached through a link."""
+    """The files of a run folder to send, relative to it; none with a name that is not `plain`, or reached by a link."""
     found = []
     for file in sorted(folder.rglob("*")):
         inside = file.relative_to(folder)
-        hidden = any(part.startswith(".") for part in inside.parts)
         linked = any((folder / part).is_symlink() for part in [*inside.parents][:-1]) or file.is_symlink()
-        if file.is_file() and not hidden and not linked and (checkpoints or inside.parts[0] != "checkpoints"):
+        if (
+            plain(inside.as_posix())
+            and file.is_file()
+            and not linked
+            and (checkpoints or inside.parts[0] != "checkpoints")
+        ):
             found.append(inside)
     return found
 
@@ -81,12 +99,16 @@ def send(folder: Path, checkpoints: bool, say: Callable[[str], object], limit: i
         gib = f"{total / 2**30:.1f} GiB, more than the {limit / 2**30:.1f} that go through Ray"
         say(f"{REFUSED}{folder} on the head node holds {gib}: copy it from there, or leave checkpoints out")
         return
+    if len(files) > FILES:
+        many = f"{len(files)} files, more than the {FILES} that go through Ray"
+        say(f"{REFUSED}{folder} on the head node holds {many}: copy it from there, or leave checkpoints out")
+        return
     say(BEGIN + json.dumps({"files": len(files), "bytes": total}))
     lines = Lines(say)
     # Parquet, PNG and weights are dense already; a better level would take longer and save nothing.
     with (
         gzip.GzipFile(fileobj=lines, mode="wb", compresslevel=1) as packed,
-        tarfile.open(fileobj=packed, mode="w|") as tar,
+        tarfile.open(fileobj=packed, mode="w|", format=tarfile.USTAR_FORMAT, encoding="utf-8") as tar,
     ):
         for file in files:
             try:

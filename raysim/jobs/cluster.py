@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from raysim.core.errors import RaysimError, RunError, ScenarioError
+from raysim.core.text import holds_secret, is_name, one_line
 from raysim.scenario.registry import suggest
 from raysim.tracking.store import is_loopback, shown
 
@@ -59,6 +60,8 @@ def find_address(given: str | None) -> Address:
             if value and (name != "RAY_ADDRESS" or value.startswith(("http://", "https://"))):
                 found = Address(value, name)
                 break
+    if holds_secret(found.url):
+        raise found.error("holds a user name or password; a Ray cluster takes a token, in RAY_AUTH_TOKEN")
     if found.url.startswith("ray://"):
         host = urlsplit(found.url).hostname or "HOST"
         raise found.error(f"is for the Ray Client; jobs need {ALLOWED.replace('HOST', host)}")
@@ -95,7 +98,7 @@ class Cluster:
 
     def jobs(self) -> list[Any]:
         """All jobs of raysim, newest first."""
-        ours = [job for job in self.call("list_jobs") if job.submission_id and KIND in (job.metadata or {})]
+        ours = [job for job in self.call("list_jobs") if is_name(job.submission_id) and KIND in (job.metadata or {})]
         return sorted(ours, key=lambda job: job.start_time or 0, reverse=True)
 
     def log(self, job: str) -> str:
@@ -108,6 +111,8 @@ class Cluster:
             return getattr(self.client, what)(*given, **named)
         except (OSError, RuntimeError) as error:
             raise self._told(error) from None
+        except (ValueError, KeyError, TypeError) as error:  # it is not what Ray's client takes for an answer
+            raise RunError(f"{shown(self.address)} answers as no Ray does ({type(error).__name__})") from None
         except Exception as error:
             from ray.exceptions import AuthenticationError
 
@@ -123,7 +128,7 @@ class Cluster:
             return UnknownJobError(str(error))
         # Ray sends the whole traceback; its last line says what is the matter.
         last = [line for line in str(error).splitlines() if line.strip(" .")][-1]
-        return RunError(f"{shown(self.address)} refused: {last.strip()}")
+        return RunError(f"{shown(self.address)} refused: {one_line(last)}")
 
 
 class UnknownJobError(RunError):

@@ -1,11 +1,15 @@
-"""Brings the run folder of a job here, through the Jobs API alone."""
+"""Brings the run folder of a job here, through the Jobs API alone.
+
+Whoever reaches a cluster can submit a job and write its log. So nothing that a job says leaves the one folder that is
+made for it, and all that is taken in has a bound.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import contextlib
+import gzip
 import hashlib
 import json
 import secrets
@@ -14,13 +18,16 @@ import shutil
 import tarfile
 import tempfile
 import time
+import zlib
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from raysim.core.errors import RunError, ScenarioError
+from raysim.core.text import is_name, one_line
 from raysim.jobs import archive
 from raysim.jobs.cluster import Cluster
-from raysim.jobs.marks import Told
+from raysim.jobs.marks import Lines, Told
 from raysim.jobs.watch import Job, look, wait
 
 HELPER = "raysim-fetch"
@@ -28,6 +35,16 @@ HELPER = "raysim-fetch"
 
 START_S = 60.0
 """How long a helper job may take to begin to print, in seconds."""
+
+LONGEST_S = 900.0
+"""How long all of a folder may take to arrive, in seconds; the helper itself waits for no more than `archive.WAIT_S`
+once it has printed it."""
+
+LINE = archive.WIDTH * 4 // 3
+"""Characters of the longest line of an archive."""
+
+BEFORE = 1 << 20
+"""Characters that a helper's log may hold before the archive."""
 
 MONITOR_S = 2.5
 """How long Ray's monitor, which looks once a second, may write a job down again that has ended, in seconds."""
@@ -46,18 +63,29 @@ def fetch(
     """
     found, told = look(cluster, job)
     source = _source(found, told)
-    target = output or Path("runs") / (found.name or PurePosixPath(source).parent.name) / told.run_id
-    _check_target(target, told.run_id)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as place:
-        part = Path(place)
-        if not through_ray and _run_id(Path(source)) == told.run_id:
-            _copy(Path(source), checkpoints, part)
-        else:
-            with tempfile.TemporaryFile() as file:
-                receive(cluster, source, checkpoints, file)
-                unpack(file, part)
-        return target, _move(part, target)
+    target = output or _default(found, told)
+    try:
+        _check_target(target, told.run_id)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as place:
+            part = Path(place) / "run"
+            part.mkdir()
+            if not through_ray and _run_id(Path(source)) == told.run_id:
+                _copy(Path(source), checkpoints, part)
+            else:
+                with tempfile.TemporaryFile() as file:
+                    receive(cluster, source, checkpoints, file)
+                    unpack(file, part)
+            return target, _move(part, target)
+    except OSError as error:
+        raise RunError(f"{error.filename or target}: {(error.strerror or str(error)).lower()}") from None
+
+
+def _default(job: Job, told: Told) -> Path:
+    name = job.name or PurePosixPath(told.run_folder).parent.name
+    if not is_name(name):
+        raise ScenarioError(f"{job.id}: it does not say which scenario it runs; say where to put it with -o FOLDER")
+    return Path("runs") / name / told.run_id
 
 
 def _source(job: Job, told: Told) -> str:
@@ -93,7 +121,15 @@ def _copy(source: Path, checkpoints: bool, into: Path) -> None:
 
 
 def _move(part: Path, target: Path) -> int:
+    """Let `target` be `part` if it is new, else let it have the files of `part`; returns how many these are."""
     files = [file.relative_to(part) for file in part.rglob("*") if file.is_file()]
+    if not target.exists() or not any(target.iterdir()):
+        part.replace(target)
+        return len(files)
+    for file in files:  # first: either all are moved or none
+        for place in (target / file, *(target / above for above in file.parents[:-1])):
+            if place.is_symlink() or (place.exists() and place.is_dir() == (place == target / file)):
+                raise ScenarioError(f"-o: {place} is in the way of the run's files; allowed: a new or empty folder")
     for file in files:
         (target / file).parent.mkdir(parents=True, exist_ok=True)
         (part / file).replace(target / file)
@@ -116,18 +152,20 @@ def receive(cluster: Cluster, folder: str, checkpoints: bool, file: IO[bytes]) -
 
 
 async def _receive(cluster: Cluster, helper: str, receiver: Receiver) -> None:
+    until = time.monotonic() + LONGEST_S
     async with contextlib.aclosing(cluster.client.tail_job_logs(helper)) as pieces:
         while not receiver.whole:
             try:
-                receiver.feed(await asyncio.wait_for(anext(pieces), START_S))
+                piece = await asyncio.wait_for(anext(pieces), START_S)
             except StopAsyncIteration:
                 raise RunError(_cut(receiver, "the helper job ended early")) from None
             except TimeoutError:
                 raise RunError(_cut(receiver, f"nothing came for {START_S:.0f} s")) from None
-            except (OSError, RuntimeError) as error:
-                if isinstance(error, RunError | ScenarioError):
-                    raise
+            except Exception:  # those of Ray and of aiohttp
                 raise RunError(_cut(receiver, "the connection broke")) from None
+            receiver.feed(piece)
+            if time.monotonic() > until:
+                raise RunError(_cut(receiver, f"it was not here after {LONGEST_S / 60:.0f} min"))
 
 
 def _cut(receiver: Receiver, reason: str) -> str:
@@ -150,66 +188,106 @@ class Receiver:
     def __init__(self, file: IO[bytes]) -> None:
         self.whole = False
         self.last = ""  # the last line that was not part of the archive
-        self._file, self._sha, self._size, self._rest, self._begun = file, hashlib.sha256(), 0, "", False
+        self._file, self._sha, self._size, self._lines = file, hashlib.sha256(), 0, Lines(2 * LINE)
+        self._before = BEFORE  # characters that may still come before the archive begins
+        self._most: int | None = None  # bytes that it may have; None before it begins
 
     def feed(self, text: str) -> None:
         """The next piece. Raises `ScenarioError` with what the helper says, `RunError` for a damaged archive."""
-        *lines, self._rest = (self._rest + text).split("\n")
-        for line in lines:
+        if self._most is None:
+            self._before -= len(text)
+        for line in self._lines.feed(text):
             self._line(line)
+        if self._most is None and self._before < 0:
+            raise RunError("the run folder did not arrive (the helper job printed something else); fetch again")
 
     def _line(self, line: str) -> None:
         if self.whole:
             return
         if line.startswith(archive.REFUSED):
-            raise ScenarioError(line.removeprefix(archive.REFUSED))
-        if line.startswith(archive.BEGIN):
-            self._begun = True
+            raise ScenarioError(one_line(line.removeprefix(archive.REFUSED)))
+        if line.startswith(archive.BEGIN) and self._most is None:
+            self._begin(_object(line.removeprefix(archive.BEGIN)))
         elif line.startswith(archive.END):
-            self._check(json.loads(line.removeprefix(archive.END)))
-        elif self._begun:
-            try:
-                data = base64.b64decode(line, validate=True)
-            except binascii.Error:
-                raise RunError("the run folder arrived damaged (a line is not base64); fetch again") from None
-            self._sha.update(data)
-            self._size += len(data)
-            self._file.write(data)
+            self._check(_object(line.removeprefix(archive.END)))
+        elif self._most is None:
+            self.last = one_line(line)
+        elif len(line) > LINE:
+            raise RunError("the run folder arrived damaged (a line is too long); fetch again")
         else:
-            self.last = line
+            self._take(line)
 
-    def _check(self, told: dict[str, Any]) -> None:
+    def _begin(self, told: Mapping[str, Any]) -> None:
+        size = told.get("bytes")
+        if not isinstance(size, int) or not 0 <= size <= archive.LIMIT:
+            raise RunError(f"the run folder did not arrive (its size is given as {one_line(repr(size), 40)})")
+        self._most = 2 * size + (16 << 20)  # files may grow while they are packed
+
+    def _take(self, line: str) -> None:
+        try:
+            data = base64.b64decode(line, validate=True)
+        except ValueError:
+            raise RunError("the run folder arrived damaged (a line is not base64); fetch again") from None
+        self._sha.update(data)
+        self._size += len(data)
+        if self._size > (self._most or 0):
+            raise RunError("the run folder did not arrive (it is larger than was said); fetch again")
+        self._file.write(data)
+
+    def _check(self, told: Mapping[str, Any]) -> None:
         if told != {"sha256": self._sha.hexdigest(), "bytes": self._size}:
-            raise RunError(f"the run folder arrived damaged ({self._size} of {told.get('bytes')} bytes); fetch again")
+            said = one_line(repr(told.get("bytes")), 40)
+            raise RunError(f"the run folder arrived damaged ({self._size} of {said} bytes); fetch again")
         self.whole = True
 
 
-def unpack(file: IO[bytes], into: Path, limit: int = archive.LIMIT) -> None:
-    """Unpack a tar.gz into the folder `into`, regular files only.
+def _object(text: str) -> Mapping[str, Any]:
+    """JSON's mapping; an empty one for anything else."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
-    Raises `RunError`, before anything of the kind is written, for a name outside of it, a link or device, an archive
-    that is damaged or larger than `limit`.
+
+def unpack(file: IO[bytes], into: Path, limit: int = archive.LIMIT, most: int = archive.FILES) -> None:
+    """Unpack a tar.gz into the new folder `into`: at most `most` files with `limit` bytes.
+
+    Python's tarfile would read the extended headers of an archive into memory, however long they say that they are. So
+    headers are read here; `archive.send` needs the plain ones only.
+
+    Raises `RunError`, before anything of the kind is written, for a name outside of the folder, a link or device, an
+    archive that is damaged or too large.
     """
     file.seek(0)
-    left = limit
+    files, left = 0, limit
     try:
-        with tarfile.open(fileobj=file, mode="r|gz") as tar:
-            for member in tar:
-                left -= member.size
-                target = into / _safe(member)
+        with gzip.GzipFile(fileobj=file) as packed:
+            while (block := packed.read(tarfile.BLOCKSIZE)) != bytes(tarfile.BLOCKSIZE):
+                member = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+                if not member.isreg() or member.size < 0 or not archive.plain(member.name):
+                    what = one_line(repr(member.name), 200)
+                    raise RunError(f"the archive holds {what}, which is no file of a run folder; nothing was fetched")
+                files, left = files + 1, left - member.size
+                if files > most:
+                    raise RunError(f"the archive holds more than {most} files; nothing was fetched")
                 if left < 0:
                     raise RunError(f"the archive is larger than {limit} bytes; nothing was fetched")
+                target = into / member.name
                 target.parent.mkdir(parents=True, exist_ok=True)
-                source = tar.extractfile(member)
-                assert source is not None
                 with target.open("xb") as out:
-                    shutil.copyfileobj(source, out)
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise RunError(f"the archive cannot be unpacked ({str(error).lower()}); nothing was fetched") from None
+                    _copy_bytes(packed, out, member.size)
+                packed.read(-member.size % tarfile.BLOCKSIZE)
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        raise RunError(
+            f"the archive cannot be unpacked ({one_line(str(error)).lower()}); nothing was fetched"
+        ) from None
 
 
-def _safe(member: tarfile.TarInfo) -> PurePosixPath:
-    path = PurePosixPath(member.name)
-    if not member.isreg() or path.is_absolute() or ".." in path.parts or not path.parts or "\\" in member.name:
-        raise RunError(f"the archive holds {member.name!r}, which is no file of a run folder; nothing was fetched")
-    return path
+def _copy_bytes(source: gzip.GzipFile, target: IO[bytes], size: int) -> None:
+    while size:
+        piece = source.read(min(size, 1 << 20))
+        if not piece:
+            raise EOFError("it is cut off")
+        target.write(piece)
+        size -= len(piece)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from raysim.core.errors import ScenarioError
+from raysim.core.text import is_name, one_line
 from raysim.jobs.cluster import Cluster
 from raysim.jobs.marks import read_log
 from raysim.jobs.watch import Job
@@ -24,11 +24,12 @@ def find_run(cluster: Cluster, given: str) -> tuple[str, Mapping[str, str]]:
     ours = {info.submission_id: info for info in cluster.jobs()}
     if given not in ours:
         scenario = PurePosixPath(given).parent.name  # of <output>/<scenario>/<run id>
-        return given, {"name": scenario} if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", scenario) else {}
+        return given, {"name": scenario} if is_name(scenario) else {}
     job = Job.of(ours[given])
     if not job.ended:
         raise ScenarioError(f"--resume: {given} is {job.state}; `raysim stop {given}` ends it")
     folder = read_log(cluster.log(given)).run_folder
     if not folder:
         raise ScenarioError(f"--resume: {given} is {job.state}, but never had a run folder; submit its scenario anew")
-    return folder, {key: value for key, value in ours[given].metadata.items() if key in FACTS}
+    known = {key: one_line(value) for key, value in ours[given].metadata.items() if key in FACTS}
+    return folder, {**known, "name": job.name}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raysim.core.errors import RunError
+from raysim.core.text import is_name, one_line
 from raysim.jobs.cluster import Cluster
 from raysim.jobs.marks import Told, Unmarked, read_log
 from raysim.jobs.submit import STOP_S
@@ -23,11 +24,11 @@ PATIENCE_S = 60.0
 
 @dataclass(frozen=True)
 class Job:
-    """A job as it stands."""
+    """A job as it stands. Text is fit for a terminal, and `name` for a folder: anybody can submit a job."""
 
     id: str
     state: str  # PENDING, RUNNING, SUCCEEDED, FAILED or STOPPED
-    name: str  # of the scenario
+    name: str  # of the scenario; empty where it is none
     algorithm: str
     began_s: float  # since the epoch
     ended_s: float | None
@@ -38,13 +39,14 @@ class Job:
     def of(cls, info: Any) -> Job:
         """From Ray's `JobDetails`."""
         known = info.metadata or {}
+        name = known.get("name", "")
         return cls(
-            id=info.submission_id,
-            state=str(getattr(info.status, "value", info.status)),
-            name=known.get("name", ""),
-            algorithm=known.get("algorithm", ""),
-            began_s=(info.start_time or 0) / 1000,
-            ended_s=info.end_time / 1000 if info.end_time else None,
+            id=one_line(info.submission_id),
+            state=one_line(str(getattr(info.status, "value", info.status))),
+            name=name if is_name(name) else "",
+            algorithm=one_line(known.get("algorithm", "")),
+            began_s=_seconds(info.start_time) or 0.0,
+            ended_s=_seconds(info.end_time),
             exit_code=info.driver_exit_code,
             message=info.message or "",
         )
@@ -69,6 +71,11 @@ class Job:
         return self.exit_code if self.exit_code in {1, 2, STOPPED_CODE} else 1
 
 
+def _seconds(milliseconds: int | None) -> float | None:
+    """A time, if it is one of the next thousand years."""
+    return milliseconds / 1000 if milliseconds and 0 < milliseconds < 1 << 45 else None
+
+
 def look(cluster: Cluster, job: str) -> tuple[Job, Told]:
     """A job and what its log tells. Raises `ScenarioError` when there is no such job."""
     found = Job.of(cluster.info(job))
@@ -83,7 +90,7 @@ def why(job: Job, told: Told) -> str:
         return "there is no `python` on the cluster's PATH: start Ray with its environment activated"
     if job.exit_code is not None and job.exit_code != 0:
         return f"it ended with exit code {job.exit_code} (`raysim logs {job.id}` shows what it printed)"
-    return next((line for line in job.message.splitlines() if line.strip()), "Ray gives no reason")
+    return next((one_line(line) for line in job.message.splitlines() if line.strip()), "Ray gives no reason")
 
 
 def stop(cluster: Cluster, job: str) -> Job:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
+from raysim.core.text import one_line
 from raysim.report.units import human_bytes, human_count, human_seconds, per_cent
 
 if TYPE_CHECKING:
@@ -43,8 +44,12 @@ def closing_table(summary: Mapping[str, object]) -> Table:
 
 
 def rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
-    """The table's rows as text: a name and a value each. See `closing_table` for the keys."""
-    final = _mapping(summary.get("final"))
+    """The table's rows as text: a name and a value each. See `closing_table` for the keys.
+
+    A summary may come from a job's log or from somebody else's folder: what has another type is not shown.
+    """
+    final, seconds = _numbers(summary.get("final")), _numbers(summary.get("seconds"))
+    summary = {key: value for key, value in summary.items() if isinstance(value, str | int | float)}
     found = [
         ("scenario", _joined(summary.get("scenario"), summary.get("algorithm"))),
         ("rounds", _rounds(summary)),
@@ -58,18 +63,23 @@ def rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
         ("sent per participant", _per_participant(summary, final)),
         ("sent in all", _one(final, "comm/total_bytes", human_bytes)),
         ("computed in all", _one(final, "compute/total_flops", lambda n: f"{human_count(n)}FLOP")),
-        ("time", _time(_mapping(summary.get("seconds")), final)),
+        ("time", _time(seconds, final)),
         ("restarts", _restarts(final)),
         ("uploads left out", _left_out(summary)),
         ("state", str(summary.get("state_digest") or "")[:12]),
         ("results", str(summary.get("folder") or "")),
         ("MLflow", str(summary.get("mlflow") or "")),
     ]
-    return [(name, value) for name, value in found if value]
+    return [(name, one_line(value, 5000)) for name, value in found if value]
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+def _numbers(value: object) -> Mapping[str, float]:
+    found = value if isinstance(value, Mapping) else {}
+    return {name: number for name, number in found.items() if _is_number(number)}
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and abs(value) < 1e300  # nor NaN or infinite
 
 
 def _joined(*parts: object) -> str:
@@ -103,7 +113,7 @@ def _spread(final: Mapping[str, Any]) -> str:
 
 
 def _left_out(summary: Mapping[str, object]) -> str:
-    count: Any = summary.get("rejected_uploads")
+    count = summary.get("rejected_uploads")
     return f"{count}, which held a NaN or infinity" if count else ""
 
 
@@ -113,13 +123,13 @@ def _in_round(final: Mapping[str, Any], metric: str, t: object) -> str:
 
 
 def _per_participant(summary: Mapping[str, object], final: Mapping[str, Any]) -> str:
-    count: Any = summary.get("participants_per_round")
+    count = summary.get("participants_per_round")
     shown = []
     for way in ("up", "down"):
-        n: Any = summary.get(f"{way}_bytes_per_participant")
-        if n is None and count and final.get(f"comm/{way}_bytes") is not None:
+        n = summary.get(f"{way}_bytes_per_participant")
+        if n is None and _is_number(count) and count and final.get(f"comm/{way}_bytes") is not None:
             n = final[f"comm/{way}_bytes"] / count
-        if n is not None:
+        if _is_number(n):
             shown.append(f"{human_bytes(n)} {way}")
     return f"{', '.join(shown)} per round" if shown else ""
 

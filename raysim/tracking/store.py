@@ -10,9 +10,10 @@ import re
 import urllib.error
 import urllib.request
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from raysim.core.errors import ScenarioError
+from raysim.core.text import redacted
 
 ALLOWED = "sqlite:///path/to/mlflow.db or http(s)://host:port"
 VARIABLE = "MLFLOW_TRACKING_URI"
@@ -59,9 +60,8 @@ def database_path(resolved: str) -> Path | None:
 
 
 def shown(uri: str) -> str:
-    """`uri` without the user name and password that it may hold."""
-    parts = urlsplit(uri)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "@" in parts.netloc else uri
+    """`uri` without the user name, password or token that it may hold."""
+    return redacted(uri)
 
 
 def is_loopback(uri: str) -> bool:

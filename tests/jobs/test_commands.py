@@ -100,6 +100,29 @@ class TestWithACluster:
         assert ended == code, told
         return told.out + told.err
 
+    def test_what_a_job_says_of_itself_is_fit_for_a_terminal(self, capfd: pytest.CaptureFixture[str], use: Any) -> None:
+        evil = "\x1b[2Jx\x1b]0;y\x07"
+        summary = {
+            "scenario": evil,
+            "algorithm": evil,
+            "rounds": evil,
+            "final": {"accuracy/all": evil},
+            "folder": [evil],
+        }
+        use(
+            cluster(
+                details("j", "FAILED", metadata={"raysim": "1", "name": evil, "algorithm": evil}, start_time=10**30),
+                details(f"j{evil}", "FAILED"),
+                details("k", "FAILED", message=f"\n{evil}"),
+                logs={"j": f"{evil}\n{PREFIX}{json.dumps({'summary': summary})}\nraysim: {evil}"},
+            )
+        )
+        for words in (["status", "j"], ["logs", "j"], ["jobs"], ["status", "k"], ["stop", "j"]):
+            told = self.said(capfd, *words)
+            assert "\x1b" not in told
+            assert "\x07" not in told
+            assert "x" in told or words[0] == "stop"
+
     def test_status_of_a_run_that_goes_on(self, capfd: pytest.CaptureFixture[str], use: Any) -> None:
         use(cluster(details("j"), logs={"j": self.LOG}))
         told = self.said(capfd, "status", "j")

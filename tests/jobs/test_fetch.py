@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pytest
 from raysim.core.errors import RunError, ScenarioError
 from raysim.jobs import archive
 from raysim.jobs.fetch import Receiver, fetch, unpack
-from raysim.jobs.marks import PREFIX
+from raysim.jobs.marks import PREFIX, Lines
 from tests.jobs.fakes import cluster, details
 
 
@@ -101,6 +102,44 @@ class TestThroughALog:
         with pytest.raises(ScenarioError, match=r"there is no folder .*/gone on the head node"):
             Receiver(io.BytesIO()).feed(sent(tmp_path / "gone"))
 
+    def begun(self, size: object = 10_000) -> Receiver:
+        receiver = Receiver(io.BytesIO())
+        receiver.feed(f"{archive.BEGIN}{json.dumps({'files': 1, 'bytes': size})}\n")
+        return receiver
+
+    @pytest.mark.parametrize("size", [None, "1", [], -1, archive.LIMIT + 1, 1e99], ids=repr)
+    def test_no_size_to_expect(self, size: object) -> None:
+        with pytest.raises(RunError, match="its size is given as"):
+            self.begun(size)
+
+    def test_an_archive_without_end(self) -> None:
+        receiver, line = self.begun(), "A" * (64 << 10) + "\n"
+        with pytest.raises(RunError, match="larger than was said"):
+            for _ in range(400):  # 19 MiB
+                receiver.feed(line)
+
+    @pytest.mark.parametrize("begun", [True, False])
+    def test_a_line_without_end(self, begun: bool) -> None:
+        receiver = self.begun() if begun else Receiver(io.BytesIO())
+        with pytest.raises(RunError, match=r"a line is too long|printed something else"):
+            for _ in range(100):
+                receiver.feed("A" * (64 << 10))
+
+    @pytest.mark.parametrize(
+        "line",
+        [f"{archive.END}{end}" for end in ("[]", "null", "{", "{}", '{"bytes": "\\u001b[31m"}', "[" * 9999)]
+        + ["é", "AAA", "\ud800"],
+    )
+    def test_nonsense(self, line: str) -> None:
+        with pytest.raises(RunError, match=r"arrived damaged \((0 of|a line is not base64)") as caught:
+            self.begun().feed(f"{line}\n")
+        assert "\x1b" not in str(caught.value)
+
+    def test_what_a_helper_refuses_with_is_fit_for_a_terminal(self) -> None:
+        with pytest.raises(ScenarioError) as caught:
+            Receiver(io.BytesIO()).feed(f"{archive.REFUSED}no \x1b]0;x\x07folder\x1b[2J\r\n")
+        assert str(caught.value) == "no folder"
+
     def test_too_much(self, run_folder: Path) -> None:
         with pytest.raises(ScenarioError, match=r"on the head node holds .* leave checkpoints out"):
             Receiver(io.BytesIO()).feed(sent(run_folder, limit=1000))
@@ -124,6 +163,15 @@ class TestThroughALog:
             helper.kill()
             helper.wait()
         assert log.read_text() == ""
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_lines(size: int) -> None:
+    text, lines = f"one\n\n{'x' * 25}\n{'y' * 20}\nend", Lines(10)
+    found = [line for at in range(0, len(text), size) for line in lines.feed(text[at : at + size])]
+    assert max(map(len, found)) <= 10
+    assert "".join([*found, lines.end()]) == text.replace("\n", "")
+    assert found[:2] == ["one", ""]
 
 
 def packed(*members: tarfile.TarInfo, content: bytes = b"x") -> io.BytesIO:
@@ -167,6 +215,43 @@ class TestUnpack:
         with pytest.raises(RunError, match="cannot be unpacked"):
             unpack(packed(member("a"), member("a")), tmp_path)
 
+    def test_headers_that_say_they_are_long(self, tmp_path: Path) -> None:
+        """600 KiB of such an archive took 1.2 GB."""
+        file = io.BytesIO()
+        with tarfile.open(fileobj=file, mode="w:gz", format=tarfile.PAX_FORMAT) as tar:
+            long = tarfile.TarInfo("summary.json")
+            long.pax_headers = {"comment": "x" * (20 << 20)}
+            tar.addfile(long)
+        tracemalloc.start()
+        try:
+            with pytest.raises(RunError, match="no file of a run folder"):
+                unpack(file, tmp_path)
+            assert tracemalloc.get_traced_memory()[1] < 5 << 20
+        finally:
+            tracemalloc.stop()
+
+    def test_more_files_than_allowed(self, tmp_path: Path) -> None:
+        with pytest.raises(RunError, match="more than 3 files"):
+            unpack(packed(*(member(f"f{i}") for i in range(4)), content=b""), tmp_path, most=3)
+
+    def test_names_that_need_no_extended_header_and_others(self) -> None:
+        assert archive.plain(f"{'a' * 54}/{'b' * 100}")
+        assert archive.plain("plots/Übersicht 1.png")
+        for name in (
+            "a" * 101,
+            f"{'a' * 55}/{'b' * 100}",
+            "a//b",
+            "",
+            "/a",
+            "a/",
+            ".a",
+            "a/.b",
+            "a\nb",
+            "a\0b",
+            "\ud800",
+        ):
+            assert not archive.plain(name), name
+
     def test_more_than_allowed(self, tmp_path: Path) -> None:
         with pytest.raises(RunError, match="larger than 1000"):
             unpack(packed(member("zeros"), content=bytes(1001)), tmp_path, limit=1000)
@@ -205,6 +290,57 @@ class TestFetch:
         with pytest.raises(ScenarioError, match="is a file"):
             fetch(here, "j", tmp_path / "taken" / "thesis.tex", False)
         assert names(tmp_path / "taken") == {"thesis.tex"}
+
+    @pytest.mark.parametrize("name", ["/etc", "..", "../../x", ".", "a/b", "", "a\0b", "a\n", "x" * 101], ids=repr)
+    def test_a_name_that_is_no_scenarios(
+        self, name: str, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "at").mkdir()
+        monkeypatch.chdir(tmp_path / "at")
+        here = cluster(details("j", metadata={"raysim": "1", "name": name}), logs=self.log(run_folder))
+        assert fetch(here, "j", None, False)[0] == Path("runs/quickstart/r1")
+        moved = run_folder.rename(tmp_path / "..a")
+        here = cluster(details("j", metadata={"raysim": "1", "name": name}), logs=self.log(moved / "r1"))
+        with pytest.raises(ScenarioError, match=r"^j: it does not say which scenario it runs; say where .* -o FOLDER$"):
+            fetch(here, "j", None, False)
+        assert [path.name for path in (tmp_path / "at").iterdir()] == ["runs"]
+
+    @pytest.mark.parametrize(
+        "told",
+        [
+            {"run_id": "../../x"},
+            {"run_id": "/tmp/x"},
+            {"run_id": "."},
+            {"run_id": ""},
+            {"run_id": ["r1"]},
+            {"run_id": "r\0"},
+            {"run_folder": "a\0"},
+            {"run_folder": ["/tmp"]},
+            {"run_folder": "."},
+            {"run_folder": "/\x1b[31m"},
+        ],
+        ids=repr,
+    )
+    def test_a_log_that_names_no_folder(self, told: dict[str, object], run_folder: Path, tmp_path: Path) -> None:
+        mark = PREFIX + json.dumps({"run_folder": str(run_folder), "run_id": "r1", **told})
+        with pytest.raises(ScenarioError, match="its run has no folder yet"):
+            fetch(cluster(details("j"), logs={"j": f"{mark}\n"}), "j", tmp_path / "x", False)
+        assert not (tmp_path / "x").exists()
+
+    def test_links_in_the_place_are_not_followed(self, run_folder: Path, tmp_path: Path) -> None:
+        here, place = cluster(details("j"), logs=self.log(run_folder)), tmp_path / "place"
+        fetch(here, "j", place, False)
+        (place / "plots" / "accuracy.png").unlink()
+        (place / "plots").rmdir()
+        (place / "plots").symlink_to(tmp_path / "secret")
+        with pytest.raises(ScenarioError, match=r"place/plots is in the way of the run's files"):
+            fetch(here, "j", place, False)
+        assert names(tmp_path / "secret") == {"key"}
+
+    def test_a_place_that_cannot_be_made(self, run_folder: Path, tmp_path: Path) -> None:
+        here = cluster(details("j"), logs=self.log(run_folder))
+        with pytest.raises(RunError, match=r"secret/key: file exists"):
+            fetch(here, "j", tmp_path / "secret" / "key" / "x", False)
 
     @pytest.mark.parametrize(
         ("state", "told"), [("PENDING", "its run has no folder yet"), ("FAILED", "before it had a run folder")]

@@ -28,6 +28,20 @@ class TestLog:
     def test_nothing_yet(self) -> None:
         assert read_log("") == Told()
 
+    @pytest.mark.parametrize("mark", ["[]", "null", "7", "[" * 9999, '"x"', '{"run_id": []}', '{"summary": []}'])
+    def test_a_mark_that_is_none(self, mark: str) -> None:
+        assert read_log(f"{MARK}\n{PREFIX}{mark}\n") == read_log(MARK)
+
+    def test_text_is_fit_for_a_terminal(self) -> None:
+        told = read_log("round 1/3 \x1b[31mred\x1b[0m\r\nraysim: a\x9bb\x07\ud800\u202ec\n")
+        assert (told.progress, told.problem) == ("round 1/3 red", "abc")
+        lines = Unmarked()
+        assert lines.feed("\x1b]0;title\x07a\tb\r\n\x1b[2J") + lines.end() == "a\tb\n\n"
+
+    def test_a_line_without_end_is_cut(self) -> None:
+        lines = Unmarked()
+        assert len(lines.feed("x" * (5 << 20))) > 4 << 20
+
     def test_a_mark_that_was_cut_off(self) -> None:
         assert read_log(f"{MARK}\n{END[:-4]}").summary == {}
 
