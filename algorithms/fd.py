@@ -62,7 +62,7 @@ class FD(Algorithm[Teachers, ClassLogits, Table]):
 
     paper: ClassVar[str] = "Jeong et al., 2018, https://arxiv.org/abs/1811.11479"
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "official": {"leave_one_out": False, "collect": "last_epoch"},
+        "official": {"leave_one_out": False, "collect": "last_epoch", "rebuild": True},
     }
 
     gamma: NonNegative = 1.0
@@ -73,6 +73,8 @@ class FD(Algorithm[Teachers, ClassLogits, Table]):
     collect: Literal["eval_pass", "last_epoch"] = "eval_pass"
     """Which logits are averaged and sent: those of a pass in eval mode after training, or those that the last epoch's
     training steps gave, which cost nothing."""
+    rebuild: bool = False
+    """Forget the mean of a class that no participant sent in a round, as HtFLlib does."""
 
     def client_join(self, client: Client) -> Joined:
         return Joined(client.data.y.unique())
@@ -132,6 +134,9 @@ class FD(Algorithm[Teachers, ClassLogits, Table]):
             sum_CC[state.class_S[k]] += up.logits_SC.double()
             count_C[state.class_S[k]] += 1
         seen_C = count_C > 0
+        if self.rebuild:
+            state.mean_CC.zero_()
+            state.known_C.zero_()
         state.mean_CC[seen_C] = (sum_CC[seen_C] / count_C[seen_C, None]).float()
         state.known_C |= seen_C
         state.sum_CC, state.count_C = sum_CC, count_C

@@ -2,14 +2,14 @@
 
 Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency. 2020. https://arxiv.org/abs/2001.01523
 Participants replace their header with the server's, train everything, and send the header back. The server
-averages headers, weighted by the number of training samples; classes play no part.
+averages headers, by default weighted by the number of training samples; classes play no part.
 
 Shapes: C classes, D representation width.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -30,6 +30,10 @@ class LGFedAvg(Algorithm[Header, Header, Header]):
     """Average the linear headers; each client keeps its own feature extractor."""
 
     paper: ClassVar[str] = "Liang et al., 2020, https://arxiv.org/abs/2001.01523"
+    profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"official": {"agg": "uniform"}}
+
+    agg: Literal["weighted", "uniform"] = "weighted"
+    """How headers are averaged: by sample counts (the paper), or all alike (the released code)."""
 
     def server_start(self, server: Server[Header], hellos: Mapping[ClientId, Any]) -> Header:
         return Header(weights(nn.Linear(server.task.feature_dim, server.task.num_classes)))
@@ -45,5 +49,6 @@ class LGFedAvg(Algorithm[Header, Header, Header]):
         return Header(weights(client.net.header))
 
     def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:
-        server.state = Header(weighted_mean((server.num_samples[k], up.w) for k, up in ups.items()))
+        weighted = self.agg == "weighted"
+        server.state = Header(weighted_mean((server.num_samples[k] if weighted else 1, up.w) for k, up in ups.items()))
         server.log("header_norm", float(torch.linalg.vector_norm(server.state.w["weight"])))

@@ -106,6 +106,9 @@ def test_fedavg_refuses_a_model_of_another_shape():
 
 # -- LG-FedAvg ---------------------------------------------------------------------------------------
 
+ONE_THREE = ((0, 0.0), (1, 4.0))
+"""Clients with one and three samples, and what they send."""
+
 
 def test_lg_fedavg_weighs_headers_by_sample_counts():
     def header(value: float) -> Header:
@@ -116,6 +119,19 @@ def test_lg_fedavg_weighs_headers_by_sample_counts():
     assert server.state.w["weight"].tolist() == [[3.0] * 3] * 2
     assert server.state.w["bias"].tolist() == [-3.0, -3.0]
     assert server.values == {"header_norm": pytest.approx(7.348469, abs=1e-5)}  # sqrt(6 * 9)
+
+
+def test_lg_fedavg_official_averages_as_the_released_code():
+    # The released code adds up the participants' shared layers and divides by how many they are: (0 + 4) / 2.
+    rng = torch.Generator().manual_seed(3)
+    ups = {k: Header({"weight": torch.randn(2, 3, generator=rng), "bias": torch.full((2,), v)}) for k, v in ONE_THREE}
+    official, server = LGFedAvg(**LGFedAvg.profiles["official"]), server_of(None, {0: 1, 1: 3})
+    official.server_update(server, ups)
+    assert server.state.w["bias"].tolist() == [2.0, 2.0]
+    for name, mean in server.state.w.items():
+        assert_close(mean, torch.div(ups[0].w[name] + ups[1].w[name], 2))
+    LGFedAvg().server_update(server, ups)
+    assert server.state.w["bias"].tolist() == [3.0, 3.0]
 
 
 def test_lg_fedavg_receive_touches_the_header_only():

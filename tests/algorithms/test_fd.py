@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch.testing import assert_close
 from algorithms.fd import FD, ClassLogits, Joined, Table, Teachers, teacher_table
 from algorithms.standalone import Standalone
 from raysim.core import Batch, Client, LocalTraining, Server, Task, weights
+from raysim.core.fit import FitJob, fit_one
 from raysim.core.messages import nonfinite, wire_size
 from raysim.core.ops import class_means, cross_entropy
 from raysim.core.seeds import seeded
@@ -255,9 +257,77 @@ def test_every_option_changes_the_result(settings: dict[str, Any]):
     assert not same_weights(Toy(FD(), "-").run(3), Toy(FD(**settings), "-").run(3))
 
 
-def test_official_is_what_htfllib_does():
-    official = FD(**FD.profiles["official"])
-    assert not official.leave_one_out and official.collect == "last_epoch"
+# -- HtFLlib -----------------------------------------------------------------------------------------
+
+OFFICIAL = FD(**FD.profiles["official"])
+
+
+def test_official_rebuilds_its_table_each_round():
+    # Round 1: both classes; round 2: class 1 is nobody's, and HtFLlib makes its table of round 2 alone.
+    owners = {0: [0, 1], 1: [0], 2: [1]}
+    kept, rebuilt = server_of(FD(leave_one_out=False), owners), server_of(OFFICIAL, owners)
+    for ups in ({0: up([4.0, 0.0], [6.0, 6.0]), 1: up([2.0, 2.0])}, {1: up([8.0, 0.0])}):
+        FD(leave_one_out=False).server_update(kept, ups)
+        OFFICIAL.server_update(rebuilt, ups)
+    assert sent(FD(), kept, 2) == {1: [6, 6]} and sent(OFFICIAL, rebuilt, 2) == {}
+    assert sent(OFFICIAL, rebuilt, 0) == sent(OFFICIAL, rebuilt, 1) == {0: [8, 0]}
+    assert (kept.values["known_classes"], rebuilt.values["known_classes"]) == (2, 1)
+    # With the guard, a class that was forgotten teaches nobody either.
+    assert sent(FD(rebuild=True), rebuilt, 1) == {} and sent(FD(rebuild=True), rebuilt, 0) == {0: [8, 0]}
+
+
+def released_table(rounds: list[dict[int, dict[int, Tensor]]]) -> dict[int, Tensor]:
+    """HtFLlib's table after these rounds: of the last one's uploads, class by class, a plain mean."""
+    listed: dict[int, list[Tensor]] = {}
+    for of_client in rounds[-1].values():
+        for c, logits in of_client.items():
+            listed.setdefault(c, []).append(logits)
+    return {c: torch.stack(rows).mean(0) for c, rows in listed.items()}
+
+
+def test_official_tables_are_the_released_arithmetic():
+    rng = torch.Generator().manual_seed(4)
+    owners = {0: [0, 1], 1: [1, 2], 2: [0, 2], 3: [3]}
+    server, rounds = server_of(OFFICIAL, owners, num_classes=4), []
+    for cohort in ([0, 1, 3], [0, 2], [1], [1, 2, 3]):
+        rounds.append({k: {c: torch.randn(4, generator=rng) for c in owners[k]} for k in cohort})
+        ups = {k: ClassLogits(torch.stack(list(rows.values()))) for k, rows in rounds[-1].items()}
+        OFFICIAL.server_update(server, ups)
+        table = released_table(rounds)
+        for k, classes in owners.items():
+            found = sent(OFFICIAL, server, k)
+            assert found.keys() == table.keys() & set(classes)
+            for c, row in found.items():
+                assert_close(torch.tensor(row), table[c])
+
+
+def test_official_gradients_are_the_released_arithmetic():
+    # HtFLlib: CE(z, y) + lambda * CE(z, softmax(target)), whose target is the class's row where there is one, else z.
+    rows = [[0.3, -1.0, 2.0], [1.0, 0.5, 0.0], [0.0, 0.0, -2.0]]
+    labels, table = torch.tensor([0, 1, 2]), {0: torch.tensor([2.0, 0.0, 1.0]), 2: torch.tensor([0.5, 0.0, 3.0])}
+    z = torch.tensor(rows, requires_grad=True)
+    target = torch.stack([table.get(c, z[i].detach()) for i, c in enumerate(labels.tolist())])
+    criterion = nn.CrossEntropyLoss()
+    (criterion(z, labels) + 10 * criterion(z, target.softmax(1))).backward()
+    net = Fixed(rows)
+    teachers = Teachers(torch.tensor([0, 2], dtype=torch.int32), torch.stack([table[0], table[2]]))
+    found = FD(**FD.profiles["official"], gamma=10.0).loss(net, batch_of([0, 1, 2]), teacher_table(teachers, 3))
+    assert isinstance(found, tuple)  # the logits are sent
+    found[0].backward()
+    assert_close(net.logits_BC.grad, z.grad)
+
+
+def test_official_sends_the_means_of_the_training_steps():
+    client = client_of(FOUR[1], "flat")
+    net, taught, listed = toy_model("flat"), client.data, {}
+    for batch in taught.shuffled(LOCAL.batch_size, 1, seeded(1, "client", 1, 0)):
+        z = net(batch.x)
+        for label, row in zip(batch.y.tolist(), z.detach(), strict=True):
+            listed.setdefault(label, []).append(row)
+        fit_one(FitJob(net, cross_entropy, None, [batch], replace(LOCAL, momentum=0.0)))
+    client.local = replace(LOCAL, momentum=0.0)
+    sent_SC = OFFICIAL.client_update(client, None).logits_SC
+    assert_close(sent_SC, torch.stack([torch.stack(listed[c]).mean(0) for c in sorted(listed)]))
 
 
 # -- bytes -------------------------------------------------------------------------------------------

@@ -224,7 +224,7 @@ def test_another_algorithm_drops_the_fields_of_the_first(tmp_path: Path):
     raw = mapping()
     raw["algorithm"] = {"name": "fedgh", "server_epochs": 3}
     path = written(tmp_path, yaml.safe_dump(raw))
-    assert load_scenario(path, ["algorithm.name=lg_fedavg"]).resolved["algorithm"] == {"name": "lg_fedavg"}
+    assert load_scenario(path, ["algorithm.name=standalone"]).resolved["algorithm"] == {"name": "standalone"}
     # The same name drops nothing.
     assert load_scenario(path, ["algorithm.name=fedgh"]).algorithm == FedGH(server_epochs=3)
 
@@ -418,7 +418,7 @@ def test_a_profile_sets_what_is_not_given():
     [
         ("algorithm={name: fedgh, profile: code}", "algorithm.profile: 'code' given; allowed: paper, official"),
         ("algorithm={name: fedgh, profile: 3}", "algorithm.profile: 3 given; allowed: paper, official"),
-        ("algorithm={name: lg_fedavg, profile: official}", "algorithm.profile: 'official' given; allowed: paper"),
+        ("algorithm={name: standalone, profile: official}", "algorithm.profile: 'official' given; allowed: paper"),
     ],
 )
 def test_an_unknown_profile_is_refused(item: str, sentence: str):
