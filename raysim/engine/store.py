@@ -66,22 +66,33 @@ class Store(Protocol):
         """Let a file go; one that is gone already is fine."""
 
 
+def local_folder(address: str) -> Path | None:
+    """The folder of this machine that a path or `file://` address means, absolute; None for any other protocol."""
+    protocol, separator, path = address.partition("://")
+    if separator and protocol not in ("file", "local"):
+        return None
+    return Path(path if separator else address).expanduser().absolute()
+
+
+def dies_with_the_process(address: str) -> bool:
+    """Whether an address means memory of this process, also behind one of fsspec's caches."""
+    return any(part.startswith("memory://") for part in address.split("::"))
+
+
 def open_store(address: str | Path) -> Store:
     """A path or `file://` address: `LocalStore`; any other protocol: `RemoteStore`.
 
     Raises `OSError` when the address is none that fsspec knows.
     """
     text = str(address)
-    if text.startswith("file://"):
-        return LocalStore(Path(text.removeprefix("file://")))
-    if "://" in text:
-        remote = RemoteStore(text.rstrip("/"))
-        try:
-            _ = remote.place
-        except Exception as error:  # fsspec: ValueError for unknown protocols, ImportError for missing packages
-            raise OSError(None, str(error) or type(error).__name__, text) from error
-        return remote
-    return LocalStore(Path(text).expanduser().absolute())
+    if folder := local_folder(text):
+        return LocalStore(folder)
+    remote = RemoteStore(text.rstrip("/"))
+    try:
+        _ = remote.place
+    except Exception as error:  # fsspec: ValueError for unknown protocols, ImportError for missing packages
+        raise OSError(None, str(error) or type(error).__name__, text) from error
+    return remote
 
 
 def page_aligned(size: int) -> NDArray[np.uint8]:

@@ -34,6 +34,7 @@ class Keeper:
     every: int | None  # rounds; None: about every `AUTO_S`
     rounds: int
     sync: Callable[[], None] = lambda: None  # make what was told of the rounds so far outlive this machine
+    first: Callable[[int], None] = lambda t: None  # hears of the first commit of this process
     round: int = 0  # of the last commit that was begun
     at_s: float = field(default_factory=perf_counter)  # when that was
 
@@ -64,6 +65,8 @@ class Keeper:
             raise self.commits.failure(t, error) from error
         self.sync()
         self.commits.add(t, *written, facts)
+        first, self.first = self.first, lambda t: None
+        first(t)
 
 
 @dataclass

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from raysim.core.errors import ScenarioError
+from raysim.engine.commits import Commits
 from raysim.launch.code import UNKNOWN, Code
 from raysim.scenario.load import Loaded, load_scenario
 
@@ -128,6 +129,18 @@ def refuse_differences(folder: Path, loaded: Loaded) -> None:
             f"{place}: {folder} is a run with another {', '.join(named)}; a run goes on only with "
             f"what gives the same result: {', '.join(FREE)}, and a later last round, may differ"
         )
+
+
+def refuse_lost_checkpoints(folder: Path, commits: Commits, summary: Mapping[str, Any]) -> None:
+    """Raises `ScenarioError` when a run's summary names a commit, but there is none at all: it would begin anew."""
+    saved = summary.get("commit")
+    if commits.kept or commits.damage or not isinstance(saved, Mapping) or saved.get("round") is None:
+        return
+    raise ScenarioError(
+        f"{folder} cannot be gone on with: its summary.json says that a commit of round {saved['round']} was saved in "
+        f"{saved.get('folder')}, but there is none in {commits.store.where}; allowed: put it back there, or begin anew "
+        "with `raysim launch`"
+    )
 
 
 def _free(key: str, before: Loaded, now: Loaded) -> bool:

@@ -14,6 +14,7 @@ from raysim.data.partition import PARTITIONS, check_partition, default_split
 from raysim.data.specs import DATASETS, DatasetSpec
 from raysim.engine.placement import Ask, parse_ranges
 from raysim.engine.sampling import cohort_size
+from raysim.engine.store import dies_with_the_process
 from raysim.models import MODELS, build_model, common_feature_dim, misfit
 from raysim.models.encoders import auto_encoder, build_encoder
 from raysim.scenario.load import Key, Loaded, named_settings
@@ -52,6 +53,12 @@ def check(loaded: Loaded) -> Checked:
     for key, place in ((("output",), scenario.output), (("checkpoint", "folder"), scenario.checkpoint.folder or "")):
         if not place.isprintable():
             raise origin.error(key, f"{place!r} given, which is no name for a folder; allowed: printable characters")
+    if dies_with_the_process(scenario.checkpoint.folder or ""):
+        raise origin.error(
+            ("checkpoint", "folder"),
+            f"{scenario.checkpoint.folder} given, which is memory of the process and gone with it; allowed: a folder, "
+            "or an address that outlives the process",
+        )
     if scenario.data.name not in DATASETS:
         raise origin.error(
             ("data", "name"),

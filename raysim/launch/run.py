@@ -15,7 +15,8 @@ from raysim.data.shards import Partition
 from raysim.engine.commits import Commit, Commits
 from raysim.engine.placement import Plan, make_plan
 from raysim.engine.run import Stop
-from raysim.launch.again import Identity, own_scenario, refuse_differences
+from raysim.engine.store import local_folder
+from raysim.launch.again import Identity, own_scenario, refuse_differences, refuse_lost_checkpoints
 from raysim.launch.check import Checked, check
 from raysim.launch.code import Code
 from raysim.launch.prepare import OwnData, checkpoint_store, deal, joined, local_machine, try_store, versions
@@ -89,10 +90,9 @@ def resume(
         loaded = own_scenario(path, sets)
     checked = check(loaded)
     refuse_differences(path, checked.loaded)
-    if (path / "summary.json").exists():  # else it was killed before it began
-        summary = read_summary(path)
-        if summary["status"] == "finished" and summary["rounds"] >= loaded.scenario.rounds:
-            return Result(path, {**summary, "folder": str(path), "nothing_to_do": True})
+    summary = read_summary(path) if (path / "summary.json").exists() else {}  # else it was killed before it began
+    if summary.get("status") == "finished" and summary["rounds"] >= loaded.scenario.rounds:
+        return Result(path, {**summary, "folder": str(path), "nothing_to_do": True})
     identity = Identity.of(path)
     code = Code.of(loaded.algorithm)
     if not code_changed:
@@ -108,6 +108,7 @@ def resume(
     reopened = RunFolder.reopen(path)
     commits = Commits.open(checkpoint_store(identity.commits_of(path)))
     commit = commits.latest()
+    refuse_lost_checkpoints(path, commits, summary)
     cautions = identity.cautions(versions())
     identity = identity.with_code(code, commit.round if commit else -1)
     return _begin(checked, own, partition, reopened, identity, plan, (commits, commit), told, cautions)
@@ -173,8 +174,7 @@ def _card(checked: Checked, own: OwnData, partition: Partition, folder: RunFolde
 
 
 def _absolute(address: str) -> str:
-    address = address.rstrip("/")
-    return address if "://" in address else str(Path(address).expanduser().absolute())
+    return str(local_folder(address) or address.rstrip("/"))
 
 
 def _nowhere(*told: object) -> None:

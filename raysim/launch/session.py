@@ -89,6 +89,8 @@ class Session:
             self._write_inputs()
             for tracker in self.trackers:
                 tracker.open(self.card)
+            if keeper is not None and keeper.committed is not None:
+                self._saved(keeper.committed)
             plan, backend = make_backend(self.checked, plan, cleanup, self.note, lambda: "state_digest" in facts)
             if metrics := metrics_of(scenario.backend):
                 metrics.open(self.card)
@@ -159,7 +161,7 @@ class Session:
             commits, commit = self.resumed
         keeper = None
         if every != 0:
-            keeper = Keeper(commits, None if every == "auto" else every, scenario.rounds, self._sync)
+            keeper = Keeper(commits, None if every == "auto" else every, scenario.rounds, self._sync, self._saved)
         if self.resumed is None:
             return Progress(), keeper
         for text in (*commits.damage, *self.cautions):
@@ -187,6 +189,10 @@ class Session:
         self.folder.sync()
         for text in self.watch.look_at_disks([disk_pressure(self.folder.path)]):
             self.note(text)
+
+    def _saved(self, t: int) -> None:
+        """Write down that there is a commit: a resumption that finds none must not begin anew."""
+        self.folder.running({"commit": {"round": t, "folder": self.checkpoints}})
 
     def _write_inputs(self) -> None:
         if self.resumed is None:

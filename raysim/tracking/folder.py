@@ -169,6 +169,13 @@ class RunFolder:
         except OSError as error:
             raise self._failure(at, error) from error
 
+    def running(self, summary: Mapping[str, object]) -> None:
+        """What the summary of the run says while it goes on. Raises `RunError` when it cannot be written."""
+        try:
+            self._summarise("running", summary)
+        except OSError as error:
+            raise self._failure(self.path / "summary.json", error) from error
+
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
         """Write all that is left, `summary.json` last, and let others have the folder.
 

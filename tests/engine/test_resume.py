@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import fsspec
 import pyarrow as pa
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from raysim.core.errors import ScenarioError
 from raysim.core.results import Status
 from raysim.engine.commits import Commits
 from raysim.engine.run import _FACTS, Progress
-from raysim.engine.store import open_store
+from raysim.engine.store import local_folder, open_store
 from raysim.launch.run import resume, run
 from raysim.report.load import read_clients, read_rounds, read_summary
 from raysim.tracking import rows
@@ -197,13 +199,79 @@ def test_what_is_no_run_folder_cannot_be_gone_on_with(workplace: Path, broken: s
         resume(workplace / "it", quiet=True)
 
 
+class Elsewhere(MemoryFileSystem):  # type: ignore[misc]
+    """A store that outlives the process, as far as anybody can tell."""
+
+    protocol = "elsewhere"
+    store: ClassVar[dict[str, Any]] = {}
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.removeprefix("elsewhere://")))
+
+
+@pytest.fixture
+def elsewhere() -> None:
+    fsspec.register_implementation("elsewhere", Elsewhere, clobber=True)
+    Elsewhere.store.clear()
+
+
+@pytest.mark.usefixtures("elsewhere")
 def test_commits_anywhere_fsspec_reaches(workplace: Path) -> None:
-    result = run(loaded("checkpoint={every: 1, folder: 'memory://far/away/'}"), quiet=True)
-    where = f"memory://far/away/tiny/{result.folder.name}"
+    result = run(loaded("checkpoint={every: 1, folder: 'elsewhere://far/away/'}"), quiet=True)
+    where = f"elsewhere://far/away/tiny/{result.folder.name}"
     assert result.summary["commit"] == {"round": 3, "folder": where}
     assert [commit.round for commit in Commits.open(open_store(where)).kept] == [2, 3]
     longer = resume(result.folder, sets=["rounds=4"], quiet=True)
     assert longer.state_digest == run(loaded("rounds=4"), quiet=True).state_digest
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_commits_that_are_gone_are_not_begun_without(workplace: Path) -> None:
+    """Hours of work would silently be repeated, and what they left in the folder thrown away."""
+    result = run(loaded("checkpoint={every: 1, folder: 'elsewhere://far'}"), quiet=True)
+    rows = (result.folder / "rounds.parquet").read_bytes()
+    Elsewhere.store.clear()
+    with pytest.raises(ScenarioError, match=r"a commit of round 3 was saved in elsewhere://far/tiny/.* there is none"):
+        resume(result.folder, sets=["rounds=4"], quiet=True)
+    assert (result.folder / "rounds.parquet").read_bytes() == rows
+
+
+def test_a_killed_run_knows_that_it_had_commits(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    close = RunFolder.close
+    # As if the process were killed.
+    monkeypatch.setattr(RunFolder, "close", lambda self, *told: (self._clients.leave(), self._let_go()))
+    with pytest.raises(KeyboardInterrupt):
+        run(loaded("checkpoint.every=1"), quiet=True, trackers=[Cut(3)])
+    (folder,) = (workplace / "runs" / "tiny").iterdir()
+    with pytest.raises(KeyboardInterrupt):  # and once more, before it has committed anything
+        resume(folder, quiet=True, trackers=[Cut(3)])
+    monkeypatch.setattr(RunFolder, "close", close)
+    assert read_summary(folder)["status"] == "running"
+    kept = (folder / "checkpoints").rename(workplace / "kept")
+    with pytest.raises(ScenarioError, match=r"a commit of round 2 was saved in .*checkpoints, but there is none"):
+        resume(folder, quiet=True)
+    kept.rename(folder / "checkpoints")
+    assert resume(folder, quiet=True).state_digest == run(loaded(), quiet=True).state_digest
+
+
+@pytest.mark.parametrize("address", ["memory://x", "simplecache::memory://x", "memory://"])
+def test_commits_in_memory_of_the_process_are_refused(workplace: Path, address: str) -> None:
+    with pytest.raises(ScenarioError, match=r"checkpoint.folder: .*memory of the process"):
+        run(loaded(f"checkpoint.folder='{address}'"), quiet=True)
+    assert not (workplace / "runs").exists()
+
+
+def test_a_relative_address_is_that_folder_from_anywhere(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for address in ("file://kept", "local://kept", "kept/", str(workplace / "kept")):
+        assert local_folder(address) == workplace / "kept"
+    short = run(loaded("rounds=2", "checkpoint.folder='file://kept'"), quiet=True)
+    assert short.summary["commit"]["folder"] == str(workplace / "kept" / "tiny" / short.folder.name)
+    (workplace / "another").mkdir()
+    monkeypatch.chdir(workplace / "another")
+    notes = MemoryTracker()
+    resume(short.folder, sets=["rounds=3"], quiet=True, trackers=[notes])
+    assert [values["round"] for values in notes.rounds] == [3]  # not from the beginning
 
 
 def test_an_address_that_nobody_knows(workplace: Path) -> None:
