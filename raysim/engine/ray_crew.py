@@ -221,14 +221,15 @@ class Crew:
                 up_s |= dict.fromkeys(ready, latest)
             if left and perf_counter() - latest >= START_TIMEOUT_S:
                 raise RunError(
-                    f"starting: no more actors came up within {START_TIMEOUT_S:.0f} s; `ray status` shows what they "
-                    "wait for"
+                    f"starting: no more actors came up within {START_TIMEOUT_S:.0f} s; on a cluster `ray status` shows "
+                    "what they wait for"
                 )
             if left and not told and perf_counter() - began >= SLOW_START_S:
                 told = True
                 self.note(
                     f"{len(up_s)} of {len(begun)} actors are up; the others are starting, or wait for CPUs or GPUs in "
-                    f"use (`ray status` shows it; the run gives up if none comes up for {START_TIMEOUT_S:.0f} s)"
+                    f"use (on a cluster `ray status` shows it; the run gives up if none comes up for "
+                    f"{START_TIMEOUT_S:.0f} s)"
                 )
         return [up_s[answer] for answer in begun]
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
 
 from raysim.core.errors import ScenarioError
+from raysim.engine import ray_local
 from raysim.engine.leftovers import mark
 from raysim.engine.placement import Machine, Node
 
@@ -40,7 +38,7 @@ def connect(local_cpus: float | None = None) -> bool:
         return False
     mark(os.environ)  # whatever this Ray starts says whose it is, should this process die
     cpus = None if local_cpus is None else max(int(np.ceil(local_cpus)), os.cpu_count() or 1)
-    ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
+    ray_local.start(num_cpus=cpus, **quiet)
     return True
 
 
@@ -67,14 +65,3 @@ def machine(head: bool = True) -> Machine:
 def attached() -> bool:
     """Whether the Ray that is connected was there before this process."""
     return bool(os.environ.get("RAY_ADDRESS"))
-
-
-def disconnect(remove_logs: bool = False) -> None:
-    """Stop the Ray that `connect` started. remove_logs: its session folder, too, which Ray itself never removes."""
-    folder = None
-    with contextlib.suppress(Exception):
-        folder = Path(ray._private.worker.global_worker.node.get_session_dir_path())
-    with contextlib.suppress(Exception):
-        ray.shutdown()
-    if remove_logs and folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)

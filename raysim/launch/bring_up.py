@@ -36,11 +36,11 @@ def make_backend(
             note(text)
         cleanup.callback(backend.close)
         return plan, backend
-    from raysim.engine import ray_backend, ray_crew, ray_session
+    from raysim.engine import ray_backend, ray_crew, ray_local, ray_session
 
     owned = ray_session.connect(plan.cpus if plan else None)
     if owned:
-        cleanup.callback(lambda: ray_session.disconnect(remove_logs=well()))
+        cleanup.callback(lambda: ray_local.stop(remove_logs=well()))
     resources = scenario.resources
 
     def planned(machine: Machine) -> Plan:

@@ -132,12 +132,12 @@ def _traced(loaded: Loaded, placement: Placement, most: int, cleanup: contextlib
 
 
 def _on_ray(checked: Any, most: int, cleanup: contextlib.ExitStack) -> tuple[Any, Any]:
-    from raysim.engine import ray_backend, ray_crew, ray_session
+    from raysim.engine import ray_backend, ray_crew, ray_local, ray_session
 
     asked = sum(ask.cpus_per_actor * (ask.actors or 1) for ask in checked.asks)
     # One Ray for all placements: the largest must fit.
     if ray_session.connect(max(asked, most * checked.loaded.scenario.resources.cpus_per_actor)):
-        cleanup.callback(ray_session.disconnect)
+        cleanup.callback(ray_local.stop)
     machine = ray_session.machine()
     plan = make_plan(checked.asks, Machine(machine.cpus, machine.gpus, machine.nodes), checked.participants)
     return ray_backend.RayBackend(ray_crew.Crew(plan)), plan

@@ -1,0 +1,88 @@
+"""A run's own Ray is reachable from nowhere else, and by nobody who does not hold its token."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+pytestmark = pytest.mark.ray
+
+# A network of its own, with a second address beside 127.0.0.1.
+NETWORK = "ip link set lo up && ip addr add 192.0.2.1/24 dev lo"
+
+PROBE = """
+import json, os, stat, subprocess, sys
+from pathlib import Path
+import psutil, ray
+from raysim.engine import ray_local, ray_session
+
+before = dict(os.environ)
+assert ray_session.connect(1.0)
+@ray.remote
+class Worker:
+    def pid(self): return os.getpid()
+ray.get(Worker.remote().pid.remote())
+found = {
+    "ips": sorted({c.laddr.ip for c in psutil.net_connections("inet") if c.status == psutil.CONN_LISTEN}),
+    "mode": stat.S_IMODE(ray_local._folder.stat().st_mode),
+    "tokens": [str(path) for path in Path.home().rglob("*token*")],
+}
+address = ray.get_runtime_context().gcs_address
+join = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1]).get_all_node_info(timeout=30.0)"
+clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+guess = {**clean, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
+for who, environ in (("owner", dict(os.environ)), ("stranger", clean), ("guesser", guess)):
+    done = subprocess.run([sys.executable, "-c", join, address], env=environ, capture_output=True, text=True)
+    found[who] = [done.returncode, done.stdout + done.stderr]
+folder = ray_local._folder
+ray_local.stop(remove_logs=True)
+names = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", ray_local.LOOPBACK
+found["left"] = [name for name in names if os.environ.get(name) != before.get(name)]
+found["removed"] = not folder.exists()
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture
+def namespace() -> list[str]:
+    """The beginning of a command that runs in a network namespace with a second address."""
+    command = ["unshare", "--net"] if os.getuid() == 0 else ["unshare", "--user", "--map-root-user", "--net"]
+    if not (shutil.which("unshare") and shutil.which("ip")):
+        pytest.skip("no unshare or ip here to make a network of its own with")
+    command += ["--", "bash", "-c", f'{NETWORK} && exec "$@"', "bash"]
+    made = subprocess.run([*command, "true"], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"no network namespace can be made here: {made.stderr.strip()}")
+    return command
+
+
+def test_only_the_owner_on_this_machine_gets_in(namespace: list[str], tmp_path: Path) -> None:
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {"HOME": str(tmp_path)}
+    done = subprocess.run(
+        [*namespace, sys.executable, "-c", PROBE],
+        capture_output=True,
+        text=True,
+        env=environ,
+        cwd=REPOSITORY,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["ips"] in (["127.0.0.1"], ["127.0.0.1", "::ffff:127.0.0.1"]), found["ips"]
+    assert found["mode"] == 0o700
+    assert found["tokens"] == []  # no file holds the token
+    assert found["owner"][0] == 0, found["owner"][1]
+    for who in ("stranger", "guesser"):
+        code, text = found[who]
+        assert code != 0, text
+        assert "auth" in text.lower(), text
+    assert found["left"] == []  # a later Ray of this process is as if there had been none
+    assert found["removed"]
