@@ -15,6 +15,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "raysim needs Python 3.11 or newer; this is " + sys.version.split()[0] + " (make PYTHON=python3.11 setup)")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/raysim list algorithms >/dev/null  # imports every method once; from then on `raysim list` does without
 	@touch $(READY)
 
 demo: setup  ## Run FedGH on scikit-learn's handwritten digits: 20 clients, five architectures

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic.fields import FieldInfo
 from rich import box
@@ -14,18 +14,20 @@ from rich.table import Table
 from rich.text import Text
 
 from raysim.core.errors import ScenarioError
-from raysim.core.fields import settings_fields
 from raysim.core.results import METRICS
 from raysim.data.partition import PARTITIONS
 from raysim.data.specs import DATASETS
-from raysim.launch.preview import Preview
-from raysim.launch.verify import Trace
 from raysim.models import MODELS
 from raysim.report.units import human_seconds
+from raysim.scenario.declared import Declaration, declaration_of, declared
 from raysim.scenario.json_schema import allowed_words
-from raysim.scenario.load import Loaded
-from raysim.scenario.registry import algorithm_class, algorithm_names, suggest
+from raysim.scenario.registry import algorithm_names, suggest
 from raysim.scenario.schema import Scenario, Section
+
+if TYPE_CHECKING:
+    from raysim.launch.preview import Preview
+    from raysim.launch.verify import Trace
+    from raysim.scenario.load import Loaded
 
 KINDS = ("algorithms", "models", "datasets", "partitions", "metrics")
 
@@ -44,19 +46,18 @@ def show_description(name: str) -> None:
     """Everything there is to say of one name. Raises `ScenarioError` when nothing has it."""
     console = Console()
     if name in algorithm_names():
-        cls = algorithm_class(name)
-        module = inspect.getmodule(cls)
-        console.print(Text(inspect.cleandoc(module.__doc__ or cls.__doc__ or ""), overflow="fold"))
-        console.print(Text(f"\nPaper: {cls.paper}"))
+        method = declared(name)
+        console.print(Text(method.file_doc or method.doc, overflow="fold"))
+        console.print(Text(f"\nPaper: {method.paper}"))
         console.print(Text(f"File:  algorithms/{name}.py\n"))
-        _show_fields(console, cls, f"algorithm: {{name: {name}}}")
-        for profile, preset in cls.profiles.items():
+        _show_fields(console, method, f"algorithm: {{name: {name}}}")
+        for profile, preset in method.profiles.items():
             values = ", ".join(f"{field}: {_plain(value)}" for field, value in preset.items())
             console.print(Text(f"profile: {profile}  ({values})"))
     elif name in PARTITIONS:
-        cls = PARTITIONS[name]
-        console.print(Text(inspect.cleandoc(cls.__doc__ or "") + "\n"))
-        _show_fields(console, cls, f"data: {{partition: {{name: {name}}}}}")
+        partition = declaration_of(PARTITIONS[name])
+        console.print(Text(f"{partition.doc}\n"))
+        _show_fields(console, partition, f"data: {{partition: {{name: {name}}}}}")
     elif name in MODELS:
         spec = MODELS[name]
         console.print(Text(f"{spec.summary}\nRepresentation width: {spec.native_dim}"))
@@ -156,29 +157,24 @@ def _entries(kind: str) -> Iterable[tuple[str, str]]:
     if kind == "datasets":
         return [(name, spec.summary) for name, spec in DATASETS.items()]
     if kind == "partitions":
-        return [(name, _first_line(cls)) for name, cls in PARTITIONS.items()]
+        return [(name, declaration_of(cls).summary) for name, cls in PARTITIONS.items()]
     return list(METRICS.items())
 
 
 def _algorithm(name: str) -> str:
     """What a method is, or what is wrong with its file: somebody may be writing it just now."""
     try:
-        return _first_line(algorithm_class(name))
+        return declared(name).summary
     except ScenarioError as error:
         return str(error)
 
 
-def _first_line(cls: type) -> str:
-    return inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].replace("\n", " ")
-
-
-def _show_fields(console: Console, cls: type, where: str) -> None:
-    fields = settings_fields(cls)
-    if not fields:
+def _show_fields(console: Console, declaration: Declaration, where: str) -> None:
+    if not declaration.fields:
         console.print(Text(f"It has no fields: {where}"))
         return
     table = _table(None, "field", "default", "allowed", "meaning")
-    for field in fields:
+    for field in declaration.fields:
         default = "required" if field.default is MISSING else _plain(field.default)
         table.add_row(Text(field.name), Text(default), Text(field.allowed), Text(field.doc))
     console.print(table)
@@ -197,7 +193,7 @@ def _show_section(console: Console, name: str) -> None:
     for key, field in section.model_fields.items():
         inner = _section_of(field)
         may = allowed[key] if inner is None else f"see `raysim describe {key}`"
-        meaning = field.description or (_first_line(inner) if inner else "")
+        meaning = field.description or (inspect.cleandoc(inner.__doc__ or "").split("\n\n")[0] if inner else "")
         table.add_row(Text(key), Text(_default(field)), Text(may), Text(meaning.replace("\n", " ")))
     console.print(table)
 

@@ -1,11 +1,17 @@
 """The seam between engine and algorithms, in pure torch: knows nothing of Ray, MLflow or YAML."""
 
-from raysim.core.algorithm import Algorithm, AnyAlgorithm, Client, ClientId, Server, SplitModel, Task
-from raysim.core.data import Batch, Samples
-from raysim.core.errors import RaysimError, RunError, ScenarioError
-from raysim.core.fields import Count, Fraction, NonNegative, Positive
-from raysim.core.fit import LocalTraining
-from raysim.core.messages import Weights, message, weights
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from raysim.core.algorithm import Algorithm, AnyAlgorithm, Client, ClientId, Server, SplitModel, Task
+    from raysim.core.data import Batch, Samples
+    from raysim.core.errors import RaysimError, RunError, ScenarioError
+    from raysim.core.fields import Count, Fraction, NonNegative, Positive
+    from raysim.core.fit import LocalTraining
+    from raysim.core.messages import Weights, message, weights
 
 __all__ = [
     "Algorithm",
@@ -29,3 +35,18 @@ __all__ = [
     "message",
     "weights",
 ]
+
+_MODULES = ("errors", "fields", "data", "fit", "messages", "algorithm")
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded when first used: all but the first two modules import torch, which takes seconds.
+    for module in _MODULES if name in __all__ else ():
+        found = importlib.import_module(f"{__name__}.{module}")
+        if hasattr(found, name):
+            return getattr(found, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

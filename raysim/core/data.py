@@ -12,9 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from raysim.core.messages import message
@@ -101,30 +99,3 @@ class Samples:
     def _raw(self, index: Tensor) -> Tensor:
         # Ten times faster than raw_NHWC[index], which walks every pixel.
         return self.raw_NHWC.index_select(0, index)
-
-
-@dataclass(frozen=True, eq=False)
-class Shards:
-    """One part (say, training) of every client: positions in the data set, client after client."""
-
-    index: NDArray[np.int64]
-    """Positions, ascending within a client."""
-    offset: NDArray[np.int64]
-    """[N+1]; client k has index[offset[k] : offset[k + 1]]."""
-
-    def __len__(self) -> int:
-        return len(self.offset) - 1
-
-    def of(self, client: int) -> NDArray[np.int64]:
-        """Positions of one client's samples, ascending."""
-        return self.index[self.offset[client] : self.offset[client + 1]]
-
-    @property
-    def size_N(self) -> NDArray[np.int64]:
-        """How many samples each client has."""
-        return np.diff(self.offset)
-
-    @property
-    def owner(self) -> NDArray[np.int64]:
-        """The client of every entry of `index`."""
-        return np.repeat(np.arange(len(self)), self.size_N)

@@ -98,13 +98,20 @@ def field_docs(cls: type) -> Mapping[str, str]:
         except (OSError, TypeError):  # made in an interactive session: it has no source
             continue
         assert isinstance(tree, ast.ClassDef)
-        for field, text in zip(tree.body, tree.body[1:], strict=False):
-            if not (isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)):
-                continue
-            if isinstance(text.value, ast.Constant) and isinstance(text.value.value, str):
-                assert isinstance(field.target, ast.Name)
-                docs[field.target.id] = inspect.cleandoc(text.value.value).replace("\n", " ")
+        docs |= docs_in(tree)
     return MappingProxyType(docs)
+
+
+def docs_in(tree: ast.ClassDef) -> dict[str, str]:
+    """The string literal under each annotated field of a class statement."""
+    docs = {}
+    for field, text in zip(tree.body, tree.body[1:], strict=False):
+        if not (isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)):
+            continue
+        if isinstance(text.value, ast.Constant) and isinstance(text.value.value, str):
+            assert isinstance(field.target, ast.Name)
+            docs[field.target.id] = inspect.cleandoc(text.value.value).replace("\n", " ")
+    return docs
 
 
 def settings_fields(cls: type) -> list[FieldInfo]:
@@ -113,19 +120,24 @@ def settings_fields(cls: type) -> list[FieldInfo]:
     docs = field_docs(cls)
     found = []
     for field in dataclasses.fields(cls):
-        hint, bounds = hints[field.name], None
-        if get_origin(hint) is Annotated:
-            hint, bounds = _unwrapped(hint)
-        elif get_origin(hint) in (Union, UnionType):
-            # A range may stand inside, as in `Positive | None`.
-            members = [_unwrapped(member) for member in get_args(hint)]
-            bounds = next((found for _, found in members if found is not None), None)
-            hint = reduce(or_, [member for member, _ in members])
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        found.append(FieldInfo(field.name, hint, bounds, default, docs.get(field.name, "")))
+        found.append(field_info(field.name, hints[field.name], default, docs.get(field.name, "")))
     return found
+
+
+def field_info(name: str, hint: Any, default: Any, doc: str) -> FieldInfo:
+    """A field whose annotation may hold a `Range`."""
+    bounds = None
+    if get_origin(hint) is Annotated:
+        hint, bounds = _unwrapped(hint)
+    elif get_origin(hint) in (Union, UnionType):
+        # A range may stand inside, as in `Positive | None`.
+        members = [_unwrapped(member) for member in get_args(hint)]
+        bounds = next((found for _, found in members if found is not None), None)
+        hint = reduce(or_, [member for member, _ in members])
+    return FieldInfo(name, hint, bounds, default, doc)
 
 
 def _unwrapped(hint: Any) -> tuple[Any, Range | None]:

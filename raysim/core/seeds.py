@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 def seed_for(run_seed: int, purpose: str, *key: int | str) -> int:
@@ -24,12 +26,16 @@ def seed_for(run_seed: int, purpose: str, *key: int | str) -> int:
 
 def seeded(run_seed: int, purpose: str, *key: int | str) -> torch.Generator:
     """A CPU generator that starts at `seed_for(run_seed, purpose, *key)`."""
+    import torch  # here: a seed alone needs none of it
+
     return torch.Generator().manual_seed(seed_for(run_seed, purpose, *key))
 
 
 @contextmanager
 def global_seed(run_seed: int, purpose: str, *key: int | str) -> Iterator[None]:
     """Seed torch's global generators for a while (initial weights, dropout), then put them back."""
+    import torch
+
     cpu = torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     torch.manual_seed(seed_for(run_seed, purpose, *key))

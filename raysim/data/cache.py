@@ -16,18 +16,10 @@ from typing import IO
 
 import numpy as np
 
+from raysim.core.folders import cache_root
 from raysim.data.sources import Decoded, Source
 
 _VERSION = "1"  # raise when the decoding changes
-
-
-def cache_root() -> Path:
-    """RAYSIM_CACHE, or the folder `raysim` in the user's cache folder. Need not exist."""
-    if own := os.environ.get("RAYSIM_CACHE"):
-        return Path(own).expanduser()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared).expanduser() / "raysim"
-    return Path("~/.cache/raysim").expanduser()
 
 
 def cache_key(name: str, source: Source) -> str:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysim.core.errors import ScenarioError
+from raysim.core.folders import cache_root
 from raysim.data import cache, sources
 from raysim.data.specs import DATASETS, Augment, DatasetSpec, spec_for
 
@@ -117,7 +118,7 @@ def _bases(root: str | None) -> list[Path]:
 
 
 def _download_folder() -> Path:
-    return cache.cache_root() / "data"
+    return cache_root() / "data"
 
 
 def _load(spec: DatasetSpec, source: sources.Source) -> ImageData:

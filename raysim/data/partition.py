@@ -9,7 +9,7 @@ Shapes: N clients, C classes, M samples of the data set.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -86,7 +86,7 @@ class Resample:
 
 
 Setting = Iid | Pathological | Dirichlet | Hks | Resample
-PARTITIONS: dict[str, type[Any]] = {
+PARTITIONS: dict[str, type] = {
     "iid": Iid,
     "pathological": Pathological,
     "dirichlet": Dirichlet,

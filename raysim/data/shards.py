@@ -9,13 +9,16 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
-from raysim.core.data import Shards
 from raysim.core.errors import ScenarioError
+from raysim.core.shards import Shards
 from raysim.data.split import Ints
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["PARTS", "Partition", "Shards", "make_shards"]
 
@@ -67,6 +70,8 @@ class Partition:
 
     def table(self, label_M: Ints) -> pa.Table:
         """One row per client, part and sample, with columns client, part, sample (position) and label."""
+        import pyarrow as pa
+
         shards = tuple(self.parts.values())
         index = np.concatenate([one.index for one in shards])
         code = np.repeat(np.arange(len(PARTS), dtype=np.int32), [len(one.index) for one in shards])

@@ -22,13 +22,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from raysim.core.algorithm import Algorithm, Client, ClientId
-from raysim.core.data import Samples, Shards
+from raysim.core.data import Samples
 from raysim.core.errors import RunError
 from raysim.core.fit import set_training
 from raysim.core.messages import Weights, WireSize, nonfinite, pack, unpack, weights, wire_size
 from raysim.core.meter import FlopMeter
 from raysim.core.results import ClientRow
 from raysim.core.seeds import global_seed, seeded
+from raysim.core.shards import Shards
 from raysim.core.state import digest, state_tensors
 from raysim.engine.commits import Bytes, Part, client_parts
 from raysim.engine.hooks import hook

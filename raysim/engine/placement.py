@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from raysim.core.algorithm import ClientId
 from raysim.core.errors import ScenarioError
+
+if TYPE_CHECKING:
+    from raysim.core.algorithm import ClientId
 
 GPU_ACTORS = 4
 """Actors that `auto` puts on one GPU: more share it with little gain, each costing a CUDA context."""

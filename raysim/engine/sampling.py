@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from raysim.core.algorithm import ClientId
 from raysim.core.seeds import seed_for
+
+if TYPE_CHECKING:
+    from raysim.core.algorithm import ClientId
 
 
 def cohort_size(participation: float, num_clients: int) -> int:

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysim.core.algorithm import AnyAlgorithm, ClientId, Task, only_pixels
-from raysim.core.data import Shards, Transform
+from raysim.core.data import Transform
 from raysim.core.fit import LocalTraining
 from raysim.core.seeds import global_seed
+from raysim.core.shards import Shards
 
 
 @dataclass(frozen=True)

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
-from raysim.core.algorithm import Task
 from raysim.core.errors import ScenarioError
-from raysim.core.fit import LocalTraining
 from raysim.data.partition import PARTITIONS, check_partition, default_split
 from raysim.data.specs import DATASETS, DatasetSpec
 from raysim.engine.placement import Ask, parse_ranges
 from raysim.engine.sampling import cohort_size
 from raysim.engine.store import dies_with_the_process
 from raysim.models import MODELS, build_model, common_feature_dim, misfit
-from raysim.models.encoders import auto_encoder, build_encoder
 from raysim.scenario.load import Key, Loaded, named_settings
 from raysim.scenario.registry import suggest
 from raysim.scenario.schema import Override, Resources
+
+if TYPE_CHECKING:
+    from raysim.core.algorithm import Task
+    from raysim.core.fit import LocalTraining
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,29 @@ class Checked:
     feature_dim: int
     participants: int  # K
     asks: tuple[Ask, ...]
-    task: Task
+
+    @cached_property
+    def task(self) -> Task:
+        """What all parties agree on, as far as it is known before the run."""
+        from raysim.core.algorithm import Task
+        from raysim.models.encoders import auto_encoder, build_encoder
+
+        build = self.build
+        encoder = self.loaded.resolved["algorithm"].get("encoder")
+        return Task(
+            self.dataset.num_classes,
+            self.feature_dim,
+            self.architectures,
+            lambda name, *key: build(name),  # whose weights they start from says the run
+            self.loaded.scenario.rounds,
+            partial(build_encoder, auto=encoder or auto_encoder()),
+        )
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """The clients' different ones, in order of first use."""
+        clients = self.loaded.scenario.clients
+        return tuple(dict.fromkeys(clients.models[: clients.count]))
 
     @property
     def build(self) -> Any:
@@ -43,6 +66,8 @@ class Checked:
     @property
     def local(self) -> LocalTraining:
         """How clients train."""
+        from raysim.core.fit import LocalTraining
+
         return LocalTraining(**self.loaded.scenario.training.model_dump())
 
 
@@ -94,33 +119,27 @@ def check(loaded: Loaded) -> Checked:
             "true given, but data.split pooled811 deals the published test images to clients to train on; "
             "allowed with split published or pfedhn",
         )
-    build = _builder(dataset, feature_dim)
-    auto = auto_encoder()
-    task = Task(
-        dataset.num_classes,
-        feature_dim,
-        tuple(dict.fromkeys(clients.models[: clients.count])),
-        lambda name, *key: build(name),  # whose weights they start from says the run
-        scenario.rounds,
-        partial(build_encoder, auto=auto),
-    )
-    if loaded.algorithm.one_architecture and len(task.architectures) > 1:
-        raise origin.error(
-            ("clients", "models"),
-            f"{len(task.architectures)} architectures given ({', '.join(task.architectures)}), but "
-            f"{loaded.resolved['algorithm']['name']} exchanges whole models; allowed: one architecture",
-        )
-    try:
-        loaded.algorithm.check(task)
-    except ValueError as error:
-        raise origin.error(("algorithm",), str(error)) from None
     # What was chosen is written down in full: a default that changes later does not change an old run.
     data = {**loaded.resolved["data"], "partition": {"name": scenario.data.partition["name"], **asdict(partition)}}
     resolved = {**loaded.resolved, "data": {**data, "split": split}}
     if resolved["algorithm"].get("encoder") == "auto":  # a run that goes on must not choose anew
-        resolved["algorithm"] = {**resolved["algorithm"], "encoder": auto}
+        from raysim.models.encoders import auto_encoder
+
+        resolved["algorithm"] = {**resolved["algorithm"], "encoder": auto_encoder()}
     complete = replace(loaded, resolved=resolved)
-    return Checked(complete, dataset, partition, split, feature_dim, participants, _asks(loaded), task)
+    checked = Checked(complete, dataset, partition, split, feature_dim, participants, ())
+    if loaded.declared.one_architecture and len(checked.architectures) > 1:
+        raise origin.error(
+            ("clients", "models"),
+            f"{len(checked.architectures)} architectures given ({', '.join(checked.architectures)}), but "
+            f"{loaded.resolved['algorithm']['name']} exchanges whole models; allowed: one architecture",
+        )
+    if loaded.declared.checks:
+        try:
+            loaded.algorithm.check(checked.task)
+        except ValueError as error:
+            raise origin.error(("algorithm",), str(error)) from None
+    return replace(checked, asks=_asks(loaded))
 
 
 def _builder(dataset: DatasetSpec, feature_dim: int) -> Any:

@@ -1,7 +1,7 @@
 """The networks a client can have, by the names that scenario files use.
 
-To add one: write a builder that returns a `SplitNet` and add one entry to `MODELS`; the shape tests pick it
-up.
+To add one: write a builder that returns a `SplitNet` and add one entry to `_SPECS`; the shape tests pick it
+up. Builders are imported when a model is built, so that its name and what it reads can be told without torch.
 """
 
 from __future__ import annotations
@@ -10,22 +10,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from raysim.core.errors import ScenarioError
-from raysim.models.backbones import imagenet_resnet, small_vit
-from raysim.models.cnn import ImageShape, five_by_five_cnn, mlp, small_cnn
-from raysim.models.resnet import small_image_resnet
-from raysim.models.split import SplitNet
 
-__all__ = [
-    "MODELS",
-    "ImageShape",
-    "ModelSpec",
-    "SplitNet",
-    "build_model",
-    "common_feature_dim",
-    "misfit",
-]
+if TYPE_CHECKING:
+    from raysim.models.cnn import ImageShape
+    from raysim.models.split import SplitNet
+
+__all__ = ["MODELS", "ModelSpec", "build_model", "common_feature_dim", "misfit"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +40,16 @@ class ModelSpec:
     patch: int | None = None  # images must be square, with a side that this divides
 
 
+def _builder(place: str, **settings: Any) -> Callable[..., SplitNet]:
+    """The function at `place`, "module.name" in this folder, with these of its arguments."""
+    return partial(_build, *place.split("."), **settings)
+
+
+def _build(module: str, name: str, *task: Any, **settings: Any) -> SplitNet:
+    net: SplitNet = getattr(import_module(f"{__name__}.{module}"), name)(*task, **settings)
+    return net
+
+
 _CIFAR: ImageShape = (3, 32, 32)
 _FASHION: ImageShape = (1, 28, 28)
 _DIGITS: ImageShape = (1, 8, 8)
@@ -53,26 +57,26 @@ _DIGITS: ImageShape = (1, 8, 8)
 
 def _cifar_cnn(name: str, conv2: int, fc1: int) -> ModelSpec:
     summary = f"two 5x5 convolutions (16, {conv2}), fc {fc1}; CIFAR, FedGH family"
-    build = partial(five_by_five_cnn, conv1=16, conv2=conv2, fc1=fc1)
+    build = _builder("cnn.five_by_five_cnn", conv1=16, conv2=conv2, fc1=fc1)
     return ModelSpec(name, summary, 500, build, _CIFAR)
 
 
 def _fashion_cnn(name: str, fc1: int) -> ModelSpec:
     summary = f"two 5x5 convolutions (20, 20), fc {fc1}; Fashion-MNIST, FedRAL family"
-    build = partial(five_by_five_cnn, conv1=20, conv2=20, fc1=fc1)
+    build = _builder("cnn.five_by_five_cnn", conv1=20, conv2=20, fc1=fc1)
     return ModelSpec(name, summary, 50, build, _FASHION)
 
 
 def _hks_resnet(name: str, blocks: int) -> ModelSpec:
     summary = f"three stages (16, 32, 64) of {blocks} residual block(s); any small image, HKS and FedCache"
-    build = partial(small_image_resnet, widths=(16, 32, 64), blocks=(blocks,) * 3, kaiming=True)
+    build = _builder("resnet.small_image_resnet", widths=(16, 32, 64), blocks=(blocks,) * 3, kaiming=True)
     return ModelSpec(name, summary, 64, build)
 
 
 def _resnet(name: str, blocks: tuple[int, ...], bottleneck: bool = False) -> ModelSpec:
     kind = "bottleneck" if bottleneck else "basic"
     summary = f"torchvision-style, {kind} blocks {list(blocks)}, 7x7/2 stem; high heterogeneity"
-    return ModelSpec(name, summary, 500, partial(imagenet_resnet, blocks=blocks, bottleneck=bottleneck))
+    return ModelSpec(name, summary, 500, _builder("backbones.imagenet_resnet", blocks=blocks, bottleneck=bottleneck))
 
 
 _SPECS = (
@@ -86,21 +90,23 @@ _SPECS = (
     _fashion_cnn("fmnist_cnn3", fc1=150),
     _fashion_cnn("fmnist_cnn4", fc1=100),
     _fashion_cnn("fmnist_cnn5", fc1=50),
-    ModelSpec("digits_mlp64", "64-32-10 perceptron; 8x8 digits", 32, partial(mlp, hidden=()), _DIGITS),
-    ModelSpec("digits_mlp128", "64-128-32-10 perceptron; 8x8 digits", 32, partial(mlp, hidden=(128,)), _DIGITS),
-    ModelSpec("digits_cnn_s", "one 3x3 convolution (8); 8x8 digits", 32, partial(small_cnn, filters=(8,)), _DIGITS),
+    ModelSpec("digits_mlp64", "64-32-10 perceptron; 8x8 digits", 32, _builder("cnn.mlp", hidden=()), _DIGITS),
+    ModelSpec("digits_mlp128", "64-128-32-10 perceptron; 8x8 digits", 32, _builder("cnn.mlp", hidden=(128,)), _DIGITS),
+    ModelSpec(
+        "digits_cnn_s", "one 3x3 convolution (8); 8x8 digits", 32, _builder("cnn.small_cnn", filters=(8,)), _DIGITS
+    ),
     ModelSpec(
         "digits_cnn_m",
         "two 3x3 convolutions (16, 32), fc 64; 8x8 digits",
         32,
-        partial(small_cnn, filters=(16, 32), hidden=(64,)),
+        _builder("cnn.small_cnn", filters=(16, 32), hidden=(64,)),
         _DIGITS,
     ),
     ModelSpec(
         "digits_resnet",
         "two residual blocks (16, 32); 8x8 digits",
         32,
-        partial(small_image_resnet, widths=(16, 32), blocks=(1, 1)),
+        _builder("resnet.small_image_resnet", widths=(16, 32), blocks=(1, 1)),
         _DIGITS,
     ),
     _hks_resnet("hks_resnet8", blocks=1),
@@ -110,7 +116,7 @@ _SPECS = (
         "resnet18_500",
         "ResNet-18 with the CIFAR stem and a linear layer to D; any small image, FedGH text",
         500,
-        partial(small_image_resnet, widths=(64, 128, 256, 512), blocks=(2, 2, 2, 2), always_project=True),
+        _builder("resnet.small_image_resnet", widths=(64, 128, 256, 512), blocks=(2, 2, 2, 2), always_project=True),
     ),
     _resnet("resnet4", (1,)),
     _resnet("resnet6", (1, 1)),
@@ -125,7 +131,7 @@ _SPECS = (
         "vit_small",
         "vision transformer, patch 4, width 192, depth 6, 3 heads; high heterogeneity",
         500,
-        partial(small_vit, patch=4, width=192, depth=6, heads=3),
+        _builder("backbones.small_vit", patch=4, width=192, depth=6, heads=3),
         patch=4,
     ),
 )

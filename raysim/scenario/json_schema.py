@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from raysim.core.fields import Range
+from raysim.scenario.declared import Declaration, declaration_of, declared
 from raysim.scenario.load import ALLOWED, PAPER
-from raysim.scenario.registry import algorithm_class, algorithm_names
+from raysim.scenario.registry import algorithm_names
 from raysim.scenario.schema import Scenario, Section, settings_model
 
 PROFILE = "Preset of the fields below: what the paper says, or what its authors' released code does"
@@ -17,10 +18,11 @@ def scenario_schema(partitions: Mapping[str, type]) -> dict[str, Any]:
     """A JSON schema (draft 2020-12) in which `algorithm` and `data.partition` know each name's fields."""
     schema = Scenario.model_json_schema()
     definitions = schema["$defs"]
-    algorithms = {name: algorithm_class(name) for name in algorithm_names()}
+    algorithms = {name: declared(name) for name in algorithm_names()}
     schema["properties"]["algorithm"] = _choice(algorithms, "algorithm", definitions, schema["properties"]["algorithm"])
     data = definitions["Data"]["properties"]
-    data["partition"] = _choice(dict(partitions), "partition", definitions, data["partition"])
+    dealt = {name: declaration_of(cls) for name, cls in partitions.items()}
+    data["partition"] = _choice(dealt, "partition", definitions, data["partition"])
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
@@ -53,18 +55,17 @@ def _words(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
 
 
 def _choice(
-    classes: Mapping[str, type], kind: str, definitions: dict[str, Any], before: dict[str, Any]
+    choices: Mapping[str, Declaration], kind: str, definitions: dict[str, Any], before: dict[str, Any]
 ) -> dict[str, Any]:
     """A section whose `name` decides its other keys."""
-    for name, cls in classes.items():
-        section = settings_model(cls).model_json_schema()
+    for name, declaration in choices.items():
+        section = settings_model(declaration).model_json_schema()
         section["title"] = name
-        doc = (cls.__doc__ or "").strip().split("\n")[0]
+        doc = declaration.doc.split("\n")[0]
         section["description"] = doc
         names: dict[str, Any] = {"name": {"const": name, "description": doc}}
-        profiles = getattr(cls, "profiles", {})
-        if profiles:
-            names["profile"] = {"enum": [PAPER, *profiles], "default": PAPER, "description": PROFILE}
+        if declaration.profiles:
+            names["profile"] = {"enum": [PAPER, *declaration.profiles], "default": PAPER, "description": PROFILE}
         section["properties"] = {**names, **section.get("properties", {})}
         section["required"] = ["name", *section.get("required", [])]
         definitions[f"{kind}.{name}"] = section
@@ -73,6 +74,6 @@ def _choice(
         **kept,
         "type": "object",
         "required": ["name"],
-        "properties": {"name": {"enum": list(classes)}},
-        "oneOf": [{"$ref": f"#/$defs/{kind}.{name}"} for name in classes],
+        "properties": {"name": {"enum": list(choices)}},
+        "oneOf": [{"$ref": f"#/$defs/{kind}.{name}"} for name in choices],
     }

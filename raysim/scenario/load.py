@@ -6,18 +6,22 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_origin
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from raysim.core.algorithm import AnyAlgorithm
 from raysim.core.errors import ScenarioError
 from raysim.core.fields import number_text
+from raysim.scenario.declared import Declaration, declaration_of, declared
 from raysim.scenario.registry import algorithm_class, suggest
 from raysim.scenario.schema import Scenario, settings_model
 from raysim.scenario.yaml_text import UNREADABLE, Dumper, Loader, inside, load_value, parse, read_text, short, shown
+
+if TYPE_CHECKING:
+    from raysim.core.algorithm import AnyAlgorithm
 
 Key = tuple[str, ...]
 
@@ -88,13 +92,26 @@ class Origin:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A scenario, validated, with its algorithm constructed."""
+    """A scenario, validated."""
 
     scenario: Scenario
-    algorithm: AnyAlgorithm
+    declared: Declaration  # of its algorithm
+    settings: Mapping[str, Any]  # of its algorithm
     origin: Origin
     text: str  # as given
     resolved: Mapping[str, Any]  # every key with its value, defaults filled in
+
+    @cached_property
+    def algorithm(self) -> AnyAlgorithm:
+        """The algorithm with its settings, made when first asked for, as its file may import torch.
+
+        Raises `ScenarioError` where it cannot be made.
+        """
+        cls = algorithm_class(self.resolved["algorithm"]["name"])
+        try:
+            return cls(**self.settings)
+        except ValueError as error:
+            raise self.origin.error(("algorithm",), str(error)) from None
 
     def resolved_yaml(self) -> str:
         """The resolved scenario as YAML; loading it gives the same run."""
@@ -126,30 +143,25 @@ def load_scenario(source: str | Path | Mapping[str, Any], sets: Sequence[str] = 
         _apply(raw, override.path, override.value, origin)
     scenario = _validate(Scenario, raw, origin, ())
     algorithm, fields = _named(scenario.algorithm, ("algorithm",), origin)
-    cls = algorithm_class_at(algorithm, origin)
-    profile = fields.pop("profile", PAPER)
-    settings = _validate(settings_model(cls), _preset(cls, profile, origin) | fields, origin, ("algorithm",))
     try:
-        constructed = cls(**settings.model_dump())
-    except ValueError as error:
-        raise origin.error(("algorithm",), str(error)) from None
-    resolved = scenario.model_dump(mode="json")
-    chosen = {"profile": profile} if cls.profiles else {}
-    resolved["algorithm"] = {"name": algorithm, **chosen, **settings.model_dump(mode="json")}
-    return Loaded(scenario, constructed, origin, text, resolved)
-
-
-def algorithm_class_at(name: str, origin: Origin) -> type[AnyAlgorithm]:
-    """`algorithm_class`, with the place of the name in the error."""
-    try:
-        return algorithm_class(name)
+        declaration = declared(algorithm)
     except ScenarioError as error:
         raise ScenarioError(f"{origin.of(('algorithm', 'name'))}: {error}") from None
+    profile = fields.pop("profile", PAPER)
+    given = _preset(declaration, profile, origin) | fields
+    settings = _validate(settings_model(declaration), given, origin, ("algorithm",))
+    resolved = scenario.model_dump(mode="json")
+    chosen = {"profile": profile} if declaration.profiles else {}
+    resolved["algorithm"] = {"name": algorithm, **chosen, **settings.model_dump(mode="json")}
+    loaded = Loaded(scenario, declaration, settings.model_dump(), origin, text, resolved)
+    if declaration.checks:
+        _ = loaded.algorithm  # raises
+    return loaded
 
 
-def _preset(cls: type[AnyAlgorithm], profile: Any, origin: Origin) -> dict[str, Any]:
+def _preset(declaration: Declaration, profile: Any, origin: Origin) -> dict[str, Any]:
     """The fields that a profile sets. Raises `ScenarioError` when the algorithm has no such profile."""
-    presets = {PAPER: {}, **cls.profiles}
+    presets = {PAPER: {}, **declaration.profiles}
     if not isinstance(profile, str) or profile not in presets:
         raise origin.error(("algorithm", "profile"), f"{shown(profile)} given; allowed: {', '.join(presets)}")
     return dict(presets[profile])
@@ -162,7 +174,7 @@ def named_settings(section: Mapping[str, Any], key: Key, classes: Mapping[str, t
         raise origin.error(
             (*key, "name"), f"unknown name {name!r}{suggest(name, classes)} (there are: {', '.join(classes)})"
         )
-    settings = _validate(settings_model(classes[name]), fields, origin, key)
+    settings = _validate(settings_model(declaration_of(classes[name])), fields, origin, key)
     return classes[name](**settings.model_dump())
 
 

@@ -8,10 +8,14 @@ import inspect
 import pkgutil
 import traceback
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from raysim.core.algorithm import Algorithm, AnyAlgorithm
 from raysim.core.errors import ScenarioError
+
+if TYPE_CHECKING:
+    from raysim.core.algorithm import AnyAlgorithm
 
 ELSEWHERE = {
     "learning_rate": "lr",
@@ -44,6 +48,12 @@ def algorithm_names() -> list[str]:
     return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
 
 
+def algorithm_file(name: str) -> Path | None:
+    """The file of an algorithm, which need not be one that can be imported; None where there is none."""
+    spec = find_spec(f"algorithms.{name}") if name in algorithm_names() else None
+    return Path(spec.origin) if spec and spec.origin else None
+
+
 def algorithm_class(name: str) -> type[AnyAlgorithm]:
     """The algorithm of a file.
 
@@ -54,6 +64,8 @@ def algorithm_class(name: str) -> type[AnyAlgorithm]:
         raise ScenarioError(
             f"algorithm.name: unknown algorithm {name!r}{suggest(name, names)} (there are: {', '.join(names)})"
         )
+    from raysim.core.algorithm import Algorithm  # here: it imports torch
+
     try:
         module = importlib.import_module(f"algorithms.{name}")
     except Exception as error:

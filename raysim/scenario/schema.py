@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from raysim.core.fields import settings_fields
+from raysim.scenario.declared import Declaration
 
 Auto = Literal["auto"]
 AtLeastOne = Annotated[int, Field(ge=1, le=1_000_000_000)]
@@ -183,14 +183,14 @@ class Scenario(Section):
 
 
 @cache  # pydantic looks through every loaded module for the source of a new model: 60 ms
-def settings_model(cls: type) -> type[BaseModel]:
-    """A strict pydantic model with the fields of a frozen dataclass of settings, ranges and meanings included."""
+def settings_model(declaration: Declaration) -> type[BaseModel]:
+    """A strict pydantic model with the fields of a settings class, ranges and meanings included."""
     fields: dict[str, Any] = {}
-    for info in settings_fields(cls):
+    for info in declaration.fields:
         hint = info.type
         if info.range is not None:
             bounds = {side: value for side, value in asdict(info.range).items() if value is not None}
             hint = Annotated[hint, Field(**bounds)]
         default = ... if info.default is MISSING else info.default
         fields[info.name] = (hint, Field(default, description=info.doc))
-    return create_model(cls.__name__, __base__=Section, **fields)
+    return create_model(declaration.name, __base__=Section, **fields)

@@ -16,9 +16,10 @@ from algorithms.fedavg import FedAvg, Model
 from algorithms.lg_fedavg import Header, LGFedAvg
 from algorithms.standalone import Standalone
 from raysim.core import Client, LocalTraining, Server, Task, weights
-from raysim.core.data import Samples, Shards
+from raysim.core.data import Samples
 from raysim.core.messages import wire_bytes
 from raysim.core.seeds import seeded
+from raysim.core.shards import Shards
 from raysim.core.state import digest
 from raysim.core.toy import SEED, Toy, toy_model, toy_samples
 from raysim.engine.inprocess import InProcess

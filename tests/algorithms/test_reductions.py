@@ -17,8 +17,8 @@ import pytest
 from numpy.typing import NDArray
 
 from algorithms.fd import FD
-from raysim.core.data import Shards
 from raysim.core.messages import Weights
+from raysim.core.shards import Shards
 from raysim.engine.inprocess import InProcess
 from raysim.engine.placement import Machine, make_plan
 from raysim.engine.sampling import cohort

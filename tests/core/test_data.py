@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from raysim.core.data import Batch, Samples, Shards
+from raysim.core.data import Batch, Samples
 from raysim.core.seeds import seeded
+from raysim.core.shards import Shards
 from raysim.core.toy import ToyTransform
 
 

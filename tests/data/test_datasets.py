@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from raysim.core.errors import ScenarioError
-from raysim.data import cache
+from raysim.core.folders import cache_root
 from raysim.data.datasets import DATASETS, load_dataset
 
 
@@ -358,7 +358,7 @@ def test_cache_that_cannot_be_written_is_only_slower(alone, monkeypatch):
 def test_cache_folder_honours_the_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("RAYSIM_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache.cache_root() == tmp_path / "raysim"
+    assert cache_root() == tmp_path / "raysim"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache.cache_root() == tmp_path / ".cache" / "raysim"
+    assert cache_root() == tmp_path / ".cache" / "raysim"

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from raysim.models import MODELS, ModelSpec, SplitNet, build_model, common_feature_dim, misfit
+from raysim.models import MODELS, ModelSpec, build_model, common_feature_dim, misfit
+from raysim.models.split import SplitNet
 
 CIFAR = (3, 32, 32)
 FASHION = (1, 28, 28)

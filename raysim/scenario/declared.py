@@ -1,0 +1,175 @@
+"""What a settings class says of itself, and of an algorithm's class without importing its file wherever that can be.
+
+Importing an algorithm imports torch, which takes seconds; `raysim list` should not. An algorithm's file is read instead
+if it was imported before: with the same text, the same `raysim.core` and the same versions of what it may import, and
+said the same then. That is remembered in the cache folder. Any other file is imported, and all errors come from there.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections.abc
+import dataclasses
+import hashlib
+import inspect
+import sys
+import typing
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import MISSING, dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, ClassVar, get_origin
+
+from raysim.core import fields as field_types
+from raysim.core.fields import FieldInfo, docs_in, field_info, settings_fields
+from raysim.core.folders import cache_root
+from raysim.scenario.registry import algorithm_class, algorithm_file
+
+IMPORTED = {"torch", "numpy", "scipy"}
+"""What an algorithm's file may import besides `raysim.core` and the standard library."""
+
+_NAMES = {**vars(collections.abc), **vars(typing), **vars(field_types)}
+"""What the annotations of fields are made of."""
+
+
+@dataclass(frozen=True, eq=False)
+class Declaration:
+    """A settings class as a user meets it."""
+
+    name: str
+    doc: str
+    file_doc: str
+    fields: tuple[FieldInfo, ...]
+    paper: str = ""  # this and what follows: see `Algorithm`
+    profiles: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    scheduled: bool = False
+    one_architecture: bool = False
+    checks: bool = False  # whether it refuses more than its fields' ranges and choices do
+
+    @property
+    def summary(self) -> str:
+        """The first paragraph of its docstring, in one line."""
+        return self.doc.split("\n\n")[0].replace("\n", " ")
+
+
+_FACTS = ("paper", "profiles", "scheduled", "one_architecture")
+_CHECKS = ("check", "__post_init__")
+
+
+def declared(name: str) -> Declaration:
+    """What the algorithm of this name declares. Raises `ScenarioError` as `algorithm_class` does."""
+    file, source = algorithm_file(name), None
+    if file is not None and f"algorithms.{name}" not in sys.modules:
+        with suppress(OSError):
+            source = file.read_bytes()
+    return (source and _read_once(name, source)) or _imported(name, source)
+
+
+@cache
+def declaration_of(cls: type) -> Declaration:
+    """What a class declares, an algorithm's or another's."""
+    module = inspect.getmodule(cls)
+    facts = {fact: getattr(cls, fact) for fact in _FACTS if hasattr(cls, fact)}
+    own = any(check in vars(base) for base in cls.__mro__ if base.__module__ == cls.__module__ for check in _CHECKS)
+    return Declaration(
+        cls.__name__,
+        inspect.cleandoc(cls.__doc__ or ""),
+        inspect.cleandoc((module and module.__doc__) or ""),
+        tuple(settings_fields(cls)),
+        **facts,
+        checks=own,
+    )
+
+
+@cache
+def _read_once(name: str, source: bytes) -> Declaration | None:
+    try:
+        known = _note(name).read_text() == _key(source)
+    except (OSError, UnicodeDecodeError):
+        return None
+    return read(source) if known else None
+
+
+def _imported(name: str, source: bytes | None) -> Declaration:
+    found = declaration_of(algorithm_class(name))
+    if source is not None and (said := read(source)) is not None and vars(said) == vars(found):
+        with suppress(OSError):  # then the next time is as slow as this one
+            _note(name).parent.mkdir(parents=True, exist_ok=True)
+            _note(name).write_text(_key(source))
+    return found
+
+
+def _note(name: str) -> Path:
+    return cache_root() / "algorithms" / name
+
+
+def _key(source: bytes) -> str:
+    """Changes with everything that decides whether a file can be imported and what its class then says."""
+    return hashlib.sha256(_surroundings() + source).hexdigest()
+
+
+@cache
+def _surroundings() -> bytes:
+    told = hashlib.sha256(sys.version.encode())
+    for package in sorted(IMPORTED):
+        with suppress(metadata.PackageNotFoundError):
+            told.update(f"{package} {metadata.version(package)}\n".encode())
+    for path in sorted(Path(field_types.__file__).parent.rglob("*.py")):
+        text = path.read_bytes()
+        told.update(f"{path.name} {len(text)}\n".encode() + text)
+    return told.digest()
+
+
+def read(source: bytes) -> Declaration | None:
+    """What the one algorithm in a file declares; None where that is not written out in plain literals."""
+    try:
+        tree = ast.parse(source)
+        if not all(map(_is_known, _imports(tree))):
+            return None
+        classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+        (cls,) = [node for node in classes if "Algorithm" in map(_base, node.bases)]
+        docs, fields = docs_in(cls), []
+        facts: dict[str, Any] = {}
+        for node in cls.body:
+            if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+                continue
+            name, default = node.target.id, MISSING if node.value is None else ast.literal_eval(node.value)
+            hint = eval(compile(ast.Expression(node.annotation), "annotation", "eval"), dict(_NAMES))
+            if get_origin(hint) is ClassVar:
+                facts[name] = default
+            else:
+                fields.append(field_info(name, hint, default, docs.get(name, "")))
+    except Exception:  # whatever it is: the file is then imported, which says what is wrong with it
+        return None
+    return Declaration(
+        cls.name,
+        ast.get_docstring(cls) or "",
+        ast.get_docstring(tree) or "",
+        tuple(fields),
+        **{fact: facts[fact] for fact in _FACTS if fact in facts},
+        checks=any(isinstance(node, ast.FunctionDef) and node.name in _CHECKS for node in cls.body),
+    )
+
+
+def _imports(tree: ast.AST) -> list[str]:
+    """The modules that a file imports; of a relative import, nothing that could be allowed."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found.append("." * node.level + (node.module or ""))
+    return found
+
+
+def _is_known(module: str) -> bool:
+    """Whether a module is one that `_key` covers."""
+    of_core = f"{module}.".startswith("raysim.core.")
+    return of_core or module.partition(".")[0] in {*IMPORTED, *sys.stdlib_module_names}
+
+
+def _base(node: ast.expr) -> str:
+    """The name of a base class, without its type arguments."""
+    return ast.unparse(node.value if isinstance(node, ast.Subscript) else node)
