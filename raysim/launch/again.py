@@ -146,7 +146,7 @@ def refuse_lost_checkpoints(folder: Path, commits: Commits, summary: Mapping[str
 def _free(key: str, before: Loaded, now: Loaded) -> bool:
     if key == "rounds":
         # More rounds are the same rounds and then some, unless the method looks at how many there will be.
-        return now.scenario.rounds > before.scenario.rounds and not now.algorithm.scheduled
+        return now.scenario.rounds > before.scenario.rounds and not now.declared.scheduled
     return any(key == free or key.startswith(f"{free}.") for free in FREE)
 
 
