@@ -116,8 +116,8 @@ class FedTGP(Algorithm[GlobalPrototypes, Prototypes, Trained]):
     the released code takes 1000."""
     tau: NonNegative = 100.0
     """Upper limit of the margin."""
-    server_lr: Positive = 0.01
-    """Learning rate of the server's SGD, without momentum."""
+    server_lr: Positive | None = None
+    """Learning rate of the server's SGD, without momentum; `null`: the clients' rate, as in the released code."""
     server_batch: Count = 64
     """Client prototypes per server step."""
     inference: Literal["classifier", "nearest"] = "classifier"
@@ -170,17 +170,24 @@ class FedTGP(Algorithm[GlobalPrototypes, Prototypes, Trained]):
         prototype_PD = torch.cat([up.prototype_SD for up in ups.values()])
         class_K, mean_KD, _ = class_means(prototype_PD, label_P)  # over clients, not over samples
         margin = adaptive_margin(mean_KD, self.tau)
-        loss = self._train(state.network, prototype_PD, label_P, margin, server.rng)
+        lr = server.local.lr if self.server_lr is None else self.server_lr
+        loss = self._train(state.network, prototype_PD, label_P, margin, lr, server.rng)
         state.known_C[class_K] = True
         state.ready = GlobalPrototypes(state.network().detach(), state.known_C.clone())
         server.log("margin", margin)
         server.log("prototype_loss", loss)
 
     def _train(
-        self, network: PrototypeNetwork, prototype_PD: Tensor, label_P: Tensor, margin: float, rng: torch.Generator
+        self,
+        network: PrototypeNetwork,
+        prototype_PD: Tensor,
+        label_P: Tensor,
+        margin: float,
+        lr: float,
+        rng: torch.Generator,
     ) -> float:
         """Train the network on the clients' prototypes; returns the mean loss over the last epoch."""
-        sgd = torch.optim.SGD(network.parameters(), lr=self.server_lr)
+        sgd = torch.optim.SGD(network.parameters(), lr=lr)
         loss_sum = torch.zeros(())
         for _ in range(self.server_epochs):
             loss_sum = torch.zeros(())

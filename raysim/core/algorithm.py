@@ -198,6 +198,7 @@ class Server(Generic[State]):
     t: int = 0  # round, counted from 1
     state: State = field(default=None)  # type: ignore[assignment]
     values: dict[str, float] = field(default_factory=dict)
+    local: LocalTraining = field(default_factory=LocalTraining)  # how the clients train
 
     def log(self, name: str, value: float) -> None:
         """Record a number of this round, tracked as `server/<name>`."""

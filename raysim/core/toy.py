@@ -143,7 +143,10 @@ class Toy:
         self.watch: Watch = watch or (lambda toy, name, who, msg: nullcontext())
         self.sent: list[tuple[str, ClientId, Any]] = []  # every message as the hook returned it
         self.server: Server[Any] = Server(
-            self.task, seeded(SEED, "server_start", 0), {k: len(samples) for k, samples in self.samples.items()}
+            self.task,
+            seeded(SEED, "server_start", 0),
+            {k: len(samples) for k, samples in self.samples.items()},
+            local=LOCAL,
         )
         self.nets: dict[ClientId, nn.Module] = {}
         self.server.state = None

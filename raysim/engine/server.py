@@ -43,7 +43,7 @@ class ServerHost:
 
     def __post_init__(self) -> None:
         world = self.world
-        self.server = Server(world.task, seeded(world.seed, "server_start", 0), world.num_samples)
+        self.server = Server(world.task, seeded(world.seed, "server_start", 0), world.num_samples, local=world.local)
 
     def start(self, hellos: Sequence[Mapping[ClientId, Any]] = ()) -> None:
         """Make the state before round 1."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,12 +28,17 @@ from algorithms.fedtgp import (
     margin_loss,
 )
 from algorithms.standalone import Standalone
-from raysim.core import Batch, Server, Task, weights
+from raysim.core import Batch, LocalTraining, Server, Task, weights
 from raysim.core.messages import nonfinite, wire_size
 from raysim.core.ops import cross_entropy
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
 from raysim.core.toy import Toy, toy_model
+from raysim.engine.placement import Machine, make_plan
+from raysim.engine.server import ServerHost
+from raysim.launch.check import check
+from raysim.launch.prepare import deal, read_data, world_of
+from tests.engine.scenarios import loaded, of_method
 from tests.engine.test_bytes import KB, one_round
 
 LN = math.log1p
@@ -318,10 +324,67 @@ def test_absent_clients_and_classes():
     assert not any(nonfinite(msg) for _, _, msg in toy.sent)
 
 
-def test_official_predicts_with_the_nearest_prototype():
-    official = FedTGP(**FedTGP.profiles["official"])
-    assert (official.inference, official.server_batch) == ("nearest", 10)
-    assert (official.lambda_, official.server_epochs, official.tau, official.server_lr) == (10, 100, 100, 0.01)
+# -- the released code -------------------------------------------------------------------------------
+
+OFFICIAL = FedTGP(**FedTGP.profiles["official"])
+
+
+def test_official_is_the_released_script():
+    assert (OFFICIAL.inference, OFFICIAL.server_batch) == ("nearest", 10)
+    assert (OFFICIAL.lambda_, OFFICIAL.server_epochs, OFFICIAL.tau, OFFICIAL.server_lr) == (10, 100, 100, None)
+
+
+def released_epochs(
+    network: PrototypeNetwork, sent: dict[int, list[tuple[int, Tensor]]], lr: float, epochs: int, size: int
+) -> tuple[float, Tensor]:
+    """The released server's round: its margin, and its prototypes after these epochs (shuffled by our generator)."""
+    rows = [row for of_client in sent.values() for row in of_client]
+    means = {c: torch.stack([p for label, p in rows if label == c]).mean(0) for c, _ in rows}
+    gap_C = torch.full((network.embedding_CD.shape[0],), 1e9)
+    for c, mean in means.items():
+        for other in means.keys() - {c}:
+            gap_C[c] = torch.min(gap_C[c], (mean - means[other]).norm())
+    gap_C[gap_C > 1e8] = gap_C.min()
+    margin = min(float(gap_C.max()), 100.0)
+    optimizer = torch.optim.SGD(network.parameters(), lr=lr)
+    rng = seeded(1, "server_update", 1)
+    for _ in range(epochs):
+        for index in torch.randperm(len(rows), generator=rng).split(size):
+            label_P = torch.tensor([rows[i][0] for i in index.tolist()])
+            value_PD, global_CD = torch.stack([rows[i][1] for i in index.tolist()]), network()
+            square_PC = value_PD.pow(2).sum(1, keepdim=True) - 2 * value_PD @ global_CD.T + global_CD.pow(2).sum(1)
+            loss = nn.CrossEntropyLoss()(-(square_PC.sqrt() + margin * F.one_hot(label_P, len(global_CD))), label_P)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return margin, network().detach()
+
+
+@pytest.mark.parametrize("lr", [0.005, 0.05])
+def test_the_official_server_is_the_released_arithmetic_at_the_clients_rate(lr: float):
+    method = replace(OFFICIAL, server_epochs=5)
+    owners = {0: [0, 2], 1: [1, 2], 2: [0, 1, 2], 3: [0, 2], 4: [1, 2], 5: [0]}
+    server = server_of(method, owners, num_classes=4, width=3)
+    server.local = LocalTraining(lr=lr)
+    rng = torch.Generator().manual_seed(2)
+    ups = {k: Prototypes(3 * torch.rand(len(classes), 3, generator=rng)) for k, classes in owners.items()}
+    sent = {k: list(zip(owners[k], up.prototype_SD, strict=True)) for k, up in ups.items()}
+    theirs = PrototypeNetwork(4, 3)
+    theirs.load_state_dict(weights(server.state.network))
+    before_CD = server.state.network().detach()
+    method.server_update(server, ups)
+    margin, prototype_CD = released_epochs(theirs, sent, lr, epochs=5, size=10)
+    assert server.values["margin"] == pytest.approx(margin, rel=1e-5)
+    assert server.state.ready is not None
+    assert_close(server.state.ready.prototype_CD, prototype_CD, rtol=1e-4, atol=1e-4)
+    assert not before_CD.allclose(prototype_CD, atol=1e-2)
+
+
+def test_the_engine_tells_the_server_how_clients_train():
+    checked = check(loaded(of_method("fedtgp"), "training.lr=0.03"))
+    data = read_data(checked)
+    world = world_of(checked, data, deal(checked, data), make_plan(checked.asks, Machine(1, 0), 1.0))
+    assert ServerHost(world).server.local.lr == 0.03
 
 
 # -- bytes -------------------------------------------------------------------------------------------
