@@ -80,8 +80,8 @@ class FedKD(Algorithm[Update | Mentee, Update | Mentee, Shared]):
 
     paper: ClassVar[str] = "Wu et al., Nature Communications 2022, https://doi.org/10.1038/s41467-022-29763-x"
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "official": {"detach": False},
-        "htfllib": {"detach": False, "compress": "parameters"},
+        "official": {"detach": False, "kl_reduction": "mean"},
+        "htfllib": {"detach": False, "kl_reduction": "mean", "compress": "parameters"},
     }
     scheduled: ClassVar[bool] = True
 
@@ -90,6 +90,9 @@ class FedKD(Algorithm[Update | Mentee, Update | Mentee, Shared]):
     detach: bool = True
     """A teacher and the divisor of the distillation losses are constants; `false`, as in the released code: gradients
     flow through both, so that each model also learns from the other's losses."""
+    kl_reduction: Literal["batchmean", "mean"] = "batchmean"
+    """As in `torch.nn.KLDivLoss`: the divergence of a batch is divided by its size (the paper), or by the number of
+    classes too (the released codes): with 100 classes it is 100 times smaller."""
     compress: Literal["update", "parameters"] = "update"
     """What is cut to its greatest singular values: changes of the mentee, or the mentee itself (HtFLlib)."""
     energy_start: Fraction = 0.95
@@ -161,6 +164,8 @@ class FedKD(Algorithm[Update | Mentee, Update | Mentee, Shared]):
         else:
             predictions_B = divergence(logits_BC, small_BC) + divergence(small_BC, logits_BC)
             hidden_B = 2 * distance(feature_BD, projected_BD)
+        if self.kl_reduction == "mean":
+            predictions_B = predictions_B / logits_BC.shape[1]
         return from_labels + batch.mean(predictions_B + hidden_B) / difficulty
 
     def server_update(self, server: Server[Shared], ups: Mapping[ClientId, Update | Mentee]) -> None:

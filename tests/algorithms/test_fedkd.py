@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -169,24 +168,48 @@ def test_kat_losses_and_gradients():
     close(net.small.feature_1D.grad, [[(1 + 3 * 4) / d, (2 + 4 * 4) / d]])
 
 
-def test_official_losses_let_all_gradients_flow():
+PROFILES = {name: FedKD(**fields) for name, fields in FedKD.profiles.items()}
+
+
+@pytest.mark.parametrize("method", PROFILES.values(), ids=PROFILES)
+def test_official_losses_are_the_released_arithmetic(method: FedKD):
     net, literal = says(), says()
-    FedKD(**FedKD.profiles["official"]).loss(net, ONE, None).backward()
-    # The two losses as section 6.9 has them, nothing detached.
+    found = method.loss(net, ONE, None)
+    found.backward()
+    # Both released codes: nothing detached, and `nn.KLDivLoss()` as it comes, a mean over batch and classes.
     z, f = literal.model.logits_1C, literal.model.feature_1D
     z_s, f_s = literal.small.logits_1C, literal.small.feature_1D
-    p, p_s = z.softmax(1), z_s.softmax(1)
-    ce, ce_s = F.cross_entropy(z, ONE.y), F.cross_entropy(z_s, ONE.y)
-    hidden = F.mse_loss(f, literal.projection(f_s))
-    mentor = ce + ((p_s * (p_s / p).log()).sum() + hidden) / (ce + ce_s)
-    mentee = ce_s + ((p * (p / p_s).log()).sum() + hidden) / (ce + ce_s)
+    ce, ce_s = nn.CrossEntropyLoss()(z, ONE.y), nn.CrossEntropyLoss()(z_s, ONE.y)
+    with pytest.warns(UserWarning, match="reduction: 'mean'"):
+        taught = nn.KLDivLoss()(z.log_softmax(1), z_s.softmax(1)) / (ce + ce_s)
+        taught_s = nn.KLDivLoss()(z_s.log_softmax(1), z.softmax(1)) / (ce + ce_s)
+    hidden = nn.MSELoss()(f, literal.projection(f_s)) / (ce + ce_s)
+    mentor, mentee = ce + taught + hidden, ce_s + taught_s + hidden
     mentor.backward(retain_graph=True)
     mentee.backward()
+    assert_close(found.detach(), (mentor + mentee).detach())
     gradients = [w.grad for w in net.parameters()]
     assert len(gradients) == 5
-    for found, expected in zip(gradients, [w.grad for w in literal.parameters()], strict=True):
-        assert_close(found, expected)
-    assert not torch.allclose(net.model.logits_1C.grad, torch.tensor([[-1.000934, 1.000934]]), atol=1e-2)
+    for ours, theirs in zip(gradients, [w.grad for w in literal.parameters()], strict=True):
+        assert_close(ours, theirs)
+
+
+def test_the_divergence_is_a_sum_or_a_mean_over_the_classes():
+    # As in the first case by hand, d = 0.798508; over two classes, the mean is half of 0.368064 + 0.510826.
+    d, divergences = 0.798508, 0.368064 + 0.510826
+    for detach in (True, False):
+        summed = FedKD(detach=detach).loss(says(), ONE, None).item()
+        assert summed == pytest.approx(d + (divergences + 17) / d, rel=1e-5)
+        mean = FedKD(detach=detach, kl_reduction="mean").loss(says(), ONE, None).item()
+        assert mean == pytest.approx(d + (divergences / 2 + 17) / d, rel=1e-5)
+    # A hundred classes: to the mentor all are as likely, to the mentee only the first, which is right. CE ln 100 and 0.
+    flat, sure = [0.01] * 100, [1.0] + [1e-30] * 99
+    net = MentorMentee(Says([0.0, 0.0], flat), Says([0.0, 0.0], sure), 2)
+    summed, mean = FedKD().loss(net, ONE, None).item(), FedKD(kl_reduction="mean").loss(net, ONE, None).item()
+    ln100 = float(np.log(100))
+    # KL is ln 100 one way, and the other 0.01 ln(0.01 / 1) + 0.99 ln(0.01 / 1e-30) = -ln 100 + 0.99 * 30 ln 10.
+    assert summed == pytest.approx(ln100 + 0.99 * 30 * float(np.log(10)) / ln100, rel=1e-4)
+    assert summed - ln100 == pytest.approx(100 * (mean - ln100), rel=1e-4)
 
 
 def test_models_that_are_never_wrong_divide_by_no_zero():
