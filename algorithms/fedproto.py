@@ -31,7 +31,7 @@ class Joined:
 
 @message
 class GlobalPrototypes:
-    """Global prototypes as far as they are known: of the receiver's classes, or of all if it predicts with them."""
+    """Global prototypes as far as they are known: of the receiver's classes, or of all if it searches them."""
 
     class_K: Tensor | None  # int32, ascending; None only where the message is counted
     prototype_KD: Tensor
@@ -86,7 +86,7 @@ class Table:
     class_S: dict[ClientId, Tensor]
     prototype_CD: Tensor
     known_C: Tensor  # bool
-    everything: GlobalPrototypes | None = None  # all that is known, ready for `inference: nearest`
+    everything: GlobalPrototypes | None = None  # all that is known, ready for `nearest: all`
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,18 @@ class FedProto(Algorithm[GlobalPrototypes, Prototypes, Table]):
     rebuild: bool = False
     """Forget the prototype of a class that no participant owns in a round, as the released code does."""
     inference: Literal["classifier", "nearest"] = "classifier"
-    """What a client predicts with: its own classifier, or the nearest of all classes' prototypes, as last received."""
+    """What a client predicts with: its own classifier, or the nearest global prototype, as last received."""
+    nearest: Literal["own", "all"] = "own"
+    """Which prototypes `inference: nearest` searches: those of the client's own classes (the released code), or those
+    of all classes (HtFLlib), which then are all sent down."""
     prototypes: Literal["eval_pass", "last_epoch"] = "eval_pass"
     """Which representations are averaged and sent: those of a pass in eval mode after training, or those that the last
     epoch's training steps gave (the released code), which cost nothing."""
+
+    @property
+    def searches_all(self) -> bool:
+        """Whether clients need the prototypes of classes that they do not own."""
+        return self.inference == "nearest" and self.nearest == "all"
 
     def client_model(self, model: Any, task: Task) -> nn.Module:
         return Nearest(model, task.num_classes, task.feature_dim) if self.inference == "nearest" else model
@@ -124,7 +132,7 @@ class FedProto(Algorithm[GlobalPrototypes, Prototypes, Table]):
 
     def server_send(self, server: Server[Table], to: ClientId) -> GlobalPrototypes | None:
         state = server.state
-        if self.inference == "nearest":
+        if self.searches_all:
             return state.everything
         class_S = state.class_S[to]
         class_K = class_S[state.known_C[class_S]]
@@ -175,7 +183,7 @@ class FedProto(Algorithm[GlobalPrototypes, Prototypes, Table]):
             state.known_C.zero_()
         state.prototype_CD[seen_C] = (sum_CD[seen_C] / weight_C[seen_C, None]).float()
         state.known_C |= seen_C
-        if self.inference == "nearest":
+        if self.searches_all:
             state.everything = GlobalPrototypes(state.known_C.nonzero()[:, 0].int(), state.prototype_CD[state.known_C])
         server.log("known_classes", float(state.known_C.sum()))
 

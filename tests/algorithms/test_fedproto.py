@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from algorithms.fedproto import UNKNOWN, FedProto, GlobalPrototypes, Joined, Nearest, Prototypes, Table, prototype_table
 from algorithms.standalone import Standalone
-from raysim.core import Batch, Client, Server, Task, weights
+from raysim.core import Batch, Client, LocalTraining, Server, Task, weights
 from raysim.core.messages import nonfinite, wire_size
 from raysim.core.ops import class_means, cross_entropy
 from raysim.core.seeds import seeded
@@ -232,8 +232,25 @@ def test_a_client_keeps_the_prototypes_it_received_last():
     assert not isinstance(FedProto().client_model(toy_model("flat"), client.task), Nearest)
 
 
-def test_all_known_classes_are_sent_to_predict_with_and_are_shared():
-    method = FedProto(inference="nearest")
+def test_own_classes_are_searched_unless_all_are_asked_for():
+    # Client 0 owns classes 0 and 1; class 2's prototype sits on its image. Distances 5, 1 and 0.
+    ups = {0: up([0.0, 0.0], [3.0, 3.0]), 1: up([3.0, 4.0])}
+    for method, expected in ((FedProto(inference="nearest"), 1), (FedProto(inference="nearest", nearest="all"), 2)):
+        server = server_of(method, {0: [0, 1], 1: [2]})
+        method.server_update(server, ups)
+        client = client_of([0, 1], "flat", Nearest(Seen(), 3, 2))
+        client.task = server.task
+        message = method.server_send(server, 0)
+        assert message is not None
+        method.client_receive(client, message)
+        with torch.no_grad():
+            logits_1C = client.net.eval()(torch.tensor([[3.0, 4.0]]))
+        assert int(logits_1C.argmax()) == expected
+        assert sorted(sent(method, server, 0)) == [0, 1, 2][: expected + 1]
+
+
+def test_all_known_classes_are_sent_to_be_searched_and_are_shared():
+    method = FedProto(inference="nearest", nearest="all")
     server = server_of(method, {0: [0], 1: [2]})
     assert method.server_send(server, 0) is None
     method.server_update(server, {1: up([5.0, 6.0])})
@@ -255,7 +272,15 @@ def same_weights(one: Toy, other: Toy) -> bool:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"prototypes": "last_epoch"}, {"inference": "nearest"}, {"agg": "weighted"}], ids=str
+    "settings",
+    [
+        {},
+        {"prototypes": "last_epoch"},
+        {"inference": "nearest"},
+        {"inference": "nearest", "nearest": "all"},
+        {"agg": "weighted"},
+    ],
+    ids=str,
 )
 def test_without_its_term_it_is_standalone_bit_for_bit(settings: dict[str, Any]):
     standalone = Toy(Standalone(), "-").run(3)
@@ -271,9 +296,10 @@ def test_every_option_changes_the_result(settings: dict[str, Any]):
 
 
 def test_how_a_client_predicts_changes_its_score_and_not_its_training():
-    classifier, nearest = Toy(FedProto(), "-").run(3), Toy(FedProto(inference="nearest"), "-").run(3)
-    assert same_weights(classifier, nearest)
-    assert classifier.score() != nearest.score()
+    ways = ({}, {"inference": "nearest"}, {"inference": "nearest", "nearest": "all"})
+    toys = [Toy(FedProto(**way), "-").run(3) for way in ways]
+    assert same_weights(toys[0], toys[1]) and same_weights(toys[0], toys[2])
+    assert len({toy.score() for toy in toys}) == 3
 
 
 def test_rebuild_matters_once_a_class_is_absent():
@@ -286,10 +312,75 @@ def test_rebuild_matters_once_a_class_is_absent():
     assert not same_weights(run(False), run(True))
 
 
-def test_official_rebuilds_and_collects_while_training():
-    official = FedProto(**FedProto.profiles["official"])
-    assert official.rebuild and official.prototypes == "last_epoch"
-    assert (official.agg, official.inference, official.lambda_) == ("uniform", "classifier", 1)
+# -- the released code -------------------------------------------------------------------------------
+
+OFFICIAL = FedProto(**FedProto.profiles["official"])
+
+
+def test_official_tables_are_the_released_arithmetic():
+    # The released server: a fresh table of this round's uploads, class by class, a plain mean.
+    rng = torch.Generator().manual_seed(4)
+    owners = {0: [0, 1], 1: [1, 2], 2: [0, 2], 3: [3]}
+    server = server_of(OFFICIAL, owners, num_classes=4, width=3)
+    for cohort in ([0, 1, 3], [0, 2], [1], [1, 2, 3]):
+        listed: dict[int, list[Tensor]] = {}
+        ups = {k: Prototypes(torch.randn(len(owners[k]), 3, generator=rng), None) for k in cohort}
+        for k, upload in ups.items():
+            for c, prototype in zip(owners[k], upload.prototype_SD, strict=True):
+                listed.setdefault(c, []).append(prototype)
+        OFFICIAL.server_update(server, ups)
+        for k, classes in owners.items():
+            found = sent(OFFICIAL, server, k)
+            assert found.keys() == listed.keys() & set(classes)
+            for c, row in found.items():
+                assert_close(torch.tensor(row), torch.stack(listed[c]).mean(0))
+
+
+def test_official_training_and_prototypes_are_the_released_arithmetic():
+    # Two epochs: NLL of log-probabilities + lambda * MSE to the targets, which are the sample's own representation,
+    # detached, where its class has no global prototype; prototypes are means over the last epoch's steps.
+    known = {1: torch.linspace(0.0, 1.0, D)}
+    local = LocalTraining(epochs=2, batch_size=6, lr=0.1, momentum=0.5)
+    ours, theirs = client_of(FOUR[1], "deep"), toy_model("deep")
+    ours.local = local
+    optimizer, listed = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.5), {}
+    batches = list(ours.data.shuffled(6, 2, seeded(1, "client", 1, 0)))
+    for i, batch in enumerate(batches):
+        feature_BD = theirs.features(batch.x)
+        target_BD = torch.stack([known.get(c, f.detach()) for c, f in zip(batch.y.tolist(), feature_BD, strict=True)])
+        loss = nn.NLLLoss()(theirs.header(feature_BD).log_softmax(1), batch.y) + nn.MSELoss()(target_BD, feature_BD)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if i >= len(batches) // 2:
+            for c, f in zip(batch.y.tolist(), feature_BD.detach(), strict=True):
+                listed.setdefault(c, []).append(f)
+    upload = OFFICIAL.client_update(ours, down({c: row.tolist() for c, row in known.items()}))
+    assert sorted(listed) == [1, 2]
+    assert_close(upload.prototype_SD, torch.stack([torch.stack(listed[c]).mean(0) for c in sorted(listed)]))
+    for name, w in weights(theirs).items():
+        assert_close(weights(ours.net)[name], w)
+
+
+def test_the_nearest_of_the_own_classes_is_what_the_released_test_finds():
+    # The released test: mean square distances to the prototypes of the client's own classes, all others at 100.
+    rng = torch.Generator().manual_seed(6)
+    own, table = [1, 4, 7, 8], {c: torch.randn(5, generator=rng) for c in (0, 1, 2, 4, 5, 8)}
+    f_BD = torch.randn(200, 5, generator=rng)
+    distance_BC = torch.full((200, 10), 100.0)
+    for i, f in enumerate(f_BD):
+        for c in set(table) & set(own):
+            distance_BC[i, c] = nn.MSELoss()(f, table[c])
+    method = FedProto(inference="nearest")
+    server = server_of(method, {0: own, 1: list(table)}, num_classes=10, width=5)
+    method.server_update(server, {1: Prototypes(torch.stack(list(table.values())), None)})
+    client = client_of([1], "flat", Nearest(Seen(10, 5), 10, 5))
+    client.task = server.task
+    message = method.server_send(server, 0)
+    assert message is not None
+    method.client_receive(client, message)
+    with torch.no_grad():
+        assert client.net.eval()(f_BD).argmax(1).equal(distance_BC.argmin(1))
 
 
 # -- bytes -------------------------------------------------------------------------------------------
@@ -304,11 +395,14 @@ def test_measured_bytes(num_classes: int, per_client: int, published_kb: float):
 
 
 def test_measured_bytes_of_the_options():
-    method = FedProto(agg="weighted", inference="nearest")
+    method = FedProto(agg="weighted", inference="nearest", nearest="all")
     for up_bytes, down_bytes, _, _ in one_round(method, 10, 2, rounds=2):
         assert up_bytes == 4 * 2 * (500 + 1)  # and a count per class
         assert down_bytes == 4 * 10 * 500
     assert {down_bytes for _, down_bytes, _, _ in one_round(method, 10, 2)} == {0}
+    # Whoever searches its own classes needs no other prototypes: S * D down.
+    own = FedProto(inference="nearest")
+    assert {row[:2] for row in one_round(own, 10, 2, rounds=2)} == {(4 * 2 * 500, 4 * 2 * 500)}
 
 
 def test_only_rows_that_exist_weigh_something():
