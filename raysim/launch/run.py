@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
+from raysim.core.errors import ScenarioError
 from raysim.core.results import RunCard, Tracker
 from raysim.data.shards import Partition
 from raysim.engine.commits import Commit, Commits
@@ -90,8 +91,12 @@ def resume(
         loaded = own_scenario(path, sets)
     checked = check(loaded)
     refuse_differences(path, checked.loaded)
-    summary = read_summary(path) if (path / "summary.json").exists() else {}  # else it was killed before it began
-    if summary.get("status") == "finished" and summary["rounds"] >= loaded.scenario.rounds:
+    try:
+        summary = read_summary(path)
+    except ScenarioError:  # it was killed before it began, or the file is damaged, which costs nothing else
+        summary = {}
+    done = summary.get("rounds")
+    if summary.get("status") == "finished" and isinstance(done, int) and done >= loaded.scenario.rounds:
         return Result(path, {**summary, "folder": str(path), "nothing_to_do": True})
     identity = Identity.of(path)
     code = Code.of(loaded.algorithm)

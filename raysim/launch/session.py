@@ -168,6 +168,8 @@ class Session:
             self.note(text)
         t = commit.round if commit else -1
         latest = self.folder.rewind(t)
+        for text in self.folder.damage:
+            self.note(text)
         self.mlflow.resume(self.folder.kept)
         if commit is None:
             self.note("there is no commit: the run begins anew in its folder")

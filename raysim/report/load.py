@@ -50,10 +50,12 @@ def read_summary(folder: Path | str) -> dict[str, Any]:
     """
     path = Path(folder) / "summary.json"
     try:
-        value: dict[str, Any] = json.loads(path.read_text())
+        value = json.loads(path.read_text())
+        if not isinstance(value, dict):
+            raise ValueError(f"it holds a {type(value).__name__} instead of an object")
     except FileNotFoundError as error:
         raise ScenarioError(f"{folder} is not a run folder: it holds no summary.json.") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ScenarioError(f"{path} cannot be read ({error}).") from error
     return value
 

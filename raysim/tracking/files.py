@@ -49,6 +49,16 @@ def replace(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     file.close()
 
 
+def set_aside(path: Path) -> Path | None:
+    """Give a damaged file another name, such as `rounds.damaged.parquet`; None if there is no file."""
+    names = (f"{path.stem}.damaged{number}{path.suffix}" for number in ("", *range(2, 1000)))
+    aside = next(free for name in names if not (free := path.with_name(name)).exists())
+    try:
+        return path.rename(aside)
+    except FileNotFoundError:
+        return None
+
+
 def remove_leftovers(folder: Path) -> None:
     """Remove what a process that was killed within `replacing` left in `folder`."""
     for path in folder.iterdir():

@@ -8,6 +8,7 @@ folder: `reopen`, then `rewind` to the round from which its state is known, then
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -20,7 +21,7 @@ import pyarrow as pa
 
 from raysim.core.errors import RunError, ScenarioError
 from raysim.core.results import ClientRow, RunCard, Status
-from raysim.tracking.files import hold, holder, remove_leftovers, replace, sync_folder
+from raysim.tracking.files import hold, holder, remove_leftovers, replace, set_aside, sync_folder
 from raysim.tracking.rounds import RoundRows
 from raysim.tracking.rows import CLIENT_SCHEMA, ClientRows, MissingRowsError
 
@@ -30,7 +31,8 @@ ROUNDS_EVERY_S = 2.0
 """How long a finished round may wait before `rounds.parquet` shows it, in seconds."""
 
 _LOCK = "logs/.lock"
-_DAMAGED = "its Parquet files are damaged"
+_DAMAGE = (MissingRowsError, pa.ArrowException, OSError, KeyError, TypeError, ValueError)
+"""What reading a file raises that is not what was written."""
 
 
 class RunFolder:
@@ -38,11 +40,13 @@ class RunFolder:
 
     Attributes:
         path: the folder, absolute.
+        damage: a sentence for each file that `rewind` found damaged, and goes on without.
     """
 
     def __init__(self, path: Path, lock: int) -> None:
         """See `create` and `reopen`. `lock`: a descriptor that `close` is to close."""
         self.path = path
+        self.damage: list[str] = []
         # What is never closed lets go when it is collected: nobody else could go on with the run until then.
         self._lock = lock
         self._let_go = weakref.finalize(self, os.close, lock)
@@ -82,7 +86,7 @@ class RunFolder:
         """
         path = Path(path).absolute()
         try:
-            if not any((path / name).is_file() for name in ("summary.json", _LOCK)):
+            if not any((path / name).is_file() for name in ("summary.json", "run.json", _LOCK)):
                 raise ScenarioError(f"{path} is not a run folder: it holds no summary.json.")
             (path / "logs").mkdir(exist_ok=True)
             folder = cls(path, hold(path / _LOCK))
@@ -99,28 +103,24 @@ class RunFolder:
         """Keep rounds 0 to `t` and forget later ones; -1 keeps nothing.
 
         Returns, per client, the last of the rows kept in which it was measured. When this fails or is cut off, all that
-        was to be kept still is in the folder, and `close` leaves it as it is.
+        was to be kept still is in the folder, and `close` leaves it as it is. A file that is damaged, or lacks rounds,
+        does not stop the run, whose state is elsewhere: it gets another name, and `damage` says what is missing.
 
         Raises:
-            RunError: these rounds are not all there, or the disk does not do its part.
+            RunError: the disk does not do its part.
         """
-        self._known = False
+        self._known, self.damage = False, []
         try:
-            self._rounds.rewind(t)
-            latest = self._clients.rewind(t)
-            if self._rounds:
-                self._write_rounds()
-            else:
+            self._look_at_summary()
+            self._rewind_rounds(t)
+            latest = self._rewind_clients(t)
+            if t < 0:
                 self._rounds.remove()
-        except MissingRowsError as error:
-            raise self._stuck(t, str(error)) from error
-        except FileNotFoundError as error:
-            raise self._stuck(t, f"{Path(str(error.filename)).name} is not there") from error
+            else:
+                self._write_rounds()
         except OSError as error:
-            # Those of the system have a number; without one it is what pyarrow says of damaged files.
-            raise self._stuck(t, _DAMAGED if error.errno is None else _reason(error)) from error
-        except (pa.ArrowException, ValueError, KeyError) as error:
-            raise self._stuck(t, _DAMAGED) from error
+            where = f"after round {t}" if t >= 0 else "from its beginning"
+            raise RunError(f"The run in {self.path} cannot go on {where}: {_reason(error)}.") from error
         self._known = True
         return latest
 
@@ -232,9 +232,45 @@ class RunFolder:
         kept = f"the first {self._rounds.written} of {len(self._rounds)} rounds are kept in {self.path}"
         return RunError(f"{path} could not be written ({_reason(error)}); {kept}.")
 
-    def _stuck(self, t: int, why: str) -> RunError:
-        where = f"after round {t}" if t >= 0 else "from its beginning"
-        return RunError(f"The run in {self.path} cannot go on {where}: {why}.")
+    def _look_at_summary(self) -> None:
+        path = self.path / "summary.json"
+        try:
+            if not isinstance(json.loads(path.read_bytes()), dict):
+                raise ValueError
+        except FileNotFoundError:
+            pass
+        except (ValueError, RecursionError):
+            self.damage.append(f"{path} is damaged and kept as {set_aside(path)}; it is written anew")
+
+    def _rewind_rounds(self, t: int) -> None:
+        try:
+            missing = self._rounds.rewind(t)
+        except _DAMAGE as error:
+            self._rounds.rewind(-1)
+            self._lose(self._rounds.parquet, error, t)
+        else:
+            if missing:
+                self.damage.append(f"{self._rounds.parquet} lacks {missing} of rounds 0 to {t}")
+
+    def _rewind_clients(self, t: int) -> dict[int, ClientRow]:
+        parquet, stream = self._clients.parquet, self._clients.stream
+        path = parquet if parquet.exists() else stream
+        try:
+            return self._clients.rewind(t)
+        except _DAMAGE as error:
+            self._lose(path, error, t)
+        if path is parquet and stream.exists():
+            return self._rewind_clients(t)  # a process that is killed at the right moment leaves all rows twice
+        self._clients.lose(t)
+        return {}
+
+    def _lose(self, path: Path, error: Exception, t: int) -> None:
+        """Go on without the rows of a file. Raises the error if it is the disk's."""
+        if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):  # pyarrow's own have no number
+            raise error
+        aside = set_aside(path)
+        why = f"is damaged and kept as {aside.name}" if aside else "is not there"
+        self.damage.append(f"{path} {why}: from now on the rows of rounds 0 to {t} are missing")
 
 
 def _plain(value: object) -> object:

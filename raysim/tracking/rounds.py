@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 
 from raysim.core.results import METRICS
 from raysim.tracking.files import replace
-from raysim.tracking.rows import MissingRowsError
 
 
 @dataclass
@@ -80,24 +79,28 @@ class RoundRows:
         replace(self.parquet, lambda file: pq.write_table(table, file))
         self.written = len(self)
 
-    def rewind(self, t: int) -> None:
+    def rewind(self, t: int) -> int:
         """Hold rounds 0 to `t` of the file, and no others; the file stays as it is until `write`.
 
+        Returns how many of them the file does not hold.
+
         Raises:
-            MissingRowsError: they are not all in the file.
-            OSError, pyarrow.ArrowException, ValueError: the file is not there, cannot be read or is damaged.
+            OSError, pyarrow.ArrowException, KeyError, TypeError, ValueError: the file is not there or damaged.
         """
         self._clear()
         if t < 0:
-            return
+            return 0
         with self.parquet.open("rb") as file:
             # Without read-ahead, as in `raysim.report.load`.
             table = pq.ParquetFile(file, pre_buffer=False).read(use_threads=False)
-        rows = table.slice(0, t + 1).to_pylist()
-        if [row.get("round") for row in rows] != list(range(t + 1)):
-            raise MissingRowsError(f"{self.parquet.name} does not hold every round until then")
-        for row in rows:
-            self.append(row.pop("round"), {name: value for name, value in row.items() if value is not None})
+        table.validate(full=True)
+        rows = [row for row in table.to_pylist() if row["round"] <= t]
+        rounds = [row.pop("round") for row in rows]
+        if rounds != sorted({*rounds} & {*range(t + 1)}):
+            raise ValueError(f"{self.parquet.name} does not hold rounds in their order")
+        for at, row in zip(rounds, rows, strict=True):
+            self.append(at, {name: value for name, value in row.items() if value is not None})
+        return t + 1 - len(rounds)
 
     def remove(self) -> None:
         """Let there be no file."""

@@ -100,6 +100,14 @@ class ClientRows:
         sync_folder(self.parquet.parent)
         self.stream.unlink()
 
+    def lose(self, t: int) -> None:
+        """Hold no rows, and be ready for those of rounds after `t`; the files are gone or have other names."""
+        with replacing(self.stream) as file:
+            writer = pa.ipc.new_stream(file, CLIENT_SCHEMA)
+            _write(writer, t, _batch([]))
+        self.leave()
+        self._file, self._writer = file, writer
+
     def leave(self) -> None:
         """Leave the files as they are."""
         if self._file is not None:
@@ -114,6 +122,7 @@ class ClientRows:
 
         Raises:
             MissingRowsError: not all rows of these rounds are there.
+            OSError, pyarrow.ArrowException, KeyError, TypeError, ValueError: the file is not there or damaged.
         """
         latest = CLIENT_SCHEMA.empty_table()
         with replacing(self.stream) as file:
@@ -144,7 +153,7 @@ class ClientRows:
             reached = first
             count = int(np.searchsorted(batch.column("round").to_numpy(), t, side="right"))
             if count:
-                yield first, _of_today(batch.slice(0, count))
+                yield first, batch.slice(0, count)
         if reached < t and not whole:
             raise MissingRowsError(f"{self.stream.name} ends after round {reached}")
 
@@ -155,9 +164,13 @@ def _batch(rows: Sequence[ClientRow]) -> pa.RecordBatch:
 
 
 def _of_today(batch: Any) -> Any:
-    """Rows with today's columns: null where an earlier version, with which the run began, did not have one."""
-    known = set(batch.schema.names)
-    columns = [batch[f.name] if f.name in known else pa.nulls(batch.num_rows, f.type) for f in CLIENT_SCHEMA]
+    """Rows with today's columns: null where an earlier version, with which the run began, did not have one.
+
+    Raises `KeyError` or `pyarrow.ArrowException` when they are damaged, which Arrow may crash on later.
+    """
+    batch.validate(full=True)
+    later = {f.name for f in CLIENT_SCHEMA if f.nullable} - set(batch.schema.names)
+    columns = [pa.nulls(batch.num_rows, f.type) if f.name in later else batch[f.name] for f in CLIENT_SCHEMA]
     return pa.RecordBatch.from_arrays(columns, schema=CLIENT_SCHEMA)
 
 
@@ -170,9 +183,9 @@ def _stream(path: Path) -> _Batches:
     with path.open("rb") as file:
         try:
             for batch, facts in pa.ipc.open_stream(file).iter_batches_with_custom_metadata():
-                yield int(facts["round"]), batch
-        except (pa.ArrowInvalid, OSError):
-            pass  # the batch that was being written; those before it are whole
+                yield int(facts["round"]), _of_today(batch)
+        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError):
+            pass  # the batch that was being written, or one that is damaged; those before it are whole
 
 
 def _parquet(path: Path) -> _Batches:
@@ -180,7 +193,7 @@ def _parquet(path: Path) -> _Batches:
         # Without read-ahead: its threads may outlive the interpreter, and the process then aborts at exit.
         for batch in pq.ParquetFile(file, pre_buffer=False).iter_batches(use_threads=False):
             if batch.num_rows:
-                yield batch.column("round")[0].as_py(), batch
+                yield batch.column("round")[0].as_py(), _of_today(batch)
 
 
 def _tables(stream: Path) -> Iterator[pa.Table]:

@@ -274,6 +274,24 @@ def test_a_relative_address_is_that_folder_from_anywhere(workplace: Path, monkey
     assert [values["round"] for values in notes.rounds] == [3]  # not from the beginning
 
 
+def test_damaged_reports_do_not_cost_the_checkpoint(workplace: Path) -> None:
+    whole = run(loaded("rounds=5", "evaluation.every=2"), quiet=True)
+    short = run(loaded("rounds=3", "evaluation.every=2"), quiet=True)
+    for name in ("rounds.parquet", "clients.parquet", "summary.json"):
+        (short.folder / name).write_text("null")
+    notes = MemoryTracker()
+    longer = resume(short.folder, sets=["rounds=5"], quiet=True, trackers=[notes])
+    assert longer.state_digest == whole.state_digest
+    assert [values["round"] for values in notes.rounds] == [4, 5]
+    # The accuracy of all clients counts each one's last test, whose row is lost for some.
+    metrics = ["accuracy/all", "accuracy/all_std", "accuracy/best", "comm/total_bytes"]
+    assert [longer.summary["final"][name] for name in metrics] == [whole.summary["final"][name] for name in metrics]
+    assert read_rounds(longer.folder)["round"].to_pylist() == [4, 5]
+    assert {p.name for p in longer.folder.iterdir()} >= {
+        "rounds.damaged.parquet", "clients.damaged.parquet", "summary.damaged.json",
+    }  # fmt: skip
+
+
 def test_an_address_that_nobody_knows(workplace: Path) -> None:
     with pytest.raises(ScenarioError, match=r"checkpoint.folder: nonsense://x.* given, which cannot be used"):
         run(loaded("checkpoint.folder='nonsense://x'"), quiet=True)

@@ -20,6 +20,7 @@ import pytest
 from raysim.core.errors import RunError, ScenarioError
 from raysim.report.load import read_clients, read_rounds, read_summary
 from raysim.tracking import files
+from raysim.tracking.files import set_aside
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.rows import ClientRows, MissingRowsError
 
@@ -175,7 +176,7 @@ def test_a_stream_that_was_cut_off_anywhere(begin, make_rows, monkeypatch):
         ends.append(stream.stat().st_size)
     folder.sync()
     kill(folder)
-    whole, rounds = stream.read_bytes(), (path / "rounds.parquet").read_bytes()
+    whole = stream.read_bytes()
     expected = read_clients(path).slice(0, 6 + 6 + 2)
     rows = ClientRows(path)
     for cut in range(ends[1], ends[2] + 1):  # within round 3
@@ -191,13 +192,16 @@ def test_a_stream_that_was_cut_off_anywhere(begin, make_rows, monkeypatch):
         with pytest.raises(MissingRowsError, match=r"^clients\.arrows ends after round 1$"):
             rows.rewind(2)
         assert stream.stat().st_size == cut
-    for cut in (ends[0], ends[0] + 9, ends[1] - 1):
+    for n, cut in enumerate((ends[0], ends[0] + 9, ends[1] - 1), start=1):
         stream.write_bytes(whole[:cut])
         folder = RunFolder.reopen(path)
-        with pytest.raises(RunError, match=r"cannot go on after round 2: clients\.arrows ends after round 1\.$"):
-            folder.rewind(2)
-        folder.close("failed", {"error": "no"})
-        assert stream.stat().st_size == cut and (path / "rounds.parquet").read_bytes() == rounds
+        assert folder.rewind(2) == {}
+        kill(folder)
+        aside = path / f"clients.damaged{n if n > 1 else ''}.arrows"
+        assert folder.damage == [
+            f"{stream} is damaged and kept as {aside.name}: from now on the rows of rounds 0 to 2 are missing"
+        ]
+        assert aside.stat().st_size == cut and len(folder.kept) == 3
 
 
 class KilledError(BaseException):
@@ -285,38 +289,123 @@ def test_columns_of_rounds_that_are_forgotten_are_forgotten(begin):
     assert read_rounds(folder.path).column_names[-2:] == ["client/odd", "server/z"]
 
 
-def test_rounds_that_are_not_there_are_an_error_and_leave_all_as_it_is(begin):
-    folder = begin(3)
-    folder.close("failed", {"error": "why"})
+DAMAGED = {
+    "a cut": lambda whole: whole[: len(whole) // 2],
+    "zeros": lambda whole: whole[:9] + bytes(20) + whole[29:],
+    "no byte": lambda whole: b"",
+    "text": lambda whole: b"null",
+    "another file": lambda whole: parquet_of({"round": [3, 1, 2]}),
+    "other columns": lambda whole: parquet_of({"a": [1]}),
+    "nothing": None,
+}
+
+
+def parquet_of(columns):
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), sink)
+    return sink.getvalue().to_pybytes()
+
+
+@pytest.mark.parametrize("how", DAMAGED)
+@pytest.mark.parametrize("name", ["rounds.parquet", "clients.parquet", "clients.arrows"])
+def test_a_damaged_file_costs_its_rows_and_nothing_else(begin, make_card, tell, how, name):
+    if (name, how) == ("clients.arrows", "zeros"):
+        return  # what is in these bytes nobody reads
+    folder = begin(5)
     path = folder.path
+    if name == "clients.arrows":
+        folder.sync()
+        kill(folder)
+    else:
+        folder.close("failed", {})
+    whole, damage = (path / name).read_bytes(), DAMAGED[how]
+    (path / name).unlink() if damage is None else (path / name).write_bytes(damage(whole))
+    aside = path / name.replace(".", ".damaged.")
 
-    def refused(t, match):
-        before = {p: p.read_bytes() for p in path.iterdir() if p.is_file()}
-        folder = RunFolder.reopen(path)
-        with pytest.raises(RunError, match=rf"The run in {path} cannot go on after round {t}: {match}\.$") as caught:
-            folder.rewind(t)
-        assert "\n" not in str(caught.value)
-        folder.close("failed", {"error": "another"})
-        assert {p: p.read_bytes() for p in path.iterdir() if p.is_file()} == before
+    folder = RunFolder.reopen(path)
+    latest = folder.rewind(4)
+    kept = "is not there" if damage is None else f"is damaged and kept as {aside.name}"
+    read = path / ("clients.arrows" if (name, damage) == ("clients.parquet", None) else name)
+    assert folder.damage == [f"{read} {kept}: from now on the rows of rounds 0 to 4 are missing"]
+    assert damage is None or aside.read_bytes() == damage(whole)
+    assert bool(latest) == (name == "rounds.parquet")  # who has no row is to be measured again
+    kill(folder)  # and so once more: what is missing stays missing, and is not damage
 
-    refused(4, r"rounds\.parquet does not hold every round until then")
-    whole = (path / "rounds.parquet").read_bytes()
-    (path / "rounds.parquet").write_bytes(whole[:-9])
-    refused(2, "its Parquet files are damaged")
-    (path / "rounds.parquet").write_bytes(whole[:9] + bytes(20) + whole[29:])
-    refused(2, "its Parquet files are damaged")
-    (path / "rounds.parquet").write_bytes(b"")
-    refused(2, "its Parquet files are damaged")
-    (path / "rounds.parquet").unlink()
-    refused(2, r"rounds\.parquet is not there")
-    pq.write_table(pa.table({"round": [1, 2, 3]}), path / "rounds.parquet")
-    refused(2, r"rounds\.parquet does not hold every round until then")
-    (path / "rounds.parquet").write_bytes(whole)
-    clients = (path / "clients.parquet").read_bytes()
-    (path / "clients.parquet").write_bytes(clients[:-9])
-    refused(2, "its Parquet files are damaged")
-    (path / "clients.parquet").unlink()
-    refused(2, r"clients\.arrows is not there")
+    folder = RunFolder.reopen(path)
+    assert bool(folder.rewind(4)) == (name == "rounds.parquet")
+    assert folder.damage == ([f"{path / name} lacks 5 of rounds 0 to 4"] if name == "rounds.parquet" else [])
+    folder.open(make_card(path))
+    tell(folder, 5, LAST)
+    folder.close("finished", {})
+    rounds, clients = read_rounds(path)["round"].to_pylist(), read_clients(path)["round"].unique().to_pylist()
+    assert rounds == ([5, 6] if name == "rounds.parquet" else [0, 1, 2, 3, 4, 5, 6])
+    assert clients == ([0, 1, 2, 4, 5, 6] if name == "rounds.parquet" else [5, 6])
+    folder = RunFolder.reopen(path)
+    assert {row.round for row in folder.rewind(6).values()} <= ({4, 5, 6} if name == "rounds.parquet" else {5, 6})
+    kill(folder)
+
+
+def test_files_that_are_damaged_again_and_again_all_stay(begin):
+    path = begin(2).path
+    for n in ("", "2", "3"):
+        (path / "rounds.parquet").write_bytes(b"damage" + n.encode())
+        assert set_aside(path / "rounds.parquet").name == f"rounds.damaged{n}.parquet"
+    assert (path / "rounds.damaged3.parquet").read_bytes() == b"damage3"
+
+
+@pytest.mark.parametrize("text", ["null", "[]", "{", "", "[" * 100_000, "\xff"])
+def test_a_damaged_summary_is_written_anew(begin, make_card, text):
+    folder = begin(2)
+    folder.close("failed", {"error": "why"})
+    summary = folder.path / "summary.json"
+    summary.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ScenarioError, match=r"summary.json cannot be read"):
+        read_summary(folder.path)
+    folder = RunFolder.reopen(folder.path)
+    folder.rewind(2)
+    aside = folder.path / "summary.damaged.json"
+    assert folder.damage == [f"{summary} is damaged and kept as {aside}; it is written anew"]
+    assert aside.read_bytes() == text.encode("latin-1")
+    folder.open(make_card(folder.path))
+    folder.close("finished", {})
+    assert read_summary(folder.path)["status"] == "finished"
+
+
+def test_five_hundred_damaged_folders_all_go_on(begin, make_card, make_rows, monkeypatch):
+    """Any bytes in any of the three files: no error but the disk's, and what is read back is whole rows."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)  # for the time it takes
+    ended, running = begin(2), begin(2, "running")
+    ended.close("failed", {})
+    running.sync()
+    kill(running)
+    dice = random.Random(8)
+    for folder in (ended, running):
+        whole = {p.name: p.read_bytes() for p in folder.path.iterdir() if p.is_file()}
+        for _ in range(250 if os.environ.get("RAYSIM_ATTACK") else 25):
+            for path in folder.path.iterdir():
+                if path.is_file():
+                    path.unlink()
+            for name, content in whole.items():
+                data = bytearray(content)
+                for _ in range(dice.choice([0, 1, 1, 8, 64])):
+                    at = dice.randrange(len(data) or 1)
+                    match dice.randrange(4):
+                        case 0:
+                            data[at : at + 1] = dice.randbytes(1)
+                        case 1:
+                            del data[at : at + dice.randrange(1, 50)]
+                        case 2:
+                            data[at : at + 8] = (2 ** dice.randrange(64) - 1).to_bytes(8, "little")
+                        case 3:
+                            data[at:at] = dice.randbytes(dice.randrange(20))
+                (folder.path / name).write_bytes(data)
+            again = RunFolder.reopen(folder.path)
+            again.rewind(2)
+            again.open(make_card(folder.path))
+            again.log(3, {"accuracy/all": 0.5}, make_rows(3, 2))
+            again.close("finished", {})
+            assert read_rounds(folder.path)["round"].to_pylist()[-1] == 3
+            assert read_clients(folder.path)["round"].to_pylist()[-2:] == [3, 3]
 
 
 def test_a_full_disk_stops_the_way_back_and_loses_nothing(begin, go_on, ideal, monkeypatch):
@@ -437,6 +526,7 @@ def test_sync_makes_every_round_durable(begin, monkeypatch):
 SCRIPT = """
 import sys, pathlib
 from raysim.core.results import ClientRow, RunCard
+from raysim.tracking.files import set_aside
 from raysim.tracking.folder import RunFolder
 folder = RunFolder.create(pathlib.Path(sys.argv[1]), "quick", "killed")
 folder.open(RunCard("quick", "killed", folder.path, {}, {}, "digits", "s", "d", "p", 1, 1))
