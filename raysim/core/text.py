@@ -36,8 +36,8 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str, longest: int = 500) -> str:
-    """`text` as a line for a terminal, cut after `longest` characters."""
-    return re.sub(r"[\t\n]", " ", printable(text[: 4 * longest])).strip()[:longest]
+    """`text` as a line for a terminal without secrets, cut after `longest` characters."""
+    return re.sub(r"[\t\n]", " ", redacted(printable(text[: 4 * longest]))).strip()[:longest]
 
 
 def redacted(text: str) -> str:

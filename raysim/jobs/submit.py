@@ -17,7 +17,7 @@ from raysim.jobs.cluster import KIND, Cluster
 from raysim.jobs.stage import stage
 from raysim.jobs.versions import VARIABLE, Versions, ray_misfit, release
 from raysim.launch.check import Checked
-from raysim.tracking.store import is_loopback, shown
+from raysim.tracking.store import PASSWORD, USER, is_loopback, shown
 
 STOP_S = 12
 """How long a job that is asked to stop may take before Ray kills it, in seconds; Ray's own 3 cut a run's ending off."""
@@ -59,15 +59,20 @@ def environment(given: Mapping[str, str], cluster: str) -> tuple[dict[str, str],
     """
     notes = []
     sent = {VARIABLE: Versions.here().text(), "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_S)}
-    server = os.environ.get(MLFLOW, "")
+    given_here = os.environ.get(MLFLOW, "")
+    server = shown(given_here)
     if MLFLOW not in given and server.startswith(("http://", "https://")):
         if is_loopback(server) and not is_loopback(cluster):
             notes.append(
-                f"{MLFLOW}={shown(server)} means this machine and is not sent; "
-                f"--env {MLFLOW}=... names one for the cluster"
+                f"{MLFLOW}={server} means this machine and is not sent; --env {MLFLOW}=... names one for the cluster"
             )
         else:
             sent[MLFLOW] = server
+            if server != given_here:
+                notes.append(
+                    f"the user name and password in {MLFLOW} are not sent: whoever sees the dashboard could read them; "
+                    f"set {USER} and {PASSWORD} where Ray is started, or give them with --env"
+                )
     return {**sent, **given}, notes
 
 

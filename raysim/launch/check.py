@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from raysim.core.errors import ScenarioError
+from raysim.core.text import holds_secret
 from raysim.data.partition import PARTITIONS, check_partition, default_split
 from raysim.data.specs import DATASETS, DatasetSpec
 from raysim.engine.placement import Ask, parse_ranges
@@ -17,6 +18,7 @@ from raysim.models import MODELS, build_model, common_feature_dim, misfit
 from raysim.scenario.load import Key, Loaded, named_settings
 from raysim.scenario.registry import suggest
 from raysim.scenario.schema import Override, Resources
+from raysim.tracking.store import PASSWORD, USER
 
 if TYPE_CHECKING:
     from raysim.core.algorithm import Task
@@ -75,6 +77,7 @@ def check(loaded: Loaded) -> Checked:
     """Resolve names and refuse combinations that cannot be. Raises `ScenarioError`, one sentence."""
     scenario, origin = loaded.scenario, loaded.origin
     clients = scenario.clients
+    _refuse_secrets(loaded)
     for key, place in ((("output",), scenario.output), (("checkpoint", "folder"), scenario.checkpoint.folder or "")):
         if not place.isprintable():
             raise origin.error(key, f"{place!r} given, which is no name for a folder; allowed: printable characters")
@@ -140,6 +143,22 @@ def check(loaded: Loaded) -> Checked:
         except ValueError as error:
             raise origin.error(("algorithm",), str(error)) from None
     return replace(checked, asks=_asks(loaded))
+
+
+def _refuse_secrets(loaded: Loaded) -> None:
+    """Whoever sees a run's folder or its parameters in MLflow sees its scenario."""
+    instead = {
+        "tracking.uri": f"put them into {USER} and {PASSWORD}",
+        "checkpoint.folder": "put them where its fsspec package looks, such as AWS_ACCESS_KEY_ID and "
+        "AWS_SECRET_ACCESS_KEY, or a file in ~/.config/fsspec",
+    }
+    for name, value in loaded.flat().items():
+        if isinstance(value, str) and holds_secret(value):
+            raise loaded.origin.error(
+                tuple(name.split(".")),
+                "an address with a user name, password or token given, which the run folder and MLflow would show; "
+                f"{instead.get(name, 'leave them out')}",
+            )
 
 
 def _builder(dataset: DatasetSpec, feature_dim: int) -> Any:

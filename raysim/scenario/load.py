@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from raysim.core.errors import ScenarioError
 from raysim.core.fields import number_text
+from raysim.core.text import holds_secret, redacted
 from raysim.scenario.declared import Declaration, declaration_of, declared
 from raysim.scenario.registry import algorithm_class, suggest
 from raysim.scenario.schema import Scenario, settings_model
@@ -98,7 +99,7 @@ class Loaded:
     declared: Declaration  # of its algorithm
     settings: Mapping[str, Any]  # of its algorithm
     origin: Origin
-    text: str  # as given
+    text: str  # as given, without the secrets that addresses may hold
     resolved: Mapping[str, Any]  # every key with its value, defaults filled in
 
     @cached_property
@@ -153,7 +154,7 @@ def load_scenario(source: str | Path | Mapping[str, Any], sets: Sequence[str] = 
     resolved = scenario.model_dump(mode="json")
     chosen = {"profile": profile} if declaration.profiles else {}
     resolved["algorithm"] = {"name": algorithm, **chosen, **settings.model_dump(mode="json")}
-    loaded = Loaded(scenario, declaration, settings.model_dump(), origin, text, resolved)
+    loaded = Loaded(scenario, declaration, settings.model_dump(), origin, redacted(text), resolved)
     if declaration.checks:
         _ = loaded.algorithm  # raises
     return loaded
@@ -193,7 +194,7 @@ class Override(NamedTuple):
 
     path: Key
     value: Any
-    text: str  # as given
+    text: str  # as given, unless it holds a secret
 
 
 def _parse_set(item: str) -> Override:
@@ -202,7 +203,7 @@ def _parse_set(item: str) -> Override:
     if not equals or not all(keys):
         raise ScenarioError(f"--set {item}: write it as key.key=value, for example training.lr=0.1")
     try:
-        return Override(keys, load_value(text), item)
+        return Override(keys, load_value(text), f"{path}=***" if holds_secret(text) else item)
     except UNREADABLE:
         raise ScenarioError(f"--set {item}: the value is not valid YAML") from None
 

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from raysim.core.errors import ScenarioError
+from raysim.core.text import redacted
 
 MOST_ENTRIES = 1_000_000
 """Values in a scenario, each alias counted as what it stands for."""
@@ -125,5 +126,6 @@ def shown(value: Any) -> str:
 
 
 def short(text: str) -> str:
-    """Text that fits into a sentence."""
+    """Text that fits into a sentence, without the secrets that an address may hold."""
+    text = redacted(text)
     return text if len(text) <= 80 else text[:77] + "..."

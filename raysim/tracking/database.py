@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from raysim.core.text import redacted
 from raysim.tracking.files import sync_folder
-from raysim.tracking.store import database_path, is_loopback
+from raysim.tracking.store import PASSWORD, USER, database_path, is_loopback
 
 # What requests says about them takes several lines.
 _NO_ANSWER = {
@@ -119,7 +120,9 @@ def _make(uri: str) -> None:
 
 def in_words(error: BaseException) -> str:
     """An error of MLflow's in one line, in a word or two where there was just no answer."""
-    text = " ".join(str(error).split())
+    text = " ".join(redacted(str(error)).split())
+    if getattr(error, "error_code", None) == "UNAUTHENTICATED" or "error code 401" in text:
+        return f"it wants a user name and password: set {USER} and {PASSWORD}"
     for sign, words in _NO_ANSWER.items():
         if sign in text:
             return words

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from raysim.core.errors import RunError, ScenarioError
 from raysim.core.results import ClientRow, RunCard, Status
+from raysim.core.text import redacted
 from raysim.tracking.files import hold, holder, remove_leftovers, replace, set_aside, sync_folder
 from raysim.tracking.rounds import RoundRows
 from raysim.tracking.rows import CLIENT_SCHEMA, ClientRows, MissingRowsError
@@ -274,14 +275,19 @@ class RunFolder:
 
 
 def _plain(value: object) -> object:
-    """`value` as JSON can hold it: NaN and infinity become null, NumPy's and torch's numbers Python's."""
+    """`value` as JSON can hold it: NaN and infinity become null, NumPy's and torch's numbers Python's.
+
+    Secrets in addresses are left out: an error may quote one.
+    """
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if value is None or isinstance(value, str | int):
+    if isinstance(value, str):
+        return redacted(value)
+    if value is None or isinstance(value, int):
         return value
     item = getattr(value, "item", None)
     return _plain(item()) if callable(item) else str(value)

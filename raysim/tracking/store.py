@@ -10,13 +10,14 @@ import re
 import urllib.error
 import urllib.request
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from raysim.core.errors import ScenarioError
-from raysim.core.text import redacted
+from raysim.core.text import holds_secret, redacted
 
 ALLOWED = "sqlite:///path/to/mlflow.db or http(s)://host:port"
 VARIABLE = "MLFLOW_TRACKING_URI"
+USER, PASSWORD = "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"
 ANSWER_S = 3.0
 """How long an MLflow server may take to say that it is well, in seconds."""
 
@@ -24,9 +25,18 @@ ANSWER_S = 3.0
 def resolve_uri(uri: str | None = None) -> str:
     """The store's address: `uri`, else `MLFLOW_TRACKING_URI`, else `mlflow.db` in the working directory.
 
-    Paths become absolute. Raises `ScenarioError` for anything but SQLite and http.
+    Paths become absolute. The address is told, kept and shown, so it holds no secrets: a user name and password in
+    `MLFLOW_TRACKING_URI` move to the variables that MLflow has for them.
+
+    Raises `ScenarioError` for anything but SQLite and http, and for an address with secrets.
     """
+    _move_credentials()
     given = uri or os.environ.get(VARIABLE) or "sqlite:///mlflow.db"
+    if holds_secret(given):
+        raise ScenarioError(
+            f"{_origin(uri)}: {shown(given)} was given with a user name, password or token; put them into {USER} and "
+            f"{PASSWORD}; {ALLOWED} is allowed"
+        )
     if re.match(r"https?://[^/]", given):
         return given.rstrip("/")
     if given.startswith("sqlite:///") and given != "sqlite:///":
@@ -68,6 +78,13 @@ def is_loopback(uri: str) -> bool:
     """Whether a server is on this machine, where no proxy must stand in between."""
     host = urlsplit(uri).hostname or ""
     return host in {"localhost", "::1"} or host.startswith("127.")
+
+
+def _move_credentials() -> None:
+    found = re.match(r"(https?://)([^:@/]*):([^@/]*)@(?=[^@/]+(?:/|$))", os.environ.get(VARIABLE, ""))
+    if found:
+        os.environ[USER], os.environ[PASSWORD] = unquote(found[2]), unquote(found[3])
+        os.environ[VARIABLE] = found[1] + os.environ[VARIABLE][found.end() :]
 
 
 def _origin(uri: str | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import os
 import socket
 import threading
 import time
@@ -11,7 +12,8 @@ from contextlib import contextmanager
 import pytest
 
 from raysim.core.errors import ScenarioError
-from raysim.tracking.store import check_uri, resolve_uri, shown
+from raysim.core.text import holds_secret
+from raysim.tracking.store import PASSWORD, USER, VARIABLE, check_uri, resolve_uri, shown
 
 
 def test_order_of_addresses(tmp_path, monkeypatch):
@@ -81,14 +83,62 @@ def test_server_that_answers(monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # must not be asked about loopback
     for code in (200, 401):
         with answering(code) as address:
-            assert check_uri(f"http://me:secret@{address}/") == f"http://me:secret@{address}"
+            assert check_uri(f"http://{address}/") == f"http://{address}"
     with answering(404) as address, pytest.raises(ScenarioError, match="does not look like an MLflow server"):
         check_uri(f"http://{address}")
 
 
-def test_passwords_are_not_shown():
-    assert shown("http://me:secret@host:5000/x") == "http://host:5000/x"
-    assert shown("sqlite:////a/b@c.db") == "sqlite:////a/b@c.db"
+@pytest.mark.parametrize(
+    ("uri", "told"),
+    [
+        ("http://me:secret@host:5000/x", "http://host:5000/x"),
+        ("HTTPS://secret@host", "HTTPS://host"),
+        ("http://me:sec/ret@host", "http://host"),
+        ("http://me:sec@ret'@host", "http://host"),
+        ("http://host:5000?token=secret&x=1", "http://host:5000?token=***&x=1"),
+        ("s3://me:sec/ret+secret@bucket/x", "s3://bucket/x"),
+        ("simplecache::s3://me:secret@bucket", "simplecache::s3://bucket"),
+        ("abfs://container@account/x?sig=secret", "abfs://container@account/x?sig=***"),
+        ("no http://me:secret@host, no ray://me:secret@host", "no http://host, no ray://host"),
+    ],
+)
+def test_secrets_are_not_shown(uri, told):
+    assert shown(uri) == told
+    assert holds_secret(uri)
+    assert shown(told) == told
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "sqlite:////a/b@c.db",
+        "sqlite:////a:b/c@d.db?timeout=9",
+        "http://host:5000/x@y",
+        "hdfs://host:9000/x@y",
+        "ssh://me@host/x",
+        "abfs://container@account/x",
+    ],
+)
+def test_what_is_no_secret_is_shown(uri):
+    assert shown(uri) == uri
+
+
+def test_an_address_with_a_password_is_refused():
+    with pytest.raises(
+        ScenarioError, match=r"^tracking\.uri: http://h was .*MLFLOW_TRACKING_USERNAME and MLFLOW_TRACK"
+    ):
+        resolve_uri("http://me:secret@h")
+
+
+def test_a_password_in_the_variable_moves_to_its_own(monkeypatch):
+    for name in (USER, PASSWORD):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(VARIABLE, "https://me:s%40cret@host:5000/x")
+    assert resolve_uri(None) == "https://host:5000/x"
+    assert [os.environ[name] for name in (VARIABLE, USER, PASSWORD)] == ["https://host:5000/x", "me", "s@cret"]
+    monkeypatch.setenv(VARIABLE, "https://me:s@cret@host")
+    with pytest.raises(ScenarioError, match=r"^MLFLOW_TRACKING_URI: https://host was given with"):
+        resolve_uri(None)
 
 
 def test_database_files(tmp_path):

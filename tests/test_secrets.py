@@ -1,0 +1,153 @@
+"""A password or token in an address is refused where it would be kept, and never shown or stored."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import yaml
+
+from raysim.cli.main import main
+from raysim.jobs.submit import environment
+from raysim.launch.run import run
+from raysim.scenario.load import load_scenario
+from tests.engine.scenarios import digits
+
+SECRET = "hunter2"
+USER = "somebody"
+
+
+def holding(folder: Path) -> list[str]:
+    """Files below `folder` that hold the secret."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return [str(path) for path in files if SECRET.encode() in path.read_bytes()]
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        f"tracking.uri=http://{USER}:{SECRET}@host",
+        f"tracking.uri=https://{SECRET}@host/x",
+        f"tracking.uri=http://host:1?token={SECRET}",
+        f"tracking.uri='http://{USER}:{SECRET} x@host'",
+        f"tracking.uri=[http://{USER}:{SECRET}{'x' * 80}@host]",
+        f"tracking.uri=postgresql://{USER}:{SECRET}@host/db",
+        f"checkpoint.folder=s3://{USER}:a/{SECRET}@bucket/x",
+        f"checkpoint.folder=https://host/x?sig={SECRET}",
+        f"tracking.tags.wiki=https://{USER}:{SECRET}@host",
+        f"output=http://{USER}:{SECRET}@host",
+        f"nonsense=http://{USER}:{SECRET}@host",
+    ],
+)
+@pytest.mark.parametrize("command", ["launch", "validate", "submit", "resume"])
+def test_a_secret_is_refused_untold(
+    item: str, command: str, workplace: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = yaml.safe_dump(digits())
+    (workplace / "tiny.yaml").write_text(text)
+    given = "tiny.yaml"
+    if command == "resume":
+        given = "run"
+        (workplace / given).mkdir()
+        (workplace / given / "resolved.yaml").write_text(text)
+        facts = dict.fromkeys(("tracking", "dataset_digest", "partition_digest"), "")
+        facts |= {"run_id": "20261121-101500-ab12", "checkpoints": "checkpoints"}
+        (workplace / given / "run.json").write_text(json.dumps({**facts, "versions": {}}))
+    with pytest.raises(SystemExit) as ended:
+        main([command, given, "--set", item])
+    told = capfd.readouterr()
+    assert ended.value.code == 2
+    assert SECRET not in told.out + told.err
+    assert told.err.startswith("raysim: ")
+    assert told.err.count("\n") == 1
+    assert not holding(workplace)
+    if item.startswith("tracking.uri=http"):
+        assert "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" in told.err
+
+
+def test_a_secret_that_was_overridden_is_not_kept(workplace: Path, tracking_store: str) -> None:
+    """The scenario's text is kept and uploaded as it was given."""
+    scenario = digits(rounds=1, tracking={"uri": f"http://{USER}:{SECRET}@host"})
+    (workplace / "tiny.yaml").write_text(yaml.safe_dump(scenario))
+    loaded = load_scenario(
+        workplace / "tiny.yaml", [f"tracking.uri=http://{USER}:{SECRET}@host", f"tracking.uri={tracking_store}"]
+    )
+    folder = run(loaded, quiet=True).folder
+    assert "uri: http://host" in (folder / "scenario.yaml").read_text()
+    assert not holding(folder)
+    store = Path(tracking_store.removeprefix("sqlite:///")).parent
+    assert list(store.rglob("scenario.yaml"))
+    assert not holding(store)
+
+
+@contextmanager
+def refusing_server() -> Iterator[tuple[str, list[str]]]:
+    """An MLflow server's host and port, and the passwords that it was given, none of which it takes."""
+    given: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.answer(200 if self.path == "/health" else 401)
+
+        def do_POST(self) -> None:
+            self.answer(401)
+
+        def answer(self, code: int) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            if code == 401:
+                given.append(base64.b64decode(self.headers.get("Authorization", "").removeprefix("Basic ")).decode())
+            self.send_response(code)
+            self.end_headers()
+            self.wfile.write(b"You are not authenticated.")
+
+        def log_message(self, *rest: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}", given
+        server.shutdown()
+
+
+def test_a_secret_in_the_variable_goes_to_the_server_alone(
+    workplace: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (workplace / "tiny.yaml").write_text(yaml.safe_dump(digits(rounds=1)))
+    for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
+        monkeypatch.delenv(name, raising=False)
+    with refusing_server() as (host, given):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://{USER}:{SECRET}@{host}")
+        with pytest.raises(SystemExit):
+            main(["launch", "tiny.yaml"])
+    assert given[-1] == f"{USER}:{SECRET}"
+    told = capfd.readouterr()
+    assert f"MLflow at http://{host} did not take the run: it wants a user name and password: set MLFLOW_" in told.err
+    assert SECRET not in told.out + told.err
+    (folder,) = (workplace / "runs" / "tiny").iterdir()
+    assert json.loads((folder / "run.json").read_text())["tracking"] == f"http://{host}"
+    assert not holding(workplace)
+
+
+def test_a_secret_in_the_variable_does_not_go_to_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://{USER}:{SECRET}@host")
+    sent, notes = environment({}, "http://head:8265")
+    assert sent["MLFLOW_TRACKING_URI"] == "http://host"
+    assert SECRET not in str([sent, notes])
+    assert "MLFLOW_TRACKING_USERNAME" in notes[0]
+
+
+def test_a_secret_in_a_clusters_address(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["jobs", "--address", f"http://{USER}:{SECRET}@host:8265"])
+    assert ended.value.code == 2
+    told = capfd.readouterr().err
+    assert told == (
+        "raysim: --address: http://host:8265 holds a user name or password; a Ray cluster takes a token, in "
+        "RAY_AUTH_TOKEN\n"
+    )
