@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import chdir
 from pathlib import Path
@@ -11,6 +12,10 @@ from typing import Any
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+# A shell starts the background jobs of a script with SIGINT ignored, and every child of such a job inherits that: a
+# test that sends Ctrl-C would wait for nothing.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

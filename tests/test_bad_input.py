@@ -141,5 +141,5 @@ def test_the_dry_run_says_that_data_is_missing(
 
 def test_as_a_module(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "raysim", "launch", "nothing.yaml"]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert run.returncode == 2 and run.stderr.startswith("raysim: nothing.yaml"), run.stderr

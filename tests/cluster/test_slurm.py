@@ -95,7 +95,7 @@ class Slurm:
 
     def run(self, *words: str, hosts: str = "gpu1,gpu2,gpu3", **more: str) -> tuple[int, str]:
         job = self.start(*words, hosts=hosts, **more)
-        _, told = job.communicate(timeout=20)
+        _, told = job.communicate(timeout=120)
         return job.returncode, told
 
     def calls(self) -> list[Call]:
@@ -177,7 +177,7 @@ def test_sigterm_ends_the_run_first(slurm: Slurm) -> None:
             break
         time.sleep(0.05)
     job.send_signal(signal.SIGTERM)
-    job.communicate(timeout=20)
+    job.communicate(timeout=120)
     assert job.returncode == 130
     slurm.assert_clean()
     assert "#SBATCH --signal=B:TERM@" in SCRIPT.read_text()

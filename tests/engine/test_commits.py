@@ -230,7 +230,7 @@ def test_a_writer_works_behind_and_bounds_what_waits(tmp_path: Path, monkeypatch
 
     class Slow(LocalStore):
         def write(self, name: str, data: Any) -> None:
-            gate.wait(20)
+            gate.wait(120)
             most[0] = max(most[0], writer.waiting)
             super().write(name, data)
 

@@ -75,7 +75,7 @@ def family() -> Iterator[Family]:
 def settle(pid: int) -> psutil.Process:
     """Wait until a process that has just been started shows its environment: a moment after it can be seen."""
     process = psutil.Process(pid)
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while not process.environ() and time.monotonic() < until:
         time.sleep(0.001)
     return process

@@ -35,15 +35,15 @@ def test_an_endless_loop() -> None:
     ):
         while True:
             pass
-    assert 0.1 <= time.monotonic() - began < 2
+    assert time.monotonic() - began >= 0.1
 
 
 @pytest.mark.parametrize("wait", [time.sleep, lambda s: threading.Event().wait(s)], ids=["sleep", "lock"])
 def test_a_wait(wait) -> None:
     began = time.monotonic()
     with pytest.raises(TurnTimeout), limit(0.1, WHAT):
-        wait(30)
-    assert time.monotonic() - began < 5
+        wait(60)
+    assert time.monotonic() - began < 50
 
 
 def test_a_quick_block() -> None:
@@ -92,8 +92,8 @@ def test_an_exception_that_python_drops_is_raised_again() -> None:
     with pytest.raises(TurnTimeout), limit(0.1, WHAT):
         one = _Slow()
         del one  # the first ring falls in here
-        time.sleep(30)
-    assert time.monotonic() - began < 5
+        time.sleep(60)
+    assert time.monotonic() - began < 50
 
 
 def test_in_a_thread_it_is_told_at_the_end() -> None:
@@ -130,15 +130,15 @@ def test_the_inner_of_two_limits() -> None:
 def test_the_outer_of_two_limits() -> None:
     began = time.monotonic()
     with pytest.raises(TurnTimeout, match="outer"), limit(0.1, "outer"), limit(10, "inner"):
-        time.sleep(5)
-    assert time.monotonic() - began < 3
+        time.sleep(60)
+    assert time.monotonic() - began < 50
 
 
 def test_the_outer_limit_goes_on_after_the_inner() -> None:
-    with pytest.raises(TurnTimeout, match="outer"), limit(1.0, "outer"):
-        with limit(0.8, "inner"):
+    with pytest.raises(TurnTimeout, match="outer"), limit(2.0, "outer"):
+        with limit(1.9, "inner"):
             time.sleep(0.1)
-        time.sleep(10)
+        time.sleep(60)
 
 
 def test_somebody_elses_timer_goes_on() -> None:
@@ -149,12 +149,12 @@ def test_somebody_elses_timer_goes_on() -> None:
 
     before = signal.signal(signal.SIGALRM, theirs)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 1)
+        signal.setitimer(signal.ITIMER_REAL, 2)
         with contextlib.suppress(TurnTimeout), limit(0.1, WHAT):
             time.sleep(5)
         assert signal.getsignal(signal.SIGALRM) is theirs
         assert rung == []
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while not rung and time.monotonic() < until:
             time.sleep(0.02)
         assert rung == [signal.SIGALRM]

@@ -158,7 +158,7 @@ class TestThroughALog:
                 receiver.feed(text[seen:])
                 seen = len(text)
             helper.send_signal(signal.SIGTERM)
-            assert helper.wait(30) == 0
+            assert helper.wait(240) == 0
         finally:
             helper.kill()
             helper.wait()

@@ -64,7 +64,7 @@ def test_a_job_whose_round_goes_on_is_asked_twice(how: str, signals: int) -> Non
         assert run.stdout is not None
         assert run.stdout.readline() == "ready\n"
         run.send_signal(signal.SIGTERM)
-        assert int(run.communicate(timeout=60)[0]) == signals
+        assert int(run.communicate(timeout=240)[0]) == signals
 
 
 # A whole job whose second round takes longer by what the arguments say, and its closing half a second. As in a job on
@@ -125,10 +125,10 @@ def test_a_stopped_job_writes_what_was_done(
             told += until(run, "closing")
             run.send_signal(signal.SIGTERM)
         began = time.monotonic()
-        told += run.communicate(timeout=60)[0]
+        told += run.communicate(timeout=240)[0]
         took = time.monotonic() - began
     assert run.returncode == 130, told
-    assert took < 15
+    assert took < 50  # a round takes 60
     assert told.splitlines()[-1] == "raysim: stopped"
     (folder,) = (tmp_path / "runs" / "quickstart").iterdir()
     summary = json.loads((folder / "summary.json").read_text())

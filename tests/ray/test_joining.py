@@ -57,7 +57,7 @@ cluster.shutdown()
 
 
 def test_a_node_that_joins_is_used() -> None:
-    run = subprocess.run([sys.executable, "-c", JOIN], cwd=REPOSITORY, capture_output=True, text=True, timeout=200)
+    run = subprocess.run([sys.executable, "-c", JOIN], cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stdout + run.stderr
     told = run.stdout.strip().splitlines()[-1]
     assert "an actor on a node that joined takes part: 3 client actors now" in told
@@ -114,5 +114,5 @@ cluster.shutdown()
 
 def test_a_death_neither_fills_the_head_nor_forgets_who_joins() -> None:
     code = [sys.executable, "-c", WORKERS_ONLY]
-    run = subprocess.run(code, cwd=REPOSITORY, capture_output=True, text=True, timeout=200)
+    run = subprocess.run(code, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stdout + run.stderr

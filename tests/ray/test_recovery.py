@@ -118,7 +118,7 @@ def test_going_back_does_not_wait_for_a_commit_behind_a_long_round(
     began = time.perf_counter()
     with pytest.raises(LostError, match=r"the commit of round 2: .* still at work"):
         backend.calls.in_time(answers, "the commit of round 2")
-    assert time.perf_counter() - began < 20
+    assert time.perf_counter() - began < 500  # who writes it is at work for 600
     ray.cancel(answers[0], force=True)
 
 
@@ -211,7 +211,7 @@ cluster.shutdown()
 def test_a_node_leaves_in_the_middle_of_a_round(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-c", TWO_NODES, str(tmp_path)],
-        cwd=REPOSITORY, capture_output=True, text=True, timeout=200,
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout + run.stderr
     told = run.stdout.strip().splitlines()[-1]

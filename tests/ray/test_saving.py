@@ -142,7 +142,7 @@ def test_who_interrupts_does_not_wait_for_a_commit_behind_a_turn(backend: RayBac
     keeper = Keeper(Commits(LocalStore(tmp_path)), 1, 4)
     with pytest.raises(KeyboardInterrupt):
         outcome(loaded(GIVEN), backend, keeper)  # type: ignore[arg-type]
-    assert time.monotonic() - began[0] < 60
+    assert time.monotonic() - began[0] < 250  # the turn takes 300
     assert keeper.committed is None  # that of round 1 was given up
 
 

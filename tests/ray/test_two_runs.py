@@ -59,7 +59,7 @@ def test_both_end_whole_and_alike(workplace: Path, monkeypatch: pytest.MonkeyPat
     stored(database, {folder.name for folder in folders}, summaries[0]["final"]["accuracy/all"])
 
     assert len(family) >= 10  # two Rays were seen
-    _, alive = psutil.wait_procs(list(family), timeout=10)
+    _, alive = psutil.wait_procs(list(family), timeout=60)
     assert alive == []
 
 

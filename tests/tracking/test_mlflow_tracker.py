@@ -26,7 +26,7 @@ def client_of(uri):
     return MlflowClient(uri)
 
 
-def wait_until(condition, timeout_s=10.0):
+def wait_until(condition, timeout_s=120.0):
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "waited in vain"
@@ -144,7 +144,7 @@ def test_server_that_dies_is_warned_of_once_and_rounds_are_counted(store, tmp_pa
     assert len(tracker.warnings) == 1 and "the run goes on" in tracker.warnings[0]
     began = time.monotonic()
     tracker.close("finished", {})
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20  # by itself it would be patient for 30 s
     assert len(tracker.warnings) == 2, tracker.warnings
     assert tracker.warnings[1].startswith("4 rounds could not be logged to MLflow")
     assert str(tmp_path) in tracker.warnings[1]
@@ -242,7 +242,7 @@ def test_two_runs_make_one_new_database(tmp_path):
         (tmp_path / name).mkdir()
         env = {**os.environ, "TMPDIR": str(tmp_path / name), "PYTHONPATH": os.pathsep.join(sys.path)}
         runs.append(subprocess.Popen([*command, name], env=env, stdout=-1, stderr=-2, text=True, cwd=tmp_path))
-    outputs = [run.communicate(timeout=120)[0] for run in runs]
+    outputs = [run.communicate(timeout=300)[0] for run in runs]
     assert [run.returncode for run in runs] == [0, 0] and outputs == ["", ""], outputs
     client = client_of(uri)
     found = client.search_runs([client.get_experiment_by_name("same").experiment_id])
@@ -265,11 +265,11 @@ def test_a_process_that_is_killed_while_it_makes_a_database_leaves_none(tmp_path
     (tmp_path / "new.db").touch()  # as SQLite does before anything is in it
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c"]
-    killed = subprocess.run([*command, KILLED + SCRIPT, uri, "a"], env=env, timeout=120, cwd=tmp_path)
+    killed = subprocess.run([*command, KILLED + SCRIPT, uri, "a"], env=env, timeout=300, cwd=tmp_path)
     assert killed.returncode == 9
     assert (tmp_path / "new.db").stat().st_size == 0
     assert list(tmp_path.glob(".new.db.new-*"))
-    told = subprocess.run([*command, SCRIPT, uri, "b"], env=env, timeout=120, cwd=tmp_path, stdout=-1, stderr=-2)
+    told = subprocess.run([*command, SCRIPT, uri, "b"], env=env, timeout=300, cwd=tmp_path, stdout=-1, stderr=-2)
     assert (told.returncode, told.stdout) == (0, b"")
     assert sorted(path.name for path in tmp_path.glob("*new.db*")) == ["new.db", "new.db.lock"]
     assert len(client_of(uri).search_runs([client_of(uri).get_experiment_by_name("same").experiment_id])) == 1

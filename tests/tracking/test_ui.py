@@ -42,7 +42,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def wait_for(server: subprocess.Popen[bytes], port: int, timeout_s: float = 60.0) -> None:
+def wait_for(server: subprocess.Popen[bytes], port: int, timeout_s: float = 240.0) -> None:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
@@ -62,7 +62,7 @@ def rendered(url: str, profile: Path, budget_ms: int) -> str:
         [*command, "--dump-dom", url], stdout=-1, stderr=subprocess.DEVNULL, start_new_session=True
     )
     try:
-        page = browser.communicate(timeout=60)[0].decode()
+        page = browser.communicate(timeout=240)[0].decode()
     finally:
         end_group(browser)
     page = re.sub(r"(?s)<(script|style|noscript)\b.*?</\1>", "", page)
@@ -136,24 +136,28 @@ def test_a_store_without_a_run_is_made_whole_and_said_to_be_empty(tmp_path, monk
     assert [path.name for path in tmp_path.iterdir() if "other" in path.name] == ["other.db.lock"]
 
 
-def test_ctrl_c_ends_the_server_and_its_children(tmp_path):
+def test_ctrl_c_ends_the_server_and_its_children(store, tmp_path):
     # A stand-in for the server with a child of its own: starting the real one takes seconds.
     child = f"import time, os; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     script = (
         "import sys\nfrom raysim.tracking import ui\n"
         f"ui.ui_command = lambda *a: [sys.executable, '-c', {parent!r}]\n"
-        f"sys.exit(ui.serve_ui('sqlite:///x.db', port={free_port()}))\n"
+        f"sys.exit(ui.serve_ui({store!r}, port={free_port()}))\n"
     )
     for number in (signal.SIGINT, signal.SIGTERM):
         (tmp_path / "pid").unlink(missing_ok=True)
         run = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, env={"PYTHONPATH": ":".join(sys.path)})
-        end = time.monotonic() + 30
-        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-            assert time.monotonic() < end and run.poll() is None
-            time.sleep(0.05)
-        run.send_signal(number)
-        assert run.wait(20) == 0
+        try:
+            end = time.monotonic() + 240
+            while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+                assert time.monotonic() < end and run.poll() is None
+                time.sleep(0.05)
+            run.send_signal(number)
+            assert run.wait(240) == 0
+        finally:
+            run.kill()
+            run.wait()
         pid = (tmp_path / "pid").read_text()
         status = Path(f"/proc/{pid}/stat")
         assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
