@@ -265,6 +265,8 @@ def _close(summary: Mapping[str, Any], uri: str | None) -> None:
 
     if summary.get("nothing_to_do"):
         click.echo(f"{summary['folder']}: all {summary['rounds']} rounds were done already", err=True)
+    if summary.get("completed"):
+        click.echo(f"{summary['folder']}: all rounds were done already; plots and MLflow are complete now", err=True)
     # No width limit but the terminal's: paths and commands are for copying.
     Console().print(closing_table(summary))
     click.echo(f"See it in the browser:  {_ui_line(uri)}")

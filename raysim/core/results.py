@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-Status = Literal["running", "finished", "failed", "interrupted"]
+Status = Literal["running", "closing", "finished", "failed", "interrupted"]
+"""How far a run is. "closing": all rounds are done, but plots or MLflow may lack something that `resume` adds."""
 
 METRICS: Mapping[str, str] = {
     "accuracy/participants": "mean test accuracy of the round's participants, each on its own test samples",

@@ -24,6 +24,8 @@ def connect(local_cpus: float | None = None) -> bool:
     if ray.is_initialized():
         return False
     address = os.environ.get("RAY_ADDRESS")
+    # Ray's handler in C++ would print a stack at a SIGTERM, abort 3 s later, and be put to the default by shutdown.
+    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
     # Ray would otherwise warn that this is about to change; our actors without a GPU do not look at it.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": True}

@@ -107,6 +107,7 @@ class Stop:
 
     possible: bool = False  # whether rounds are being run
     requested: bool = False
+    closing: bool = False  # whether the run has left its rounds, and its results are being written
     committed: Callable[[], bool] = lambda: True  # whether the last round that is done is committed already
 
 

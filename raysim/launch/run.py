@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from raysim.core.errors import ScenarioError
 from raysim.core.results import RunCard, Tracker
@@ -23,7 +24,7 @@ from raysim.launch.code import Code
 from raysim.launch.prepare import OwnData, checkpoint_store, deal, joined, local_machine, try_store, versions
 from raysim.launch.session import RESUME, Result, Session
 from raysim.launch.signals import interruptible
-from raysim.report.load import read_summary
+from raysim.report.load import read_rounds, read_summary
 from raysim.report.progress import make_progress
 from raysim.scenario.load import Loaded
 from raysim.tracking.folder import RunFolder
@@ -83,7 +84,8 @@ def resume(
 
     loaded: the scenario again, which may differ in what does not change the result; default: the run's own with `sets`.
     code_changed: go on although the method's code, or that of raysim which computes, is not what it was.
-    A run that has all its rounds is left as it is. Raises `ScenarioError` when this is not that run, or cannot go on.
+    A run that has all its rounds is left as it is; where plots or MLflow lack something, that is added, without Ray.
+    Raises `ScenarioError` when this is not that run, or cannot go on.
     """
     told = _Audience(quiet, trackers, resume_command)
     path = Path(folder).expanduser().absolute()
@@ -96,21 +98,31 @@ def resume(
     except ScenarioError:  # it was killed before it began, or the file is damaged, which costs nothing else
         summary = {}
     done = summary.get("rounds")
-    if summary.get("status") == "finished" and isinstance(done, int) and done >= loaded.scenario.rounds:
+    over = isinstance(done, int) and done >= loaded.scenario.rounds
+    if over and summary.get("status") == "finished":
         return Result(path, {**summary, "folder": str(path), "nothing_to_do": True})
+    closing: dict[str, Any] | None = None
+    if over and summary.get("status") == "closing":
+        with contextlib.suppress(ScenarioError):  # a damaged file is mended from the last commit
+            read_rounds(path)
+            closing = summary
     identity = Identity.of(path)
     code = Code.of(loaded.algorithm)
-    if not code_changed:
+    if not code_changed and closing is None:
         identity.refuse_other_code(path, code)
     if loaded.scenario.tracking.uri is None and not os.environ.get(VARIABLE):
         identity = replace(identity, tracking=check_uri(identity.tracking))
     else:
         identity = replace(identity, tracking=check_uri(loaded.scenario.tracking.uri))
-    plan = None if joined(checked) else make_plan(checked.asks, local_machine(), checked.participants)
+    plan = None
+    if closing is None and not joined(checked):
+        plan = make_plan(checked.asks, local_machine(), checked.participants)
     own = OwnData(checked)
     partition = deal(checked, own.data)
     identity.refuse_other_data(path, own.data.digest, partition.digest)
     reopened = RunFolder.reopen(path)
+    if closing is not None:
+        return _begin(checked, own, partition, reopened, identity, None, None, told, closing=closing)
     commits = Commits.open(checkpoint_store(identity.commits_of(path)))
     commit = commits.latest()
     refuse_lost_checkpoints(path, commits, summary)
@@ -129,7 +141,9 @@ def _begin(
     resumed: tuple[Commits, Commit | None] | None,
     told: _Audience,
     cautions: Sequence[str] = (),
+    closing: dict[str, Any] | None = None,
 ) -> Result:
+    """closing: the summary of a run that has all its rounds and only is to be closed."""
     scenario = checked.loaded.scenario
     stop = Stop()
     with interruptible(stop), contextlib.ExitStack() as cleanup:
@@ -142,7 +156,7 @@ def _begin(
             card=_card(checked, own, partition, folder, identity),
             folder=folder,
             mlflow=mlflow,
-            trackers=[*shown, *told.trackers, folder, mlflow],
+            trackers=[*([] if closing else shown), *told.trackers, folder, mlflow],
             note=shown[0].note if shown else _nowhere,
             within=shown[0].within if shown else _nowhere,
             stop=stop,
@@ -151,7 +165,7 @@ def _begin(
             resume_command=told.resume_command,
             cautions=cautions,
         )
-        return session.run(plan, cleanup)
+        return session.run(plan, cleanup) if closing is None else session.complete(closing)
 
 
 def _card(checked: Checked, own: OwnData, partition: Partition, folder: RunFolder, identity: Identity) -> RunCard:

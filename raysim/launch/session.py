@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from raysim.core.errors import RunError
+from raysim.core.errors import RaysimError, RunError
 from raysim.core.results import RunCard, Status
 from raysim.data.heatmap import draw_heatmap
 from raysim.data.shards import Partition
@@ -29,7 +29,7 @@ from raysim.launch.again import Identity
 from raysim.launch.bring_up import make_backend, metrics_of
 from raysim.launch.check import Checked
 from raysim.launch.prepare import OwnData, checkpoint_store, versions, world_of
-from raysim.launch.signals import interruptible
+from raysim.launch.signals import sigterm_kept
 from raysim.report.load import read_rounds
 from raysim.report.plots import plot_accuracy
 from raysim.tracking.folder import RunFolder
@@ -91,11 +91,11 @@ class Session:
                 tracker.open(self.card)
             if keeper is not None and keeper.committed is not None:
                 self._saved(keeper.committed)
-            plan, backend = make_backend(self.checked, plan, cleanup, self.note, lambda: "state_digest" in facts)
+            with sigterm_kept():
+                plan, backend = make_backend(self.checked, plan, cleanup, self.note, lambda: "state_digest" in facts)
             if metrics := metrics_of(scenario.backend):
                 metrics.open(self.card)
                 self.trackers.append(metrics)
-            cleanup.enter_context(interruptible(self.stop))  # again: Ray sets a handler of its own
             facts["actors"] = plan.num_actors
             world = world_of(self.checked, self.own.data, self.partition, plan)
             if idle := sum(not count for count in world.num_samples.values()):
@@ -123,28 +123,37 @@ class Session:
         except KeyboardInterrupt:
             status = "interrupted"
             raise
-        except SystemExit as ended:  # Ray's handler of SIGTERM, which is there while Ray starts
-            status = "interrupted"
-            raise KeyboardInterrupt from ended
         except OSError as error:
-            facts["error"] = f"{error.filename or self.card.folder}: {error.strerror or error}"
-            raise RunError(str(facts["error"])) from error
+            facts["error"] = str(_in_words(error, self.card.folder))
+            raise RunError(facts["error"]) from error
         except BaseException as error:
             facts["error"] = str(error) or type(error).__name__
             if isinstance(error, HookError) and error.trace:
                 self.folder.write_text("logs/error.txt", error.trace)
             raise
         finally:
-            self.stop.possible = False
+            self.stop.closing = True
             facts["seconds"] = time.perf_counter() - began
             if status != "finished" and under_way:
                 self.note(f"what was done until round {progress.rounds} is kept in {self.card.folder}")
                 self.note(f"go on with:  {self.resume_command} {shlex.quote(str(self.card.folder))}")
-            cleanup.close()  # first: actors may still be at work on a round that was cut off
+                self._shut_down(cleanup)  # first: actors may still be at work on a round that was cut off
             summary = self._summary(status, progress, keeper, facts)
-            with self.folder.held():  # MLflow reads its files, and the run is not over before it is told
-                self._close(status, summary)
+            self._close(status, summary, cleanup)
         return Result(self.card.folder, summary)
+
+    def complete(self, summary: dict[str, Any]) -> Result:
+        """Close a run that has all its rounds and whose closing was cut off, without Ray. summary: what it left."""
+        self.stop.closing = True
+        self.note("all rounds are done already: what plots and MLflow lack is added")
+        summary = {**summary, "status": "finished", "folder": str(self.card.folder)}
+        rows = read_rounds(self.card.folder).to_pylist()
+        self.mlflow.resume([{name: value for name, value in row.items() if value is not None} for row in rows])
+        for tracker in self.trackers:
+            if tracker is not self.folder:
+                tracker.open(self.card)
+        self._close("finished", summary, contextlib.ExitStack())
+        return Result(self.card.folder, {**summary, "completed": True})
 
     @property
     def checkpoints(self) -> str:
@@ -203,21 +212,53 @@ class Session:
         self.folder.write_text("resolved.yaml", self.checked.loaded.resolved_yaml())
         self.folder.write_text("run.json", self.identity.json())
 
-    def _close(self, status: Status, summary: dict[str, Any]) -> None:
-        """End the folder, draw the pictures, then let MLflow take both. One that fails does not stop the others."""
+    def _close(self, status: Status, summary: dict[str, Any], cleanup: contextlib.ExitStack) -> None:
+        """End the folder, stop Ray, draw the plots, let MLflow take all. A step that fails does not stop the others.
+
+        The folder of a run that has all its rounds says "closing" until every step is done, so `resume` can do them
+        again, whatever cut them off.
+        """
+        over = status == "finished"
+        complete = f"complete it with:  {self.resume_command} {shlex.quote(str(self.card.folder))}"
         failed: list[Exception] = []
-        summary["mlflow"] = self.mlflow.where
-        for tracker in self.trackers:
+
+        def attempt(step: Callable[..., None], *given: Any) -> None:
             try:
-                if tracker is self.mlflow:
-                    self._draw()
-                tracker.close(status, summary)
-                for text in getattr(tracker, "warnings", []):
-                    self.note(text)
+                step(*given)
+            except OSError as error:
+                failed.append(_in_words(error, self.card.folder))
             except Exception as error:
                 failed.append(error)
-        if failed and status == "finished":
+
+        try:
+            with self.folder.held():  # nobody else gets it before all is done
+                summary["mlflow"] = self.mlflow.where
+                attempt(self.folder.close, "closing" if over else status, summary)
+                if failed:
+                    status = "failed"
+                self._shut_down(cleanup)
+                for tracker in self.trackers:
+                    if tracker is not self.folder and tracker is not self.mlflow:
+                        attempt(tracker.close, status, summary)
+                attempt(self._draw)
+                attempt(self.mlflow.close, status, summary)
+                for text in self.mlflow.warnings:
+                    self.note(text)
+                if over and not failed:
+                    summary["mlflow"] = self.mlflow.where
+                    self.folder.conclude(summary)
+        except KeyboardInterrupt:
+            if over:
+                self.note(f"all rounds are done, but not everything is written; {complete}")
+            raise
+        if over and failed:
+            if isinstance(failed[0], RaysimError):
+                raise RunError(f"{str(failed[0]).rstrip('.')}. All rounds are done; {complete}") from failed[0]
             raise failed[0]
+
+    def _shut_down(self, cleanup: contextlib.ExitStack) -> None:
+        with sigterm_kept():
+            cleanup.close()
 
     def _draw(self) -> None:
         plots = self.card.folder / "plots"
@@ -266,3 +307,7 @@ class Session:
             "code": {**asdict(self.identity.code), "changes": list(self.identity.code_changes)},
             "folder": str(self.card.folder),
         }
+
+
+def _in_words(error: OSError, folder: Path) -> RunError:
+    return RunError(f"{error.filename or folder}: {error.strerror or error}")

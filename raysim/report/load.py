@@ -45,6 +45,8 @@ def read_clients(folder: Path | str) -> pa.Table:
 def read_summary(folder: Path | str) -> dict[str, Any]:
     """The run's `summary.json`; its `status` is "running" while it runs, and for ever when it was killed.
 
+    "closing" says that all rounds are done and in the folder, while plots are drawn and MLflow is given the rest.
+
     Raises:
         ScenarioError: no such run, or its file is damaged.
     """

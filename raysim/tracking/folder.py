@@ -2,7 +2,8 @@
 
 Rounds are in `raysim.tracking.rounds`, client rows in `raysim.tracking.rows`. `summary.json` says "running" until
 the run ends, so a run that was killed never looks whole. Such a run, and one that ended, is gone on with in the same
-folder: `reopen`, then `rewind` to the round from which its state is known, then as with a new one.
+folder: `reopen`, then `rewind` to the round from which its state is known, then as with a new one. A run that has all
+its rounds is closed as "closing" first, and `conclude` makes it "finished" once plots and MLflow are complete, too.
 """
 
 from __future__ import annotations
@@ -183,8 +184,8 @@ class RunFolder:
         A folder that was reopened and never taken back to a round is left as it is.
 
         Raises:
-            RunError: something could not be written; everything else was, and a run that was to be "finished"
-                is marked "failed".
+            RunError: something could not be written; everything else was, and a run that was to be "closing" or
+                "finished" is marked "failed".
         """
         try:
             if self._known:
@@ -192,6 +193,13 @@ class RunFolder:
         finally:
             self._clients.leave()
             self._let_go()
+
+    def conclude(self, summary: Mapping[str, object]) -> None:
+        """Let a run that was closed as "closing" be "finished". Raises `RunError` when that cannot be written."""
+        try:
+            self._summarise("finished", summary)
+        except OSError as error:
+            raise self._failure(self.path / "summary.json", error) from error
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -209,7 +217,7 @@ class RunFolder:
                 write()
             except OSError as error:
                 first = first or (self.path / name, error)
-        if first is not None and status == "finished":
+        if first is not None and status in {"closing", "finished"}:
             status = "failed"
         try:
             self._summarise(status, summary)
@@ -226,7 +234,7 @@ class RunFolder:
         known: dict[str, object] = {}
         if self._card is not None:
             known = {"scenario": self._card.name, "run_id": self._card.run_id, "folder": str(self.path)}
-        text = json.dumps(_plain({**known, **summary, "status": status}), indent=2) + "\n"
+        text = summary_text(status, {**known, **summary})
         replace(self.path / "summary.json", lambda file: file.write(text.encode()))
 
     def _failure(self, path: Path, error: OSError) -> RunError:
@@ -272,6 +280,11 @@ class RunFolder:
         aside = set_aside(path)
         why = f"is damaged and kept as {aside.name}" if aside else "is not there"
         self.damage.append(f"{path} {why}: from now on the rows of rounds 0 to {t} are missing")
+
+
+def summary_text(status: Status, summary: Mapping[str, object]) -> str:
+    """The text of `summary.json`."""
+    return json.dumps(_plain({**summary, "status": status}), indent=2) + "\n"
 
 
 def _plain(value: object) -> object:

@@ -23,6 +23,7 @@ from typing import Any
 from raysim.core.errors import RunError, ScenarioError
 from raysim.core.results import METRICS, ClientRow, RunCard, Status
 from raysim.tracking.database import ensure_database, in_words, load_mlflow
+from raysim.tracking.folder import summary_text
 from raysim.tracking.store import check_uri, database_path, resolve_uri, shown
 from raysim.tracking.ui import serve_ui, ui_command, ui_environment
 
@@ -34,10 +35,9 @@ ARTIFACTS = (
     "rounds.parquet",
     "clients.parquet",
     "partition.parquet",
-    "summary.json",
     "plots/*.png",
 )
-"""What of the run folder goes to MLflow when the run ends."""
+"""What of the run folder goes to MLflow when the run ends, besides `summary.json`."""
 
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "running": "RUNNING"}
 _PER_BATCH = 100  # parameters; MLflow's limit
@@ -93,7 +93,9 @@ class MlflowTracker:
         self._steps = 0  # of opening the run that are done
         self._pending: deque[_Round] = deque()
         self._lost = 0
+        self._missing: list[str] = []  # sentences on what did not arrive, and may when the run is resumed
         self._ending: Status | None = None
+        self._summary: Mapping[str, object] = {}
         self._failure: BaseException | None = None
         self._opened = threading.Event()
         self._go = threading.Event()
@@ -142,25 +144,27 @@ class MlflowTracker:
         self._take(t, values)
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
-        """Send what is left and the files, and end the run there; see `warnings` for what did not arrive.
+        """Send what is left and the files, and end the run there.
 
         Raises:
-            RunError: MLflow did not take a run that finished before that could be said.
+            RunError: something of a run that finished did not arrive, but may if this is repeated. Of any other run,
+                `warnings` says so.
         """
         if not self._thread.ident:
             return  # never opened
         with self._wake:
-            self._ending = status
+            self._ending, self._summary = status, summary
             self._wake.notify()
         self._go.set()
         # Opening, sending and ending are each bounded by patience; files take the time they take.
         self._thread.join()
-        if self._failure is None:
-            return
-        failure, self._failure = self._failure, None
-        if status == "finished":
-            raise RunError(f"{failure} The results are in {self._folder}.") from failure
-        self.warnings.append(str(failure))
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            self._missing.append(str(failure))
+        if status != "finished":
+            self.warnings += self._missing
+        elif self._missing:
+            raise RunError(f"{' '.join(self._missing)} The results are in {self._folder}.")
 
     @property
     def run_path(self) -> str | None:
@@ -214,9 +218,12 @@ class MlflowTracker:
             self._opened.set()
         if self._failure is None:
             answers = self._send_rounds()
-            if answers:
-                self._upload()
-            self._terminate(self.patience_s if answers else 0.0)
+            patience_s = self.patience_s if answers else 0.0
+            whole = self._upload(patience_s)
+            whole = self._terminate(patience_s) and whole
+            if whole and not answers:  # it does now: what it still does not take, it never will
+                self._send_rounds(warned=True)
+            self._count_lost(whole)
 
     def _persist(self, action: Callable[[], object], patience_s: float) -> str | None:
         """Do `action` until it works or time is up; returns what was wrong at the end, in a few words."""
@@ -324,10 +331,9 @@ class MlflowTracker:
             self._pending = deque(one for one in self._pending if one[0] not in there)
         return run_id
 
-    def _send_rounds(self) -> bool:
+    def _send_rounds(self, warned: bool = False) -> bool:
         """Send rounds until the run ends; False when MLflow did not answer at the end."""
         failing_since: float | None = None
-        warned = False
         sent_s = -math.inf  # time.monotonic()
         while True:
             with self._wake:
@@ -374,26 +380,38 @@ class MlflowTracker:
         batch = [Metric(name, value, when_ms, t) for t, when_ms, metrics in rounds for name, value in metrics.items()]
         self._client.log_batch(self.run_id, metrics=batch[:_METRICS_PER_BATCH])
 
-    def _upload(self) -> None:
+    def _upload(self, patience_s: float) -> bool:
+        """Upload the files; False when MLflow did not take one."""
+        assert self._ending is not None
+        # What the folder's will say: it says so only once MLflow has everything.
+        text = summary_text(self._ending, {**self._summary, "mlflow": self.where})
+        uploads = {"summary.json": functools.partial(self._client.log_text, self.run_id, text, "summary.json")}
         for file in (f for name in ARTIFACTS for f in sorted(self._folder.glob(name))):
             inside = file.parent.relative_to(self._folder).as_posix()
             place = None if inside == "." else inside
-            upload = functools.partial(self._client.log_artifact, self.run_id, str(file), place)
-            problem = self._persist(upload, self.patience_s)
+            uploads[str(file)] = functools.partial(self._client.log_artifact, self.run_id, str(file), place)
+        for name, upload in uploads.items():
+            problem = self._persist(upload, patience_s)
             if problem is not None:
-                self.warnings.append(f"{file} could not be uploaded to MLflow: {problem}.")
-                break  # the next would most likely fail too, after as long a wait
+                self._missing.append(f"{name} could not be uploaded to MLflow: {problem}.")
+                return False  # the next would most likely fail too, after as long a wait
+        return True
 
-    def _terminate(self, patience_s: float) -> None:
+    def _terminate(self, patience_s: float) -> bool:
+        """End the run there; False when MLflow did not take that."""
         assert self._ending is not None
         status = _STATUS[self._ending]
         problem = self._persist(lambda: self._client.set_terminated(self.run_id, status), patience_s)
+        if problem is not None:
+            self._missing.append(f"MLflow could not be told that the run ended: {problem}.")
+        return problem is None
+
+    def _count_lost(self, whole: bool) -> None:
         lost = self._lost + len(self._pending)
         if lost:
             where = f"all rounds are in {self._folder}"
-            self.warnings.append(f"{lost} rounds could not be logged to MLflow at {shown(self.uri)}; {where}.")
-        if problem is not None:
-            self.warnings.append(f"MLflow could not be told that the run ended: {problem}.")
+            text = f"{lost} rounds could not be logged to MLflow at {shown(self.uri)}; {where}."
+            (self.warnings if whole else self._missing).append(text)
 
 
 def _fitting(rounds: Sequence[_Round]) -> list[_Round]:

@@ -126,7 +126,7 @@ def test_nobody_gets_the_folder_while_mlflow_reads_it(workplace: Path, monkeypat
 
     def look(self: MlflowTracker, status: Status, summary: Mapping[str, object]) -> None:
         seen.append(Path(str(summary["folder"])))
-        assert read_summary(seen[0])["status"] == "finished"
+        assert read_summary(seen[0])["status"] == "closing"
         with pytest.raises(ScenarioError, match="still going on"):
             RunFolder.reopen(seen[0])
         close(self, status, summary)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from raysim.engine.commits import Commits
 from raysim.engine.run import Stop
 from raysim.engine.store import open_store
 from raysim.jobs.versions import VARIABLE, Versions
-from raysim.launch.signals import interruptible
+from raysim.launch.signals import interruptible, sigterm_kept
 from tests.conftest import REPOSITORY
 
 QUICKSTART = str(REPOSITORY / "scenarios" / "quickstart.yaml")
@@ -169,7 +170,7 @@ class TestHandlers:
         stop = Stop(possible=True, committed=lambda: False)
         with interruptible(stop):
             signal.raise_signal(signal.SIGTERM)
-            stop.possible = False
+            stop.closing = True
             signal.raise_signal(signal.SIGTERM)
 
     def test_the_handler_that_ray_sets_does_not_come_back_for_the_closing(self) -> None:
@@ -178,10 +179,58 @@ class TestHandlers:
 
         stop = Stop()
         with interruptible(stop):
-            signal.signal(signal.SIGTERM, of_ray)
-            with interruptible(stop):
-                pass
+            with sigterm_kept():
+                signal.signal(signal.SIGTERM, of_ray)
+            stop.closing = True
             signal.raise_signal(signal.SIGTERM)
+
+    @pytest.mark.parametrize("handler", [lambda number, frame: sys.exit(number), signal.SIG_DFL])
+    def test_ray_starts_and_shuts_down_within_it(self, handler: Any) -> None:
+        """While Ray starts its own handler ends the process; its shutdown puts the handler to the default."""
+        stop = Stop()
+        with pytest.raises(KeyboardInterrupt), interruptible(stop):
+            with sigterm_kept():
+                signal.signal(signal.SIGTERM, handler)
+                if handler != signal.SIG_DFL:
+                    signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+            pytest.fail("it did not end")
+
+    def test_after_ray_took_the_first_the_second_changes_nothing(self) -> None:
+        ended = []
+        with interruptible(Stop()):
+            try:
+                with sigterm_kept():
+                    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+                    signal.raise_signal(signal.SIGTERM)
+            except KeyboardInterrupt:
+                ended.append(signal.SIGTERM)
+                signal.raise_signal(signal.SIGTERM)
+        assert ended == [signal.SIGTERM]
+
+    def test_in_the_closing_sigterm_changes_nothing_and_the_first_ctrl_c_neither(
+        self, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        stop = Stop(closing=True)
+        with pytest.raises(KeyboardInterrupt), interruptible(stop):
+            signal.raise_signal(signal.SIGTERM)
+            assert capfd.readouterr().err == ""
+            signal.raise_signal(signal.SIGINT)
+            assert "once more to end at once" in capfd.readouterr().err
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+            pytest.fail("the second did not end it")
+
+    def test_once_it_ends_only_another_ctrl_c_cuts_its_closing(self) -> None:
+        with pytest.raises(KeyboardInterrupt, match="second"), interruptible(Stop()):
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                signal.raise_signal(signal.SIGTERM)
+                try:
+                    signal.raise_signal(signal.SIGINT)
+                except KeyboardInterrupt:
+                    raise KeyboardInterrupt("second") from None
 
     def test_before_the_rounds_the_first_ends_it(self) -> None:
         with pytest.raises(KeyboardInterrupt), interruptible(Stop()):

@@ -49,8 +49,8 @@ def tell(tracker, first, last):
 
 def kill(tracker):
     """End the tracker's thread once it has sent all, without a word to MLflow about it."""
-    tracker._upload = lambda: None
-    tracker._terminate = lambda patience_s: None
+    tracker._upload = lambda patience_s: False
+    tracker._terminate = lambda patience_s: False
     tracker.close("failed", {})
 
 
@@ -237,13 +237,12 @@ def test_a_round_too_long_for_one_call_is_not_sent_again(begin):
 
 def test_files_are_uploaded_again(client, begin, tmp_path):
     for done, text in ((None, "first"), (2, "second")):
-        (tmp_path / "summary.json").write_text(text)
+        (tmp_path / "resolved.yaml").write_text(text)
         tracker = begin(done)
         tell(tracker, 0, 2)
         end(tracker)
-    (artifact,) = client.list_artifacts(tracker.run_id)
-    assert artifact.path == "summary.json"
-    assert (tmp_path / "mlartifacts" / tracker.run_id / "artifacts" / "summary.json").read_text() == "second"
+    assert [artifact.path for artifact in client.list_artifacts(tracker.run_id)] == ["resolved.yaml", "summary.json"]
+    assert (tmp_path / "mlartifacts" / tracker.run_id / "artifacts" / "resolved.yaml").read_text() == "second"
     assert len(client.get_metric_history(tracker.run_id, "time/round_s")) == 2
 
 

@@ -1,0 +1,169 @@
+"""A run is whole or `resume` makes it so: whatever cuts its closing off, MLflow and the plots get everything."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raysim.core.errors import RunError
+from raysim.launch.run import resume, run
+from raysim.launch.session import Result, Session
+from raysim.report.load import read_summary
+from raysim.tracking.database import load_mlflow
+from raysim.tracking.folder import RunFolder
+from raysim.tracking.memory import MemoryTracker
+from raysim.tracking.mlflow import ARTIFACTS, MlflowTracker
+from tests.engine.scenarios import loaded
+
+
+def in_mlflow(result: Result, store: str) -> None:
+    """MLflow's one run, which must be whole: FINISHED, every round once, every file, and plots as in the folder."""
+    load_mlflow(store)
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(store)
+    experiment = client.get_experiment_by_name("tiny")
+    (found,) = client.search_runs([experiment.experiment_id], f"tags.`raysim.run_id` = '{result.summary['run_id']}'")
+    assert found.info.status == "FINISHED"
+    steps = sorted(metric.step for metric in client.get_metric_history(found.info.run_id, "accuracy/all"))
+    assert steps == list(range(int(result.summary["rounds"]) + 1))
+    files = [file for name in ARTIFACTS for file in result.folder.glob(name)]
+    assert len(files) == 7
+    root = Path(found.info.artifact_uri.removeprefix("file://"))
+    for file in files:
+        assert (root / file.relative_to(result.folder)).read_bytes() == file.read_bytes(), file
+    assert json.loads((root / "summary.json").read_text()) == read_summary(result.folder)
+    assert read_summary(result.folder)["status"] == "finished"
+
+
+class Killed(BaseException):
+    """As SIGKILL: nothing that the process would still do is done."""
+
+
+def dies(*given: Any, **named: Any) -> Any:
+    raise Killed
+
+
+@pytest.fixture
+def the_dead_say_no_more(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Ends the threads that trackers have, which a process that is killed does not leave; some rounds may be sent."""
+    opened: list[MlflowTracker] = []
+    open_ = MlflowTracker.open
+    monkeypatch.setattr(MlflowTracker, "open", lambda self, card: (opened.append(self), open_(self, card)))
+    close = MlflowTracker.close
+
+    def end() -> None:
+        for tracker in opened:
+            for name in ("_send", "_upload", "_terminate"):
+                monkeypatch.setattr(tracker, name, lambda *given: False)
+            close(tracker, "failed", {})
+
+    return end
+
+
+STEPS: dict[str, tuple[Any, str]] = {
+    "before the rows are written": (RunFolder, "_end"),
+    "as Ray is shut down": (Session, "_shut_down"),
+    "before plots": (Session, "_draw"),
+    "before MLflow is told": (MlflowTracker, "close"),
+    "after MLflow was told": (RunFolder, "conclude"),
+}
+
+
+@pytest.mark.parametrize(("step", "death"), [*((step, Killed) for step in STEPS), ("before plots", KeyboardInterrupt)])
+def test_cut_off_at_any_step_a_run_is_completed(
+    workplace: Path,
+    tracking_store: str,
+    monkeypatch: pytest.MonkeyPatch,
+    the_dead_say_no_more: Callable[[], None],
+    step: str,
+    death: type[BaseException],
+) -> None:
+    place, name = STEPS[step]
+
+    def cut(*given: Any) -> None:
+        raise death
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, name, cut)
+        with pytest.raises(death):
+            run(loaded(), quiet=True)
+    the_dead_say_no_more()
+    (folder,) = (workplace / "runs" / "tiny").iterdir()
+    begun = step != "before the rows are written"
+    assert read_summary(folder)["status"] == ("closing" if begun else "running")
+    told = MemoryTracker()
+    with monkeypatch.context() as patch:
+        if begun:  # no round is run, nothing is restored, and Ray is not there
+            patch.setattr(Session, "run", dies)
+        result = resume(folder, quiet=True, trackers=[told])
+    assert result.summary["status"] == told.status == "finished"
+    in_mlflow(result, tracking_store)
+    again = resume(folder, quiet=True)
+    assert again.summary["nothing_to_do"]
+    assert again.state_digest == result.state_digest
+
+
+def locked(*given: Any) -> None:
+    raise sqlite3.OperationalError("database is locked")
+
+
+def test_mlflow_that_is_locked_is_an_error_that_resume_mends(
+    workplace: Path, tracking_store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = MlflowTracker.__init__
+    monkeypatch.setattr(MlflowTracker, "__init__", lambda self, *given: made(self, *given, patience_s=0.3))
+    draw = Session._draw
+
+    def draw_and_lock(self: Session) -> None:
+        draw(self)
+        assert self.mlflow.ready(300)
+        for name in ("log_batch", "log_text", "set_terminated"):
+            monkeypatch.setattr(self.mlflow._client, name, locked)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "_draw", draw_and_lock)
+        with pytest.raises(RunError, match=r"is locked.*The results are in .*complete it with:  again /") as told:
+            run(loaded(), quiet=True, resume_command="again")
+    assert told.value.exit_code == 1
+    (folder,) = (workplace / "runs" / "tiny").iterdir()
+    assert read_summary(folder)["status"] == "closing"
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowTracker, "_start", locked)
+        with pytest.raises(RunError, match=r"did not take the run: .*is locked.*complete it with:  raysim resume"):
+            resume(folder, quiet=True)
+    assert read_summary(folder)["status"] == "closing"
+    in_mlflow(resume(folder, quiet=True), tracking_store)
+
+
+def test_plots_that_cannot_be_written_are_drawn_by_resume(
+    workplace: Path, tracking_store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: Any) -> None:
+        raise OSError(28, "No space left on device", "plots/partition.png")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("raysim.launch.session.draw_heatmap", full)
+        with pytest.raises(RunError, match=r"plots/partition.png: No space left on device. All rounds are done; comp"):
+            run(loaded(), quiet=True)
+    (folder,) = (workplace / "runs" / "tiny").iterdir()
+    in_mlflow(resume(folder, quiet=True), tracking_store)
+
+
+def test_a_run_that_is_not_whole_can_have_more_rounds(
+    workplace: Path, tracking_store: str, monkeypatch: pytest.MonkeyPatch, the_dead_say_no_more: Callable[[], None]
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "_draw", dies)
+        with pytest.raises(Killed):
+            run(loaded("rounds=2"), quiet=True)
+    the_dead_say_no_more()
+    (folder,) = (workplace / "runs" / "tiny").iterdir()
+    result = resume(folder, sets=["rounds=3"], quiet=True)
+    in_mlflow(result, tracking_store)
+    assert result.state_digest == run(loaded(), quiet=True).state_digest
