@@ -68,7 +68,8 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
     warmup_extra: bool = False
     """The warm-up comes on top of the scenario's rounds: in its first, a client trains for that many more."""
     literal_alg1: bool = False
-    """Logits first go up one round later, so that the first round after the warm-up has no teachers either."""
+    """Logits first go up one round later, so that the first round after the warm-up has no teachers either. Not
+    together with `warmup_extra`, which has no rounds of warm-up."""
     logits: Literal["training", "eval_pass"] = "training"
     """Which logits go up: those of the last epoch's training steps, or those of a pass in eval mode after it."""
     linkage: Literal["ward", "average", "complete", "single"] = "ward"
@@ -78,7 +79,8 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
     middle: Literal["path", "cut"] = "path"
     """Half-way up: in the list of clusters around each sample, or where sqrt(N C) clusters are left."""
     leaf: bool = False
-    """The finest cluster (`bottom`) is the sample itself: it is taught by its own last logits."""
+    """The list of clusters around a sample begins with the sample itself. So `bottom` is its own last logits, `all` has
+    them beside the clusters, and `middle: path` counts them; `top` and `middle: cut` are what they are without."""
     micro: Annotated[int, Range(ge=0)] = 0
     """Group samples into this many micro-clusters by mini-batch k-means, and build the tree over those; 0: do not."""
     memory_gb: Positive = 2.0
@@ -86,6 +88,8 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
     computed without them, to the same tree (but for the order of equal distances); other linkages are refused."""
 
     def check(self, task: Task) -> None:
+        if self.literal_alg1 and self.warmup_extra:
+            raise ValueError("literal_alg1: true given with warmup_extra: true; allowed: one of the two")
         if self.micro and self.linkage != "ward":
             raise ValueError(f"micro: {self.micro} given with linkage {self.linkage}; allowed: 0, or linkage ward")
         if 0 < self.micro < task.num_classes:
@@ -180,13 +184,14 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
     def teachers(self, logits_NC: NDArray[np.float64], tree: "Tree") -> NDArray[np.float64]:
         """What to send for each sample, [N, C]. One that is still alone where the tree ends is taught by itself."""
         if self.granularity == "all":
-            return tree.path_means(_softmax(tree.means(logits_NC) / self.temperature))
+            return tree.path_means(_softmax(tree.means(logits_NC) / self.temperature), self.leaf)
         if self.granularity == "bottom":
             node_N = np.arange(len(logits_NC)) if self.leaf else tree.ancestors(np.minimum(tree.length_N, 1))
         elif self.granularity == "top":
             node_N = tree.ancestors(tree.length_N)
         elif self.middle == "path":
-            node_N = tree.ancestors(np.where(tree.length_N > 0, tree.length_N // 2 + 1, 0))
+            above_N = (tree.length_N + 1) // 2 if self.leaf else tree.length_N // 2 + 1
+            node_N = tree.ancestors(np.where(tree.length_N > 0, above_N, 0))
         else:
             node_N = tree.cut(round(sqrt(logits_NC.size)))
         return tree.means(logits_NC)[node_N]
@@ -262,14 +267,19 @@ class Tree:
                 count_V[above] += count_V[node]
         return sum_VC / count_V[:, None]
 
-    def path_means(self, value_VC: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The mean over the clusters around each sample, [N, C]; of a sample alone at the top, its own value."""
+    def path_means(self, value_VC: NDArray[np.float64], leaf: bool) -> NDArray[np.float64]:
+        """The mean over the clusters around each sample, [N, C]; of a sample alone at the top, its own value.
+
+        leaf: the sample itself counts as one of its clusters.
+        """
         total_VC = value_VC.copy()
-        total_VC[: self.num_samples][self.length_N > 0] = 0  # the sample itself is none of its clusters
+        if not leaf:
+            total_VC[: self.num_samples][self.length_N > 0] = 0
         for node in range(len(self.parent_V) - 1, -1, -1):
             if self.parent_V[node] >= 0:
                 total_VC[node] += total_VC[self.parent_V[node]]
-        return total_VC[: self.num_samples] / np.maximum(self.length_N, 1)[:, None]
+        count_N = self.length_N + 1 if leaf else np.maximum(self.length_N, 1)
+        return total_VC[: self.num_samples] / count_N[:, None]
 
 
 def distances_gb(num_samples: int) -> float:

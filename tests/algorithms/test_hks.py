@@ -26,6 +26,8 @@ from raysim.core.seeds import seeded
 from raysim.core.state import digest
 from raysim.core.toy import FOUR, SEED, Toy, toy_model, toy_samples
 from raysim.core.ward import ward
+from raysim.launch.check import check
+from tests.engine.scenarios import loaded
 
 FIVE = [0.0, 1.0, 10.0, 12.0, 13.0]  # one class: 1-D "logits"; two clusters are to be left
 GRANULARITIES = ("top", "middle", "bottom", "all")
@@ -71,7 +73,35 @@ def test_kat_1_levels_of_five_points():
     assert_allclose(five(HKS(granularity="middle")), [0.5, 0.5, 35 / 3, 35 / 3, 35 / 3])
     # round(sqrt(5 * 1)) = 2 clusters are left there, as at the top.
     assert_allclose(five(HKS(granularity="middle", middle="cut")), [0.5, 0.5, 35 / 3, 35 / 3, 35 / 3])
+
+
+def test_paths_that_begin_at_the_sample_itself():
+    # Around 12: itself, 12.5, 35/3; index 3 // 2 of 3 is 12.5. Around 10: itself, 35/3; index 2 // 2 of 2 is 35/3.
     assert_allclose(five(HKS(granularity="bottom", leaf=True)), FIVE)
+    assert_allclose(five(HKS(granularity="middle", leaf=True)), [0.5, 0.5, 35 / 3, 12.5, 12.5])
+    assert_allclose(five(HKS(granularity="top", leaf=True)), five(HKS(granularity="top")))
+    # In the chain below, 3 has two clusters, 10 none; 0 has three and itself: index 4 // 2 is {0, 1, 3}.
+    chain = torch.tensor([0.0, 1.0, 3.0, 6.0, 10.0])[:, None]
+    found = taught(HKS(linkage="single", granularity="middle", leaf=True), chain, 2)[:, 0]
+    assert_allclose(found, [4 / 3, 4 / 3, 4 / 3, 2.5, 10.0])
+    # One more class, all 0: softmax of (z / 3, 0) is sigmoid(z / 3), averaged over the same lists.
+    found = taught(HKS(leaf=True), torch.tensor([[z, 0.0] for z in FIVE]))[:, 0]
+    of_0, of_12 = np.array([0.0, 0.5]), np.array([12.0, 12.5, 35 / 3])
+    assert found[0] == pytest.approx((1 / (1 + np.exp(-of_0 / 3))).mean())
+    assert found[3] == pytest.approx((1 / (1 + np.exp(-of_12 / 3))).mean())
+    # With micro-clusters of one sample each it is the same list.
+    assert_allclose(taught(HKS(leaf=True, micro=5), torch.tensor([[z, 0.0] for z in FIVE]))[:, 0], found)
+
+
+@pytest.mark.parametrize("where", ["method", "scenario"])
+def test_no_warm_up_can_be_a_round_longer(where: str):
+    told = "literal_alg1: true given with warmup_extra: true; allowed: one of the two"
+    if where == "method":
+        with pytest.raises(ValueError, match=f"^{told}$"):
+            HKS(literal_alg1=True, warmup_extra=True).check(Task(4, 8, ("norm",), toy_model))
+    else:
+        with pytest.raises(ScenarioError, match=f"algorithm: {told}$"):
+            check(loaded("algorithm={name: hks, literal_alg1: true, warmup_extra: true}"))
 
 
 def test_kat_1_path_lengths():
@@ -473,7 +503,7 @@ BUSY: list[dict[str, Any]] = [
     {"logits": "eval_pass"},
     {"space": "softmax"},
     {"granularity": "middle", "middle": "cut"},
-    {"granularity": "bottom", "leaf": True},
+    *({"granularity": granularity, "leaf": True} for granularity in ("bottom", "middle", "all")),
     {"micro": 6},
     *({"linkage": linkage} for linkage in ("average", "complete", "single")),
 ]
