@@ -229,7 +229,7 @@ def pool(parts: Sequence[Gaussian]) -> Gaussian:
     """The moments of all samples together, in float64.
 
     Centred, so that no large numbers cancel: (n-1) Sigma = sum (n_k-1) Sigma_k + sum n_k (mu_k - mu)(mu_k - mu)^T,
-    as rows of a factor. The paper prints n_k in place of n_k - 1 (Eq. 11), which inflates the covariance.
+    as rows of a factor. Eq. 11 has n_k in place of n_k - 1 in its last line, which inflates the covariance.
     """
     size = sum(part.size for part in parts)
     # Divided once, at the end, so that whole numbers stay exact.

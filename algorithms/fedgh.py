@@ -45,8 +45,8 @@ class FedGH(Algorithm[Header, ClassMeans, Header]):
     header_lr: Positive = 0.01
     """Learning rate of the server's SGD on the class means (the paper's eta_theta)."""
     server_mode: Literal["per_lar", "per_client", "frozen_random"] = "per_lar"
-    """What one server step learns from: one class mean (the paper's main text), or all means of one client
-    (its variant); `frozen_random` never trains the header, which is what the authors' released code does."""
+    """What one server step learns from: one class mean (the paper's text), or all means of one client, as in DC-PFL;
+    `frozen_random` never trains the header, which is what the authors' released code does."""
     server_epochs: Count = 1
     """Passes of the server over a round's class means."""
     mask_absent: bool = False

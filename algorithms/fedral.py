@@ -81,6 +81,8 @@ class FedRAL(Algorithm[Matrix, Matrix, Matrix]):
     """The first matrix, drawn by the server: uniform within +-1/sqrt(width), zeros, Xavier's uniform, or normal."""
     init_std: Positive | None = None
     """Standard deviation of `init: normal`; `null`: 1/sqrt(width)."""
+    matrix_lr: Positive | None = None
+    """Learning rate of the matrix (the paper's eta_A); `null`: `training.lr`, as both rates are 0.01 in the paper."""
     agg: Literal["weighted", "naive"] = "weighted"
     """`weighted`: by sample counts, entries that a client does not send count as zero (Eq. 7); `naive`: the plain mean
     over the clients that send the entry."""
@@ -127,7 +129,7 @@ class FedRAL(Algorithm[Matrix, Matrix, Matrix]):
                 net.received_DD.copy_(matrix_DD)
 
     def client_update(self, client: Client, down: Matrix | None) -> Matrix:
-        client.fit(cross_entropy)
+        client.fit(cross_entropy, rates={} if self.matrix_lr is None else {"matrix_DD": self.matrix_lr})
         matrix_DD = client.net.matrix_DD.detach()
         return Matrix(matrix_DD[block_mask(len(matrix_DD), self._blocks(client))])
 

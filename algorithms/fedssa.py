@@ -112,7 +112,7 @@ def rows_of(header: nn.Linear, class_S: Tensor) -> Rows:
 
 @torch.no_grad()
 def average_rows(header: nn.Linear, owned: list[tuple[Tensor, Rows]]) -> None:
-    """Each row becomes the unweighted mean over its owners (Eq. 2), in float64; rows without an owner stay."""
+    """Each row becomes the unweighted mean over its owners (Eq. 3), in float64; rows without an owner stay."""
     count_C = torch.zeros(len(header.bias), dtype=torch.float64)
     weight_CD = torch.zeros(header.weight.shape, dtype=torch.float64)
     bias_C = torch.zeros(header.bias.shape, dtype=torch.float64)

@@ -107,11 +107,13 @@ class Client:
         epochs: int | None = None,
         data: Samples | None = None,
         two_views: bool = False,
+        rates: Mapping[str, float] | None = None,
     ) -> Tensor | None:
         """Minimise `loss(net, batch, given)` over the local data, as the scenario's `training` says.
 
         epochs: other than the scenario's. data: other than all of `client.data`. two_views: `batch.second` is
-        another augmentation of the same images.
+        another augmentation of the same images. rates: parameters of `net`, by name, that have a learning rate of their
+        own.
 
         A loss that returns (scalar, rows) has its rows [B, ...] kept: returned is what it gave for each sample when it
         last saw it, [N, ...] in data order, detached; NaN for a sample it never saw (with BatchNorm, a last batch of
@@ -126,7 +128,7 @@ class Client:
         drop_single = len(data) % self.local.batch_size == 1 and has_batchnorm(self.net)
         epochs = self.local.epochs if epochs is None else epochs
         batches = data.shuffled(self.local.batch_size, epochs, self.rng, drop_single, two_views)
-        result = self.trainer(FitJob(self.net, loss, given, batches, self.local, len(data)))
+        result = self.trainer(FitJob(self.net, loss, given, batches, self.local, len(data), rates or {}))
         self.ledger.loss_sum += result.loss_sum
         self.ledger.samples += result.samples
         if self.meter is not None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 import torch
@@ -39,6 +39,7 @@ class FitJob:
     batches: Iterable[Batch]
     local: LocalTraining
     num_samples: int = 0  # N; asked for where the loss keeps rows
+    rates: Mapping[str, float] = field(default_factory=dict)  # parameter -> its learning rate, if other than `local.lr`
 
 
 @dataclass(frozen=True)
@@ -106,20 +107,26 @@ def make_optimizer(parameters: Sequence[nn.Parameter], local: LocalTraining) -> 
 
 def fit_one(job: FitJob) -> FitResult:
     """Train one network on its batches, in order."""
-    parameters = [p for p in job.net.parameters() if p.requires_grad]
-    optimizer = make_optimizer(parameters, job.local)
+    of_rate: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in job.net.named_parameters():
+        if parameter.requires_grad:
+            of_rate.setdefault(job.rates.get(name, job.local.lr), []).append(parameter)
+    optimizers = [make_optimizer(group, replace(job.local, lr=lr)) for lr, group in of_rate.items()]
+    parameters = [parameter for group in of_rate.values() for parameter in group]
     loss_sum, samples = torch.zeros((), device=parameters[0].device), 0
     rows: Tensor | None = None
     set_training(job.net, True)
-    optimizer.zero_grad()
+    for optimizer in optimizers:
+        optimizer.zero_grad()
     for batch in job.batches:
         loss, kept = loss_and_rows(job, batch)
         loss.backward()
         if job.local.clip is not None:
             nn.utils.clip_grad_norm_(parameters, job.local.clip)
-        optimizer.step()
-        # After the step too: gradients left on a model double its memory for as long as the client lives.
-        optimizer.zero_grad()
+        for optimizer in optimizers:
+            optimizer.step()
+            # After the step too: gradients left on a model double its memory for as long as the client lives.
+            optimizer.zero_grad()
         loss_sum += loss.detach() * len(batch.y)
         samples += len(batch.y)
         if kept is not None:

@@ -81,7 +81,10 @@ _ALL = (
     ),
     DatasetSpec(
         name="cifar10",
-        summary="CIFAR-10: 60,000 photographs of 32 x 32 colour pixels in 10 classes.",
+        summary=(
+            "CIFAR-10: 60,000 photographs of 32 x 32 colour pixels in 10 classes. Normalised with ImageNet's mean and "
+            "deviation, as in the released code of FedGH and FedSSA."
+        ),
         num_classes=10,
         image_shape=(3, 32, 32),
         train_size=50_000,

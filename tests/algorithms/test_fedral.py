@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,6 +18,8 @@ from raysim.core import Client, LocalTraining, Server, Task
 from raysim.core.messages import wire_size
 from raysim.core.seeds import seeded
 from raysim.core.toy import Toy, toy_model, toy_samples
+from raysim.data.partition import Pathological, make_partition
+from raysim.engine.sampling import cohort
 
 
 class Given(nn.Module):
@@ -100,6 +106,55 @@ def test_kat_5_the_gradient_of_the_matrix():
     assert_close(net.matrix_DD.grad, feature_1D.T @ (residual @ net.model.header.weight.detach()))
 
 
+@pytest.mark.parametrize("matrix_lr", [None, 0.05])
+def test_the_matrix_has_a_learning_rate_of_its_own(matrix_lr: float | None):
+    # One step on one sample f = [1, 2] of class 0. From A = 0 and W = [[1, 0], [0, 0], [0, 0]] the logits are (1, 0, 0)
+    # and p_0 = e / (e + 2). The gradient of A is f^T ((p - e_y) W) = [[p_0 - 1, 0], [2 (p_0 - 1), 0]], that of
+    # the first row of W is (p_0 - 1) f.
+    method = FedRAL(init="zeros", matrix_lr=matrix_lr)
+    client = client_of(method, width=2)
+    client.data = replace(toy_samples([0], 0), transform=Fixed())
+    client.local = LocalTraining(lr=0.2)
+    header = client.net.model.header
+    with torch.no_grad():
+        header.weight.zero_()[0, 0] = 1.0
+        header.bias.zero_()
+    method.client_update(client, None)
+    p_0 = math.e / (math.e + 2)
+    rate = 0.2 if matrix_lr is None else 0.05
+    assert_close(client.net.matrix_DD.detach(), -rate * (p_0 - 1) * torch.tensor([[1.0, 0.0], [2.0, 0.0]]))
+    assert_close(header.weight[0].detach(), torch.tensor([1.0, 0.0]) - 0.2 * (p_0 - 1) * torch.tensor([1.0, 2.0]))
+
+
+def test_with_equal_blocks_naive_averaging_is_almost_the_weighted_one():
+    # Everybody sends the same entries, so no zero is counted: what is left is 1 / K in the place of n_k / n.
+    ups = {0: Matrix(torch.ones(8)), 1: Matrix(torch.full((8,), 2.0))}
+    found = {}
+    for agg, n in (("weighted", {0: 1, 1: 1}), ("weighted", {0: 1, 1: 3}), ("naive", {0: 1, 1: 3})):
+        method = FedRAL(blocks=2, agg=agg)
+        server = server_of(method, n)
+        method.server_update(server, ups)
+        found[agg, n[1]] = server.state.entry_E.tolist()
+    assert found["naive", 3] == found["weighted", 1] == [1.5] * 8
+    assert found["weighted", 3] == [1.75] * 8
+    # In the paper's setting, how far the farthest of a round's ten weights is from 1/10: 6 % on average.
+    labels = np.tile(np.arange(100), 600)
+    size_N = make_partition(labels, 50_000, 100, 100, Pathological(10), "pooled811", seed=1).train.size_N
+    n_TK = np.stack([size_N[list(cohort(1, t, range(100), 10))] for t in range(1, 501)])
+    farthest_T = np.abs(10 * n_TK / n_TK.sum(1, keepdims=True) - 1).max(1)
+    assert farthest_T.mean() == pytest.approx(0.06, abs=0.005)
+
+
+class Fixed:
+    """Every image is read as [1, 2]."""
+
+    def plain(self, raw_BHWC: Tensor) -> Tensor:
+        return torch.tensor([[1.0, 2.0]]).expand(len(raw_BHWC), 2)
+
+    def augmented(self, raw_BHWC: Tensor, rng: torch.Generator) -> Tensor:
+        return self.plain(raw_BHWC)
+
+
 @pytest.mark.parametrize(("width", "blocks", "floats"), [(500, 100, 2500), (500, 125, 2000), (500, 25, 10_000)])
 def test_bytes_are_the_published_ones(width: int, blocks: int, floats: int):
     # FedRAL's 9.77, 7.81 and 39.06 KB (algorithms.md, section 4.4).
@@ -108,7 +163,7 @@ def test_bytes_are_the_published_ones(width: int, blocks: int, floats: int):
     down = method.server_send(server, 0)
     assert wire_size(down).bytes == 4 * width**2  # dense in round 1
     method.client_receive(client, down)
-    client.fit = lambda loss: None  # type: ignore[method-assign]
+    client.fit = lambda loss, **_: None  # type: ignore[method-assign]
     up = method.client_update(client, down)
     assert wire_size(up).bytes == 4 * floats
     method.server_update(server, {0: up, 1: up})

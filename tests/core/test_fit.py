@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -73,6 +74,19 @@ def test_clip_bounds_the_norm_over_all_parameters():
         net, lambda n, batch, given: (n[0].w.square() + n[1].w.square()).sum() / 2, steps(1), lr=1.0, clip=1.0
     )  # gradient (3, 4) of norm 5, scaled to (0.6, 0.8)
     assert [net[0].w.item(), net[1].w.item()] == pytest.approx([2.4, 3.2], abs=1e-5)
+
+
+def test_a_parameter_with_a_learning_rate_of_its_own():
+    net = nn.Sequential(One(), One())
+    job = FitJob(
+        net, lambda n, b, given: (n[0].w.square() + n[1].w.square()).sum() / 2, None, steps(2), LocalTraining()
+    )
+    fit_one(replace(job, local=LocalTraining(lr=0.1, momentum=0.5), rates={"1.w": 0.2}))
+    # Both: v = 1; v = 0.5 * 1 + w. At 0.1: 0.9, then v = 1.4, 0.76. At 0.2: 0.8, then v = 1.3, 0.54.
+    assert [net[0].w.item(), net[1].w.item()] == pytest.approx([0.76, 0.54])
+    # The norm that is clipped is that of all parameters: (0.76, 0.54) of length 0.9323 becomes (0.4076, 0.2896).
+    fit_one(replace(job, batches=steps(1), local=LocalTraining(lr=0.1, clip=0.5), rates={"1.w": 0.2}))
+    assert [net[0].w.item(), net[1].w.item()] == pytest.approx([0.76 - 0.04076, 0.54 - 0.05792], abs=1e-5)
 
 
 def test_a_long_clip_changes_nothing():

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from raysim.core.errors import ScenarioError
+from raysim.data.specs import DATASETS
 from raysim.data.transform import Augment, ImageTransform, transform_for
 
 ALL = [
@@ -126,7 +127,10 @@ def test_pickles_after_use_and_compares_by_value():
 
 def test_recipes_of_the_data_sets():
     assert transform_for("cifar10", True).augment == Augment(flip=True, erase=True, crop_padding=4)
-    assert transform_for("cifar10", True).mean == (0.485, 0.456, 0.406)
+    # ImageNet's constants, and said so: white is (1 - 0.485) / 0.229 in red, not (1 - 0.4914) / 0.2023 = 2.5141.
+    white = transform_for("cifar10", True).plain(torch.full((1, 32, 32, 3), 255, dtype=torch.uint8))
+    assert white[0, :, 0, 0].tolist() == pytest.approx([0.515 / 0.229, 0.544 / 0.224, 0.594 / 0.225])
+    assert "ImageNet" in DATASETS["cifar10"].summary
     assert transform_for("tiny_imagenet", True).augment == Augment(flip=True, erase=False, crop_padding=8)
     assert transform_for("cifar100", False).augment is None
     with pytest.raises(ScenarioError):

@@ -195,6 +195,24 @@ def test_a_file_has_its_own_methods_value_and_a_papers_standalone(path: Path) ->
         assert cell & {"Standalone", "Local-T"} <= {row.method for row in first}
 
 
+@pytest.mark.parametrize("path", PAPERS, ids=of_file)
+def test_what_every_paper_leaves_open_is_said(path: Path) -> None:
+    comment = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    split = _checked(path, ()).loaded.scenario.data.split
+    assert split != "auto"
+    assert any(f"`{split}`" in line or "test images follow" in line for line in comment), "which images are split how"
+    assert any(command.sets == ["clients.independent_init=true"] for command in commands(path))
+
+
+def test_fedrals_blocks_differ_between_clients_in_a_variant() -> None:
+    path = next(path for path in PAPERS if algorithm_in(path) == "fedral")
+    fields = [command.checked().loaded.resolved["algorithm"] for command in commands(path)]
+    assert {one.get("agg") for one in fields if one["name"] == "fedral" and isinstance(one["blocks"], list)} == {
+        "weighted",
+        "naive",
+    }
+
+
 def at(row: Row) -> tuple[str, str, str]:
     return row.table, row.setting, row.dataset
 
