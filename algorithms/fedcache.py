@@ -81,10 +81,10 @@ class FedCache(Algorithm[Means | Neighbours, Logits, Cache]):
     """Weight of distillation beside the classification loss; 0 trains exactly as `standalone` does."""
     temperature: Positive = 3.0
     """T, by which teachers' and students' logits are divided; the distillation loss is multiplied by T^2."""
-    encoder: Literal["auto", "mobilenet_v3_small", "pixels"] = "auto"
-    """What makes the hashes: MobileNetV3-small with ImageNet weights (the paper's, h = 576), the image itself less its
-    mean (which hides nothing from the server), or `auto`: the first where its weights file is in torch's hub cache of
-    the machine that starts the run, else the second. Never downloaded; `server/hash_width` is the h that was used."""
+    encoder: Literal["mobilenet_v3_small", "pixels"] = "pixels"
+    """What makes the hashes: MobileNetV3-small with ImageNet weights (the paper's, h = 576), which no run downloads and
+    which is refused where its file is not in torch's hub cache; or the image itself less its mean, which every machine
+    has, and which hides nothing from the server."""
     cold: Literal["zeros", "wait"] = "zeros"
     """Before samples have logits: zeros, which teach the uniform distribution (the released code), or no distillation
     for a sample until all of its neighbours have logits."""

@@ -15,7 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from raysim.data.specs import Augment, spec_for
+from raysim.data.specs import Augment, DatasetSpec, spec_for
 
 __all__ = ["Augment", "ImageTransform", "transform_for"]
 
@@ -26,11 +26,19 @@ _DRAWS = 8  # per image, used or not, so that switching one step off leaves the 
 
 @dataclass(frozen=True)
 class ImageTransform:
-    """Normalises with a mean and std per channel (of pixels in [0, 1]), and augments if asked to."""
+    """Normalises with a mean and std per channel (of pixels in [0, 1]), and augments if asked to.
+
+    Images of one channel are repeated to as many as there are means.
+    """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
     augment: Augment | None = None
+
+    @classmethod
+    def of(cls, dataset: DatasetSpec, augment: bool) -> ImageTransform:
+        """What a data set asks for."""
+        return cls(dataset.mean, dataset.std, dataset.augment if augment else None)
 
     def plain(self, raw_BHWC: Tensor) -> Tensor:
         """Normalised float32 images [B, C, H, W], channels last in memory."""
@@ -57,7 +65,9 @@ class ImageTransform:
         return self._normalised(moved).mul_(keep_BHW[..., None]).permute(0, 3, 1, 2)
 
     def _normalised(self, raw_BHWC: Tensor) -> Tensor:
-        size, height, width, channels = raw_BHWC.shape
+        size, height, width, _ = raw_BHWC.shape
+        channels = len(self.mean)
+        raw_BHWC = raw_BHWC.expand(-1, -1, -1, channels)
         # A row of the image at a time: constants as long as a row make a loop that vector instructions can run.
         scale_R, shift_R = _constants(self.mean, self.std, width, raw_BHWC.device)
         raw_BHR = raw_BHWC.reshape(size, height, width * channels).to(torch.float32)
@@ -67,8 +77,7 @@ class ImageTransform:
 
 def transform_for(dataset_name: str, augment: bool) -> ImageTransform:
     """The transform of a data set of DATASETS. Raises ScenarioError if it is unknown."""
-    spec = spec_for(dataset_name)
-    return ImageTransform(spec.mean, spec.std, spec.augment if augment else None)
+    return ImageTransform.of(spec_for(dataset_name), augment)
 
 
 @lru_cache(maxsize=32)

@@ -30,7 +30,7 @@ class Checked:
     """A scenario whose names are resolved and whose parts fit each other."""
 
     loaded: Loaded
-    dataset: DatasetSpec
+    dataset: DatasetSpec  # as networks see its images
     partition: Any  # one of the settings in PARTITIONS
     split: str
     feature_dim: int
@@ -41,17 +41,16 @@ class Checked:
     def task(self) -> Task:
         """What all parties agree on, as far as it is known before the run."""
         from raysim.core.algorithm import Task
-        from raysim.models.encoders import auto_encoder, build_encoder
+        from raysim.models.encoders import build_encoder
 
         build = self.build
-        encoder = self.loaded.resolved["algorithm"].get("encoder")
         return Task(
             self.dataset.num_classes,
             self.feature_dim,
             self.architectures,
             lambda name, *key: build(name),  # whose weights they start from says the run
             self.loaded.scenario.rounds,
-            partial(build_encoder, auto=encoder or auto_encoder()),
+            build_encoder,
         )
 
     @property
@@ -93,7 +92,7 @@ def check(loaded: Loaded) -> Checked:
             f"unknown data set {scenario.data.name!r}{suggest(scenario.data.name, DATASETS)} "
             f"(there are: {', '.join(DATASETS)})",
         )
-    dataset = DATASETS[scenario.data.name]
+    dataset = _normalised(DATASETS[scenario.data.name], loaded)
     partition = named_settings(scenario.data.partition, ("data", "partition"), PARTITIONS, origin)
     split = default_split(partition) if scenario.data.split == "auto" else scenario.data.split
     try:
@@ -125,10 +124,6 @@ def check(loaded: Loaded) -> Checked:
     # What was chosen is written down in full: a default that changes later does not change an old run.
     data = {**loaded.resolved["data"], "partition": {"name": scenario.data.partition["name"], **asdict(partition)}}
     resolved = {**loaded.resolved, "data": {**data, "split": split}}
-    if resolved["algorithm"].get("encoder") == "auto":  # a run that goes on must not choose anew
-        from raysim.models.encoders import auto_encoder
-
-        resolved["algorithm"] = {**resolved["algorithm"], "encoder": auto_encoder()}
     complete = replace(loaded, resolved=resolved)
     checked = Checked(complete, dataset, partition, split, feature_dim, participants, ())
     if loaded.declared.one_architecture and len(checked.architectures) > 1:
@@ -159,6 +154,25 @@ def _refuse_secrets(loaded: Loaded) -> None:
                 "an address with a user name, password or token given, which the run folder and MLflow would show; "
                 f"{instead.get(name, 'leave them out')}",
             )
+
+
+def _normalised(dataset: DatasetSpec, loaded: Loaded) -> DatasetSpec:
+    """The data set as networks see it: with the scenario's own mean and deviation, if it gives any."""
+    given = loaded.scenario.data.normalise
+    if given is None:
+        return dataset
+    stored, height, width = dataset.image_shape
+    channels = (stored, 3) if stored == 1 else (stored,)
+    for name, numbers in (("mean", given.mean), ("std", given.std)):
+        if len(numbers) not in channels or len(numbers) != len(given.mean):
+            raise loaded.origin.error(
+                ("data", "normalise", name),
+                f"{len(numbers)} numbers given; allowed for {dataset.name}: {' or '.join(map(str, channels))}, and as "
+                "many means as deviations",
+            )
+    unit = 1 if given.scaled else 255
+    mean, std = (tuple(number / unit for number in numbers) for numbers in (given.mean, given.std))
+    return replace(dataset, image_shape=(len(mean), height, width), mean=mean, std=std)
 
 
 def _builder(dataset: DatasetSpec, feature_dim: int) -> Any:

@@ -15,7 +15,7 @@ from raysim.core.errors import ScenarioError
 from raysim.data.datasets import ImageData, load_dataset
 from raysim.data.partition import make_partition
 from raysim.data.shards import Partition
-from raysim.data.transform import transform_for
+from raysim.data.transform import ImageTransform
 from raysim.engine.placement import Machine, Plan
 from raysim.engine.store import Store, open_store
 from raysim.engine.world import World
@@ -88,7 +88,7 @@ def world_of(checked: Checked, data: ImageData, partition: Partition, plan: Plan
         feature_dim=checked.feature_dim,
         models=tuple(scenario.clients.models),
         build_model=checked.build,
-        transform=transform_for(data.name, scenario.data.augment),
+        transform=ImageTransform.of(checked.dataset, scenario.data.augment),
         local=checked.local,
         train=partition.train,
         val=partition.val,

@@ -12,7 +12,7 @@ import torch
 from raysim.core.data import Batch
 from raysim.core.fit import FitJob, fit_one
 from raysim.core.ops import cross_entropy
-from raysim.data.datasets import missing
+from raysim.data.datasets import DATASETS, missing
 from raysim.engine.placement import Group, Machine, Plan, make_plan, refuse_unseated
 from raysim.launch.bring_up import Seating, seating
 from raysim.launch.check import Checked
@@ -81,7 +81,7 @@ def preview(checked: Checked) -> Preview:
     steps = scenario.training.epochs * samples / scenario.training.batch_size
     turn_s = sum(model.step_s * model.clients for model in models) / count * steps
     lanes = min(plan.num_actors, machine.cpus, checked.participants)
-    channels, height, width = dataset.image_shape
+    channels, height, width = DATASETS[dataset.name].image_shape  # as they are stored
     return Preview(
         machine=machine,
         plan=plan,

@@ -23,13 +23,12 @@ from torch import Tensor, nn
 from raysim.core.algorithm import pixels
 from raysim.core.errors import ScenarioError
 
-__all__ = ["ENCODERS", "Encoder", "auto_encoder", "build_encoder", "weights_file"]
+__all__ = ["ENCODERS", "Encoder", "build_encoder", "weights_file"]
 
 Encoder = Callable[[Tensor], Tensor]
 """Normalised images [B, C, H, W] -> [B, h]. Deterministic, without parameters that train."""
 
 ENCODERS: dict[str, str] = {
-    "auto": "mobilenet_v3_small where its weights are at hand, else pixels",
     "mobilenet_v3_small": "torchvision's MobileNetV3-small with ImageNet weights, without its head; h = 576",
     "pixels": "the pixels, less their mean over the image; h = C * H * W",
 }
@@ -39,15 +38,12 @@ _SIDE = 224  # images are resized to this
 _CHUNK = 32  # images at a time: at 224 x 224, 512 of them need half a gigabyte
 
 
-def build_encoder(name: str, *, auto: str | None = None) -> Encoder:
+def build_encoder(name: str) -> Encoder:
     """The encoder of that name; one per process and weights file.
 
-    auto: what `auto` stands for, decided once for a run, so that all its processes use the same; `None`: decide here.
     Raises ScenarioError (a ValueError) for an unknown name, and where the weights are missing. Weights are read at the
     first call, which raises it for a damaged file.
     """
-    if name == "auto":
-        name = auto or auto_encoder()
     if name == "pixels":
         return pixels
     if name != "mobilenet_v3_small":
@@ -55,15 +51,10 @@ def build_encoder(name: str, *, auto: str | None = None) -> Encoder:
     file = weights_file()
     if not file.is_file():
         raise ScenarioError(
-            f"encoder: mobilenet_v3_small given, but there are no weights at {file}; allowed: pixels, auto, or {_URL} "
-            "put there"
+            f"encoder: mobilenet_v3_small given, but there are no weights at {file}; allowed: pixels, or {_URL} put "
+            "there"
         )
     return _mobilenet(file)
-
-
-def auto_encoder() -> str:
-    """What `auto` stands for on this machine."""
-    return "mobilenet_v3_small" if weights_file().is_file() else "pixels"
 
 
 def weights_file() -> Path:

@@ -23,6 +23,17 @@ class Section(BaseModel):
     )
 
 
+class Normalise(Section):
+    """What becomes of a pixel before a network reads it: less the mean, divided by the deviation."""
+
+    mean: Annotated[list[float], Field(min_length=1)]
+    """A number per channel. Three of them for grey images: the image is repeated to three channels."""
+    std: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]
+    """A number per channel."""
+    scaled: bool = True
+    """Pixels are scaled to [0, 1] before; `false`: they are 0 to 255."""
+
+
 class Data(Section):
     """What is learned from, and how it is dealt to the clients."""
 
@@ -40,6 +51,9 @@ class Data(Section):
     `published`: published training images train, published test images test. `auto`: what the partition asks for."""
     augment: bool = False
     """Augment training batches with random flips, crops and erasing."""
+    normalise: Normalise | None = None
+    """How pixels become numbers, (pixel - mean) / std: a `mean` and a `std` per channel, three for grey images that are
+    to have three channels; `scaled: false`: of pixels from 0 to 255, not 0 to 1. `null`: the data set's own."""
 
 
 class Clients(Section):

@@ -30,6 +30,10 @@ from raysim.core.compare import fingerprint
 from raysim.core.messages import wire_size
 from raysim.core.seeds import seeded
 from raysim.core.toy import FOUR, Toy, toy_encoder, toy_model, toy_samples
+from raysim.data.transform import ImageTransform
+from raysim.launch.check import check
+from raysim.scenario.load import load_scenario
+from tests.conftest import REPOSITORY
 
 C = 4
 A, B, ACROSS = (1.0, 0.0), (0.9, 0.1), (0.0, 1.0)
@@ -186,6 +190,44 @@ def test_a_teacher_that_says_the_same_has_no_pull():
     assert_close(*(torch.autograd.grad(loss, x)[0] for loss in (with_teacher, alone)), atol=1e-6, rtol=0)
 
 
+# -- the released code -------------------------------------------------------------------------------
+
+
+def test_the_loss_is_the_released_arithmetic():
+    # The mean of the neighbours' logits; batch mean of KL at T = 3 times T^2, where 1e-7 is added to the teacher's
+    # probabilities, weighed 1.5.
+    rng = torch.Generator().manual_seed(2)
+    neighbour_BRC, z = torch.randn(6, 4, 5, generator=rng) * 4, torch.randn(6, 5, generator=rng) * 3
+    labels = torch.tensor([0, 1, 2, 3, 4, 0])
+    ours, theirs = z.clone().requires_grad_(), z.clone().requires_grad_()
+    target_BC = (neighbour_BRC.mean(1) / 3).softmax(1) + 1e-7
+    distilled = 3 * 3 * nn.KLDivLoss(reduction="batchmean")((theirs / 3).log_softmax(1), target_BC)
+    expected = nn.functional.cross_entropy(theirs, labels) + 1.5 * distilled
+    expected.backward()
+    down = mean_of(neighbour_BRC.unbind(1), torch.ones(6, 4, dtype=torch.bool))
+    loss, _ = FedCache(neighbours=4).loss(Says(), Batch(ours, labels, torch.arange(6)), down)
+    loss.backward()
+    assert_close(loss, expected, rtol=1e-4, atol=1e-4)
+    assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_the_scenario_feeds_what_the_released_code_feeds():
+    # Black and white: (0 - 0.1307) / 0.3081 and (255 - 0.1307) / 0.3081, on three equal channels.
+    checked = check(load_scenario(REPOSITORY / "scenarios/baselines/fedcache_fashion_mnist_n20.yaml"))
+    assert checked.loaded.algorithm.encoder == "pixels"  # named, so that it does not depend on the machine
+    transform = ImageTransform.of(checked.dataset, False)
+    image_BHWC = torch.zeros(2, 28, 28, 1, dtype=torch.uint8)
+    image_BHWC[1] = 255
+    x = transform.plain(image_BHWC)
+    assert x.shape == (2, 3, 28, 28)
+    assert x[0].unique().tolist() == pytest.approx([-0.42421], abs=1e-5)
+    assert x[1].unique().tolist() == pytest.approx([827.22914], abs=1e-3)
+    # The networks are the released ones, with three channels: 78,042 parameters and not 77,754.
+    sizes = [sum(w.numel() for w in checked.build(name).parameters()) for name in checked.architectures]
+    assert sizes == [78_042, 175_258, 272_474]
+    assert checked.build("hks_resnet8")(x).shape == (2, 10)
+
+
 # -- what is sent ------------------------------------------------------------------------------------
 
 
@@ -326,7 +368,7 @@ def test_the_encoder_is_asked_for_by_name_and_checked_before_the_run():
     assert hello.hash_Nh.equal(client.data.x.flatten(1)[:, :3])
     assert hello.label_N.tolist() == [0, 1, 3] and hello.label_N.dtype == torch.int32
     FedCache(encoder="pixels").check(client.task)
-    assert asked == ["auto", "pixels"]
+    assert asked == ["pixels", "pixels"]
     with pytest.raises(ValueError, match="encoder: no weights"):
         FedCache(encoder="mobilenet_v3_small").check(client.task)
 

@@ -125,6 +125,14 @@ def test_pickles_after_use_and_compares_by_value():
     assert again == made and hash(again) == hash(made) and len(pickle.dumps(made)) < 1000
 
 
+@pytest.mark.parametrize("augment", [None, Augment(erase=True, crop_padding=4)])
+def test_grey_images_are_repeated_to_as_many_channels_as_there_are_means(augment):
+    made, grey = ImageTransform((0.5, 0.4, 0.3), (0.2, 0.3, 0.25), augment), raw((6, 28, 28, 1))
+    found = made.augmented(grey, torch.Generator().manual_seed(1))
+    assert torch.equal(found, made.augmented(grey.repeat(1, 1, 1, 3), torch.Generator().manual_seed(1)))
+    assert found.shape == (6, 3, 28, 28) and found.is_contiguous(memory_format=torch.channels_last)
+
+
 def test_recipes_of_the_data_sets():
     assert transform_for("cifar10", True).augment == Augment(flip=True, erase=True, crop_padding=4)
     # ImageNet's constants, and said so: white is (1 - 0.485) / 0.229 in red, not (1 - 0.4914) / 0.2023 = 2.5141.

@@ -33,7 +33,6 @@ def digits(**changes: Any) -> dict[str, Any]:
 
 FIELDS = {
     "hks": "warmup: 1",  # by default it would be plain local training in three rounds
-    "fedcache": "encoder: pixels",  # by default it would depend on what this machine has
 }
 
 

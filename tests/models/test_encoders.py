@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from torch import Tensor
 
-from raysim.core.algorithm import Task, only_pixels
+from raysim.core.algorithm import only_pixels
 from raysim.core.errors import ScenarioError
 from raysim.core.seeds import global_seed
 from raysim.engine.placement import Machine, make_plan
 from raysim.launch.check import check
 from raysim.launch.prepare import deal, read_data, world_of
-from raysim.models.encoders import ENCODERS, MobileNet, _mobilenet, auto_encoder, build_encoder, weights_file
+from raysim.models.encoders import ENCODERS, MobileNet, _mobilenet, build_encoder, weights_file
 from raysim.scenario.load import load_scenario
 
 
@@ -99,7 +97,7 @@ def test_mobilenet_is_frozen_and_deterministic(at_hand: Path):
 
 
 def test_one_encoder_per_process(at_hand: Path):
-    assert build_encoder("mobilenet_v3_small") is build_encoder("auto")
+    assert build_encoder("mobilenet_v3_small") is build_encoder("mobilenet_v3_small")
 
 
 def test_the_file_is_the_one_that_torchvision_downloads():
@@ -108,22 +106,9 @@ def test_the_file_is_the_one_that_torchvision_downloads():
     assert MobileNet_V3_Small_Weights.IMAGENET1K_V1.url.endswith(f"/{weights_file().name}")
 
 
-def test_auto_falls_back(hub: Path):
-    assert auto_encoder() == "pixels"
-    assert build_encoder("auto") is build_encoder("pixels")
-
-
-def test_auto_takes_weights_that_are_at_hand(at_hand: Path):
-    assert auto_encoder() == "mobilenet_v3_small"
-    assert build_encoder("auto")(images(1)).shape == (1, 576)
-    assert build_encoder("auto", auto="pixels") is build_encoder("pixels")  # as the driver decided
-
-
 def test_missing_weights_are_refused_at_once(hub: Path):
     with pytest.raises(ScenarioError, match=r"mobilenet_v3_small given, but there are no weights at .*047dcff4\.pth"):
         build_encoder("mobilenet_v3_small")
-    with pytest.raises(ScenarioError, match="no weights at"):  # a machine without what the driver has
-        build_encoder("auto", auto="mobilenet_v3_small")
 
 
 @pytest.mark.parametrize("content", [b"", b"not weights", b"PK\x03\x04 cut off"])
@@ -152,11 +137,11 @@ def test_other_content_is_refused_and_not_executed(
 
 
 def test_unknown_names_are_refused():
-    with pytest.raises(ScenarioError, match="'resnet' given; allowed: auto, mobilenet_v3_small, pixels"):
+    with pytest.raises(ScenarioError, match="'resnet' given; allowed: mobilenet_v3_small, pixels"):
         build_encoder("resnet")
     with pytest.raises(ValueError, match="resnet given; allowed: pixels"):
         only_pixels("resnet")
-    assert set(ENCODERS) == {"auto", "mobilenet_v3_small", "pixels"}
+    assert set(ENCODERS) == {"mobilenet_v3_small", "pixels"}
 
 
 # -- on the way to clients ---------------------------------------------------------------------------
@@ -177,24 +162,26 @@ def test_a_scenario_that_lacks_its_weights_does_not_start(hub: Path):
         check(load_scenario(scenario(encoder="mobilenet_v3_small")))
 
 
-def test_what_auto_stood_for_is_written_down(hub: Path, request: pytest.FixtureRequest):
-    before = check(load_scenario(scenario()))
+def test_a_scenario_is_the_same_run_whatever_weights_a_machine_has(hub: Path, request: pytest.FixtureRequest):
+    without = check(load_scenario(scenario()))
     request.getfixturevalue("at_hand")
-    assert check(load_scenario(scenario())).loaded.flat()["algorithm.encoder"] == "mobilenet_v3_small"
-    again = check(load_scenario(yaml.safe_load(before.loaded.resolved_yaml())))  # as a run that goes on does
-    assert again.loaded.flat()["algorithm.encoder"] == again.loaded.algorithm.encoder == "pixels"
+    found = check(load_scenario(scenario()))
+    assert found.loaded.flat() == without.loaded.flat() and found.loaded.flat()["algorithm.encoder"] == "pixels"
+    for checked in (without, found):
+        assert checked.task.encoder(checked.loaded.algorithm.encoder) is build_encoder("pixels")
+    with pytest.raises(ScenarioError, match="'auto' given; allowed: 'mobilenet_v3_small' or 'pixels'"):
+        load_scenario(scenario(encoder="auto"))
 
 
-def test_every_process_uses_what_the_driver_decided(hub: Path, at_hand: Path):
-    checked = check(load_scenario(scenario()))
-    assert isinstance(checked.task, Task) and isinstance(checked.task.encoder, partial)
-    assert checked.task.encoder("auto")(images(1, 1, 8)).shape == (1, 576)
+def test_every_process_reads_its_own_weights(hub: Path, at_hand: Path):
+    checked = check(load_scenario(scenario(encoder="mobilenet_v3_small")))
+    assert checked.task.encoder("mobilenet_v3_small")(images(1, 1, 8)).shape == (1, 576)
     data = read_data(checked)
     world = world_of(checked, data, deal(checked, data), make_plan(checked.asks, Machine(1, 0)))
     at_hand.unlink()
     there = pickle.loads(pickle.dumps(world))
-    with pytest.raises(ScenarioError, match="no weights at"):
-        there.task.encoder("auto")
+    with pytest.raises(ScenarioError, match="no weights at"):  # a machine without what the driver has
+        there.task.encoder("mobilenet_v3_small")
 
 
 def test_a_run_without_weights_hashes_pixels(hub: Path):

@@ -10,6 +10,7 @@ import yaml
 
 from algorithms.fedgh import FedGH
 from raysim.core.errors import ScenarioError
+from raysim.data.specs import DATASETS
 from raysim.launch.check import check
 from raysim.scenario.load import Loaded, load_scenario
 from raysim.scenario.yaml_text import Loader
@@ -397,6 +398,35 @@ def test_overrides_divide_the_clients_and_the_first_match_counts():
 
 def test_hks_takes_the_published_split_of_itself():
     assert check(load_scenario(mapping(), ["data.partition={name: hks}"])).split == "published"
+
+
+def test_pixels_are_normalised_as_asked_for():
+    own = "data.normalise={mean: [0.4914, 0.4822, 0.4465], std: [0.2023, 0.1994, 0.2010]}"
+    cifar10 = ["data.name=cifar10", "clients.models=[cnn1]"]
+    assert check(load_scenario(mapping(), cifar10)).dataset == DATASETS["cifar10"]
+    checked = check(load_scenario(mapping(), [*cifar10, own]))
+    assert checked.dataset.mean == (0.4914, 0.4822, 0.4465) and checked.dataset.image_shape == (3, 32, 32)
+    raw = check(load_scenario(mapping(), ["data.normalise={mean: [25.5], std: [51], scaled: false}"])).dataset
+    assert (raw.mean, raw.std, raw.image_shape) == ((0.1,), (0.2,), (1, 8, 8))
+    # A run that goes on goes on with it.
+    assert check(load_scenario(yaml.safe_load(checked.loaded.resolved_yaml()))).dataset == checked.dataset
+
+
+@pytest.mark.parametrize(
+    ("sets", "sentence"),
+    [
+        (["data.normalise={mean: [1, 1], std: [1, 1]}"], "mean: 2 numbers given; allowed for digits: 1 or 3, and"),
+        (["data.normalise={mean: [1], std: [1, 1, 1]}"], "std: 3 numbers given; allowed for digits: 1 or 3, and"),
+        (
+            ["data.name=cifar100", "clients.models=[cnn1]", "data.normalise={mean: [0], std: [1]}"],
+            "for cifar100: 3, and",
+        ),
+        (["data.normalise={mean: [0], std: [0]}"], "data.normalise.std.0: 0 given; allowed: greater than 0"),
+        (["data.normalise={mean: [0, 0, 0], std: [1, 1, 1]}"], "digits_mlp64 needs 1x8x8 images"),
+    ],
+)
+def test_constants_that_do_not_fit_the_images_are_refused(sets: list[str], sentence: str):
+    assert sentence in refused(sets)
 
 
 OFFICIAL = "algorithm={name: fedgh, profile: official}"

@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 import yaml
 
+from raysim.core.fields import settings_fields
 from raysim.launch.check import Checked, check
+from raysim.models.encoders import ENCODERS, weights_file
 from raysim.scenario.load import load_scenario
 from raysim.scenario.registry import algorithm_class, algorithm_names
 from tests.conftest import REPOSITORY
@@ -64,6 +66,14 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
     **{f"DC-PFL sum|Gc|={n}": {"name": "dc_pfl", "virtual_samples": n} for n in (600, 800, 1000, 2000, 5000)},
 }
 """What a row's method is here: the algorithm and the fields that make it this row."""
+
+
+@pytest.fixture(autouse=True)
+def hub(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch hub cache with a file where FedCache's encoder has its weights; nothing here reads it."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path_factory.getbasetemp() / "hub"))
+    weights_file().parent.mkdir(parents=True, exist_ok=True)
+    weights_file().touch()
 
 
 @dataclass(frozen=True)
@@ -168,6 +178,14 @@ def test_it_loads_and_fits(path: Path) -> None:
     # What is resolved loads to the same.
     again = load_scenario(yaml.safe_load(checked.loaded.resolved_yaml()))
     assert check(again).loaded.resolved == checked.loaded.resolved
+
+
+def test_an_encoder_is_named() -> None:
+    # The same file is the same run on every machine, whatever weights it has.
+    for path in EVERY:
+        given = yaml.safe_load(path.read_text(encoding="utf-8"))["algorithm"]
+        if "encoder" in {info.name for info in settings_fields(algorithm_class(given["name"]))}:
+            assert given.get("encoder") in {*ENCODERS} - {"auto"}, path
 
 
 @pytest.mark.parametrize("path", EVERY, ids=of_file)
