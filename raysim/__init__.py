@@ -2,9 +2,8 @@
 
 import raysim
 
-loaded = raysim.load_scenario("scenarios/quickstart.yaml", ["rounds=3"])
-result = raysim.run(loaded)
-print(result.folder, result.summary["final"]["accuracy/all"])
+result = raysim.run("scenarios/quickstart.yaml", sets=["rounds=3"])
+print(result.folder, result.summary["final"]["accuracy/all"], result.rounds["accuracy/all"].max())
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from raysim.core.contract import check_algorithm
     from raysim.core.errors import RaysimError, RunError, ScenarioError
     from raysim.core.messages import message
+    from raysim.core.results import Tracker
     from raysim.launch.run import resume, run
     from raysim.launch.session import Result
     from raysim.report.load import read_clients, read_rounds, read_summary
@@ -28,6 +28,7 @@ __all__ = [
     "Result",
     "RunError",
     "ScenarioError",
+    "Tracker",
     "check_algorithm",
     "load_scenario",
     "message",
@@ -45,6 +46,7 @@ _HOMES = {
     "Result": "raysim.launch.session",
     "RunError": "raysim.core.errors",
     "ScenarioError": "raysim.core.errors",
+    "Tracker": "raysim.core.results",
     "check_algorithm": "raysim.core.contract",
     "load_scenario": "raysim.scenario.load",
     "message": "raysim.core.messages",
@@ -63,3 +65,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'raysim' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -26,7 +26,7 @@ from raysim.launch.session import RESUME, Result, Session
 from raysim.launch.signals import interruptible
 from raysim.report.load import read_rounds, read_summary
 from raysim.report.progress import make_progress
-from raysim.scenario.load import Loaded
+from raysim.scenario.load import Loaded, load_scenario
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.mlflow import MlflowTracker
 from raysim.tracking.store import VARIABLE, check_uri
@@ -42,17 +42,24 @@ class _Audience:
 
 
 def run(
-    loaded: Loaded, *, quiet: bool = False, trackers: Sequence[Tracker] = (), resume_command: str = RESUME
+    given: Loaded | str | Path | Mapping[str, Any],
+    *,
+    sets: Sequence[str] = (),
+    quiet: bool = False,
+    trackers: Sequence[Tracker] = (),
+    resume_command: str = RESUME,
 ) -> Result:
     """Run a scenario to its end.
 
-    quiet: show no progress. trackers: told of every round, besides the run folder and MLflow.
-    resume_command: what a user is told to go on with, before the run's folder, if the run ends early.
+    given: a YAML file, the same content as a mapping, or what `load_scenario` returned. sets: overrides of the first
+    two, such as "training.lr=0.1". quiet: show no progress. trackers: told of every round, besides the run folder and
+    MLflow. resume_command: what a user is told to go on with, before the run's folder, if the run ends early.
     Raises `ScenarioError` when it cannot start, `RunError` when it cannot go on; what was done until then is kept in
     the run folder, and `resume` goes on from the last commit. Ctrl-C and SIGTERM end it with `KeyboardInterrupt`: the
     first after the round that is being run, which is committed, the second at once.
     """
     told = _Audience(quiet, trackers, resume_command)
+    loaded = _loaded(given, sets)
     checked = check(loaded)
     scenario = loaded.scenario
     uri = check_uri(scenario.tracking.uri)
@@ -64,10 +71,18 @@ def run(
     checkpoints = f"{_absolute(where)}/{scenario.name}/{run_id}" if where else "checkpoints"
     if where and scenario.checkpoint.every != 0:
         try_store(checkpoints)
-    folder = RunFolder.create(scenario.output_folder, scenario.name, run_id)
     code = Code.of(loaded.algorithm)
+    folder = RunFolder.create(scenario.output_folder, scenario.name, run_id)
     identity = Identity(run_id, uri, checkpoints, own.data.digest, partition.digest, versions(), code)
     return _begin(checked, own, partition, folder, identity, plan, None, told)
+
+
+def _loaded(given: Loaded | str | Path | Mapping[str, Any], sets: Sequence[str]) -> Loaded:
+    if not isinstance(given, Loaded):
+        return load_scenario(given, sets)
+    if sets:
+        raise ScenarioError(f"sets: {list(sets)} given for a scenario that is loaded; give them to load_scenario")
+    return given
 
 
 def resume(

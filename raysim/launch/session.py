@@ -7,9 +7,9 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
@@ -30,10 +30,13 @@ from raysim.launch.bring_up import make_backend, metrics_of
 from raysim.launch.check import Checked
 from raysim.launch.prepare import OwnData, checkpoint_store, versions, world_of
 from raysim.launch.signals import sigterm_kept
-from raysim.report.load import read_rounds
+from raysim.report.load import read_clients, read_rounds
 from raysim.report.plots import plot_accuracy
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.mlflow import MlflowTracker
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 RESUME = "raysim resume"
 """What goes on with a run, with the run's folder behind it."""
@@ -50,6 +53,16 @@ class Result:
     def state_digest(self) -> str:
         """SHA-256 over all client and server state; equal digests mean bit-identical runs."""
         return str(self.summary["state_digest"])
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        """A row per round, from `rounds.parquet`; see `raysim describe metrics`."""
+        return read_rounds(self.folder).to_pandas()
+
+    @cached_property
+    def clients(self) -> pd.DataFrame:
+        """A row per round and measured client, from `clients.parquet`; see `raysim describe clients.parquet`."""
+        return read_clients(self.folder).to_pandas()
 
 
 @dataclass

@@ -132,7 +132,9 @@ def load_scenario(source: str | Path | Mapping[str, Any], sets: Sequence[str] = 
     if isinstance(sets, str):
         raise ScenarioError(f"sets: {sets!r} given; allowed: a list of overrides, for example [{sets!r}]")
     if isinstance(source, Mapping):
-        file, text = "scenario", yaml.dump(dict(source), Dumper=Dumper, sort_keys=False)
+        file, text = "scenario", _written(source)
+    elif not isinstance(source, str | Path):
+        raise ScenarioError(f"scenario: a {type(source).__name__} given; allowed: a YAML file, or its keys and values")
     else:
         file = str(source)
         text = read_text(Path(source))
@@ -158,6 +160,15 @@ def load_scenario(source: str | Path | Mapping[str, Any], sets: Sequence[str] = 
     if declaration.checks:
         _ = loaded.algorithm  # raises
     return loaded
+
+
+def _written(source: Mapping[str, Any]) -> str:
+    try:
+        return yaml.dump(dict(source), Dumper=Dumper, sort_keys=False)
+    except yaml.representer.RepresenterError as error:
+        raise ScenarioError(
+            f"scenario: {short(repr(error.args[-1]))} given; allowed: text, numbers, true, false, null, lists, mappings"
+        ) from None
 
 
 def _preset(declaration: Declaration, profile: Any, origin: Origin) -> dict[str, Any]:

@@ -1,0 +1,59 @@
+"""raysim as a Python package: its names, and what `run` takes and gives."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import raysim
+from tests.engine.scenarios import digits
+
+
+def test_every_name_is_shown_and_there() -> None:
+    code = "import raysim; print(*dir(raysim))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert set(raysim.__all__) <= set(shown)
+    assert "Tracker" in raysim.__all__ and inspect.isclass(raysim.Tracker)
+    assert [name for name in raysim.__all__ if not hasattr(raysim, name)] == []
+
+
+def test_run_takes_a_file_and_gives_frames(workplace: Path) -> None:
+    (workplace / "tiny.yaml").write_text(yaml.safe_dump(digits(checkpoint={"every": 0})))
+    result = raysim.run("tiny.yaml", sets=["rounds=2"], quiet=True)
+    assert list(result.rounds["round"]) == [0, 1, 2]
+    assert result.rounds["accuracy/all"].iloc[-1] == result.summary["final"]["accuracy/all"]
+    assert set(result.clients["client"]) == set(range(8))
+    assert len(result.clients.query("participated")) == 2 * 4
+
+
+def test_run_takes_a_mapping_with_overrides(workplace: Path) -> None:
+    with pytest.raises(raysim.ScenarioError, match=r"^--set rounds=0: rounds: 0 given; allowed: at least 1$"):
+        raysim.run(digits(), sets=["rounds=0"])
+    with pytest.raises(raysim.ScenarioError, match=r"^scenario: rounds: 0 given; allowed: at least 1$"):
+        raysim.run(digits(rounds=0))
+    assert list(workplace.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (None, r"^scenario: a NoneType given; allowed: a YAML file, or its keys and values$"),
+        (["tiny.yaml"], r"^scenario: a list given; "),
+        (digits(output=Path("x")), r"^scenario: PosixPath\('x'\) given; allowed: text, numbers, "),
+    ],
+)
+def test_run_says_what_to_give(workplace: Path, given: Any, sentence: str) -> None:
+    with pytest.raises(raysim.ScenarioError, match=sentence):
+        raysim.run(given)
+
+
+def test_overrides_belong_to_what_is_loaded_here() -> None:
+    loaded = raysim.load_scenario(digits())
+    with pytest.raises(raysim.ScenarioError, match=r"^sets: \['rounds=1'\] given for a scenario that is loaded; "):
+        raysim.run(loaded, sets=["rounds=1"])
