@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -27,32 +27,51 @@ class HookError(RunError):
 def shapes(msg: object) -> str:
     """A message in a few words, for an error: its type and the shapes of its tensors."""
     leaves = [tuple(leaf.shape) if isinstance(leaf, Tensor) else leaf for leaf in pytree.tree_leaves(msg)]
-    return f"{type(msg).__name__}{leaves}" if msg is not None else "nothing"
+    return f"{type(msg).__name__}{leaves}"
 
 
 @contextmanager
 def hook(
-    seed: int, name: str, t: int, who: int | None, algorithm: object, device: torch.device, msg: object = None
+    seed: int,
+    name: str,
+    t: int,
+    who: int | None,
+    algorithm: object,
+    device: torch.device,
+    msg: object = None,
+    model: str = "",
 ) -> Iterator[None]:
     """Run one hook: torch's global generators start at a seed keyed by hook, round and client.
 
-    Raises `HookError` with the algorithm, hook, client, round and message shapes when the hook raises.
+    Raises `HookError` with the algorithm, hook, client, its model, round and message shapes when the hook raises.
     """
     key = seed_for(seed, name, t, -1 if who is None else who)
     torch.default_generator.manual_seed(key)
     if device.type == "cuda":
         torch.cuda.manual_seed(key)
+    place = f"{type(algorithm).__name__}.{name}" + (f" of client {who}" if who is not None else "")
+    whose = f" with model {model}" if model else ""
+    # As a context, a device makes every torch call slower; the CPU is the default anyway.
+    slow = nullcontext() if device.type == "cpu" else device
+    with blaming(lambda: f"{place} failed in round {t}{whose}{_given(name, msg)}"), slow:
+        yield
+
+
+@contextmanager
+def blaming(place: Callable[[], str]) -> Iterator[None]:
+    """Raises `HookError` that begins with `place()` when what is done inside raises an error of its own."""
     try:
-        # As a context, a device makes every torch call slower; the CPU is the default anyway.
-        with nullcontext() if device.type == "cpu" else device:
-            yield
+        yield
     except (KeyboardInterrupt, SystemExit, RaysimError):
         raise
     except Exception as error:
         import traceback
 
-        place = f"{type(algorithm).__name__}.{name}" + (f" of client {who}" if who is not None else "")
-        raise HookError(
-            f"{place} failed in round {t} on {shapes(msg)}: {type(error).__name__}: {error}",
-            traceback.format_exc(),
-        ) from error
+        raise HookError(f"{place()}: {type(error).__name__}: {error}", traceback.format_exc()) from error
+
+
+def _given(name: str, msg: object) -> str:
+    """What a hook was given, for an error; of the hooks that may go without a message, that there was none."""
+    if msg is not None:
+        return f" on {shapes(msg)}"
+    return " (the server sent it no message)" if name == "client_update" else ""

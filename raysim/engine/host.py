@@ -32,7 +32,7 @@ from raysim.core.seeds import global_seed, seeded
 from raysim.core.shards import Shards
 from raysim.core.state import digest, state_tensors
 from raysim.engine.commits import Bytes, Part, client_parts
-from raysim.engine.hooks import hook
+from raysim.engine.hooks import blaming, hook
 from raysim.engine.timelimit import limit
 from raysim.engine.world import World
 
@@ -321,9 +321,10 @@ class ClientHost:
         if net is None:
             # A client that never had a turn is its architecture's template; no copy is made to look at it.
             net = self._net(k) if self.world.independent_init else self._template(self.world.arch(k))
-        set_training(net, False)
-        local, val = self._score(net, self.test.of(k), self.val.of(k))
-        everyone = None if self.published is None else self._score(net, self.published)[0]
+        with blaming(lambda: f"the test of client {k} with model {self.world.arch(k)} failed"):
+            set_training(net, False)
+            local, val = self._score(net, self.test.of(k), self.val.of(k))
+            everyone = None if self.published is None else self._score(net, self.published)[0]
         return Measured(local, val, everyone, perf_counter() - start)
 
     @torch.inference_mode()
@@ -388,7 +389,7 @@ class ClientHost:
             torch.set_num_threads(threads)
 
     def _hook(self, name: str, t: int, k: ClientId, msg: Any = None) -> Any:
-        return hook(self.world.seed, name, t, k, self.world.algorithm, self.device, msg)
+        return hook(self.world.seed, name, t, k, self.world.algorithm, self.device, msg, self.world.arch(k))
 
 
 def settle(net: nn.Module) -> None:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from torch import nn
 
 from algorithms.standalone import Standalone
 from raysim.core.errors import RunError
@@ -29,6 +30,8 @@ from raysim.launch.check import check
 from raysim.launch.prepare import deal, read_data, world_of
 from raysim.launch.run import run
 from raysim.launch.session import Result
+from raysim.models import MODELS, ModelSpec
+from raysim.models.split import SplitNet
 from raysim.tracking.memory import MemoryTracker
 from tests.engine.scenarios import loaded
 
@@ -241,8 +244,18 @@ def test_what_is_no_message_is_told_with_its_hook(
 
     monkeypatch.setattr(Standalone, hook, lambda *_: {"text": "hello", "no message": Plain()}[what])
     told = {"text": "a message may hold tensors and numbers, not str", "no message": "Plain is no message: put @mess"}
-    with pytest.raises(HookError, match=rf"Standalone.{hook}.* failed in round 1 .*{told[what]}"):
+    with pytest.raises(HookError, match=rf"Standalone.{hook}.* failed in round 1\b.*{told[what]}"):
         quiet_run("algorithm={name: standalone}")
+
+
+def test_a_network_whose_widths_do_not_fit_is_named(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(num_classes: int, image_shape: tuple[int, int, int], feature_dim: int) -> SplitNet:
+        layers = nn.Linear(64, 40), nn.Linear(30, feature_dim), nn.ReLU()
+        return SplitNet(nn.Sequential(nn.Flatten(), *layers), nn.Linear(feature_dim, num_classes))
+
+    monkeypatch.setitem(MODELS, "mine", ModelSpec("mine", "40 is no 30", 32, build, (1, 8, 8)))
+    with pytest.raises(HookError, match=r"^the test of client 1 with model mine failed: RuntimeError: mat1 and mat2 "):
+        quiet_run("clients.models=[digits_mlp64, mine]")
 
 
 def test_a_failing_hook_says_where_and_keeps_what_was_done(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +265,11 @@ def test_a_failing_hook_says_where_and_keeps_what_was_done(workplace: Path, monk
             raise KeyError("oh")
 
     monkeypatch.setattr(Standalone, "client_update", broken)
-    with pytest.raises(HookError, match=r"Standalone.client_update of client \d failed in round 2 .*KeyError: 'oh'"):
+    with pytest.raises(
+        HookError,
+        match=r"Standalone.client_update of client \d failed in round 2 with model digits_\w+ "
+        r"\(the server sent it no message\): KeyError: 'oh'",
+    ):
         quiet_run("algorithm={name: standalone}")
     (folder,) = (workplace / "runs" / "tiny").iterdir()
     summary = json.loads((folder / "summary.json").read_text())
