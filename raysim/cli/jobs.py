@@ -13,7 +13,19 @@ if TYPE_CHECKING:
     from raysim.jobs.cluster import Cluster
     from raysim.jobs.watch import Job
 
-ID = click.argument("job", metavar="ID")
+
+def _id(context: click.Context, parameter: click.Parameter, given: str) -> str:
+    from raysim.core.errors import ScenarioError
+    from raysim.core.text import is_name
+
+    if not is_name(given):
+        raise ScenarioError(
+            f"ID: {given!r} given; allowed: an id that `raysim submit` printed (`raysim jobs` lists them)"
+        )
+    return given
+
+
+ID = click.argument("job", metavar="ID", callback=_id)
 ADDRESS = click.option(
     "--address",
     metavar="URL",
@@ -107,8 +119,12 @@ def submit(
         facts = {**known, **facts}
     job = new_id(facts.get("name") or "resume", job)
     work = Work(None if scenario is None else Path(scenario), sets, run_, facts, code_changed)
-    for note in (*cluster.notes, *submit_job(cluster, work, variables, job)):
+
+    def say(note: str) -> None:
         click.echo(f"note: {note}", err=True)
+
+    for note in (*cluster.notes, *submit_job(cluster, work, variables, job, say)):
+        say(note)
     click.echo(f"submitted {job}", err=wait)
     if not wait:
         rest = _rest(address)

@@ -128,11 +128,16 @@ class Cluster:
             return UnknownJobError(str(error))
         # Ray sends the whole traceback; its last line says what is the matter.
         last = [line for line in str(error).splitlines() if line.strip(" .")][-1]
-        return RunError(f"{shown(self.address)} refused: {one_line(last)}")
+        kind = NotReadyError if "No available agent" in last else RunError
+        return kind(f"{shown(self.address)} refused: {one_line(last)}")
 
 
 class UnknownJobError(RunError):
     """The cluster has no job of that id."""
+
+
+class NotReadyError(RunError):
+    """The cluster has just begun: no node of it takes jobs yet."""
 
 
 def connect(address: Address) -> Cluster:

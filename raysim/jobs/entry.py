@@ -70,12 +70,10 @@ def _run(
     scenario: str | None, sets: Sequence[str], run_: str | None, code_changed: bool, closing: Callable[[], None]
 ) -> int:
     # Only now: all of these bring torch and others, whose absence was to be told in a sentence.
-    from rich.console import Console
-
     from raysim.core.errors import RaysimError
     from raysim.jobs.marks import Marks
     from raysim.launch.run import run
-    from raysim.report.table import closing_table
+    from raysim.report.table import print_closing_table
     from raysim.scenario.load import load_scenario
 
     try:
@@ -91,7 +89,7 @@ def _run(
         if trace := getattr(error, "trace", ""):
             print(trace, file=sys.stderr)
         return _say(str(error), error.exit_code)
-    Console(width=160).print(closing_table(result.summary))
+    print_closing_table(result.summary)
     return 0
 
 

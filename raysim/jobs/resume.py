@@ -21,6 +21,8 @@ def find_run(cluster: Cluster, given: str) -> tuple[str, Mapping[str, str]]:
     given: its folder or id on the head node, or the id of the job that ran it; whether the folder is there only the
     job can tell. Raises `ScenarioError` when that job goes on, or has no run.
     """
+    if not given.strip():
+        raise ScenarioError(f"--resume: {given!r} given; allowed: a job's id, or a run's folder or id on the cluster")
     ours = {info.submission_id: info for info in cluster.jobs()}
     if given not in ours:
         scenario = PurePosixPath(given).parent.name  # of <output>/<scenario>/<run id>

@@ -7,13 +7,15 @@ import re
 import secrets
 import shlex
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-from raysim.core.errors import ScenarioError
-from raysim.jobs.cluster import KIND, Cluster
+from raysim.core.errors import RunError, ScenarioError
+from raysim.jobs.cluster import KIND, Cluster, NotReadyError
 from raysim.jobs.stage import stage
 from raysim.jobs.versions import VARIABLE, Versions, ray_misfit, release
 from raysim.launch.check import Checked
@@ -21,6 +23,9 @@ from raysim.tracking.store import PASSWORD, USER, is_loopback, shown
 
 STOP_S = 12
 """How long a job that is asked to stop may take before Ray kills it, in seconds; Ray's own 3 cut a run's ending off."""
+
+READY_S, AGAIN_S = 60.0, 1.0
+"""How long to wait until a node of a cluster that was just started takes jobs, and how long between two tries."""
 
 MLFLOW = "MLFLOW_TRACKING_URI"
 
@@ -98,8 +103,10 @@ def facts_of(scenario: Path, checked: Checked) -> dict[str, str]:
     }
 
 
-def submit(cluster: Cluster, work: Work, env: Mapping[str, str], job: str) -> list[str]:
-    """Submit `work` as the job `job`; returns notes for the user.
+def submit(
+    cluster: Cluster, work: Work, env: Mapping[str, str], job: str, say: Callable[[str], None] = lambda text: None
+) -> list[str]:
+    """Submit `work` as the job `job`; returns notes for the user. `say` is told when it has to wait.
 
     Scenario and `--set`s are shipped as they were given, so that the run folder holds what the user wrote; whoever
     calls has checked them. Raises `ScenarioError` when the cluster's Ray does not fit or the id is taken, `RunError`
@@ -111,8 +118,9 @@ def submit(cluster: Cluster, work: Work, env: Mapping[str, str], job: str) -> li
     variables, notes = environment(env, cluster.address)
     with tempfile.TemporaryDirectory(prefix="raysim-submit-") as folder:
         name = stage(work.scenario, Path(folder))
-        cluster.call(
-            "submit_job",
+        _when_ready(
+            cluster,
+            say,
             # `exec`: the signal to stop then reaches the run, with no shell in between that dies of it first.
             entrypoint=f"exec {shlex.join(_words(name, work))}",
             submission_id=job,
@@ -120,6 +128,23 @@ def submit(cluster: Cluster, work: Work, env: Mapping[str, str], job: str) -> li
             runtime_env={"working_dir": folder, "env_vars": variables},
         )
     return notes
+
+
+def _when_ready(cluster: Cluster, say: Callable[[str], None], **job: Any) -> None:
+    """Submit, and try again for a while where `ray start` has returned before the node's agent is there."""
+    end = time.monotonic() + READY_S
+    waiting = False
+    while True:
+        try:
+            cluster.call("submit_job", **job)
+            return
+        except NotReadyError as error:
+            if time.monotonic() > end:
+                raise RunError(f"{error} (for {READY_S:.0f} s; `ray status` shows what is wrong)") from None
+        if not waiting:
+            say(f"{shown(cluster.address)} takes no jobs yet; trying again for up to {READY_S:.0f} s")
+        waiting = True
+        time.sleep(AGAIN_S)
 
 
 def _words(name: str | None, work: Work) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import algorithms
-from raysim.core.errors import ScenarioError
+from raysim.core.errors import RunError, ScenarioError
 from raysim.jobs.cluster import Cluster
 from raysim.jobs.stage import code, stage
 from raysim.jobs.submit import Work, environment, facts_of, new_id, parse_env, submit
@@ -20,7 +20,10 @@ from raysim.launch.check import check
 from raysim.launch.code import checkout
 from raysim.scenario.load import load_scenario
 from tests.conftest import REPOSITORY
-from tests.jobs.fakes import HERE, cluster, details
+from tests.jobs.fakes import HERE, FakeClient, cluster, details
+
+NOT_YET = "Request failed with status code 503: No available agent to submit job, please try again later.."
+"""What Ray says right after `ray start`."""
 
 QUICKSTART = REPOSITORY / "scenarios" / "quickstart.yaml"
 
@@ -122,6 +125,31 @@ class TestSubmit:
         ((_, sent),) = to.client.asked
         assert sent["entrypoint"] == "exec python -m raysim.jobs.entry --set rounds=9 '--resume=/a b/r1' --code-changed"
         assert sent["metadata"] == {"raysim": Versions.here().raysim, "name": "quickstart"}
+
+    def test_a_cluster_that_was_just_started_is_asked_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("raysim.jobs.submit.AGAIN_S", 0.0)
+        to, said, send = cluster(version=Versions.here().ray), [], FakeClient.submit_job
+        refusals = iter([NOT_YET, NOT_YET])
+
+        def submit_job(self: FakeClient, **named: Any) -> str:
+            if text := next(refusals, None):
+                raise RuntimeError(text)
+            return send(self, **named)
+
+        monkeypatch.setattr(FakeClient, "submit_job", submit_job)
+        submit(to, Work(None, [], "r1"), {}, "j1", said.append)
+        assert said == [f"{HERE} takes no jobs yet; trying again for up to 60 s"]
+        assert [what for what, _ in to.client.asked] == ["submit"]
+
+    def test_it_is_not_asked_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("raysim.jobs.submit.READY_S", -1.0)
+        monkeypatch.setattr(
+            FakeClient, "submit_job", lambda self, **named: (_ for _ in ()).throw(RuntimeError(NOT_YET))
+        )
+        with pytest.raises(
+            RunError, match=r"refused: .*No available agent to submit job.* \(for .* `ray status` shows"
+        ):
+            submit(cluster(version=Versions.here().ray), Work(None, [], "r1"), {}, "j1")
 
     def test_an_id_that_is_taken(self) -> None:
         with pytest.raises(ScenarioError, match="--id: j1 is taken"):
