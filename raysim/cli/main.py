@@ -167,7 +167,10 @@ def validate(scenario: str, sets: tuple[str, ...]) -> None:
     from raysim.scenario.load import load_scenario
 
     loaded = load_scenario(scenario, sets)
-    click.echo(check(loaded).loaded.resolved_yaml(), nl=False)
+    checked = check(loaded)
+    click.echo(checked.loaded.resolved_yaml(), nl=False)
+    for note in checked.notes:
+        click.echo(f"note: {note}", err=True)
     click.echo(f"{scenario}: valid", err=True)
 
 
@@ -187,7 +190,8 @@ def list_(what: str) -> None:
 def describe(name: str) -> None:
     """Explain an algorithm, model, dataset, partition, metric, or a section of a scenario such as `clients`.
 
-    For an algorithm: its paper, what is sent, and every field with default, range and meaning.
+    For an algorithm: its paper, what is sent, and every field with default, range and meaning. `algorithms`, `models`,
+    `datasets`, `partitions` and `metrics` explain all of them, `clients.parquet` and `rounds.parquet` a file's columns.
     """
     from raysim.cli.show import show_description
 
@@ -259,16 +263,13 @@ def _attach(address: str | None) -> None:
 
 def _close(summary: Mapping[str, Any], uri: str | None) -> None:
     """What a run that ended well leaves on the terminal."""
-    from rich.console import Console
-
-    from raysim.report.table import closing_table
+    from raysim.report.table import print_closing_table
 
     if summary.get("nothing_to_do"):
         click.echo(f"{summary['folder']}: all {summary['rounds']} rounds were done already", err=True)
     if summary.get("completed"):
         click.echo(f"{summary['folder']}: all rounds were done already; plots and MLflow are complete now", err=True)
-    # No width limit but the terminal's: paths and commands are for copying.
-    Console().print(closing_table(summary))
+    print_closing_table(summary)
     click.echo(f"See it in the browser:  {_ui_line(uri)}")
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TextIO, TypeGuard
 
 from raysim.core.text import one_line
 from raysim.report.units import human_bytes, human_count, human_seconds, per_cent
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-__all__ = ["closing_table", "human_bytes", "human_count", "human_seconds", "rows"]
+__all__ = ["human_bytes", "human_count", "human_seconds", "print_closing_table", "rows"]
 
 
-def closing_table(summary: Mapping[str, object]) -> Table:
-    """The table for `rich.console.Console.print`, from a run's summary.
+def print_closing_table(summary: Mapping[str, object], file: TextIO | None = None) -> None:
+    """Print a run's summary, on standard output by default: a line each, however long, as paths are for copying.
 
     Keys that are missing or null are not shown. Those that are read:
 
@@ -29,22 +26,17 @@ def closing_table(summary: Mapping[str, object]) -> Table:
       absence the last round's bytes divided by `participants_per_round`
     - `seconds`: phase to its seconds over the whole run, "total" among them
     """
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False, padding=(0, 1))
-    table.add_column(style="dim", no_wrap=True)
-    # Paths and commands are for copying: folded they keep every character.
-    table.add_column(overflow="fold")
+    from rich.console import Console
     from rich.text import Text
 
-    for name, value in rows(summary):
-        table.add_row(name, Text(value))
-    return table
+    found = rows(summary)
+    width = max((len(name) for name, _ in found), default=0)
+    lines = [Text.assemble(" ", (name.ljust(width), "dim"), f"   {value}") for name, value in found]
+    Console(file=file).print(Text("\n").join([Text(), *lines, Text()]), soft_wrap=True)
 
 
 def rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
-    """The table's rows as text: a name and a value each. See `closing_table` for the keys.
+    """The table's rows as text: a name and a value each. See `print_closing_table` for the keys.
 
     A summary may come from a job's log or from somebody else's folder: what has another type is not shown.
     """

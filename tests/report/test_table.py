@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 
-from rich.console import Console
+import pytest
 
-from raysim.report.table import closing_table, rows
+from raysim.report.table import print_closing_table, rows
 
 SUMMARY = {
     "scenario": "quickstart",
@@ -74,8 +74,11 @@ def test_nothing_known():
     assert rows({"status": "failed", "final": None, "best_round": None}) == [("rounds", "failed")]
 
 
-def test_table_keeps_every_character_of_a_path():
+def test_a_path_stays_on_one_line(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "60")
     out = io.StringIO()
-    folder = "/a/" + "deep/" * 30 + "[r1]"
-    Console(file=out, width=60).print(closing_table({**SUMMARY, "folder": folder}))
-    assert folder in out.getvalue().replace("\n", "").replace(" ", "")
+    folder = "/a b/" + "deep/" * 30 + "[r1]"
+    print_closing_table({**SUMMARY, "folder": folder}, out)
+    lines = out.getvalue().splitlines()
+    assert f" results                  {folder}" in lines
+    assert len(lines) == len(rows(SUMMARY)) + 2 and lines[0] == lines[-1] == ""
