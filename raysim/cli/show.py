@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from raysim.core.errors import ScenarioError
-from raysim.core.results import METRICS
+from raysim.core.fields import field_docs
+from raysim.core.results import METRICS, ClientRow
 from raysim.data.partition import PARTITIONS
 from raysim.data.specs import DATASETS
 from raysim.models import MODELS
@@ -29,17 +30,23 @@ if TYPE_CHECKING:
     from raysim.launch.verify import Trace
     from raysim.scenario.load import Loaded
 
-KINDS = ("algorithms", "models", "datasets", "partitions", "metrics")
+KINDS = {
+    "algorithms": "The methods, by the names that `algorithm: {name: NAME}` takes: files in algorithms/.",
+    "models": "The architectures, by the names that the list `clients.models` takes.",
+    "datasets": "The data sets, by the names that `data.name` takes.",
+    "partitions": "How data is dealt to clients, by the names that `data: {partition: {name: NAME}}` takes.",
+    "metrics": "What is measured: the columns of rounds.parquet beside `round`, and MLflow's metrics. Accuracies lie "
+    "between 0 and 1. Methods add `client/<name>` and `server/<name>`.",
+}
+FILES = {"rounds.parquet": {"round": "round; 0: before the first", **METRICS}, "clients.parquet": field_docs(ClientRow)}
+"""The columns of a run's files."""
 
 
 def show_list(what: str) -> None:
     """Names and a line each."""
     console = Console()
     for kind in KINDS if what == "all" else (what,):
-        table = _table(kind.capitalize() if what == "all" else None, "name", "what it is")
-        for name, text in _entries(kind):
-            table.add_row(Text(name), Text(text))
-        console.print(table)
+        _show_entries(console, kind.capitalize() if what == "all" else None, _entries(kind))
 
 
 def show_description(name: str) -> None:
@@ -72,10 +79,15 @@ def show_description(name: str) -> None:
         )
     elif name in METRICS:
         console.print(Text(METRICS[name]))
+    elif name in KINDS:
+        console.print(Text(f"{KINDS[name]} `raysim describe NAME` explains one.\n"))
+        _show_entries(console, None, _entries(name))
+    elif name in FILES:
+        _show_entries(console, None, FILES[name].items(), "column")
     elif name in Scenario.model_fields or name == "scenario":
         _show_section(console, name)
     else:
-        known = [*algorithm_names(), *PARTITIONS, *MODELS, *DATASETS, *METRICS, *Scenario.model_fields]
+        known = [*algorithm_names(), *PARTITIONS, *MODELS, *DATASETS, *METRICS, *Scenario.model_fields, *KINDS, *FILES]
         raise ScenarioError(f"describe {name}: nothing has this name{suggest(name, known)} (`raysim list` shows all)")
 
 
@@ -116,6 +128,7 @@ def show_preview(found: Preview, loaded: Loaded) -> None:
         Text(
             f"Estimate, from those steps: {found.steps_per_turn:.3g} steps per participant and round, "
             f"{human_seconds(found.round_s)} per round, {human_seconds(found.total_s)} in all on CPUs like this one.\n"
+            f"Not in it: the start ({_start(found, loaded)}), tests, the server's work and messages.\n"
             f"Memory: at most {memory / 1024:.1f} GiB ({found.plan.num_actors} actors, server and driver at up to "
             f"{found.process_memory_mb:.0f} MiB each, {found.client_memory_mb:.0f} MiB of client weights, "
             f"{found.images_mb:.0f} MiB of images once per node)."
@@ -124,6 +137,13 @@ def show_preview(found: Preview, loaded: Loaded) -> None:
     for note in found.plan.notes:
         console.print(Text(f"Note: {note}"))
     console.print(Text("Nothing was started."))
+
+
+def _start(found: Preview, loaded: Loaded) -> str:
+    """What a run does before its first round, which is not measured here."""
+    if loaded.scenario.backend == "in_process":
+        return "reading the data"
+    return f"reading the data, Ray, and {found.plan.num_actors + 1} processes that import torch: many seconds"
 
 
 def show_traces(traces: Sequence[Trace]) -> None:
@@ -159,6 +179,13 @@ def _entries(kind: str) -> Iterable[tuple[str, str]]:
     if kind == "partitions":
         return [(name, declaration_of(cls).summary) for name, cls in PARTITIONS.items()]
     return list(METRICS.items())
+
+
+def _show_entries(console: Console, title: str | None, entries: Iterable[tuple[str, str]], of: str = "name") -> None:
+    table = _table(title, of, "what it is")
+    for name, text in entries:
+        table.add_row(Text(name), Text(text))
+    console.print(table)
 
 
 def _algorithm(name: str) -> str:

@@ -52,26 +52,46 @@ METRICS: Mapping[str, str] = {
 class ClientRow:
     """One client in one round: a row of `clients.parquet`. Names that end in `_s` are timings."""
 
-    round: int  # 0: before the first round
+    round: int
+    """round, from 1; 0: before the first round"""
     client: int
+    """id, from 0"""
     model: str
+    """architecture"""
     participated: bool
-    accuracy: float | None  # correct / total; None when it was not measured in this round
+    """whether it took part in this round"""
+    accuracy: float | None
+    """test accuracy, correct / total; null when it was not measured in this round, as all that tests measure"""
     correct: int | None
-    total: int | None  # its test samples
-    loss: float | None  # mean test cross-entropy per sample
-    val_correct: int | None  # of its validation samples
+    """test samples that it classified rightly"""
+    total: int | None
+    """its test samples"""
+    loss: float | None
+    """mean test cross-entropy per sample"""
+    val_correct: int | None
+    """validation samples that it classified rightly"""
     val_total: int | None
-    global_accuracy: float | None  # on the whole published test set, where the scenario asks
-    train_loss: float | None  # mean training loss per sample of the round; None for a client that did not train
-    train_samples: int  # seen in training, counted once per epoch
+    """its validation samples"""
+    global_accuracy: float | None
+    """accuracy on the whole published test set, where the scenario asks for it"""
+    train_loss: float | None
+    """mean training loss per sample of the round; null for a client that did not train"""
+    train_samples: int
+    """samples seen in training, counted once per epoch"""
     up_bytes: int
+    """bytes that it sent"""
     down_bytes: int
+    """bytes that the server sent it"""
     up_params: int
+    """numbers that it sent"""
     down_params: int
+    """numbers that the server sent it"""
     flops: float
+    """floating-point operations of its training, evaluation apart"""
     train_s: float
+    """seconds that its hooks took"""
     evaluate_s: float
+    """seconds of its tests"""
 
 
 @dataclass(frozen=True)

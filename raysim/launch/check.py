@@ -54,6 +54,14 @@ class Checked:
         )
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What is allowed, but perhaps not what was meant."""
+        training = self.loaded.scenario.training
+        if training.optimizer == "adam" and training.momentum:
+            return (f"training.momentum: {training.momentum:g} is not used, as the optimizer is adam",)
+        return ()
+
+    @property
     def architectures(self) -> tuple[str, ...]:
         """The clients' different ones, in order of first use."""
         clients = self.loaded.scenario.clients

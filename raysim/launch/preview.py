@@ -73,6 +73,7 @@ def preview(checked: Checked) -> Preview:
     if missing(data.name, data.root, data.format):
         text = f"{data.name} is not on this machine; a run looks for it and, without data.root, tries to download it"
         plan = replace(plan, notes=(*plan.notes, text))
+    plan = replace(plan, notes=(*checked.notes, *plan.notes))
     models = tuple(_measure(checked, name) for name in checked.task.architectures)
     count = scenario.clients.count
     dataset = checked.dataset

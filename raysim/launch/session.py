@@ -111,6 +111,8 @@ class Session:
                 self.trackers.append(metrics)
             facts["actors"] = plan.num_actors
             world = world_of(self.checked, self.own.data, self.partition, plan)
+            for text in self.checked.notes:
+                self.note(text)
             if idle := sum(not count for count in world.num_samples.values()):
                 self.note(f"{idle} of {world.num_clients} clients hold no training samples and never take part")
             schedule = Schedule(

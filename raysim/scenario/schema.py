@@ -83,7 +83,7 @@ class Training(Section):
     lr: Annotated[float, Field(gt=0)] = 0.01
     """Learning rate."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Momentum of SGD."""
+    """Momentum of SGD; Adam, with moments of its own, does not use it."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """L2 penalty added to the gradient."""
     clip: Annotated[float, Field(gt=0)] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -25,7 +26,9 @@ DIGITS_NAMES = sorted(name for name in MODELS if name.startswith("digits_"))
 
 def image_shape(spec: ModelSpec) -> tuple[int, int, int]:
     """The one shape that the model reads, or a small one that it accepts."""
-    return spec.image_shape or (max(spec.channels), 16, 16)
+    patch = spec.patch or 1
+    side = -(-max(16, spec.min_size) // patch) * patch
+    return spec.image_shape or (max(spec.channels), side, side)
 
 
 def build(name: str, *, num_classes: int = 10, feature_dim: int | None = None, seed: int = 0) -> SplitNet:
@@ -132,6 +135,14 @@ def test_shapes(name: str) -> None:
     assert logits_BK.shape == (2, 7)
     assert features_BD.min() >= 0, "the representation comes after a ReLU"
     assert logits_BK.isfinite().all()
+
+
+def test_the_tests_know_what_a_model_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [name for name, spec in MODELS.items() if misfit(name, image_shape(spec))] == []
+    monkeypatch.setitem(MODELS, "mine", replace(MODELS["hks_resnet8"], name="mine", min_size=32))
+    test_shapes("mine")
+    monkeypatch.setitem(MODELS, "mine", replace(MODELS["vit_small"], name="mine", min_size=34))
+    assert image_shape(MODELS["mine"]) == (3, 36, 36)
 
 
 @pytest.mark.parametrize("name", SMALL)

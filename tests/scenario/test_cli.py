@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import yaml
 
 from raysim.cli.main import cli, main
-from raysim.core.results import METRICS
+from raysim.core.results import METRICS, ClientRow
 from raysim.data.partition import PARTITIONS
 from raysim.data.specs import DATASETS
 from raysim.launch.check import check
@@ -27,8 +28,8 @@ SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 QUICKSTART = str(SCENARIOS / "quickstart.yaml")
 
 OPTIONS = {
-    "launch": {"scenario", "--set", "--dry-run", "--quiet", "--resume", "--address"},
-    "resume": {"run_", "--set", "--quiet", "--address"},
+    "launch": {"scenario", "--set", "--dry-run", "--quiet", "--resume", "--address", "--code-changed"},
+    "resume": {"run_", "--set", "--quiet", "--address", "--code-changed"},
     "verify": {"scenario", "--set", "--actors", "--kill"},
     "validate": {"scenario", "--set"},
     "list": {"what"},
@@ -36,7 +37,7 @@ OPTIONS = {
     "schema": {"--output", "-o"},
     "ui": {"--uri", "--host", "--port"},
     "completion": {"shell"},
-    "submit": {"scenario", "--set", "--address", "--wait", "--resume", "--id", "--env"},
+    "submit": {"scenario", "--set", "--address", "--wait", "--resume", "--id", "--env", "--code-changed"},
     "status": {"job", "--address"},
     "logs": {"job", "--address", "--follow", "-f"},
     "stop": {"job", "--address"},
@@ -119,6 +120,39 @@ def test_describe_knows_every_name(capfd: pytest.CaptureFixture[str], name: str)
     assert len(out.strip()) > 10
 
 
+@pytest.mark.parametrize("kind", NAMES)
+def test_describe_a_kind_says_where_its_names_go_and_lists_them(capfd: pytest.CaptureFixture[str], kind: str):
+    code, out, err = run(capfd, "describe", kind)
+    assert (code, err) == (0, "")
+    assert set(NAMES[kind]) <= set(out.split()) and "`raysim describe NAME` explains one" in " ".join(out.split())
+
+
+def test_describe_a_file_gives_its_columns(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    _, out, _ = run(capfd, "describe", "clients.parquet")
+    rows = [line.split(maxsplit=1) for line in out.splitlines() if line.strip()]
+    assert [row[0] for row in rows[2:]] == [field.name for field in fields(ClientRow)]
+    assert all(len(row) == 2 for row in rows[2:]), "a column without a meaning"
+    _, out, _ = run(capfd, "describe", "rounds.parquet")
+    assert {"round", *METRICS} <= set(out.split())
+
+
+def test_adam_says_that_momentum_is_not_used(capfd: pytest.CaptureFixture[str]):
+    code, _, err = run(capfd, "validate", QUICKSTART, "--set", "training.optimizer=adam")
+    note = "note: training.momentum: 0.9 is not used, as the optimizer is adam\n"
+    assert (code, err) == (0, f"{note}{QUICKSTART}: valid\n")
+    without = ["--set", "training.optimizer=adam", "--set", "training.momentum=0"]
+    assert run(capfd, "validate", QUICKSTART, *without)[2] == f"{QUICKSTART}: valid\n"
+
+
+@pytest.mark.parametrize("backend", ["ray", "in_process"])
+def test_a_dry_run_says_what_it_leaves_out(capfd: pytest.CaptureFixture[str], workplace: Path, backend: str):
+    code, out, _ = run(capfd, "launch", QUICKSTART, "--dry-run", "--set", f"backend={backend}")
+    words = " ".join(out.split())
+    assert code == 0 and "Not in it: the start (reading the data" in words
+    assert ("processes that import torch" in words) == (backend == "ray")
+
+
 def test_describe_an_algorithm_gives_paper_file_and_fields(capfd: pytest.CaptureFixture[str]):
     _, out, _ = run(capfd, "describe", "fedgh")
     for text in ("arxiv.org/abs/2303.13137", "algorithms/fedgh.py", "server_epochs", "per_lar", "0.01", "whole number"):
@@ -169,6 +203,12 @@ REFUSED = [
     (["launch", QUICKSTART, "--set", "clients.models=[cnn1]"], "clients.models.0: cnn1 needs 3x32x32 images"),
     (["describe", "fedghh"], "raysim: describe fedghh: nothing has this name; did you mean 'fedgh'?"),
     (["describe", "FedGH"], "raysim: describe FedGH: nothing has this name; did you mean 'fedgh'?"),
+    (["describe", "model"], "raysim: describe model: nothing has this name; did you mean 'models'?"),
+    *(
+        ([command, ""], "raysim: ID: '' given; allowed: an id that `raysim submit` printed (`raysim jobs` lists them)")
+        for command in ("fetch", "status", "logs", "stop")
+    ),
+    (["fetch", "a/b"], "raysim: ID: 'a/b' given; allowed: an id that `raysim submit` printed"),
     (["describe", "nonsense"], "raysim: describe nonsense: nothing has this name (`raysim list` shows all)"),
 ]
 
