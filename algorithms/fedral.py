@@ -91,6 +91,10 @@ class FedRAL(Algorithm[Matrix, Matrix, Matrix]):
     train_matrix: bool = True
     """Train the matrix; `false` leaves it as the server sends it."""
 
+    @property
+    def static_downlink(self) -> bool:
+        return not self.train_matrix
+
     def check(self, task: Task) -> None:
         width = task.feature_dim
         if isinstance(self.blocks, dict):

@@ -8,6 +8,7 @@ Shapes: N samples of one client, B batch, C classes, D representation width, H x
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import FrozenInstanceError
@@ -121,6 +122,15 @@ def toy_samples(labels: Sequence[int], k: ClientId) -> Samples:
 Watch = Callable[["Toy", str, ClientId | None, Any], AbstractContextManager[None]]
 """(world, hook, client or None for the server, the message the hook was given): entered around every hook."""
 
+Returned = Callable[["Toy", str, ClientId, Any], None]
+"""(world, hook, client, message): called with every message as the hook returned it."""
+
+DROPPED = {
+    "client_receive": "what goes up is returned by client_update",
+    "server_update": "assign the new state to server.state",
+}
+"""Hooks whose return value nobody takes, and what was probably meant."""
+
 
 class Toy:
     """A run of an algorithm in the toy world, seeded and ordered as the engine does it."""
@@ -133,6 +143,7 @@ class Toy:
         watch: Watch | None = None,
         trainer: Trainer = fit_one,
         meter: FlopMeter | None = None,
+        returned: Returned | None = None,
     ) -> None:
         self.algorithm, self.clause, self.trainer = algorithm, clause, trainer
         # The one architecture is the one with BatchNorm, which is the hardest to exchange.
@@ -141,7 +152,9 @@ class Toy:
         self.samples = {k: toy_samples(y, k) for k, y in enumerate(labels)}
         self.meter = meter
         self.watch: Watch = watch or (lambda toy, name, who, msg: nullcontext())
-        self.sent: list[tuple[str, ClientId, Any]] = []  # every message as the hook returned it
+        self.returned: Returned = returned or (lambda toy, name, who, msg: None)
+        self.tamper: Callable[[str, Any], Any] = lambda name, msg: msg  # changes what a hook is given
+        self.sent: list[tuple[str, ClientId, Any]] = []  # every message as it was sent, in memory of its own
         self.server: Server[Any] = Server(
             self.task,
             seeded(SEED, "server_start", 0),
@@ -163,10 +176,14 @@ class Toy:
         if type(self.algorithm).client_join is not Algorithm.client_join:
             for k in self.samples:
                 hello = self._call("client_join", k, 0, partial(self.algorithm.client_join, self._client(k, 0)))
-                self.sent.append(("client_join", k, hello))
-                hellos[k] = unpack(pack(hello))
+                packed_hello = self._packed("client_join", k, hello)
+                hellos[k] = unpack(packed_hello)
+                self.sent.append(("client_join", k, unpack(packed_hello)))
         start = partial(self.algorithm.server_start, self.server, hellos)
-        self.server.state = self._call("server_start", None, 0, start)
+        state = self._call("server_start", None, 0, start)
+        if state is None and self.server.state is not None:
+            raise self.broken("server_start sets server.state, but returns nothing, which replaces it", "return it")
+        self.server.state = state
         return self
 
     def round(self, t: int, cohort: Sequence[ClientId] | None = None, reverse: bool = False) -> Toy:
@@ -176,20 +193,30 @@ class Toy:
         outgoing = {
             k: self._call("server_send", None, t, partial(algorithm.server_send, self.server, k)) for k in members
         }
-        self.sent += [("server_send", k, msg) for k, msg in outgoing.items()]
-        distinct = list({id(msg): msg for msg in outgoing.values() if msg is not None}.values())
         # One copy for all clients that get the same message, as on a host of the engine.
-        arrived = dict(zip(map(id, distinct), map(unpack, pack(distinct)), strict=True))
+        arrived: dict[int, Any] = {id(None): None}
+        kept: dict[int, Any] = {id(None): None}
+        for k, msg in outgoing.items():
+            if id(msg) not in arrived:
+                packed_once = self._packed("server_send", k, msg)
+                arrived[id(msg)] = self.tamper("server_send", unpack(packed_once))
+                kept[id(msg)] = unpack(packed_once)
+            self.sent.append(("server_send", k, kept[id(msg)]))
         packed: dict[ClientId, Any] = {}
         for k in reversed(members) if reverse else members:
-            down, client = arrived.get(id(outgoing[k])), self._client(k, t)
+            down, client = arrived[id(outgoing[k])], self._client(k, t)
             if down is not None:
                 self._call("client_receive", k, t, partial(algorithm.client_receive, client, down), down)
             up = self._call("client_update", k, t, partial(algorithm.client_update, client, down), down)
-            self.sent.append(("client_update", k, up))
-            packed[k] = pack(up)
+            packed[k] = self._packed("client_update", k, up)
+            self.sent.append(("client_update", k, unpack(packed[k])))
+            if client.net is not self.nets[k]:
+                raise self.broken(
+                    f"a hook of client {k} puts another network into client.net, which is forgotten",
+                    "change the weights of the one that is there, for example with load_state_dict",
+                )
         self._begin("server_update", t)
-        ups = {k: unpack(packed[k]) for k in sorted(packed) if packed[k] is not None}
+        ups = {k: self.tamper("client_update", unpack(packed[k])) for k in sorted(packed) if packed[k] is not None}
         if ups:
             update = partial(algorithm.server_update, self.server, ups)
             # The engine counts operations there, under which not every way of asking for gradients works.
@@ -230,6 +257,22 @@ class Toy:
         """The error of this world's clause."""
         return ContractError(self.algorithm, self.clause, problem, remedy)
 
+    def fork(self) -> Toy:
+        """The same world once more, which goes on apart from this one."""
+        other = copy.copy(self)
+        other.nets, other.server, other.sent = copy.deepcopy(self.nets), copy.copy(self.server), []
+        other.server.state = copy.deepcopy(self.server.state)
+        return other
+
+    def _packed(self, name: str, k: ClientId, msg: Any) -> Any:
+        """A message that a hook returned, as bytes: what the hook's owner does to it later changes nothing."""
+        self.returned(self, name, k, msg)
+        try:
+            return pack(msg)
+        except Exception as error:
+            problem = f"what {name} returns for client {k} cannot be sent ({error})"
+            raise self.broken(problem, "send plain dense tensors and numbers") from error
+
     def _client(self, k: ClientId, t: int) -> Client:
         return Client(
             id=k,
@@ -255,7 +298,10 @@ class Toy:
         with self.watch(self, name, who, msg):
             try:
                 with seed:
-                    return work()
+                    found = work()
+                if found is not None and name in DROPPED and not self.meter:
+                    raise self.broken(f"{name} returns a {type(found).__name__}, which nobody takes", DROPPED[name])
+                return found
             except ContractError:
                 raise
             except FrozenInstanceError as error:

@@ -57,7 +57,8 @@ def algorithm_file(name: str) -> Path | None:
 def algorithm_class(name: str) -> type[AnyAlgorithm]:
     """The algorithm of a file.
 
-    Raises `ScenarioError` when there is no such file, it cannot be imported, or holds not exactly one whole algorithm.
+    Raises `ScenarioError` when there is no such file, it cannot be imported, or holds not exactly one whole algorithm, or
+    one in which a hook or a field is none.
     """
     names = algorithm_names()
     if name not in names:
@@ -65,6 +66,7 @@ def algorithm_class(name: str) -> type[AnyAlgorithm]:
             f"algorithm.name: unknown algorithm {name!r}{suggest(name, names)} (there are: {', '.join(names)})"
         )
     from raysim.core.algorithm import Algorithm  # here: it imports torch
+    from raysim.core.definition import first_slip
 
     try:
         module = importlib.import_module(f"algorithms.{name}")
@@ -77,9 +79,14 @@ def algorithm_class(name: str) -> type[AnyAlgorithm]:
     ]
     if len(found) != 1:
         raise ScenarioError(f"algorithms/{name}.py: holds {len(found)} Algorithm classes; it must hold exactly one")
-    if missing := sorted(found[0].__abstractmethods__):
-        raise ScenarioError(f"algorithms/{name}.py: {found[0].__name__} lacks {', '.join(missing)}")
-    return found[0]
+    (cls,) = found
+    slip = first_slip(cls)
+    if missing := sorted(cls.__abstractmethods__):
+        why = f": {slip}" if slip else ""
+        raise ScenarioError(f"algorithms/{name}.py: {cls.__name__} lacks {', '.join(missing)}{why}")
+    if slip:
+        raise ScenarioError(f"algorithms/{name}.py: {cls.__name__}: {slip}")
+    return cls
 
 
 def _where(error: Exception) -> str:

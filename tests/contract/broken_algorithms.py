@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -423,6 +424,7 @@ class SetsItself(Sound):
 
     def client_update(self, client: Client, down: Header | None) -> Any:
         self.rounds = 1  # type: ignore[misc]
+        return super().client_update(client, down)
 
 
 @dataclass(frozen=True)
@@ -524,6 +526,319 @@ class NeedsEveryClass(FedGHSlip):
             count_C.index_add_(0, up.class_S, torch.ones(len(up.class_S)))
         with torch.no_grad():
             server.state.weight.copy_(sum_CD / count_C[:, None])
+
+
+# -- slips after which a hook or a field is silently none ----------------------------------------------
+
+
+@dataclass(frozen=True)
+class TypoInAHook(Sound):
+    """A letter short."""
+
+    def server_updat(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:
+        super().server_update(server, ups)
+
+
+@dataclass(frozen=True)
+class AHookOfAnotherLibrary(Sound):
+    """Named as hooks are, but not one of them."""
+
+    def server_aggregate(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:
+        super().server_update(server, ups)
+
+
+@dataclass(frozen=True)
+class AHookWithAnUnderscore(Sound):
+    """Made private, so that nobody calls it."""
+
+    def _client_receive(self, client: Client, down: Header) -> None:
+        super().client_receive(client, down)
+
+
+@dataclass(frozen=True)
+class ForgetsToReturn(Sound):
+    """Makes a message and does not hand it over."""
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        super().client_update(client, down)
+
+
+@dataclass(frozen=True)
+class ForgetsToReturnTheFirstState(Sound):
+    """Puts the state where it belongs, and then None over it."""
+
+    def server_start(self, server: Server[Header], hellos: Mapping[ClientId, Any]) -> Any:
+        server.state = super().server_start(server, hellos)
+
+
+@dataclass(frozen=True)
+class ForgetsToReturnSometimes(Sound):
+    """As ForgetsToReturnTheFirstState, where only running shows it."""
+
+    def server_start(self, server: Server[Header], hellos: Mapping[ClientId, Any]) -> Any:
+        server.state = super().server_start(server, hellos)
+        return hellos or None
+
+
+@dataclass(frozen=True)
+class FieldWithoutAnnotation(Sound):
+    """Looks like a field, and no scenario can set it."""
+
+    gamma = 0.5
+
+
+@dataclass(frozen=True)
+class FieldKeepsItsOldDefault(UnequalCopy):
+    """Means to give an inherited field another default."""
+
+    thing = "else"
+
+
+@dataclass(frozen=True)
+class TypoInAnAttribute(Sound):
+    """Means `one_architecture`."""
+
+    one_architectur = True
+
+
+@dataclass(frozen=True)
+class TypoInADeclaredAttribute(Sound):
+    """Means `scheduled`."""
+
+    schedulled: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class StaticByAMethod(Sound):
+    """Says that its downlink is not static, by a method, which is always true."""
+
+    def static_downlink(self) -> bool:  # type: ignore[override]
+        return False
+
+
+@dataclass(frozen=True)
+class AsyncHook(Sound):
+    """A coroutine that nobody awaits."""
+
+    async def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:  # type: ignore[override]
+        super().server_update(server, ups)
+
+
+@dataclass(frozen=True)
+class GeneratorHook(Sound):
+    """A generator that nobody takes values from."""
+
+    def client_receive(self, client: Client, down: Header) -> Any:
+        for name, value in down.w.items():
+            yield client.net.header.get_parameter(name).data.copy_(value)
+
+
+@dataclass(frozen=True)
+class ClassmethodHook(Sound):
+    """Sees the field's default, whatever a scenario says."""
+
+    factor: float = 1.0
+    """What the upload is multiplied by."""
+
+    @classmethod
+    def client_update(cls, client: Client, down: Header | None) -> Any:  # type: ignore[override]
+        client.fit(cross_entropy)
+        return Header({name: cls.factor * value for name, value in weights(client.net.header).items()})
+
+
+@dataclass(frozen=True)
+class PropertyHook(Sound):
+    """A hook that cannot be called."""
+
+    @property
+    def client_receive(self) -> Any:
+        return Sound.client_receive
+
+
+@dataclass(frozen=True)
+class TooFewArguments(Sound):
+    """Forgets who the message is for."""
+
+    def server_send(self, server: Server[Header]) -> Header:  # type: ignore[override]
+        return server.state
+
+
+@dataclass(frozen=True)
+class ArgumentsSwapped(Sound):
+    """Takes the message for the client."""
+
+    def client_receive(self, down: Header, client: Client) -> None:  # type: ignore[override]
+        super().client_receive(client, down)
+
+
+@dataclass(frozen=True)
+class ReceivesWhatNobodySends(Algorithm[Header, None, None]):
+    """Without server_send its client_receive is never called."""
+
+    paper: ClassVar[str] = "none"
+
+    def client_receive(self, client: Client, down: Header) -> None:
+        client.net.header.load_state_dict(down.w)
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        client.fit(cross_entropy)
+
+
+@dataclass(frozen=True)
+class JoinsUnheard(Algorithm[None, None, None]):
+    """Clients say something before round 1, and there is no server_start to hear it."""
+
+    paper: ClassVar[str] = "none"
+
+    def client_join(self, client: Client) -> Header:
+        return Header(weights(client.net.header))
+
+    def client_update(self, client: Client, down: None) -> Any:
+        client.fit(cross_entropy)
+
+
+@dataclass(frozen=True)
+class UnreadField(Sound):
+    """A setting that sets nothing."""
+
+    unheeded: float = 0.5
+    """How much."""
+
+
+@dataclass(frozen=True)
+class ReturnsTheState(Sound):
+    """Returns the new state instead of assigning it."""
+
+    def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> Any:
+        return Header(weighted_mean((server.num_samples[k], up.w) for k, up in ups.items()))
+
+
+@dataclass(frozen=True)
+class UploadsFromReceive(Sound):
+    """Trains and uploads in the hook whose return value nobody takes."""
+
+    def client_receive(self, client: Client, down: Header) -> Any:
+        super().client_receive(client, down)
+        return super().client_update(client, down)
+
+
+@dataclass(frozen=True)
+class AnotherNet(Sound):
+    """Trains a copy of its network, which the engine does not know."""
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        client.net = copy.deepcopy(client.net)
+        return super().client_update(client, down)
+
+
+@dataclass(frozen=True)
+class UploadsWhatItWas(Sound):
+    """Uploads the header of a fresh model, not the trained one."""
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        super().client_update(client, down)
+        return Header(weights(client.task.model(client.arch).header))
+
+    def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:
+        super().server_update(server, ups)
+        server.state.w["bias"].add_(server.t)
+
+
+@dataclass(frozen=True)
+class UploadsNever(Sound):
+    """Returns a message on no branch that is taken."""
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        up = super().client_update(client, down)
+        return up if client.t < 0 else None
+
+
+@dataclass(frozen=True)
+class SendsNever(Sound):
+    """Waits for what never is."""
+
+    def server_send(self, server: Server[Header], to: ClientId) -> Any:
+        return server.state if server.t < 0 else None
+
+
+@dataclass(frozen=True)
+class UploadsToNobody(Algorithm[None, Header, None]):
+    """Has no server_update."""
+
+    paper: ClassVar[str] = "none"
+
+    def client_update(self, client: Client, down: None) -> Header:
+        client.fit(cross_entropy)
+        return Header(weights(client.net.header))
+
+
+@dataclass(frozen=True)
+class NeverReceives(Sound):
+    """The header arrives and lies there."""
+
+    def client_receive(self, client: Client, down: Header) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class AveragesIntoNothing(Sound):
+    """Averages into a variable of its own; what it sends moves all the same."""
+
+    def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:
+        state = Header(weighted_mean((server.num_samples[k], up.w) for k, up in ups.items()))
+        server.state.w["bias"].add_(0 * state.w["bias"] + server.t)
+
+
+# -- and some that are right, however they look ----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class InPlace(Sound):
+    """Keeps one header and changes it in place; what it sends is what it keeps."""
+
+    def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:
+        super_state = server.state
+        super().server_update(server, ups)
+        for name, value in server.state.w.items():
+            super_state.w[name].copy_(value)
+        server.state = super_state
+
+
+@dataclass(frozen=True)
+class LiveUpload(Sound):
+    """Uploads its network's own tensors, which training changes in place; the dictionary is torch's."""
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        client.fit(cross_entropy)
+        return Header(client.net.header.state_dict())
+
+
+@dataclass(frozen=True)
+class HelpersOfManyNames(Sound):
+    """Helpers, constants and attributes that only look like slips."""
+
+    LEVELS = ("one", "two")
+    tolerance: ClassVar[float] = 1e-3
+    server_rate: float = 1.0
+    """How far the server goes."""
+
+    @property
+    def server_pace(self) -> float:
+        """Half of it, and half of it again."""
+        return self.server_rate
+
+    @staticmethod
+    def server_send(server: Server[Header], to: ClientId) -> Header:  # type: ignore[override]
+        return server.state
+
+    @torch.no_grad()
+    def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:
+        self.server_updates(server, ups)
+
+    def server_updates(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:
+        """What server_update does."""
+        mean = weighted_mean((server.num_samples[k], up.w) for k, up in ups.items())
+        server.state = Header({name: self.server_pace * value for name, value in mean.items()})
 
 
 def fresh_globals() -> Iterator[None]:

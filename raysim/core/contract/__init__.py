@@ -3,7 +3,7 @@
 It runs the algorithm for a few rounds in a toy world (`toy.py`: C = 4 classes, D = 8, images of 4 x 4 pixels, a handful
 of clients with three architectures) and compares what the hooks did with what they may do. Seconds on one CPU, no Ray.
 What an algorithm cannot meet it says in an attribute, never by its name: `one_architecture` (whole models are
-exchanged) and `static_downlink` (what the server sends is meant never to change).
+exchanged) and `static_downlink` (what the server sends, and so what comes back, may stay as it is).
 
 Shapes: N samples of one client, B batch, C classes, D representation width, H x W pixels.
 """
@@ -26,13 +26,14 @@ from raysim.core.contract.repeatable import (
 from raysim.core.contract.running import (
     absent_unchanged,
     class_gap,
-    downlink_moves,
+    connected,
     learns,
+    messages_move,
     one_client,
     runs,
     single_samples,
 )
-from raysim.core.contract.source import documented, frozen, imports, picklable
+from raysim.core.contract.source import defined, documented, fields_read, frozen, imports, picklable
 from raysim.core.toy import ContractError
 
 __all__ = ["CLAUSES", "ContractError", "check_algorithm"]
@@ -55,10 +56,12 @@ def check_algorithm(algorithm: AnyAlgorithm) -> None:
 CLAUSES: dict[str, Callable[[AnyAlgorithm], None]] = {
     clause.__name__: clause
     for clause in (
+        defined,
         runs,
         frozen,
         picklable,
         documented,
+        fields_read,
         imports,
         messages,
         own_state_only,
@@ -73,7 +76,8 @@ CLAUSES: dict[str, Callable[[AnyAlgorithm], None]] = {
         absent_unchanged,
         losses,
         learns,
-        downlink_moves,
+        messages_move,
+        connected,
         one_client,
         single_samples,
         class_gap,

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from raysim.core.algorithm import AnyAlgorithm, ClientId
+from raysim.core.algorithm import Algorithm, AnyAlgorithm, ClientId
 from raysim.core.compare import differing, identical, visible_tensors
 from raysim.core.messages import nonfinite
-from raysim.core.toy import FOUR, GAP, Labels, Toy
+from raysim.core.toy import FOUR, GAP, ContractError, Labels, Toy
+
+PATIENCE = 24
+"""Rounds within which something is sent: some methods train alone for a while."""
 
 
 def runs(algorithm: AnyAlgorithm) -> None:
@@ -49,23 +53,91 @@ def learns(algorithm: AnyAlgorithm) -> None:
         )
 
 
-def downlink_moves(algorithm: AnyAlgorithm) -> None:
-    """What the server sends changes from round to round, unless the algorithm says `static_downlink`."""
+def messages_move(algorithm: AnyAlgorithm) -> None:
+    """What is sent, up and down, changes from round to round, unless the algorithm says `static_downlink`."""
     if getattr(algorithm, "static_downlink", False):
         return
-    toy = Toy(algorithm, "downlink_moves").run(4)
+    toy = Toy(algorithm, "messages_move").run(4)
     for k in toy.samples:
-        sent = [msg for name, who, msg in toy.sent if name == "server_send" and who == k and msg is not None]
-        if len(sent) < 2:
-            continue
-        # Numbers such as the round, and ids, move or stand still for reasons of their own.
-        learnt = [[leaf for leaf in pytree.tree_leaves(m) if _is_float(leaf)] or pytree.tree_leaves(m) for m in sent]
-        if all(identical(later, learnt[0]) for later in learnt[1:]):
+        if count := _standing_still(toy, "server_send", k):
             raise toy.broken(
-                f"server_send gave client {k} the same values in {len(sent)} rounds",
+                f"server_send gave client {k} the same values in {count} rounds",
                 "server_update must change what is sent (does its optimizer own those parameters?), or the "
                 "algorithm says static_downlink = True",
             )
+        if count := _standing_still(toy, "client_update", k):
+            raise toy.broken(
+                f"client_update of client {k} gave the same values in {count} rounds",
+                "send what local training changed; what never changes is sent once, by client_join",
+            )
+
+
+def _standing_still(toy: Toy, hook: str, k: ClientId) -> int:
+    """How many messages of this hook, all alike, went to or from a client; 0 where they differ, or there is but one."""
+    sent = [msg for name, who, msg in toy.sent if name == hook and who == k and msg is not None]
+    # Numbers such as the round, and ids, move or stand still for reasons of their own.
+    learnt = [[leaf for leaf in pytree.tree_leaves(m) if _is_float(leaf)] or pytree.tree_leaves(m) for m in sent]
+    return len(sent) if len(sent) > 1 and all(identical(later, learnt[0]) for later in learnt[1:]) else 0
+
+
+def connected(algorithm: AnyAlgorithm) -> None:
+    """What one side sends, the other side gets and reads: with other messages the run would be another."""
+
+    def overridden(hook: str) -> bool:
+        return getattr(type(algorithm), hook) is not getattr(Algorithm, hook)
+
+    for hook, side in (("client_update", "the server"), ("server_send", "any client")):
+        toy = Toy(algorithm, "connected").start()
+        before = toy.fork()
+        for t in range(1, PATIENCE + 1):
+            before = toy.fork()
+            if any(name == hook and msg is not None for name, _, msg in toy.round(t).sent):
+                break
+        else:
+            if hook == "client_update" and overridden("server_update"):
+                problem = f"server_update is overridden but nothing is ever uploaded, in {PATIENCE} rounds"
+                raise toy.broken(problem, "let client_update return a message, and before the last of them")
+            if overridden(hook) and hook == "server_send":
+                problem = f"server_send is overridden but nothing is ever sent, in {PATIENCE} rounds"
+                raise toy.broken(problem, "return a message, and before the last of them")
+            continue
+        if hook == "client_update" and getattr(algorithm, "static_downlink", False):
+            continue
+        if hook == "client_update" and not overridden("server_update"):
+            raise toy.broken(
+                "client_update uploads, but server_update is not overridden", "override it, or send nothing"
+            )
+        if not _differs(before, hook, t):
+            raise toy.broken(
+                f"what {hook} returns changes nothing at {side}",
+                "server_update puts what it makes of `ups` into server.state"
+                if hook == "client_update"
+                else "client_receive loads the message into client.net, or client_update reads `down`",
+            )
+
+
+def _differs(before: Toy, hook: str, t: int) -> bool:
+    """Whether three rounds from `t` on differ when the messages of this hook hold other numbers."""
+    plain, other = before.fork(), before.fork()
+    other.tamper = lambda name, msg: pytree.tree_map(_another, msg) if name == hook else msg
+    for later in range(t, t + 3):
+        plain.round(later)
+        try:
+            other.round(later)
+        except ContractError:  # nonsense where sense is needed: it was read
+            return True
+        if plain.states() != other.states() or plain.server.values != other.server.values:
+            return True
+    return False
+
+
+def _another(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor) and leaf.is_floating_point():
+        ramp = torch.linspace(0.5, 1.5, leaf.numel(), dtype=leaf.dtype).reshape(leaf.shape)
+        return leaf * ramp + ramp
+    if isinstance(leaf, Tensor) and leaf.dtype == torch.bool:
+        return ~leaf
+    return leaf if leaf is None else leaf + 1
 
 
 def one_client(algorithm: AnyAlgorithm) -> None:

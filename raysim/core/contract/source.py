@@ -15,9 +15,22 @@ from typing import Any
 
 from raysim.core.algorithm import AnyAlgorithm, ClientId
 from raysim.core.compare import differing, fingerprint, identical
+from raysim.core.definition import first_slip, unread_field
 from raysim.core.fields import settings_fields
 from raysim.core.messages import pack, unpack
 from raysim.core.toy import ContractError, Toy
+
+
+def defined(algorithm: AnyAlgorithm) -> None:
+    """Its hooks are hooks and its fields fields: nothing in its class is silently ignored."""
+    if slip := first_slip(type(algorithm)):
+        raise ContractError(algorithm, "defined", slip.problem, slip.remedy)
+
+
+def fields_read(algorithm: AnyAlgorithm) -> None:
+    """Its file reads every field that a scenario may set."""
+    if name := unread_field(type(algorithm)):
+        raise ContractError(algorithm, "fields_read", f"no line reads its field {name}", f"use self.{name}, or drop it")
 
 
 def frozen(algorithm: AnyAlgorithm) -> None:

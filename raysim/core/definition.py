@@ -1,0 +1,236 @@
+"""What can be seen wrong with an algorithm's class before it runs: slips that Python lets pass in silence.
+
+After each of them a hook is never called, or a field never set, and the method is quietly another one, most often
+plain local training. `raysim launch` and `validate` refuse such a class, and so does the contract's clause `defined`.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from raysim.core.algorithm import Algorithm, AnyAlgorithm
+
+HOOKS: Mapping[str, list[str]] = {
+    name: list(inspect.signature(value).parameters)[1:]
+    for name, value in vars(Algorithm).items()
+    if inspect.isfunction(value) and not name.startswith("_")
+}
+"""The methods that the engine calls, each with what it is given."""
+
+ATTRIBUTES = ("paper", "profiles", "scheduled", "one_architecture", "static_downlink")
+"""What an algorithm says of itself, besides its fields."""
+
+RETURNED = {
+    "client_model": "the network",
+    "client_join": "the message",
+    "server_start": "the first server.state",
+    "server_send": "the message",
+}
+"""Hooks that are of no use without a return value."""
+
+
+class Slip(NamedTuple):
+    """What is wrong, and what was probably meant."""
+
+    problem: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.problem}; {self.remedy}"
+
+
+@cache
+def first_slip(cls: type[AnyAlgorithm]) -> Slip | None:
+    """The first thing that is wrong with an algorithm's class, if anything is."""
+    return next(_slips(cls), None)
+
+
+def unread_field(cls: type[AnyAlgorithm]) -> str | None:
+    """The first field that no line of the algorithm's file reads, if there is one and the file can be read."""
+    used = _names_used(_bases(cls))
+    if not used or used & {"asdict", "astuple", "fields", "vars", "__dict__"}:
+        return None
+    return next((field.name for field in dataclasses.fields(cls) if field.name not in used), None)
+
+
+def _bases(cls: type) -> list[type]:
+    """The class and those of its bases that are algorithms, nearest first."""
+    return [base for base in cls.__mro__ if issubclass(base, Algorithm) and base is not Algorithm]
+
+
+def _slips(cls: type[AnyAlgorithm]) -> Iterator[Slip]:
+    bases = _bases(cls)
+    used = _names_used(bases)
+    for base in bases:
+        for name, value in vars(base).items():
+            if name in HOOKS:
+                yield from _of_hook(name, value)
+            elif not name.startswith("__"):
+                yield from _of_name(base, name, value, used)
+        yield from _of_source(base)
+    yield from _of_pairs(cls)
+    if "__dataclass_fields__" not in vars(cls):
+        yield Slip(
+            f"{cls.__name__} is no dataclass, so nothing in it is a field", "put @dataclass(frozen=True) above it"
+        )
+
+
+def _of_hook(name: str, value: Any) -> Iterator[Slip]:
+    given = ", ".join(HOOKS[name])
+    if isinstance(value, classmethod):
+        yield Slip(f"`{name}` is a classmethod, which sees no setting", f"write def {name}(self, {given})")
+        return
+    function = inspect.unwrap(value.__func__ if isinstance(value, staticmethod) else value)
+    if not inspect.isroutine(function):
+        if not callable(function):
+            yield Slip(f"`{name}` is a {type(value).__name__} and no method", f"write def {name}(self, {given})")
+        return
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        yield Slip(f"`{name}` is async, and nobody awaits it, so it never runs", "write def instead of async def")
+    elif inspect.isgeneratorfunction(function):
+        yield Slip(f"`{name}` has a `yield` in it, so its body never runs", "return a value instead")
+    signature = inspect.signature(function)
+    taken = [str(parameter) for parameter in signature.parameters.values()]
+    expected = [*([] if isinstance(value, staticmethod) else ["self"]), *HOOKS[name]]
+    names = list(signature.parameters)
+    try:
+        signature.bind(*expected)
+    except TypeError:
+        fits = False
+    else:
+        fits = names == expected or sorted(names) != sorted(expected)  # the same names in another order are a slip
+    if not fits:
+        text = f"`{name}` takes ({', '.join(taken)}), but is called with ({', '.join(HOOKS[name])})"
+        yield Slip(text, f"write def {name}({', '.join(expected)})")
+
+
+def _of_name(base: type, name: str, value: Any, used: Iterable[str]) -> Iterator[Slip]:
+    """Of a name that is no hook."""
+    if name in ATTRIBUTES:
+        if inspect.isroutine(value):
+            yield Slip(f"`{name}` is a method, which counts as true", "put @property above it")
+    elif inspect.isroutine(value) or isinstance(value, property | cached_property | classmethod | staticmethod):
+        if name in used:
+            return  # a helper
+        if near := _near(name, [*HOOKS, *ATTRIBUTES]):
+            yield Slip(f"`{name}` is no hook", f"did you mean `{near}`?")
+        elif name.startswith(("client_", "server_")):
+            yield Slip(f"`{name}` is no hook, and nothing calls it", f"the hooks are {', '.join(HOOKS)}")
+    elif name in inspect.get_annotations(base):
+        field = name in {field.name for field in dataclasses.fields(base)}
+        if not field and name not in used and (near := _near(name, ATTRIBUTES)):
+            yield Slip(f"`{name}` means nothing", f"did you mean `{near}`?")
+    elif not name.startswith("_") and not name.isupper() and not inspect.isclass(value):
+        given = " ".join(repr(value).split())
+        given = given if len(given) <= 40 else f"{given[:39]}…"
+        kind = type(value).__name__ if isinstance(value, bool | int | float | str) else "..."
+        near = _near(name, ATTRIBUTES)
+        yield Slip(
+            f"`{name} = {given}` has no annotation, so it is no field",
+            f"did you mean `{near}`?" if near else f"write {name}: {kind} = {given}",
+        )
+
+
+def _of_pairs(cls: type[AnyAlgorithm]) -> Iterator[Slip]:
+    """Of hooks that need another one."""
+
+    def overridden(name: str) -> bool:
+        return getattr(cls, name) is not getattr(Algorithm, name)
+
+    for name, what in RETURNED.items():
+        if overridden(name) and _returns_nothing(getattr(cls, name)):
+            yield Slip(f"{name} is overridden but returns nothing", f"return {what}")
+    if overridden("server_update") and _returns_nothing(cls.client_update):
+        yield Slip("server_update is overridden but nothing is ever uploaded", "let client_update return a message")
+    for name, needs, because in (
+        ("client_receive", "server_send", "nothing ever arrives"),
+        ("client_join", "server_start", "nobody hears what clients join with"),
+    ):
+        if overridden(name) and not overridden(needs):
+            yield Slip(f"{name} is overridden but {needs} is not, so {because}", f"override {needs} as well")
+
+
+def _of_source(base: type) -> Iterator[Slip]:
+    """Of hooks at a place where they are none: outside the class, inside another method, or twice in the class."""
+    tree = _tree(base)
+    hooks = {name for name in HOOKS if name != "check"}
+    for node in tree.body if tree else ():
+        if isinstance(node, ast.FunctionDef) and node.name in hooks and node.name not in vars(base):
+            yield Slip(f"`{node.name}` in line {node.lineno} stands outside {base.__name__}", "indent it")
+        if not isinstance(node, ast.ClassDef) or node.name != base.__name__:
+            continue
+        seen: dict[str, int] = {}
+        for method in node.body:
+            if not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            for inner in ast.walk(method):
+                if isinstance(inner, ast.FunctionDef) and inner is not method and inner.name in hooks:
+                    text = f"`{inner.name}` in line {inner.lineno} stands inside `{method.name}`"
+                    yield Slip(text, "indent it as the other hooks")
+            if method.name in seen and method.name in HOOKS:
+                lines = f"in lines {seen[method.name]} and {method.lineno}"
+                yield Slip(
+                    f"`{method.name}` is there twice, {lines}, and only the last counts", "take one of them away"
+                )
+            seen[method.name] = method.lineno
+
+
+def _near(name: str, known: Iterable[str]) -> str | None:
+    """The name that this one was probably meant to be."""
+    words = {one.replace("_", ""): one for one in known}
+    found = difflib.get_close_matches(name.lower().replace("_", ""), words, n=1, cutoff=0.85)
+    return words[found[0]] if found else None
+
+
+def _names_used(bases: Iterable[type]) -> set[str]:
+    """Every name that the files of these classes read, or mention as text."""
+    found: set[str] = set()
+    for tree in filter(None, map(_tree, bases)):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                found.add(node.attr)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                found.add(node.id)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value)
+    return found
+
+
+def _tree(cls: type) -> ast.Module | None:
+    """The file of a class, parsed; None where it has none."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    try:
+        return ast.parse(Path(file).read_bytes()) if file else None
+    except (OSError, SyntaxError, ValueError):
+        return None
+
+
+def _returns_nothing(function: Any) -> bool:
+    """Whether no line of a method returns anything but None, as far as one can see."""
+    try:
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return False
+    if not isinstance(tree, ast.FunctionDef):
+        return False
+    if isinstance(tree.body[-1], ast.Raise):
+        return False
+    rest: list[ast.AST] = list(tree.body)
+    while rest:
+        node = rest.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            continue
+        value = node.value if isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) else None
+        if value is not None and not (isinstance(value, ast.Constant) and value.value is None):
+            return False
+        rest += ast.iter_child_nodes(node)
+    return True
