@@ -7,11 +7,13 @@ import hashlib
 import importlib.util
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 
 import raysim
 from raysim.core.algorithm import AnyAlgorithm
@@ -37,11 +39,22 @@ class Code:
 
     @classmethod
     def of(cls, algorithm: AnyAlgorithm) -> Code:
-        """Of a method as its files are now. Raises `ScenarioError` when they cannot be read."""
+        """Of a method as its files are now.
+
+        Raises `ScenarioError` when they cannot be read, or are not what this process imported when it first ran them.
+        """
         module = type(algorithm).__module__
+        digests = {}
         try:
-            files = own_modules(module)
-            digests = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
+            for name, file in own_modules(module).items():
+                place = name.replace(".", "/") + (f"/{file.name}" if file.stem == "__init__" else file.suffix)
+                digests[place] = hashlib.sha256(file.read_bytes()).hexdigest()
+                imported = sys.modules.get(name)
+                if imported and _first.setdefault(imported, digests[place]) != digests[place]:
+                    raise ScenarioError(
+                        f"{place} has changed since this process imported it, and would run as it was: begin a new "
+                        "process (in a notebook, restart the kernel)"
+                    )
         except (OSError, SyntaxError) as error:
             raise ScenarioError(f"{module}: its file, or one that it imports, cannot be read ({error})") from None
         return cls({**digests, RAYSIM: _of_raysim()}, *checkout())
@@ -68,8 +81,12 @@ class Code:
         ]
 
 
+_first: weakref.WeakKeyDictionary[ModuleType, str] = weakref.WeakKeyDictionary()
+"""The SHA-256 of each module's file when a run first needed it."""
+
+
 def own_modules(module: str) -> dict[str, Path]:
-    """The files of a module and of all that it imports, by name such as `algorithms/fedgh.py`.
+    """The files of a module and of all that it imports, by their names.
 
     Left out are raysim, the standard library and what is installed (in site-packages), unless with the module itself.
     """
@@ -83,8 +100,7 @@ def own_modules(module: str) -> dict[str, Path]:
         seen.add(name)
         if file is None:
             continue
-        place = name.replace(".", "/") + (f"/{file.name}" if file.stem == "__init__" else file.suffix)
-        found[place] = file
+        found[name] = file
         rest.append(name.rpartition(".")[0])  # the package is imported first
         if file.suffix == ".py":
             rest += _imported(file, name if file.stem == "__init__" else name.rpartition(".")[0])

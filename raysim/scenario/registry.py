@@ -57,7 +57,7 @@ def algorithm_file(name: str) -> Path | None:
 def algorithm_class(name: str) -> type[AnyAlgorithm]:
     """The algorithm of a file.
 
-    Raises `ScenarioError` when there is no such file, it cannot be imported, or holds not exactly one whole algorithm, or
+    Raises `ScenarioError` when there is no such file, it cannot be imported, holds not exactly one whole algorithm, or
     one in which a hook or a field is none.
     """
     names = algorithm_names()

@@ -109,6 +109,16 @@ def test_a_run_goes_on_with_other_code_where_one_says_so(write: Write) -> None:
     assert again.summary["code"]["changes"] == [change]
 
 
+def test_a_file_that_is_edited_under_a_process_does_not_run_as_it_was(write: Write, workplace: Path) -> None:
+    """As in a notebook: Python keeps what it imported, while Ray's new processes would import the new file."""
+    run(mine("rounds=1"), quiet=True)
+    (workplace / "own" / "my_factor.py").write_text("FACTOR = 5\n")
+    with pytest.raises(ScenarioError, match=r"^algorithms/my_factor\.py has changed since this process imported it, "):
+        run(mine("rounds=1"), quiet=True)
+    forget()
+    run(mine("rounds=1"), quiet=True)
+
+
 def test_a_comment_of_another_method_is_no_change(write: Write) -> None:
     short = run(mine("rounds=1"), quiet=True)
     write("other.py", "# another method\n")
@@ -176,12 +186,8 @@ def test_changed_code_is_for_a_run_that_goes_on(command: str, capfd: pytest.Capt
 
 
 def test_a_methods_files_are_its_own_and_no_others(write: Write) -> None:
-    assert list(own_modules(algorithm_class("mine").__module__)) == [
-        "algorithms/__init__.py",
-        "algorithms/mine.py",
-        "algorithms/my_factor.py",
-        "algorithms/my_losses.py",
-    ]
+    names = ["algorithms", "algorithms.mine", "algorithms.my_factor", "algorithms.my_losses"]
+    assert list(own_modules(algorithm_class("mine").__module__)) == names
     assert list(Code.of(loaded().algorithm).files) == ["algorithms/__init__.py", "algorithms/fedgh.py", RAYSIM]
 
 

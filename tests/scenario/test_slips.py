@@ -1,0 +1,62 @@
+"""A method with a hook or a field that is none is refused before it runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import algorithms
+from raysim.cli.main import main
+from tests.conftest import REPOSITORY
+
+QUICKSTART = str(REPOSITORY / "scenarios" / "quickstart.yaml")
+UPDATE = "    def server_update("
+SLIPS = {
+    "a typo": (UPDATE, "    def server_updat(", "`server_updat` is no hook; did you mean `server_update`?"),
+    "no return": (
+        "        return Header(weights(client",
+        "        Header(weights(client",
+        "server_update is overridden but nothing is ever uploaded; let client_update return a message",
+    ),
+    "no annotation": (
+        UPDATE,
+        f"    gamma = 0.5\n\n{UPDATE}",
+        "`gamma = 0.5` has no annotation, so it is no field; write gamma: float = 0.5",
+    ),
+    "another signature": (
+        "def server_send(self, server: Server[Header], to: ClientId)",
+        "def server_send(self, server: Server[Header])",
+        "is called with (server, to); write def server_send(self, server, to)",
+    ),
+}
+
+
+@pytest.mark.parametrize("command", ["launch", "validate"])
+@pytest.mark.parametrize("what", SLIPS)
+def test_a_slip_is_one_sentence(
+    what: str,
+    command: str,
+    tmp_path: Path,
+    workplace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    old, new, told = SLIPS[what]
+    text = (REPOSITORY / "algorithms" / "lg_fedavg.py").read_text()
+    assert old in text
+    (tmp_path / "mine.py").write_text(text.replace(old, new))
+    monkeypatch.setattr(algorithms, "__path__", [*algorithms.__path__, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "algorithms.mine", raising=False)
+    for _ in range(2):  # also when something is remembered of the first time
+        with pytest.raises(SystemExit) as ended:
+            main([command, QUICKSTART, "--set", "algorithm.name=mine"])
+        said = capfd.readouterr().err
+        assert ended.value.code == 2
+        assert (
+            said.startswith("raysim: --set algorithm.name=mine: algorithms/mine.py: LGFedAvg: `") or "server_up" in said
+        )
+        assert said.endswith(f"{told}\n")
+        assert said.count("\n") == 1
+    sys.modules.pop("algorithms.mine", None)
