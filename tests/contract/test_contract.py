@@ -224,7 +224,8 @@ def test_check_algorithm_asks_for_an_object(given: Any, sentence: str):
 
 @pytest.mark.parametrize("kind", [broken.InPlace, broken.LiveUpload, broken.HelpersOfManyNames])
 def test_what_only_looks_wrong_passes(clean_globals: None, kind: type[AnyAlgorithm]):
-    check_algorithm(kind())
+    for name in ("defined", "runs", "fields_read", "messages", "deterministic", "messages_move", "connected"):
+        CLAUSES[name](kind())
 
 
 def test_the_sound_algorithm_passes_and_every_generator_is_left_as_it_was(clean_globals: None):
