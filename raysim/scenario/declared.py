@@ -72,14 +72,14 @@ def declaration_of(cls: type) -> Declaration:
     """What a class declares, an algorithm's or another's."""
     module = inspect.getmodule(cls)
     facts = {fact: getattr(cls, fact) for fact in _FACTS if hasattr(cls, fact)}
-    own = any(check in vars(base) for base in cls.__mro__ if base.__module__ == cls.__module__ for check in _CHECKS)
+    bases = [base for base in cls.__mro__ if base.__module__ != "raysim.core.algorithm"]
     return Declaration(
         cls.__name__,
         inspect.cleandoc(cls.__doc__ or ""),
         inspect.cleandoc((module and module.__doc__) or ""),
         tuple(settings_fields(cls)),
         **facts,
-        checks=own,
+        checks=any(check in vars(base) for base in bases for check in _CHECKS),
     )
 
 
@@ -87,7 +87,7 @@ def declaration_of(cls: type) -> Declaration:
 def _read_once(name: str, source: bytes) -> Declaration | None:
     try:
         known = _note(name).read_text() == _key(source)
-    except (OSError, UnicodeDecodeError):
+    except (OSError, RuntimeError, UnicodeDecodeError):  # RuntimeError: there is no home folder
         return None
     return read(source) if known else None
 
@@ -95,7 +95,7 @@ def _read_once(name: str, source: bytes) -> Declaration | None:
 def _imported(name: str, source: bytes | None) -> Declaration:
     found = declaration_of(algorithm_class(name))
     if source is not None and (said := read(source)) is not None and vars(said) == vars(found):
-        with suppress(OSError):  # then the next time is as slow as this one
+        with suppress(OSError, RuntimeError):  # then the next time is as slow as this one
             _note(name).parent.mkdir(parents=True, exist_ok=True)
             _note(name).write_text(_key(source))
     return found

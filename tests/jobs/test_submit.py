@@ -22,7 +22,7 @@ from raysim.scenario.load import load_scenario
 from tests.conftest import REPOSITORY
 from tests.jobs.fakes import HERE, FakeClient, cluster, details
 
-NOT_YET = "Request failed with status code 503: No available agent to submit job, please try again later.."
+NOT_YET = "Request failed with status code 500: No available agent to submit job, please try again later.."
 """What Ray says right after `ray start`."""
 
 QUICKSTART = REPOSITORY / "scenarios" / "quickstart.yaml"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import algorithms
+from algorithms.standalone import Standalone
 from raysim.core.errors import ScenarioError
 from raysim.scenario import declared as module
 from raysim.scenario.declared import declaration_of, declared, read
@@ -133,6 +134,13 @@ def test_a_file_that_was_changed_is_imported_and_its_errors_are_told(
             again()
 
 
+@pytest.mark.parametrize("hook", ["check", "__post_init__"])
+def test_a_check_that_is_inherited_is_a_check(hook: str) -> None:
+    mixin = type("Mixin", (), {hook: lambda *_: None, "__module__": "elsewhere"})
+    assert declaration_of(type("Mine", (mixin, Standalone), {})).checks
+    assert not declaration_of(Standalone).checks
+
+
 def test_a_changed_default_is_seen(mine: Path) -> None:
     again()
     mine.write_text(MINE.replace("0.5", "0.25"))
@@ -164,7 +172,9 @@ def test_another_version_of_torch_is_imported_again(mine: Path, monkeypatch: pyt
     assert imported()
 
 
-def test_a_cache_that_cannot_be_written_is_only_slower(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (mine.parent / "cache").write_text("no folder")
+@pytest.mark.parametrize("place", ["file", "~nobodyhere/cache"])
+def test_a_cache_that_cannot_be_written_is_only_slower(mine: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    (mine.parent / "file").write_text("no folder")
+    monkeypatch.setenv("RAYSIM_CACHE", place if place.startswith("~") else str(mine.parent / place))
     assert again().name == again().name == "Mine"
     assert imported()
