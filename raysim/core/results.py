@@ -6,10 +6,13 @@ Accuracies are fractions in [0, 1] in data and per cent only where printed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
+
+Scalar = str | int | float | bool | None
 
 Status = Literal["running", "closing", "finished", "failed", "interrupted"]
 """How far a run is. "closing": all rounds are done, but plots or MLflow may lack something that `resume` adds."""
@@ -101,7 +104,7 @@ class RunCard:
     name: str  # of the scenario
     run_id: str
     folder: Path
-    parameters: Mapping[str, str | int | float | bool | None]  # the resolved scenario, flat, dotted keys
+    parameters: Mapping[str, Scalar]  # the resolved scenario, flat, dotted keys
     tags: Mapping[str, str]
     dataset: str
     dataset_source: str
@@ -109,6 +112,17 @@ class RunCard:
     partition_digest: str
     num_samples: int
     num_clients: int
+    label: str  # method, seed and what was overridden, in short: "fedgh-s1 lr=0.1"
+    facts: Mapping[str, object]  # what `summary.json` says from the beginning, whatever becomes of the run
+
+
+def written(overrides: Iterable[tuple[str, object]]) -> list[str]:
+    """Keys and values as they are typed after `--set`: "training.lr=0.1"."""
+    return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in overrides]
+
+
+LOCK = "logs/.lock"
+"""The file of a run folder that the run's process holds locked, from the beginning to the end."""
 
 
 class Tracker(Protocol):

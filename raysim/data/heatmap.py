@@ -17,8 +17,8 @@ _ROOM_FOR_NUMBERS = 300
 _ROOM_FOR_LINES = 1200
 
 
-def draw_heatmap(partition: Partition, label_M: Ints, num_classes: int, path: str | Path) -> None:
-    """Write a PNG of training samples per class and client, with each client's total above it."""
+def draw_heatmap(partition: Partition, label_M: Ints, num_classes: int, path: str | Path, title: str = "") -> None:
+    """Write a PNG of training samples per class and client, with each client's total above it and `title` on top."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
     from matplotlib.figure import Figure
@@ -75,8 +75,10 @@ def draw_heatmap(partition: Partition, label_M: Ints, num_classes: int, path: st
     holders_C = (count_CN > 0).sum(1)
     held_N = (count_CN > 0).sum(0)
     spread = f"{_range(held_N)} classes per client, {_range(holders_C)} clients per class"
-    title = f"{clients} clients, {classes} classes: {spread}"
-    bars.set_title(title, fontsize=10, color=_INK, loc="left")
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=_INK)
+    counts = f"{clients} clients, {classes} classes: {spread}"
+    bars.set_title(counts, fontsize=10, color=_INK, loc="left")
     figure.savefig(path, format="png")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from raysim.core.errors import ScenarioError
+from raysim.core.results import Scalar, written
 from raysim.engine.commits import Commits
 from raysim.launch.code import UNKNOWN, Code
 from raysim.scenario.load import Loaded, load_scenario
@@ -31,13 +32,15 @@ class Identity:
     versions: Mapping[str, str]
     code: Code = field(default_factory=Code)
     code_changes: Sequence[Mapping[str, Any]] = ()  # for each --code-changed: after which round, and what changed
+    overrides: Mapping[str, Scalar] = field(default_factory=dict)  # what `--set` gave so far, with dotted keys
 
     @classmethod
     def of(cls, folder: Path) -> Identity:
         """Of an existing run. Raises `ScenarioError` when there is none."""
         try:
             known = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-            return cls(**{**known, "code": Code(**known.get("code", {}))})
+            overrides = dict(known.get("overrides", {}).items())
+            return cls(**{**known, "code": Code(**known.get("code", {})), "overrides": overrides})
         except FileNotFoundError:
             raise ScenarioError(
                 f"{folder} cannot be gone on with: it holds no run.json, so it is no run folder or was never begun"
@@ -147,7 +150,25 @@ def _free(key: str, before: Loaded, now: Loaded) -> bool:
     if key == "rounds":
         # More rounds are the same rounds and then some, unless the method looks at how many there will be.
         return now.scenario.rounds > before.scenario.rounds and not now.declared.scheduled
+    return _says_where(key)
+
+
+def _says_where(key: str) -> bool:
     return any(key == free or key.startswith(f"{free}.") for free in FREE)
+
+
+def label(algorithm: str, seed: int, overrides: Mapping[str, Scalar]) -> str:
+    """What tells a run from others: method, seed, and what was overridden of what decides the result.
+
+    Such as "fedgh-s1 lr=0.1 data=cifar10"; at most 120 characters, since names have little room.
+    """
+    short = [
+        (key.removesuffix(".name").rpartition(".")[2], value)
+        for key, value in overrides.items()
+        if key not in ("algorithm.name", "seed") and not _says_where(key)
+    ]
+    text = " ".join([f"{algorithm}-s{seed}", *written(short)])
+    return text if len(text) <= 120 else f"{text[:119]}…"
 
 
 def _shown(value: Any) -> str:

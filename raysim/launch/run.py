@@ -6,19 +6,19 @@ import contextlib
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from raysim.core.errors import ScenarioError
-from raysim.core.results import RunCard, Tracker
+from raysim.core.results import RunCard, Tracker, written
 from raysim.data.shards import Partition
 from raysim.engine.commits import Commit, Commits
 from raysim.engine.placement import Plan, make_plan
 from raysim.engine.run import Stop
 from raysim.engine.store import local_folder
-from raysim.launch.again import Identity, own_scenario, refuse_differences, refuse_lost_checkpoints
+from raysim.launch.again import Identity, label, own_scenario, refuse_differences, refuse_lost_checkpoints
 from raysim.launch.check import Checked, check
 from raysim.launch.code import Code
 from raysim.launch.prepare import OwnData, checkpoint_store, deal, joined, local_machine, try_store, versions
@@ -73,7 +73,9 @@ def run(
         try_store(checkpoints)
     code = Code.of(loaded.algorithm)
     folder = RunFolder.create(scenario.output_folder, scenario.name, run_id)
-    identity = Identity(run_id, uri, checkpoints, own.data.digest, partition.digest, versions(), code)
+    identity = Identity(
+        run_id, uri, checkpoints, own.data.digest, partition.digest, versions(), code, overrides=loaded.overrides
+    )
     return _begin(checked, own, partition, folder, identity, plan, None, told)
 
 
@@ -143,6 +145,7 @@ def resume(
     refuse_lost_checkpoints(path, commits, summary)
     cautions = identity.cautions(versions())
     identity = identity.with_code(code, commit.round if commit else -1)
+    identity = replace(identity, overrides={**identity.overrides, **loaded.overrides})
     return _begin(checked, own, partition, reopened, identity, plan, (commits, commit), told, cautions)
 
 
@@ -185,17 +188,20 @@ def _begin(
 
 def _card(checked: Checked, own: OwnData, partition: Partition, folder: RunFolder, identity: Identity) -> RunCard:
     scenario, data = checked.loaded.scenario, own.data
+    algorithm = str(checked.loaded.resolved["algorithm"]["name"])
+    overridden = " ".join(written(identity.overrides.items()))
     return RunCard(
         name=scenario.name,
         run_id=identity.run_id,
         folder=folder.path,
         parameters=checked.loaded.flat(),
         tags={
-            "algorithm": checked.loaded.resolved["algorithm"]["name"],
+            "algorithm": algorithm,
             "dataset": data.name,
             "partition": scenario.data.partition["name"],
             "clients": str(scenario.clients.count),
             "seed": str(scenario.seed),
+            **({"overridden": overridden} if overridden else {}),
             **identity.code.tags(),
         },
         dataset=data.name,
@@ -204,6 +210,23 @@ def _card(checked: Checked, own: OwnData, partition: Partition, folder: RunFolde
         partition_digest=partition.digest,
         num_samples=len(data.label_M),
         num_clients=scenario.clients.count,
+        label=label(algorithm, scenario.seed, identity.overrides),
+        facts={
+            "scenario": scenario.name,
+            "algorithm": algorithm,
+            "run_id": identity.run_id,
+            "seed": scenario.seed,
+            "overrides": identity.overrides,
+            "backend": scenario.backend,
+            "rounds_asked": scenario.rounds,
+            "clients": scenario.clients.count,
+            "participants_per_round": checked.participants,
+            "dataset": {"name": data.name, "source": data.source, "digest": data.digest},
+            "partition_digest": partition.digest,
+            "versions": versions(),
+            "code": {**asdict(identity.code), "changes": list(identity.code_changes)},
+            "folder": str(folder.path),
+        },
     )
 
 

@@ -6,7 +6,7 @@ import contextlib
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from raysim.engine.world import World
 from raysim.launch.again import Identity
 from raysim.launch.bring_up import make_backend, metrics_of
 from raysim.launch.check import Checked
-from raysim.launch.prepare import OwnData, checkpoint_store, versions, world_of
+from raysim.launch.prepare import OwnData, checkpoint_store, world_of
 from raysim.launch.signals import sigterm_kept
 from raysim.report.load import read_clients, read_rounds
 from raysim.report.plots import plot_accuracy
@@ -278,28 +278,22 @@ class Session:
     def _draw(self) -> None:
         plots = self.card.folder / "plots"
         plots.mkdir(exist_ok=True)
-        draw_heatmap(self.partition, self.own.data.label_M, self.checked.dataset.num_classes, plots / "partition.png")
+        title = f"{self.card.name}: {self.card.label}"
+        classes = self.checked.dataset.num_classes
+        draw_heatmap(self.partition, self.own.data.label_M, classes, plots / "partition.png", title=title)
         rounds = read_rounds(self.card.folder)
         if rounds.num_rows:
-            plot_accuracy(rounds, plots / "accuracy.png", title=self.card.name)
+            plot_accuracy(rounds, plots / "accuracy.png", title=title)
 
     def _summary(
         self, status: Status, progress: Progress, keeper: Keeper | None, facts: Mapping[str, Any]
     ) -> dict[str, Any]:
-        loaded = self.checked.loaded
         turns = max(1, progress.turns)
         up, down = sum(progress.up_components.values()), sum(progress.down_components.values())
         return {
-            "scenario": loaded.scenario.name,
-            "algorithm": loaded.resolved["algorithm"]["name"],
-            "run_id": self.card.run_id,
+            **self.card.facts,
             "status": status,
-            "seed": loaded.scenario.seed,
-            "backend": loaded.scenario.backend,
             "rounds": progress.rounds,
-            "rounds_asked": loaded.scenario.rounds,
-            "clients": loaded.scenario.clients.count,
-            "participants_per_round": self.checked.participants,
             "best_round": progress.best_round,
             "best_val_round": progress.best_val_round,
             "final": dict(progress.final),
@@ -313,14 +307,9 @@ class Session:
             "commit": {"round": keeper.committed, "folder": self.checkpoints} if keeper else None,
             "state_digest": facts.get("state_digest"),
             "error": facts.get("error"),
-            "dataset": {"name": self.own.data.name, "source": self.own.data.source, "digest": self.card.dataset_digest},
-            "partition_digest": self.card.partition_digest,
             "actors": facts.get("actors", 0),
             "startup": self.startup.facts() if self.startup else None,
             "seconds": {"total": facts["seconds"], **progress.seconds},
-            "versions": versions(),
-            "code": {**asdict(self.identity.code), "changes": list(self.identity.code_changes)},
-            "folder": str(self.card.folder),
         }
 
 

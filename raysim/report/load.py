@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raysim.core.errors import ScenarioError
+from raysim.core.results import LOCK
 
 
 def read_rounds(folder: Path | str) -> pa.Table:
@@ -43,7 +46,10 @@ def read_clients(folder: Path | str) -> pa.Table:
 
 
 def read_summary(folder: Path | str) -> dict[str, Any]:
-    """The run's `summary.json`; its `status` is "running" while it runs, and for ever when it was killed.
+    """The run's `summary.json`; its `status` is "running" while it runs, and "died" when its process was killed.
+
+    The file says "running" in both cases: a run whose folder is not locked has died, unless this is a copy of the
+    folder without its lock, or its file system knows no locks.
 
     "closing" says that all rounds are done and in the folder, while plots are drawn and MLflow is given the rest.
 
@@ -52,13 +58,24 @@ def read_summary(folder: Path | str) -> dict[str, Any]:
     """
     path = Path(folder) / "summary.json"
     try:
-        value = json.loads(path.read_text())
-        if not isinstance(value, dict):
-            raise ValueError(f"it holds a {type(value).__name__} instead of an object")
+        value = _object(path)
+        if value.get("status") == "running":
+            with contextlib.suppress(OSError), (Path(folder) / LOCK).open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # an error while the run's process holds it
+                value = _object(path)  # it may have ended between the two looks
+                if value.get("status") == "running":
+                    value["status"] = "died"
     except FileNotFoundError as error:
         raise ScenarioError(f"{folder} is not a run folder: it holds no summary.json.") from error
     except (OSError, ValueError, RecursionError) as error:
         raise ScenarioError(f"{path} cannot be read ({error}).") from error
+    return value
+
+
+def _object(path: Path) -> dict[str, Any]:
+    value = json.loads(path.read_text())
+    if not isinstance(value, dict):
+        raise ValueError(f"it holds a {type(value).__name__} instead of an object")
     return value
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO, TypeGuard
 
+from raysim.core.results import written
 from raysim.core.text import one_line
 from raysim.report.units import human_bytes, human_count, human_seconds, per_cent
 
@@ -17,6 +18,7 @@ def print_closing_table(summary: Mapping[str, object], file: TextIO | None = Non
     Keys that are missing or null are not shown. Those that are read:
 
     - `scenario`, `algorithm`, `status`, `folder`, `mlflow` (the line to print), `state_digest`: text
+    - `seed`; `overrides`: dotted keys and values that `--set` gave
     - `rounds`: rounds done; `rounds_asked`: rounds that the scenario asks for
     - `participants_per_round`, `clients`: counts
     - `final`: metric name to value, of the last round that measured it; accuracies in [0, 1], bytes, seconds
@@ -41,9 +43,12 @@ def rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
     A summary may come from a job's log or from somebody else's folder: what has another type is not shown.
     """
     final, seconds = _numbers(summary.get("final")), _numbers(summary.get("seconds"))
+    overrides = summary.get("overrides")
+    overridden = written(overrides.items()) if isinstance(overrides, Mapping) else []
     summary = {key: value for key, value in summary.items() if isinstance(value, str | int | float)}
     found = [
-        ("scenario", _joined(summary.get("scenario"), summary.get("algorithm"))),
+        ("scenario", _joined(summary.get("scenario"), summary.get("algorithm"), _seed(summary))),
+        ("overridden", " ".join(overridden)),
         ("rounds", _rounds(summary)),
         ("clients", _clients(summary)),
         ("accuracy, all clients", _spread(final)),
@@ -76,6 +81,10 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 def _joined(*parts: object) -> str:
     return ", ".join(str(part) for part in parts if part)
+
+
+def _seed(summary: Mapping[str, object]) -> str:
+    return f"seed {summary['seed']}" if "seed" in summary else ""
 
 
 def _one(final: Mapping[str, Any], metric: str, human: Callable[[float], str]) -> str:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from raysim.core.errors import ScenarioError
 from raysim.core.fields import number_text
+from raysim.core.results import Scalar
 from raysim.core.text import holds_secret, redacted
 from raysim.scenario.declared import Declaration, declaration_of, declared
 from raysim.scenario.registry import algorithm_class, suggest
@@ -101,6 +102,7 @@ class Loaded:
     origin: Origin
     text: str  # as given, without the secrets that addresses may hold
     resolved: Mapping[str, Any]  # every key with its value, defaults filled in
+    overrides: Mapping[str, Scalar]  # of `flat`, what `--set` gave
 
     @cached_property
     def algorithm(self) -> AnyAlgorithm:
@@ -118,7 +120,7 @@ class Loaded:
         """The resolved scenario as YAML; loading it gives the same run."""
         return yaml.dump(dict(self.resolved), Dumper=Dumper, sort_keys=False, allow_unicode=True)
 
-    def flat(self) -> dict[str, str | int | float | bool | None]:
+    def flat(self) -> dict[str, Scalar]:
         """The resolved scenario with dotted keys; lists as YAML text."""
         return dict(_flatten(self.resolved))
 
@@ -156,7 +158,11 @@ def load_scenario(source: str | Path | Mapping[str, Any], sets: Sequence[str] = 
     resolved = scenario.model_dump(mode="json")
     chosen = {"profile": profile} if declaration.profiles else {}
     resolved["algorithm"] = {"name": algorithm, **chosen, **settings.model_dump(mode="json")}
-    loaded = Loaded(scenario, declaration, settings.model_dump(), origin, redacted(text), resolved)
+    flat = dict(_flatten(resolved))
+    keys = (key for one in overrides for key, _ in _flatten(one.value, ".".join(one.path)))
+    # A key that is not there any more was of a method whose name another override replaced.
+    overridden = {key: flat[key] for key in keys if key in flat}
+    loaded = Loaded(scenario, declaration, settings.model_dump(), origin, redacted(text), resolved, overridden)
     if declaration.checks:
         _ = loaded.algorithm  # raises
     return loaded

@@ -21,7 +21,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from raysim.core.errors import RunError, ScenarioError
-from raysim.core.results import ClientRow, RunCard, Status
+from raysim.core.results import LOCK, ClientRow, RunCard, Status
 from raysim.core.text import redacted
 from raysim.tracking.files import hold, holder, remove_leftovers, replace, set_aside, sync_folder
 from raysim.tracking.rounds import RoundRows
@@ -32,7 +32,6 @@ __all__ = ["CLIENT_SCHEMA", "RunFolder"]
 ROUNDS_EVERY_S = 2.0
 """How long a finished round may wait before `rounds.parquet` shows it, in seconds."""
 
-_LOCK = "logs/.lock"
 _DAMAGE = (MissingRowsError, pa.ArrowException, OSError, KeyError, TypeError, ValueError)
 """What reading a file raises that is not what was written."""
 
@@ -71,7 +70,7 @@ class RunFolder:
             path.mkdir()
             (path / "logs").mkdir()
             # A full disk often lets folders be made, and shows only when bytes reach it, as here.
-            return cls(path, hold(path / _LOCK))
+            return cls(path, hold(path / LOCK))
         except FileExistsError as error:
             if path.is_dir():
                 raise ScenarioError(f"The run folder {path} exists already: choose another run id.") from error
@@ -88,15 +87,15 @@ class RunFolder:
         """
         path = Path(path).absolute()
         try:
-            if not any((path / name).is_file() for name in ("summary.json", "run.json", _LOCK)):
+            if not any((path / name).is_file() for name in ("summary.json", "run.json", LOCK)):
                 raise ScenarioError(f"{path} is not a run folder: it holds no summary.json.")
             (path / "logs").mkdir(exist_ok=True)
-            folder = cls(path, hold(path / _LOCK))
+            folder = cls(path, hold(path / LOCK))
             folder._known = False
             for place in (path, path / "logs"):
                 remove_leftovers(place)
         except BlockingIOError as error:
-            raise ScenarioError(f"The run in {path} is still going on, in {holder(path / _LOCK)}.") from error
+            raise ScenarioError(f"The run in {path} is still going on, in {holder(path / LOCK)}.") from error
         except OSError as error:
             raise ScenarioError(f"The run in {path} cannot be gone on with ({_reason(error)}).") from error
         return folder
@@ -231,9 +230,7 @@ class RunFolder:
         self._written = time.monotonic()
 
     def _summarise(self, status: Status, summary: Mapping[str, object]) -> None:
-        known: dict[str, object] = {}
-        if self._card is not None:
-            known = {"scenario": self._card.name, "run_id": self._card.run_id, "folder": str(self.path)}
+        known = {} if self._card is None else self._card.facts
         text = summary_text(status, {**known, **summary})
         replace(self.path / "summary.json", lambda file: file.write(text.encode()))
 

@@ -257,7 +257,7 @@ class MlflowTracker:
             if self._found is not None:
                 self.run_id = self._go_on(tags)
             else:
-                run = self._client.create_run(self.experiment_id, self._began_ms, tags, f"{card.name}-{card.run_id}")
+                run = self._client.create_run(self.experiment_id, self._began_ms, tags, f"{card.label} {card.run_id}")
                 self.run_id = run.info.run_id
         present = self._found.data.params if self._found else {}
         items = [(k, v) for k, v in card.parameters.items() if _key(k) not in present]

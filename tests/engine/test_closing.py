@@ -96,7 +96,7 @@ def test_cut_off_at_any_step_a_run_is_completed(
     the_dead_say_no_more()
     (folder,) = (workplace / "runs" / "tiny").iterdir()
     begun = step != "before the rows are written"
-    assert read_summary(folder)["status"] == ("closing" if begun else "running")
+    assert read_summary(folder)["status"] == ("closing" if begun else "died")
     told = MemoryTracker()
     with monkeypatch.context() as patch:
         if begun:  # no round is run, nothing is restored, and Ray is not there

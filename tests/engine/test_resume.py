@@ -17,6 +17,7 @@ from raysim.core.results import Status
 from raysim.engine.commits import Commits
 from raysim.engine.run import _FACTS, Progress
 from raysim.engine.store import local_folder, open_store
+from raysim.launch.again import label
 from raysim.launch.run import resume, run
 from raysim.report.load import read_clients, read_rounds, read_summary
 from raysim.tracking import rows
@@ -176,6 +177,50 @@ def test_going_on_with_other_maths_is_refused(workplace: Path, sets: list[str], 
     assert (done.folder / "summary.json").read_bytes() == before
 
 
+def test_a_run_is_called_by_what_tells_it_from_others(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    titles = []
+    monkeypatch.setattr("raysim.launch.session.plot_accuracy", lambda *_, title: titles.append(title))
+    monkeypatch.setattr("raysim.launch.session.draw_heatmap", lambda *_, title: titles.append(title))
+    seen = MemoryTracker()
+    sets = ["rounds=1", "training.lr=0.02", "algorithm.name=lg_fedavg", "seed=7", "output=elsewhere"]
+    short = run(loaded(*sets), quiet=True, trackers=[seen])
+    assert seen.card and seen.card.label == "lg_fedavg-s7 rounds=1 lr=0.02"
+    assert titles == ["tiny: lg_fedavg-s7 rounds=1 lr=0.02"] * 2
+    overrides = {"rounds": 1, "training.lr": 0.02, "algorithm.name": "lg_fedavg", "seed": 7, "output": "elsewhere"}
+    assert short.summary["overrides"] == json.loads((short.folder / "run.json").read_text())["overrides"] == overrides
+    assert set(seen.card.tags["overridden"].split()) == set(sets)
+    assert seen.card.tags.items() >= {"algorithm": "lg_fedavg", "seed": "7"}.items()
+    # A run that goes on has been told what it was told first, too.
+    longer = resume(short.folder, sets=["rounds=2", "tracking.tags={a: b}"], quiet=True)
+    assert longer.summary["overrides"] == {**overrides, "rounds": 2, "tracking.tags.a": "b"}
+    assert titles[-1] == "tiny: lg_fedavg-s7 rounds=2 lr=0.02"
+
+
+def test_a_label_is_short() -> None:
+    overrides = {
+        "data.partition.name": "iid",
+        "data.name": "digits",
+        "data.augment": True,
+        "tracking.uri": "sqlite:///x",
+    }
+    assert label("fedgh", 1, overrides) == "fedgh-s1 partition=iid data=digits augment=true"
+    assert label("fedgh", 1, {}) == "fedgh-s1"
+    long = label("fedgh", 1, {"clients.models": "[cnn1, cnn2, cnn3, cnn4, cnn5]" * 9, "rounds": 3})
+    assert len(long) == 120 and long.startswith("fedgh-s1 models=[cnn1, cnn2") and long.endswith("…")
+
+
+def test_the_summary_of_a_run_that_goes_on_has_what_is_known_already(workplace: Path) -> None:
+    class Look(MemoryTracker):
+        def log(self, t: int, values: Any, clients: Any) -> None:
+            assert self.card
+            found.append(json.loads((self.card.folder / "summary.json").read_text()))
+
+    found: list[dict[str, Any]] = []
+    known = {"scenario": "tiny", "algorithm": "fedgh", "seed": 5, "overrides": {"rounds": 1}, "rounds_asked": 1}
+    run(loaded("rounds=1"), quiet=True, trackers=[Look()])
+    assert all(one.items() >= {**known, "status": "running", "clients": 8}.items() for one in found) and found
+
+
 def test_a_method_that_counts_rounds_cannot_have_more_of_them(workplace: Path) -> None:
     done = run(loaded("algorithm={name: fedkd}"), quiet=True)
     with pytest.raises(ScenarioError, match=r"another rounds \(3 there, 9 here\)"):
@@ -247,7 +292,7 @@ def test_a_killed_run_knows_that_it_had_commits(workplace: Path, monkeypatch: py
     with pytest.raises(KeyboardInterrupt):  # and once more, before it has committed anything
         resume(folder, quiet=True, trackers=[Cut(3)])
     monkeypatch.setattr(RunFolder, "close", close)
-    assert read_summary(folder)["status"] == "running"
+    assert read_summary(folder)["status"] == "died"
     kept = (folder / "checkpoints").rename(workplace / "kept")
     with pytest.raises(ScenarioError, match=r"a commit of round 2 was saved in .*checkpoints, but there is none"):
         resume(folder, quiet=True)

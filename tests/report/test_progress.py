@@ -12,7 +12,7 @@ from raysim.core.results import RunCard
 from raysim.report import progress as progress_module
 from raysim.report.progress import make_progress
 
-CARD = RunCard("quick", "r1", Path("/runs/quick/r1"), {}, {}, "digits", "s", "d", "p", 10, 20)
+CARD = RunCard("quick", "r1", Path("/runs/quick/r1"), {}, {}, "digits", "s", "d", "p", 10, 20, "fedgh-s1", {})
 
 
 class Terminal(io.StringIO):

@@ -11,6 +11,8 @@ from raysim.report.table import print_closing_table, rows
 SUMMARY = {
     "scenario": "quickstart",
     "algorithm": "fedgh",
+    "seed": 3,
+    "overrides": {"rounds": 20, "data.augment": True},
     "status": "finished",
     "rounds": 20,
     "rounds_asked": 20,
@@ -40,7 +42,8 @@ SUMMARY = {
 
 def test_all_rows():
     assert dict(rows(SUMMARY)) == {
-        "scenario": "quickstart, fedgh",
+        "scenario": "quickstart, fedgh, seed 3",
+        "overridden": "rounds=20 data.augment=true",
         "rounds": "20",
         "clients": "20, 10 per round",
         "accuracy, all clients": "91.2% ± 5.4",

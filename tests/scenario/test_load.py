@@ -217,6 +217,19 @@ def test_set_replaces_a_whole_mapping():
     assert load("algorithm={name: fedgh, server_epochs: 5}").algorithm == FedGH(server_epochs=5)
 
 
+def test_what_was_overridden_is_known_by_dotted_keys():
+    sets = ["training={lr: 1e-3, epochs: 2}", "clients.models=[cnn1]", "algorithm={name: fedgh, server_epochs: 5}"]
+    assert load(*sets).overrides == {
+        "training.lr": 0.001,
+        "training.epochs": 2,
+        "clients.models": "[cnn1]",
+        "algorithm.name": "fedgh",
+        "algorithm.server_epochs": 5,
+    }
+    assert load(*sets[2:], "algorithm.name=standalone").overrides == {"algorithm.name": "standalone"}
+    assert load().overrides == {}
+
+
 def test_a_value_may_hold_an_equals_sign():
     assert load("tracking.uri=http://x/?a=b").scenario.tracking.uri == "http://x/?a=b"
 

@@ -34,6 +34,8 @@ def make_card() -> Callable[..., RunCard]:
             "partition_digest": "p" * 64,
             "num_samples": 1797,
             "num_clients": 20,
+            "label": "fedgh-s1",
+            "facts": {"scenario": "quick", "run_id": "r1", "seed": 1, "folder": str(folder)},
         }
         return RunCard(**{**card, **changes})  # type: ignore[arg-type]
 

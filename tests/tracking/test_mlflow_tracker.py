@@ -72,7 +72,7 @@ def test_a_finished_run(store, tmp_path, make_card, make_rows, monkeypatch, capf
     assert tracker.run_url is None and f"/runs/{tracker.run_id}?" in tracker.run_path
     client = client_of(store)
     run = client.get_run(tracker.run_id)
-    assert run.info.run_name == "quick-r1" and run.info.status == "FINISHED"
+    assert run.info.run_name == "fedgh-s1 r1" and run.info.status == "FINISHED"
     history = client.get_metric_history(tracker.run_id, "accuracy/all")
     assert sorted((m.step, m.value) for m in history) == [(0, 0.0), (1, 0.1), (2, 0.2), (3, 0.3)]
     assert all(abs(m.timestamp / 1000 - time.time()) < 300 for m in history)
@@ -223,7 +223,7 @@ from raysim.core.results import RunCard
 from raysim.tracking.database import load_mlflow, new_database
 from raysim.tracking.mlflow import MlflowTracker
 uri, name = sys.argv[1:]
-card = RunCard("two", name, pathlib.Path("."), {"a": 1}, {}, "digits", "s", "d", "p", 1, 1)
+card = RunCard("two", name, pathlib.Path("."), {"a": 1}, {}, "digits", "s", "d", "p", 1, 1, "m-s1", {})
 tracker = MlflowTracker(uri, "same", {})
 tracker.open(card)
 for t in range(5):
@@ -246,7 +246,7 @@ def test_two_runs_make_one_new_database(tmp_path):
     assert [run.returncode for run in runs] == [0, 0] and outputs == ["", ""], outputs
     client = client_of(uri)
     found = client.search_runs([client.get_experiment_by_name("same").experiment_id])
-    assert sorted(run.info.run_name for run in found) == ["two-a", "two-b"]
+    assert sorted(run.info.run_name for run in found) == ["m-s1 a", "m-s1 b"]
     for run in found:
         assert len(client.get_metric_history(run.info.run_id, "accuracy/all")) == 5
 

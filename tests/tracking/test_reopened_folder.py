@@ -529,7 +529,7 @@ from raysim.core.results import ClientRow, RunCard
 from raysim.tracking.files import set_aside
 from raysim.tracking.folder import RunFolder
 folder = RunFolder.create(pathlib.Path(sys.argv[1]), "quick", "killed")
-folder.open(RunCard("quick", "killed", folder.path, {}, {}, "digits", "s", "d", "p", 1, 1))
+folder.open(RunCard("quick", "killed", folder.path, {}, {}, "digits", "s", "d", "p", 1, 1, "m-s1", {}))
 for t in range(100_000):
     row = ClientRow(t, 0, "m", True, 0.5, 1, 2, 0.1, 1, 2, None, None, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
     folder.log(t, {"accuracy/all": t / 10}, [row] * 50)
@@ -546,8 +546,10 @@ def test_a_process_that_is_killed(tmp_path):
         path = tmp_path / "quick" / "killed"
         with pytest.raises(ScenarioError, match=f"still going on, in process {process.pid} "):
             RunFolder.reopen(path)
+        assert read_summary(path)["status"] == "running"
         process.kill()
         lines += process.stdout.readlines()
+    assert read_summary(path)["status"] == "died"
     t = int(lines[-1])
     folder = RunFolder.reopen(path)
     assert folder.rewind(t)[0].round == t

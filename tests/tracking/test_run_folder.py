@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import fcntl
 import json
 import math
 from pathlib import Path
@@ -67,7 +68,24 @@ def test_killed_run_is_readable_and_does_not_look_whole(run, make_rows):
     # No close: what is on disk now is what a killed process leaves.
     assert read_clients(run.path)["round"].to_pylist() == [0] * 4 + [1] * 4 + [2] * 4
     assert read_rounds(run.path)["round"].to_pylist() == [0]  # the first at once, then every two seconds
+    assert read_summary(run.path)["status"] == "running" and read_summary(run.path)["seed"] == 1
+    before = {path: path.stat().st_mtime_ns for path in [run.path, *run.path.rglob("*")]}
+    run._let_go()  # as the end of the process does
+    assert read_summary(run.path)["status"] == "died" and read_summary(run.path)["seed"] == 1
+    assert before == {path: path.stat().st_mtime_ns for path in [run.path, *run.path.rglob("*")]}
+    (run.path / "logs" / ".lock").unlink()  # a copy, which may be of a run that goes on
     assert read_summary(run.path)["status"] == "running"
+
+
+def test_looking_whether_a_run_died_does_not_keep_it_from_going_on(run, monkeypatch):
+    run._let_go()
+    with (run.path / "logs" / ".lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        monkeypatch.setattr("raysim.tracking.files.time.sleep", lambda _: fcntl.flock(lock, fcntl.LOCK_UN))
+        again = RunFolder.reopen(run.path)
+    assert again.rewind(-1) == {}
+    again.close("interrupted", {})
+    assert read_summary(run.path)["status"] == "interrupted"
 
 
 def test_clients_are_readable_before_the_first_round(run):
