@@ -94,7 +94,8 @@ class Measured:
     """How good a client's model is, and what it took to find out."""
 
     local: Measure  # on its own test samples
-    val: Measure  # on its own validation samples
+    val_correct: int  # of its own validation samples
+    val_total: int
     everyone: Measure | None  # on the published test set, where asked for
     seconds: float
 
@@ -115,7 +116,7 @@ class Turn:
 
 def client_row(world: World, t: int, k: ClientId, turn: Turn | None, measured: Measured | None) -> ClientRow:
     """The row of a client that had a turn, was measured, or both."""
-    local, val, everyone = (measured.local, measured.val, measured.everyone) if measured else (None, None, None)
+    local, everyone = (measured.local, measured.everyone) if measured else (None, None)
     return ClientRow(
         round=t,
         client=k,
@@ -125,8 +126,8 @@ def client_row(world: World, t: int, k: ClientId, turn: Turn | None, measured: M
         correct=local.correct if local else None,
         total=local.total if local else None,
         loss=local.loss if local else None,
-        val_correct=val.correct if val else None,
-        val_total=val.total if val else None,
+        val_correct=measured.val_correct if measured else None,
+        val_total=measured.val_total if measured else None,
         global_accuracy=everyone.accuracy if everyone else None,
         train_loss=turn.train_loss if turn else None,
         train_samples=turn.train_samples if turn else 0,
@@ -321,26 +322,23 @@ class ClientHost:
         if net is None:
             # A client that never had a turn is its architecture's template; no copy is made to look at it.
             net = self._net(k) if self.world.independent_init else self._template(self.world.arch(k))
+        test_M, val_M = self.test.of(k), self.val.of(k)
         with blaming(lambda: f"the test of client {k} with model {self.world.arch(k)} failed"):
             set_training(net, False)
-            local, val = self._score(net, self.test.of(k), self.val.of(k))
-            everyone = None if self.published is None else self._score(net, self.published)[0]
-        return Measured(local, val, everyone, perf_counter() - start)
+            local, val_correct = self._score(net, test_M, val_M)
+            everyone = None if self.published is None else self._score(net, self.published, val_M[:0])[0]
+        return Measured(local, val_correct, len(val_M), everyone, perf_counter() - start)
 
     @torch.inference_mode()
-    def _score(self, net: nn.Module, *index: Tensor) -> list[Measure]:
-        """How good a network is on each of these sets of samples, which pass through it together."""
-        samples = self._samples(torch.cat(index))
+    def _score(self, net: nn.Module, test_M: Tensor, val_M: Tensor) -> tuple[Measure, int]:
+        """The result on test samples, and how many validation samples are right; both pass through together."""
+        samples = self._samples(torch.cat((test_M, val_M)))
         logits_MC = torch.cat([net(batch.x) for batch in samples.in_order(EVALUATION_BATCH)])
-        sizes = [len(index_M) for index_M in index]
-        return [
-            Measure(
-                correct=int((logits_SC.argmax(1) == label_S).sum()),
-                total=len(label_S),
-                loss_sum=float(F.cross_entropy(logits_SC.double(), label_S, reduction="sum")),
-            )
-            for logits_SC, label_S in zip(logits_MC.split(sizes), samples.y.split(sizes), strict=True)
-        ]
+        right_M = logits_MC.argmax(1) == samples.y
+        tested = len(test_M)
+        loss = F.cross_entropy(logits_MC[:tested].double(), samples.y[:tested], reduction="sum")
+        measure = Measure(int(right_M[:tested].count_nonzero()), tested, float(loss))
+        return measure, int(right_M[tested:].count_nonzero())
 
     def _samples(self, index_M: Tensor) -> Samples:
         raw_NHWC = self.image_MHWC.index_select(0, index_M).to(self.device)

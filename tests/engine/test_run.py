@@ -117,13 +117,13 @@ def test_test_and_validation_samples_are_told_apart(split: str) -> None:
     threes = {part: partition.count_NC(data.label_M, 10, part)[:, 3].tolist() for part in ("val", "test")}
     found = host.measure(range(8)).values()
     assert [one.local.correct for one in found] == threes["test"]
-    assert [one.val.correct for one in found] == threes["val"]
-    assert [one.val.total for one in found] == partition.val.size_N.tolist()
+    assert [one.val_correct for one in found] == threes["val"]
+    assert [one.val_total for one in found] == partition.val.size_N.tolist()
     # One logit is 1 and nine are 0: ln(9 + e) each, and 1 less where it is a three.
     for one in found:
         assert one.local.loss_sum == pytest.approx(one.local.total * math.log(9 + math.e) - one.local.correct)
     if split == "published":
-        assert not any(one.val.total for one in found) and sum(one.local.total for one in found) == 360
+        assert not any(one.val_total for one in found) and sum(one.local.total for one in found) == 360
 
 
 def test_without_validation_samples_there_is_no_validation_accuracy(workplace: Path) -> None:
