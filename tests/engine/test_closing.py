@@ -144,7 +144,7 @@ def test_mlflow_that_is_locked_is_an_error_that_resume_mends(
 def test_plots_that_cannot_be_written_are_drawn_by_resume(
     workplace: Path, tracking_store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*given: Any) -> None:
+    def full(*given: Any, **named: Any) -> None:
         raise OSError(28, "No space left on device", "plots/partition.png")
 
     with monkeypatch.context() as patch:
