@@ -107,6 +107,8 @@ def make_optimizer(parameters: Sequence[nn.Parameter], local: LocalTraining) -> 
 
 def fit_one(job: FitJob) -> FitResult:
     """Train one network on its batches, in order."""
+    if unknown := job.rates.keys() - dict(job.net.named_parameters()).keys():
+        raise ValueError(f"rates: {min(unknown)} given, which is no parameter of the network")
     of_rate: dict[float, list[nn.Parameter]] = {}
     for name, parameter in job.net.named_parameters():
         if parameter.requires_grad:

@@ -89,6 +89,11 @@ def test_a_parameter_with_a_learning_rate_of_its_own():
     assert [net[0].w.item(), net[1].w.item()] == pytest.approx([0.76 - 0.04076, 0.54 - 0.05792], abs=1e-5)
 
 
+def test_a_rate_for_nothing_is_refused():
+    with pytest.raises(ValueError, match=r"^rates: matrix_D given, which is no parameter of the network$"):
+        fit_one(FitJob(One(), square, None, steps(1), LocalTraining(), rates={"matrix_D": 0.1}))
+
+
 def test_a_long_clip_changes_nothing():
     net = One()
     fit(net, lr=0.1, clip=50)
