@@ -28,12 +28,12 @@ from algorithms.fedtgp import (
     margin_loss,
 )
 from algorithms.standalone import Standalone
-from raysim.core import Batch, LocalTraining, Server, Task, weights
+from raysim.core import Batch, Client, LocalTraining, Server, Task, weights
 from raysim.core.messages import nonfinite, wire_size
 from raysim.core.ops import cross_entropy
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
-from raysim.core.toy import Toy, toy_model
+from raysim.core.toy import C, D, Toy, toy_model, toy_samples
 from raysim.engine.placement import Machine, make_plan
 from raysim.engine.server import ServerHost
 from raysim.launch.check import check
@@ -64,6 +64,12 @@ def server_of(method: FedTGP, owners: dict[int, list[int]], num_classes: int = 3
 
 def up(*rows: list[float]) -> Prototypes:
     return Prototypes(torch.tensor(rows))
+
+
+def client_of(labels: list[int]) -> Client:
+    """A client that trains two epochs in batches of two, by plain SGD at 0.1."""
+    task, local = Task(C, D, ("deep",), toy_model), LocalTraining(epochs=2, batch_size=2, lr=0.1)
+    return Client(0, task, toy_samples(labels, 0), toy_model("deep"), local, seeded(1, "client", 1, 0), 1, "deep")
 
 
 class Seen(nn.Module):
@@ -329,9 +335,34 @@ def test_absent_clients_and_classes():
 OFFICIAL = FedTGP(**FedTGP.profiles["official"])
 
 
-def test_official_is_the_released_script():
-    assert (OFFICIAL.inference, OFFICIAL.server_batch) == ("nearest", 10)
-    assert (OFFICIAL.lambda_, OFFICIAL.server_epochs, OFFICIAL.tau, OFFICIAL.server_lr) == (10, 100, 100, None)
+def test_official_predicts_what_the_released_test_finds():
+    # The released test: mean square distances to the prototypes of all classes, whoever owns them.
+    rng = torch.Generator().manual_seed(6)
+    f_BD, prototype_CD = torch.randn(200, 5, generator=rng), torch.randn(10, 5, generator=rng)
+    found_B = [min(range(10), key=lambda c: float(nn.MSELoss()(f, prototype_CD[c]))) for f in f_BD]
+    net = OFFICIAL.client_model(Seen(10, 5), Task(10, 5, ("flat",), toy_model)).eval()
+    net.prototype_CD.copy_(prototype_CD)
+    net.received.fill_(True)
+    with torch.no_grad():
+        assert net(f_BD).argmax(1).tolist() == found_B
+
+
+def test_official_training_is_the_released_arithmetic():
+    # Cross-entropy + 10 * MSE to the prototype of each sample's class; then means per class in eval mode.
+    method, client = replace(OFFICIAL, inference="classifier"), client_of([0, 1, 0, 1, 1])
+    theirs, prototype_CD = toy_model("deep"), torch.linspace(0.0, 1.0, C * D).view(C, D)
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    for batch in client.data.shuffled(2, 2, seeded(1, "client", 1, 0)):
+        feature_BD = theirs.features(batch.x)
+        loss = nn.CrossEntropyLoss()(theirs.header(feature_BD), batch.y)
+        (loss + 10 * nn.MSELoss()(prototype_CD[batch.y], feature_BD)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    upload = method.client_update(client, GlobalPrototypes(prototype_CD, torch.ones(C, dtype=torch.bool)))
+    with torch.no_grad():
+        feature_ND = theirs.eval().features(client.data.x)
+    expected = [feature_ND[client.data.y == c].mean(0) for c in (0, 1)]
+    assert_close(upload.prototype_SD, torch.stack(expected))
 
 
 def released_epochs(
