@@ -91,7 +91,7 @@ def _of_hook(name: str, value: Any) -> Iterator[Slip]:
         return
     function = inspect.unwrap(value.__func__ if isinstance(value, staticmethod) else value)
     if not inspect.isroutine(function):
-        if not callable(function):
+        if isinstance(value, property | cached_property) or not (callable(value) or hasattr(value, "__get__")):
             yield Slip(f"`{name}` is a {type(value).__name__} and no method", f"write def {name}(self, {given})")
         return
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
@@ -129,10 +129,10 @@ def _of_name(base: type, name: str, value: Any, used: Iterable[str]) -> Iterator
         field = name in {field.name for field in dataclasses.fields(base)}
         if not field and name not in used and (near := _near(name, ATTRIBUTES)):
             yield Slip(f"`{name}` means nothing", f"did you mean `{near}`?")
-    elif not name.startswith("_") and not name.isupper() and not inspect.isclass(value):
+    elif name[0].islower() and not inspect.isclass(value):  # constants and types have capitals
         given = " ".join(repr(value).split())
         given = given if len(given) <= 40 else f"{given[:39]}…"
-        kind = type(value).__name__ if isinstance(value, bool | int | float | str) else "..."
+        kind = type(value).__name__ if isinstance(value, bool | int | float | str) else "ClassVar"
         near = _near(name, ATTRIBUTES)
         yield Slip(
             f"`{name} = {given}` has no annotation, so it is no field",
@@ -215,7 +215,7 @@ def _tree(cls: type) -> ast.Module | None:
 
 
 def _returns_nothing(function: Any) -> bool:
-    """Whether no line of a method returns anything but None, as far as one can see."""
+    """Whether no line of a method returns anything, as far as one can see; who writes `return None` means it."""
     try:
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body
     except (OSError, TypeError, SyntaxError, ValueError):
@@ -229,8 +229,7 @@ def _returns_nothing(function: Any) -> bool:
         node = rest.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
             continue
-        value = node.value if isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) else None
-        if value is not None and not (isinstance(value, ast.Constant) and value.value is None):
+        if isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) and node.value is not None:
             return False
         rest += ast.iter_child_nodes(node)
     return True

@@ -84,16 +84,18 @@ class Identity:
         # Without a commit everything is computed anew, with one code.
         return replace(self, code=now, code_changes=noted if t >= 0 else ())
 
-    def cautions(self, versions: Mapping[str, str]) -> list[str]:
-        """What may make the rest of a run that goes on differ, a sentence each. versions: those of this process."""
+    def cautions(self, versions: Mapping[str, str], now: Code) -> list[str]:
+        """What may make the rest of a run that goes on differ, a sentence each. versions, now: of this process."""
         other = [
             f"{name} {had} there, {versions[name]} here"
             for name, had in self.versions.items()
             if versions.get(name, had) != had
         ]
-        found = (
-            [f"other versions than the run began with ({', '.join(other)}): last digits may differ"] if other else []
-        )
+        found = []
+        if other:
+            found.append(f"other versions than the run began with ({', '.join(other)}): last digits may differ")
+        if changes := self.code.changes(now):
+            found.append(f"other code from here on: {', '.join(changes)}")
         return found if self.code.files else [*found, UNKNOWN]
 
 

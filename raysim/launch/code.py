@@ -18,6 +18,7 @@ from types import ModuleType
 import raysim
 from raysim.core.algorithm import AnyAlgorithm
 from raysim.core.errors import ScenarioError
+from raysim.core.text import one_line
 
 RAYSIM = "raysim/{core,data,engine,models}"
 """The name, among the files, of those parts of raysim that compute: a new progress bar changes no number."""
@@ -75,7 +76,7 @@ class Code:
         """What differs from this code, a file each; nothing where this code is not known."""
         names = dict.fromkeys([*self.files, *now.files]) if self.files else {}
         return [
-            f"{name} ({self.files.get(name, 'none')[:12]} there, {now.files.get(name, 'none')[:12]} here)"
+            one_line(f"{name} ({self.files.get(name, 'none')[:12]} there, {now.files.get(name, 'none')[:12]} here)")
             for name in names
             if self.files.get(name) != now.files.get(name)
         ]

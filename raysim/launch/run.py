@@ -143,7 +143,7 @@ def resume(
     commits = Commits.open(checkpoint_store(identity.commits_of(path)))
     commit = commits.latest()
     refuse_lost_checkpoints(path, commits, summary)
-    cautions = identity.cautions(versions())
+    cautions = identity.cautions(versions(), code)
     identity = identity.with_code(code, commit.round if commit else -1)
     identity = replace(identity, overrides={**identity.overrides, **loaded.overrides})
     return _begin(checked, own, partition, reopened, identity, plan, (commits, commit), told, cautions)

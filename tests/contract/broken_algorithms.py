@@ -818,6 +818,7 @@ class HelpersOfManyNames(Sound):
     """Helpers, constants and attributes that only look like slips."""
 
     LEVELS = ("one", "two")
+    State = dict[str, Tensor]
     tolerance: ClassVar[float] = 1e-3
     server_rate: float = 1.0
     """How far the server goes."""
@@ -830,6 +831,10 @@ class HelpersOfManyNames(Sound):
     @staticmethod
     def server_send(server: Server[Header], to: ClientId) -> Header:  # type: ignore[override]
         return server.state
+
+    def client_join(self, client: Client) -> None:
+        """Nothing to say, on purpose."""
+        return None  # noqa: RET501
 
     @torch.no_grad()
     def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:

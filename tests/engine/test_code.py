@@ -96,10 +96,11 @@ def test_a_run_does_not_go_on_with_other_code(write: Write, name: str, old: str,
     assert resume(short.folder, sets=["rounds=2"], quiet=True).summary["nothing_to_do"]
 
 
-def test_a_run_goes_on_with_other_code_where_one_says_so(write: Write) -> None:
+def test_a_run_goes_on_with_other_code_where_one_says_so(write: Write, capfd: pytest.CaptureFixture[str]) -> None:
     short = run(mine("rounds=2"), quiet=True)
     write("my_factor.py", "FACTOR = 5\n")
-    longer = resume(short.folder, sets=["rounds=4"], quiet=True, code_changed=True)
+    longer = resume(short.folder, sets=["rounds=4"], code_changed=True)
+    assert "other code from here on: algorithms/my_factor.py (" in " ".join(capfd.readouterr().err.split())
     (change,) = longer.summary["code"]["changes"]
     assert change["after_round"] == 2
     assert [text.partition(" ")[0] for text in change["files"]] == ["algorithms/my_factor.py"]

@@ -88,7 +88,6 @@ def connected(algorithm: AnyAlgorithm) -> None:
 
     for hook, side in (("client_update", "the server"), ("server_send", "any client")):
         toy = Toy(algorithm, "connected").start()
-        before = toy.fork()
         for t in range(1, PATIENCE + 1):
             before = toy.fork()
             if any(name == hook and msg is not None for name, _, msg in toy.round(t).sent):
@@ -112,7 +111,7 @@ def connected(algorithm: AnyAlgorithm) -> None:
                 f"what {hook} returns changes nothing at {side}",
                 "server_update puts what it makes of `ups` into server.state"
                 if hook == "client_update"
-                else "client_receive loads the message into client.net, or client_update reads `down`",
+                else "client_receive loads it into client.net, or client_update reads `down`, with a weight above 0",
             )
 
 
