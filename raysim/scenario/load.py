@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
 from pathlib import Path
@@ -103,6 +103,7 @@ class Loaded:
     text: str  # as given, without the secrets that addresses may hold
     resolved: Mapping[str, Any]  # every key with its value, defaults filled in
     overrides: Mapping[str, Scalar]  # of `flat`, what `--set` gave
+    own: AnyAlgorithm | None = None  # see with_algorithm
 
     @cached_property
     def algorithm(self) -> AnyAlgorithm:
@@ -110,11 +111,17 @@ class Loaded:
 
         Raises `ScenarioError` where it cannot be made.
         """
+        if self.own is not None:
+            return self.own
         cls = algorithm_class(self.resolved["algorithm"]["name"])
         try:
             return cls(**self.settings)
         except ValueError as error:
             raise self.origin.error(("algorithm",), str(error)) from None
+
+    def with_algorithm(self, algorithm: AnyAlgorithm) -> Loaded:
+        """The same with this algorithm in place of the one that the scenario names."""
+        return replace(self, own=algorithm, declared=declaration_of(type(algorithm)))
 
     def resolved_yaml(self) -> str:
         """The resolved scenario as YAML; loading it gives the same run."""

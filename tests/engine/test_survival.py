@@ -247,7 +247,7 @@ def failing() -> Loaded:
     global FAILING
     rows = outcome(loaded("algorithm={name: standalone}"), InProcess())[1]
     FAILING = next(row.client for row in rows if row.round == 2 and row.participated)
-    return replace(loaded("algorithm={name: standalone}", "failure.max_failed_fraction=0.3"), algorithm=Picky())
+    return loaded("algorithm={name: standalone}", "failure.max_failed_fraction=0.3").with_algorithm(Picky())
 
 
 def test_a_tolerated_failure_leaves_the_client_as_it_was(tmp_path: Path) -> None:
@@ -281,19 +281,19 @@ class Slow(Standalone):
 
 
 def test_a_client_that_takes_too_long() -> None:
-    given = replace(failing(), algorithm=Slow())
+    given = failing().with_algorithm(Slow())
     sets = ["algorithm={name: standalone}", "failure.client_timeout_s=2"]
-    strict = replace(loaded(*sets), algorithm=Slow())
+    strict = loaded(*sets).with_algorithm(Slow())
     sentence = rf"client {FAILING} took longer than failure.client_timeout_s \(2 s\) in round 2"
     with pytest.raises(RunError, match=f"^{sentence}$"):
         outcome(strict, InProcess())
     notes: list[str] = []
-    lenient = replace(loaded(*sets, "failure.max_failed_fraction=0.3"), algorithm=Slow())
+    lenient = loaded(*sets, "failure.max_failed_fraction=0.3").with_algorithm(Slow())
     found = outcome(lenient, InProcess(), None, notes.append, max_failed_fraction=0.3)
     assert len(notes) == 1
     assert sentence.replace("\\", "") in notes[0]
     # As if it had failed in any other way.
-    assert found == outcome(replace(given, algorithm=Picky()), InProcess(), max_failed_fraction=0.3)
+    assert found == outcome(given.with_algorithm(Picky()), InProcess(), max_failed_fraction=0.3)
 
 
 def test_what_a_lost_round_had_in_hand_is_not_kept_while_it_is_repeated() -> None:

@@ -156,7 +156,7 @@ def test_a_failing_hook_is_told_with_its_place(backends: dict[str, RayBackend]) 
         def client_update(self, client: Any, down: None) -> None:
             raise ZeroDivisionError("no")
 
-    given = replace(loaded("algorithm={name: standalone}"), algorithm=Broken())
+    given = loaded("algorithm={name: standalone}").with_algorithm(Broken())
     with pytest.raises(HookError, match=r"Broken.client_update of client \d failed in round 1 .*ZeroDivision") as told:
         rounds_on(backends["one actor"], given)
     assert "ZeroDivisionError: no" in told.value.trace
@@ -172,7 +172,7 @@ def test_an_actor_that_dies_again_and_again_ends_the_run_with_a_sentence(workpla
             super().client_update(client, down)
 
     sets = ["algorithm={name: standalone}", "backend=ray", "resources.actors=1", "failure.max_attempts=1"]
-    given = replace(loaded(*sets), algorithm=Dying())
+    given = loaded(*sets).with_algorithm(Dying())
     with pytest.raises(RunError, match=r"round 2: client actor 1 of 1 died: .*; the run went back 1 times without"):
         run(given, quiet=True)
     (folder,) = (workplace / "runs" / "tiny").iterdir()
