@@ -36,7 +36,7 @@ check: setup  ## Formatting, lint, types, import arrows
 test-gpu: setup  ## Run the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
 
-chaos: setup  ## Kill actors, server and driver of many runs, a hundred times, and compare every result
+chaos: setup  ## Kill and signal actors, server and driver of many runs, a hundred times, and compare every result
 	$(BIN)/python -m tests.chaos --kills 100
 
 golden: setup  ## Write the golden curves anew: a reviewed act, see CONTRIBUTING.md

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
-from tests.chaos import Chaos
+from tests.chaos import KINDS, Chaos, Strike
 
 pytestmark = pytest.mark.ray
 
+ROUND = "raysim.tracking.folder:RunFolder.log"
+DRAW = "raysim.launch.session:Session._draw"
+TERMINATE = "raysim.tracking.mlflow:MlflowTracker._terminate"
 
-def test_a_client_actor_the_server_and_the_driver_are_killed(tmp_path: Path) -> None:
-    chaos = Chaos(tmp_path, rounds=30, seed=1)
-    # The first pause lets Ray start; a driver killed in the middle of that is what `make chaos` meets, too.
-    pauses = iter([8.0, 0.5, 3.0])
-    chaos.run(iter(["client actor", "driver", "server actor"]), lambda: next(pauses))
-    assert sum(chaos.tally.kills.values()) >= 1
-    assert chaos.tally.runs == 1
+
+def test_actors_and_the_driver_are_killed_in_rounds_and_in_the_closing(tmp_path: Path) -> None:
+    chaos = Chaos(tmp_path, rounds=20, seed=1)
+    in_rounds = [
+        Strike(signal.SIGKILL, ROUND, nth=3, whom=KINDS["client actor"]),
+        Strike(signal.SIGKILL, ROUND, nth=7, whom=KINDS["server actor"]),
+        Strike(signal.SIGKILL, ROUND, nth=12),
+    ]
+    in_closing = [Strike(signal.SIGTERM, DRAW), Strike(signal.SIGINT, DRAW), Strike(signal.SIGKILL, TERMINATE, True)]
+    chaos.run(iter([]), lambda: 0.0, [in_rounds, in_closing, [Strike(signal.SIGTERM, TERMINATE)]])
+    assert sum(chaos.tally.kills.values()) == 7
+    assert chaos.tally.resumed == 2
+    assert "Traceback" not in (tmp_path / "run0" / "log.txt").read_text()
