@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import ray
+from ray._private import ray_constants
 
 from raysim.core.errors import ScenarioError
 from raysim.engine import ray_local
@@ -24,8 +25,9 @@ def connect(local_cpus: float | None = None) -> bool:
     if ray.is_initialized():
         return False
     address = os.environ.get("RAY_ADDRESS")
-    # Ray's handler in C++ would print a stack at a SIGTERM, abort 3 s later, and be put to the default by shutdown.
-    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
+    # Ray's handler in C++ would print a stack at a SIGTERM, abort 3 s later, and leave the default behind at shutdown.
+    # Ray read the variable of this name when it was imported; only this process does without the handler.
+    ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = True
     # Ray would otherwise warn that this is about to change; our actors without a GPU do not look at it.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": True}

@@ -108,6 +108,8 @@ def _resume(given: str, loaded: Loaded | None, sets: Sequence[str], code_changed
     if result.summary.get("nothing_to_do"):
         print(f"{folder}: all {result.summary['rounds']} rounds were done already", file=sys.stderr, flush=True)
         marks.found(folder, str(result.summary["run_id"]))
+    if result.summary.get("completed"):
+        print(f"{folder}: all rounds were done already; plots and MLflow are complete now", file=sys.stderr, flush=True)
     return result
 
 

@@ -160,7 +160,7 @@ class Session:
     def complete(self, summary: dict[str, Any]) -> Result:
         """Close a run that has all its rounds and whose closing was cut off, without Ray. summary: what it left."""
         self.stop.closing = True
-        self.note("all rounds are done already: what plots and MLflow lack is added")
+        self.note("closing the run: what plots and MLflow lack is added")
         summary = {**summary, "status": "finished", "folder": str(self.card.folder)}
         rows = read_rounds(self.card.folder).to_pylist()
         self.mlflow.resume([{name: value for name, value in row.items() if value is not None} for row in rows])
