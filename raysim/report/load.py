@@ -51,7 +51,8 @@ def read_summary(folder: Path | str) -> dict[str, Any]:
     The file says "running" in both cases: a run whose folder is not locked has died, unless this is a copy of the
     folder without its lock, or its file system knows no locks.
 
-    "closing" says that all rounds are done and in the folder, while plots are drawn and MLflow is given the rest.
+    "closing" says that all rounds are done and in the folder, while plots are drawn and MLflow is given the rest; where
+    that was cut off, until `raysim resume` does it.
 
     Raises:
         ScenarioError: no such run, or its file is damaged.
