@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from raysim.core.text import expanded
+
 PAGE = 4096
 """Bytes; a multiple of the blocks of nearly every disk, as direct writing demands."""
 
@@ -44,6 +46,9 @@ class Store(Protocol):
     def everywhere(self) -> bool:
         """Whether other machines reach the same bytes under the same address."""
 
+    def make(self) -> None:
+        """Make the place, once: a folder that vanishes later is missed, not made again without what it held."""
+
     def write(self, name: str, data: Buffer) -> None:
         """Put bytes there; only after `settle` do they outlive the machine."""
 
@@ -71,7 +76,7 @@ def local_folder(address: str) -> Path | None:
     protocol, separator, path = address.partition("://")
     if separator and protocol not in ("file", "local"):
         return None
-    return Path(path if separator else address).expanduser().absolute()
+    return expanded(path if separator else address).absolute()
 
 
 def dies_with_the_process(address: str) -> bool:
@@ -156,8 +161,10 @@ class LocalStore:
     def everywhere(self) -> bool:
         return False
 
-    def write(self, name: str, data: Buffer) -> None:
+    def make(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
+
+    def write(self, name: str, data: Buffer) -> None:
         place = self.path / name
         try:
             _write(place, viewed(data))
@@ -175,7 +182,6 @@ class LocalStore:
     def publish(self, name: str, data: bytes) -> None:
         part = self.path / f".{name}.part"
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
             with part.open("wb") as file:
                 file.write(data)
                 file.flush()
@@ -229,9 +235,12 @@ class RemoteStore:
     def everywhere(self) -> bool:
         return True
 
+    def make(self) -> None:
+        with self._told("") as (fs, _):
+            fs.makedirs(self.place[1], exist_ok=True)
+
     def write(self, name: str, data: Buffer) -> None:
         with self._told(name) as (fs, path):
-            fs.makedirs(self.place[1], exist_ok=True)
             fs.pipe_file(path, bytes(data))
 
     def settle(self, names: Iterable[str]) -> None:

@@ -38,6 +38,12 @@ class Keeper:
     round: int = 0  # of the last commit that was begun
     at_s: float = field(default_factory=perf_counter)  # when that was
 
+    def __post_init__(self) -> None:
+        try:
+            self.commits.store.make()
+        except OSError as error:
+            raise self.commits.failure(0, error) from error
+
     def due(self, t: int) -> bool:
         """Whether round `t` is to be committed."""
         if t == self.rounds:

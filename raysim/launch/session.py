@@ -139,9 +139,12 @@ class Session:
             status = "interrupted"
             raise
         except OSError as error:
-            facts["error"] = str(_in_words(error, self.card.folder))
+            facts["error"] = self.folder.gone() or str(_in_words(error, self.card.folder))
             raise RunError(facts["error"]) from error
         except BaseException as error:
+            if gone := self.folder.gone():
+                facts["error"] = gone
+                raise RunError(gone) from error
             facts["error"] = str(error) or type(error).__name__
             if isinstance(error, HookError) and error.trace:
                 self.folder.write_text("logs/error.txt", error.trace)
@@ -150,8 +153,9 @@ class Session:
             self.stop.closing = True
             facts["seconds"] = time.perf_counter() - began
             if status != "finished" and under_way:
-                self.note(f"what was done until round {progress.rounds} is kept in {self.card.folder}")
-                self.note(f"go on with:  {self.resume_command} {shlex.quote(str(self.card.folder))}")
+                if not self.folder.gone():
+                    self.note(f"what was done until round {progress.rounds} is kept in {self.card.folder}")
+                    self.note(f"go on with:  {self.resume_command} {shlex.quote(str(self.card.folder))}")
                 self._shut_down(cleanup)  # first: actors may still be at work on a round that was cut off
             summary = self._summary(status, progress, keeper, facts)
             self._close(status, summary, cleanup)
@@ -267,7 +271,7 @@ class Session:
                 self.note(f"all rounds are done, but not everything is written; {complete}")
             raise
         if over and failed:
-            if isinstance(failed[0], RaysimError):
+            if isinstance(failed[0], RaysimError) and not self.folder.gone():
                 raise RunError(f"{str(failed[0]).rstrip('.')}. All rounds are done; {complete}") from failed[0]
             raise failed[0]
 
@@ -276,6 +280,8 @@ class Session:
             cleanup.close()
 
     def _draw(self) -> None:
+        if self.folder.gone():  # not to be made again for pictures alone
+            return
         plots = self.card.folder / "plots"
         plots.mkdir(exist_ok=True)
         title = f"{self.card.name}: {self.card.label}"

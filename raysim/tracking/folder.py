@@ -13,6 +13,7 @@ import errno
 import json
 import math
 import os
+import shlex
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,6 +48,7 @@ class RunFolder:
     def __init__(self, path: Path, lock: int) -> None:
         """See `create` and `reopen`. `lock`: a descriptor that `close` is to close."""
         self.path = path
+        self._inode = _inode(path)
         self.damage: list[str] = []
         # What is never closed lets go when it is collected: nobody else could go on with the run until then.
         self._lock = lock
@@ -132,6 +134,7 @@ class RunFolder:
 
     def write_text(self, name: str, text: str) -> None:
         """Put a text file such as `scenario.yaml` into the folder. Raises `RunError` when that fails."""
+        self._miss()
         try:
             replace(self.path / name, lambda file: file.write(text.encode()))
         except OSError as error:
@@ -148,7 +151,8 @@ class RunFolder:
             raise ScenarioError(_refusal(self.path, error)) from error
 
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
-        """Take in round `t`. Raises `RunError` when the disk does not."""
+        """Take in round `t`. Raises `RunError` when the disk does not, or the folder is gone."""
+        self._miss()
         self._rounds.append(t, values)
         at = self._clients.stream
         try:
@@ -161,6 +165,7 @@ class RunFolder:
 
     def sync(self) -> None:
         """Let every round so far outlive this process and a power cut. Raises `RunError` when the disk does not."""
+        self._miss()
         at = self._clients.stream
         try:
             self._clients.sync()
@@ -195,10 +200,25 @@ class RunFolder:
 
     def conclude(self, summary: Mapping[str, object]) -> None:
         """Let a run that was closed as "closing" be "finished". Raises `RunError` when that cannot be written."""
+        self._miss()
         try:
             self._summarise("finished", summary)
         except OSError as error:
             raise self._failure(self.path / "summary.json", error) from error
+
+    def gone(self) -> str:
+        """One sentence on what became of the folder, if it is no longer where this run began; else nothing."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if _inode(self.path) == self._inode:
+                return ""
+        with contextlib.suppress(OSError):  # also where there is no /proc
+            now = Path(f"/proc/self/fd/{self._lock}").readlink().parent.parent
+            if _inode(now) == self._inode:
+                return (
+                    f"The run folder {self.path} was moved to {now} while the run went on, so nothing more could be "
+                    f"written to it; go on from its last commit with: raysim resume {shlex.quote(str(now))}"
+                )
+        return f"The run folder {self.path} is gone, with all that it held: it was deleted while the run went on."
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -209,7 +229,12 @@ class RunFolder:
         finally:
             os.close(lock)
 
+    def _miss(self) -> None:
+        if gone := self.gone():
+            raise RunError(gone)
+
     def _end(self, status: Status, summary: Mapping[str, object]) -> None:
+        self._miss()
         first: tuple[Path, OSError] | None = None
         for name, write in (("rounds.parquet", self._write_rounds), ("clients.parquet", self._clients.end)):
             try:
@@ -301,6 +326,11 @@ def _plain(value: object) -> object:
         return value
     item = getattr(value, "item", None)
     return _plain(item()) if callable(item) else str(value)
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
 
 
 def _reason(error: OSError) -> str:

@@ -53,7 +53,9 @@ def held(commits: Commits) -> tuple[int, dict[int, int]]:
 @pytest.fixture(params=["folder", "fsspec"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     """A folder, and an address of fsspec."""
-    return open_store(tmp_path / "commits" if request.param == "folder" else f"memory://{tmp_path}/commits")
+    store = open_store(tmp_path / "commits" if request.param == "folder" else f"memory://{tmp_path}/commits")
+    store.make()
+    return store
 
 
 def test_unchanged_clients_keep_their_file_and_old_commits_go(store: Store) -> None:
@@ -111,6 +113,7 @@ def test_what_is_being_written_for_the_next_commit_stays(store: Store) -> None:
 
 def test_every_truncation_is_named_and_the_commit_before_is_usable(tmp_path: Path) -> None:
     whole = Commits(LocalStore(tmp_path / "whole"))
+    whole.store.make()
     add(whole, 1, [0, 1, 2])
     add(whole, 2, [0, 1, 2])
     rng = random.Random(1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,9 +13,9 @@ import pyarrow as pa
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from raysim.core.errors import ScenarioError
+from raysim.core.errors import RunError, ScenarioError
 from raysim.core.results import Status
-from raysim.engine.commits import Commits
+from raysim.engine.commits import CommitError, Commits
 from raysim.engine.run import _FACTS, Progress
 from raysim.engine.store import local_folder, open_store
 from raysim.launch.again import label
@@ -335,6 +336,46 @@ def test_damaged_reports_do_not_cost_the_checkpoint(workplace: Path) -> None:
     assert {p.name for p in longer.folder.iterdir()} >= {
         "rounds.damaged.parquet", "clients.damaged.parquet", "summary.damaged.json",
     }  # fmt: skip
+
+
+class Taken(MemoryTracker):
+    """Does something to the run's folder in round 2."""
+
+    def __init__(self, act: Callable[[Path], object]) -> None:
+        super().__init__()
+        self.act = act
+
+    def log(self, t: int, values: Any, clients: Any) -> None:
+        assert self.card is not None
+        if t == 2:
+            self.act(self.card.folder)
+
+
+@pytest.mark.parametrize("every", [0, 1])
+@pytest.mark.parametrize("rounds", [2, 4])
+def test_a_run_folder_that_is_deleted_is_missed(workplace: Path, rounds: int, every: int) -> None:
+    sets = [f"rounds={rounds}", f"checkpoint.every={every}"]
+    with pytest.raises(RunError, match=r"The run folder .* is gone, with all that it held: it was deleted"):
+        run(loaded(*sets), quiet=True, trackers=[Taken(shutil.rmtree)])
+    assert list((workplace / "runs" / "tiny").iterdir()) == []
+
+
+def test_a_run_folder_that_is_moved_is_missed_and_goes_on_there(workplace: Path) -> None:
+    whole = run(loaded("rounds=4"), quiet=True)
+    away = workplace / "away"
+    with pytest.raises(RunError, match=rf"was moved to {away} .* go on .* with: raysim resume {away}"):
+        run(loaded("rounds=4", "checkpoint.every=1"), quiet=True, trackers=[Taken(lambda path: path.rename(away))])
+    assert list((workplace / "runs" / "tiny").iterdir()) == [whole.folder]
+    assert resume(away, quiet=True).state_digest == whole.state_digest
+
+
+def test_a_folder_of_commits_that_is_deleted_is_not_made_again_without_them(workplace: Path) -> None:
+    with pytest.raises(CommitError, match=r"the commit of round \d could not be written to .*no such file"):
+        run(
+            loaded("rounds=5", "checkpoint.every=1"),
+            quiet=True,
+            trackers=[Taken(lambda path: shutil.rmtree(path / "checkpoints"))],
+        )
 
 
 def test_an_address_that_nobody_knows(workplace: Path) -> None:
