@@ -143,3 +143,38 @@ def test_as_a_module(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "raysim", "launch", "nothing.yaml"]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert run.returncode == 2 and run.stderr.startswith("raysim: nothing.yaml"), run.stderr
+
+
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("output=~nobodyhere/x", "output: ~nobodyhere/x given, but there is no such user"),
+        ("checkpoint.folder=~nobodyhere/x", "checkpoint.folder: ~nobodyhere/x given, but there is no such user"),
+        ("data.root=~nobodyhere/x", "data.root: ~nobodyhere/x given, but there is no such user"),
+        ("clients.feature_dim=1000000000", "clients.feature_dim: 1000000000 given, but one digits_mlp128 then takes"),
+    ],
+)
+def test_places_and_sizes_that_cannot_be(
+    workplace: Path, capfd: pytest.CaptureFixture[str], given: str, why: str
+) -> None:
+    assert why in refused(capfd, workplace, given)
+    assert not (workplace / "runs").exists()
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_a_folder_whose_name_is_not_utf8(
+    workplace: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = Path(f"{workplace}/caf\udce9")  # as Python has a byte that is no UTF-8
+    odd.mkdir()
+    monkeypatch.chdir(odd)
+    assert "has a name that is not UTF-8" in refused(capfd, workplace)
+    odd.rmdir()
+    assert "the current folder cannot be used (No such file or directory)" in refused(capfd, workplace)
+
+
+def test_resuming_in_a_home_that_nobody_has(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["resume", "~nobodyhere/x"])
+    assert (ended.value.code, capfd.readouterr().err.count("\n")) == (2, 1)

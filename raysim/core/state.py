@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+DEEPEST = 100
+"""Parts within parts that a state may have; one that holds itself has no end of them."""
+
 
 def state_tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
     """Every tensor and number inside `state`, by dotted path, in a fixed order.
@@ -30,6 +33,8 @@ def state_tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
         return {prefix or "value": torch.tensor(state, dtype=torch.float64)}
     if isinstance(state, str):
         return {prefix or "value": torch.tensor(list(state.encode()), dtype=torch.uint8)}
+    if prefix.count(".") > DEEPEST:
+        raise TypeError(f"state {prefix[:40]}... holds itself, or is nested more than {DEEPEST} deep")
     if isinstance(state, nn.Module):
         parts: list[tuple[str, Any]] = list(state.state_dict().items())
     elif isinstance(state, Mapping):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TypeGuard
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -28,6 +29,14 @@ _QUERY = re.compile(
 def is_name(value: object) -> TypeGuard[str]:
     """Whether `value` has the form of a scenario's name, a run id or a job id, and so is one folder's name."""
     return isinstance(value, str) and _NAME.fullmatch(value) is not None
+
+
+def expanded(path: Path | str) -> Path:
+    """A path with `~` as the home folder; as it is where there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
 
 
 def printable(text: str) -> str:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from raysim.core.errors import ScenarioError
 from raysim.core.folders import cache_root
+from raysim.core.text import expanded
 from raysim.data import cache, sources
 from raysim.data.specs import DATASETS, Augment, DatasetSpec, spec_for
 
@@ -82,7 +83,7 @@ def load_dataset(name: str, root: str | None = None, format: Format = "auto", do
                 return _load(spec, source)
     wanted = sources.looked_for(spec, formats)
     if root is not None:
-        place = Path(root).expanduser().absolute()
+        place = expanded(root).absolute()
         state = "" if place.is_dir() else " (no such folder)"
         raise ScenarioError(
             f"data.root: no {name} in {place}{state}: looked there and in its sub-folders "
@@ -112,9 +113,9 @@ def missing(name: str, root: str | None = None, format: Format = "auto") -> bool
 
 def _bases(root: str | None) -> list[Path]:
     if root is not None:
-        return [Path(root).expanduser()]
+        return [expanded(root)]
     named = os.environ.get("RAYSIM_DATA")
-    return ([Path(named).expanduser()] if named else []) + [_download_folder()]
+    return ([expanded(named)] if named else []) + [_download_folder()]
 
 
 def _download_folder() -> Path:

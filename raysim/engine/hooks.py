@@ -64,10 +64,12 @@ def blaming(place: Callable[[], str]) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, SystemExit, RaysimError):
         raise
-    except Exception as error:
+    except BaseException as error:  # a method may raise GeneratorExit
         import traceback
 
-        raise HookError(f"{place()}: {type(error).__name__}: {error}", traceback.format_exc()) from error
+        # A generator's context manager lets a StopIteration that is the cause of another error through.
+        cause = None if isinstance(error, StopIteration) else error
+        raise HookError(f"{place()}: {type(error).__name__}: {error}", traceback.format_exc()) from cause
 
 
 def _given(name: str, msg: object) -> str:

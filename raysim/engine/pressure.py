@@ -15,6 +15,8 @@ from pathlib import Path
 
 import psutil
 
+from raysim.core.text import expanded
+
 WARN_AT = 0.90
 CALM_AT = 0.80
 """Memory is told of from 90 % on, and again only after it was below 80 %, so that one at the edge is told of once."""
@@ -98,7 +100,7 @@ def disk_pressure(folder: Path | str) -> Disk:
 
     Raises `OSError` when the file system does not answer.
     """
-    path = Path(folder).expanduser().absolute()
+    path = expanded(folder).absolute()
     there = next(parent for parent in (path, *path.parents) if parent.exists())
     usage = shutil.disk_usage(there)
     return Disk(path, usage.free, usage.total)

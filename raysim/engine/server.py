@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -52,6 +53,7 @@ class ServerHost:
         unpacked = {k: unpack(heard[k]) for k in sorted(heard)}
         with self._hook("server_start", 0):
             self.server.state = self.world.algorithm.server_start(self.server, unpacked)
+            state_tensors(self.server.state)  # here: what cannot be kept is this hook's mistake
 
     def send(self, t: int, cohort: Iterable[ClientId]) -> Outbox:
         """Ask the algorithm for each participant's message; what is the same object is packed once."""
@@ -93,13 +95,16 @@ class ServerHost:
                     self.world.algorithm.server_update(self.server, ups)
                 else:
                     self._flops[key] = flops_of(lambda: self.world.algorithm.server_update(self.server, ups))
+                    state_tensors(self.server.state)  # as in `start`; once, since a state may have many parts
             flops = self._flops[key]
         seconds = perf_counter() - start + self._send_s
         return ServerReport(dict(self.server.values), float(flops), seconds, tuple(rejected))
 
     def save(self, t: int) -> tuple[Part, Bytes]:
         """The file of the state after round `t`, to be written by the caller."""
-        return server_part(t, freeze(self.server.state), {"flops": list(map(list, self._flops.items()))})
+        with self._visible():
+            frozen = freeze(self.server.state)
+        return server_part(t, frozen, {"flops": list(map(list, self._flops.items()))})
 
     def restore(self, data: bytes) -> None:
         """Go on from what `save` wrote; called after `start`, whose state gives the modules. Raises `RunError`."""
@@ -112,11 +117,20 @@ class ServerHost:
 
     def fingerprints(self) -> dict[str, str]:
         """SHA-256 of each tensor of the server's state."""
-        return {name: digest(value) for name, value in state_tensors(self.server.state).items()}
+        with self._visible():
+            return {name: digest(value) for name, value in state_tensors(self.server.state).items()}
 
     def digest(self) -> str:
         """SHA-256 of the server's state."""
-        return digest(self.server.state)
+        with self._visible():
+            return digest(self.server.state)
+
+    @contextmanager
+    def _visible(self) -> Iterator[None]:
+        try:
+            yield
+        except TypeError as error:
+            raise RunError(f"the server's state after round {self.server.t} cannot be kept: {error}") from error
 
     def _begin(self, purpose: str, t: int) -> None:
         torch.set_num_threads(self.world.server_threads)

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import re
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from raysim.core.errors import RaysimError, RunError, ScenarioError
-from raysim.core.text import holds_secret, is_name, one_line
+from raysim.core.text import expanded, holds_secret, is_name, one_line
 from raysim.scenario.registry import suggest
 from raysim.tracking.store import is_loopback, shown
 
@@ -29,6 +30,9 @@ ALLOWED = "the dashboard's address, such as http://HOST:8265"
 
 ANSWER_S = 5.0
 """How long a cluster may take to say that it is there, in seconds."""
+
+ANSWER_BYTES = 1 << 20
+"""How long that answer may be."""
 
 KIND = "raysim"
 """The key of a job's metadata that says it is ours; its value is the version of raysim."""
@@ -193,7 +197,7 @@ def find_token() -> tuple[str, tuple[str, ...]]:
 
 
 def _token_file() -> Path:
-    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
+    return expanded(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token")
 
 
 def _token_origin() -> str:
@@ -211,17 +215,29 @@ def _ask(address: Address, token: str) -> _Answer:
     request = urllib.request.Request(f"{address.url}/api/version")
     if token:
         request.add_header("Authorization", f"Bearer {token}")
-    try:
-        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
-            facts = json.loads(answer.read())
-            return _Answer(answer.status, facts if isinstance(facts, dict) else {})
-    except urllib.error.HTTPError as error:
-        error.close()
-        return _Answer(error.code, {})
-    except (OSError, http.client.HTTPException) as error:
-        raise address.error(f"does not answer ({_reason(error)}): no Ray cluster's dashboard is there") from None
-    except ValueError:
-        return _Answer(200, {})
+    found: list[_Answer | Exception] = []
+
+    def ask() -> None:
+        try:
+            with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+                facts = json.loads(answer.read(ANSWER_BYTES))
+                found.append(_Answer(answer.status, facts if isinstance(facts, dict) else {}))
+        except urllib.error.HTTPError as error:
+            error.close()
+            found.append(_Answer(error.code, {}))
+        except (ValueError, RecursionError):
+            found.append(_Answer(200, {}))
+        except (OSError, http.client.HTTPException) as error:
+            found.append(error)
+
+    # In a thread that is left behind: a time limit of a connection is one for each byte of an answer.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(ANSWER_S)
+    answer = found[0] if found else TimeoutError("timed out")
+    if isinstance(answer, Exception):
+        raise address.error(f"does not answer ({_reason(answer)}): no Ray cluster's dashboard is there")
+    return answer
 
 
 def _reason(error: Exception) -> str:

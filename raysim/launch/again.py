@@ -12,6 +12,7 @@ import yaml
 
 from raysim.core.errors import ScenarioError
 from raysim.core.results import Scalar, written
+from raysim.core.text import expanded
 from raysim.engine.commits import Commits
 from raysim.launch.code import UNKNOWN, Code
 from raysim.scenario.load import Loaded, load_scenario
@@ -101,7 +102,7 @@ class Identity:
 
 def find_run(text: str, output: Path = Path("runs")) -> Path:
     """The run folder of this path, or of this run id below `output`. Raises `ScenarioError` when there is none."""
-    path = Path(text).expanduser()
+    path = expanded(text)
     if path.is_dir():
         return path.absolute()
     found = sorted(output.glob(f"*/{text}")) if "/" not in text else []

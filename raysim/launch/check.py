@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from raysim.core.errors import ScenarioError
-from raysim.core.text import holds_secret
+from raysim.core.text import expanded, holds_secret
 from raysim.data.partition import PARTITIONS, check_partition, default_split
 from raysim.data.specs import DATASETS, DatasetSpec
 from raysim.engine.placement import Ask, parse_ranges
@@ -85,9 +85,16 @@ def check(loaded: Loaded) -> Checked:
     scenario, origin = loaded.scenario, loaded.origin
     clients = scenario.clients
     _refuse_secrets(loaded)
-    for key, place in ((("output",), scenario.output), (("checkpoint", "folder"), scenario.checkpoint.folder or "")):
+    folders = {
+        "output": scenario.output,
+        "checkpoint.folder": scenario.checkpoint.folder,
+        "data.root": scenario.data.root,
+    }
+    for key, place in ((tuple(name.split(".")), place or "") for name, place in folders.items()):
         if not place.isprintable():
             raise origin.error(key, f"{place!r} given, which is no name for a folder; allowed: printable characters")
+        if str(expanded(place)).startswith("~"):
+            raise origin.error(key, f"{place} given, but there is no such user; allowed: a folder, ~ for your own")
     if dies_with_the_process(scenario.checkpoint.folder or ""):
         raise origin.error(
             ("checkpoint", "folder"),

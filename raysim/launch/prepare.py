@@ -6,8 +6,10 @@ import os
 import sys
 from dataclasses import dataclass, field, replace
 from importlib import metadata
+from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 from numpy.typing import NDArray
 
@@ -106,6 +108,30 @@ def world_of(checked: Checked, data: ImageData, partition: Partition, plan: Plan
     )
 
 
+def refuse_here(checked: Checked) -> None:
+    """Raises `ScenarioError` when no run of this scenario could be begun in this folder or on this machine."""
+    try:
+        str(Path.cwd()).encode()
+    except OSError as error:
+        raise ScenarioError(
+            f"the current folder cannot be used ({error.strerror}); allowed: one that is there"
+        ) from None
+    except UnicodeEncodeError:
+        here = os.fsencode(Path.cwd()).decode(errors="replace")
+        raise ScenarioError(f"the current folder {here} has a name that is not UTF-8; allowed: one that is") from None
+    has = psutil.virtual_memory().total
+    with torch.device("meta"):  # shapes without memory
+        size = {name: sum(p.nbytes for p in checked.build(name).parameters()) for name in checked.task.architectures}
+    name = max(size, key=lambda name: size[name])
+    if size[name] > has:
+        given = checked.loaded.scenario.clients.feature_dim
+        raise checked.loaded.origin.error(
+            ("clients", "models") if given == "auto" else ("clients", "feature_dim"),
+            f"{name if given == 'auto' else given} given, but one {name} then takes {size[name] / 2**30:.0f} GiB, more "
+            f"than the {has / 2**30:.0f} GiB of this machine",
+        )
+
+
 def local_machine() -> Machine:
     """This machine as a local Ray would share it out."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -136,6 +162,7 @@ def try_store(address: str) -> None:
     """See that commits can be written there, before anything of the run is. Raises `ScenarioError`."""
     store = checkpoint_store(address)
     try:
+        store.make()
         store.publish(".try", b"raysim")
         store.remove(".try")
     except OSError as error:

@@ -16,7 +16,7 @@ from raysim.data.datasets import DATASETS, missing
 from raysim.engine.placement import Group, Machine, Plan, make_plan, refuse_unseated
 from raysim.launch.bring_up import Seating, seating
 from raysim.launch.check import Checked
-from raysim.launch.prepare import joined, local_machine
+from raysim.launch.prepare import joined, local_machine, refuse_here
 
 SPLIT_TRAIN: Mapping[str, float] = {"pooled811": 0.8, "published": 1.0, "pfedhn": 0.8}
 """Share of a split's images that train: of all images for pooled811, of the published training images otherwise."""
@@ -60,6 +60,7 @@ def preview(checked: Checked) -> Preview:
     Raises `ScenarioError` when the plan does not fit.
     """
     scenario = checked.loaded.scenario
+    refuse_here(checked)
     if joined(checked):
         from raysim.engine import ray_session
 

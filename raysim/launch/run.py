@@ -13,6 +13,7 @@ from typing import Any
 
 from raysim.core.errors import ScenarioError
 from raysim.core.results import RunCard, Tracker, written
+from raysim.core.text import expanded
 from raysim.data.shards import Partition
 from raysim.engine.commits import Commit, Commits
 from raysim.engine.placement import Plan, make_plan
@@ -21,7 +22,16 @@ from raysim.engine.store import local_folder
 from raysim.launch.again import Identity, label, own_scenario, refuse_differences, refuse_lost_checkpoints
 from raysim.launch.check import Checked, check
 from raysim.launch.code import Code
-from raysim.launch.prepare import OwnData, checkpoint_store, deal, joined, local_machine, try_store, versions
+from raysim.launch.prepare import (
+    OwnData,
+    checkpoint_store,
+    deal,
+    joined,
+    local_machine,
+    refuse_here,
+    try_store,
+    versions,
+)
 from raysim.launch.session import RESUME, Result, Session
 from raysim.launch.signals import interruptible
 from raysim.report.load import read_rounds, read_summary
@@ -61,6 +71,7 @@ def run(
     told = _Audience(quiet, trackers, resume_command)
     loaded = _loaded(given, sets)
     checked = check(loaded)
+    refuse_here(checked)
     scenario = loaded.scenario
     uri = check_uri(scenario.tracking.uri)
     plan = None if joined(checked) else make_plan(checked.asks, local_machine(), checked.participants)
@@ -105,10 +116,11 @@ def resume(
     Raises `ScenarioError` when this is not that run, or cannot go on.
     """
     told = _Audience(quiet, trackers, resume_command)
-    path = Path(folder).expanduser().absolute()
+    path = expanded(folder).absolute()
     if loaded is None:
         loaded = own_scenario(path, sets)
     checked = check(loaded)
+    refuse_here(checked)
     refuse_differences(path, checked.loaded)
     try:
         summary = read_summary(path)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from raysim.core.text import expanded
 from raysim.scenario.declared import Declaration
 
 Auto = Literal["auto"]
@@ -193,7 +194,7 @@ class Scenario(Section):
     @property
     def output_folder(self) -> Path:
         """Where run folders go, absolute."""
-        return Path(self.output).expanduser().absolute()
+        return expanded(self.output).absolute()
 
 
 @cache  # pydantic looks through every loaded module for the source of a new model: 60 ms

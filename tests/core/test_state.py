@@ -57,6 +57,13 @@ def test_what_cannot_be_stored_is_named(strange: Any):
         state_tensors(state)
 
 
+def test_a_state_that_holds_itself_is_named():
+    state: dict[str, Any] = {"a": torch.zeros(1)}
+    state["b"] = [state]
+    with pytest.raises(TypeError, match=r"state b\.0\.b\.0\..* holds itself"):
+        state_tensors(state)
+
+
 def test_equal_states_have_equal_digests_whatever_the_insertion_order():
     one, other = kept(), kept()
     other.latest = {9: [True], 10: (torch.tensor([1.5]), 2.5)}

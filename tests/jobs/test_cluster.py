@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,7 +89,31 @@ class TestConnect:
                 connect(at(f"http://127.0.0.1:{server.getsockname()[1]}"))
         assert time.monotonic() - began < 5
 
-    @pytest.mark.parametrize("answer", [b"<html>", {"version": "4"}, []])
+    @pytest.mark.parametrize("head", [b"", b"HTTP/1.0 200 OK\r\n\r\n"])
+    def test_somebody_who_says_it_slowly(self, head: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("raysim.jobs.cluster.ANSWER_S", 0.3)
+        over = threading.Event()
+
+        def drip(server: socket.socket) -> None:
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(head)
+                while not over.wait(0.05):
+                    connection.sendall(b"H" if not head else b"[")
+
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            thread = threading.Thread(target=drip, args=(server,))
+            thread.start()
+            threading.Timer(5, over.set).start()  # who waits for as long waits too long
+            try:
+                with pytest.raises(ScenarioError, match="timed out"):
+                    connect(at(f"http://127.0.0.1:{server.getsockname()[1]}"))
+                assert not over.is_set()
+            finally:
+                over.set()
+                thread.join()
+
+    @pytest.mark.parametrize("answer", [b"<html>", {"version": "4"}, [], b"[" * 200_000, b" " * (2 << 20) + b"{}"])
     def test_something_else(self, answer: object) -> None:
         with dashboard(answer) as url, pytest.raises(ScenarioError, match="is no Ray dashboard"):
             connect(at(url))
