@@ -160,9 +160,15 @@ def thaw(frozen: Frozen, template: Any, modules: Collection[str]) -> Any:
         if kind in {"list", "tuple"}:
             inner = [part(value) for value in rest[0]]
             return inner if kind == "list" else tuple(inner)
-        cls = _class_of(rest[0], modules)
-        if kind == "named":
+        cls: type = _class_of(rest[0], modules)
+        if kind == "named" and issubclass(cls, tuple) and hasattr(cls, "_fields"):
             return cls(*(part(value) for value in rest[1]))
+        if (
+            kind != "dataclass"
+            or not is_dataclass(cls)
+            or not {name for name, _ in rest[1]} <= {f.name for f in fields(cls)}
+        ):
+            raise ValueError(f"the state holds a {rest[0]} as a {kind}, which it is not")
         state = cls.__new__(cls)
         for name, value in rest[1]:
             object.__setattr__(state, name, part(value))
@@ -195,12 +201,15 @@ def _class_name(cls: type) -> str:
 
 
 def _class_of(name: str, modules: Collection[str]) -> Any:
-    """The class of this name. Only from the given modules and this package: a file must not make arbitrary objects."""
+    """The class of this name. Only one made in the given modules or this package: a file must not make other objects.
+
+    What these modules import is reached under their names, too, such as `raysim.core.data:np.memmap`.
+    """
     module, _, qualname = name.partition(":")
     found: Any = sys.modules.get(module) if module in modules or module.startswith(f"{__package__}.") else None
     for step in qualname.split("."):
         found = getattr(found, step, None)
-    if not isinstance(found, type):
+    if not isinstance(found, type) or (found.__module__, found.__qualname__) != (module, qualname):
         raise ValueError(f"the state holds a {name}, which is no class of {', '.join(sorted(modules))}")
     return found
 

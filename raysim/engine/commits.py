@@ -48,7 +48,11 @@ _DTYPES = {
 }  # fmt: skip
 
 _OURS = re.compile(r"\.?(?:commit|clients|server)-(\d{6,})")
-"""Our files' names, which say the round."""
+"""How our files' names begin, which say the round."""
+
+_MANIFEST = re.compile(r"commit-\d{6,18}\.json")
+_PART = re.compile(r"(?:clients-\d{6,18}-\d{5,18}|server-\d{6,18})\.safetensors")
+"""The names that a manifest may hold: it may come from elsewhere, and what it names is read and removed."""
 
 PART_BYTES = 1 << 20
 """Clients smaller than this share a file: a file of its own for each of a hundred would cost a hundred fsyncs."""
@@ -179,10 +183,10 @@ class Commits:
         commits = cls(store)
         try:
             for name in store.names():
-                if name.startswith("commit-") and name.endswith(".json"):
+                if _MANIFEST.fullmatch(name):
                     try:
                         commits.kept.append(_manifest(name, store.read(name)))
-                    except (ValueError, KeyError, TypeError):
+                    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                         commits.damage.append(f"{store.where}/{name} is damaged")
         except OSError as error:
             raise CommitError(f"the commits in {store.where} cannot be read ({_reason(error)})") from error
@@ -294,7 +298,14 @@ def _manifest(name: str, data: bytes) -> Commit:
     if body["format"] != FORMAT or name != _name(body["round"]):
         raise ValueError("of another version")
     parts = tuple(Part(file, size, crc, tuple(clients)) for file, size, crc, clients in body["parts"])
-    return Commit(body["round"], parts, Part(*body["server"]), body["facts"])
+    commit = Commit(body["round"], parts, Part(*body["server"]), body["facts"])
+    for part in commit.files:
+        numbers = (commit.round, part.size, part.checksum, *part.clients)
+        if not _PART.fullmatch(part.name) or any(type(n) is not int or n < 0 for n in numbers):
+            raise ValueError("not as raysim writes it")
+    if not isinstance(commit.facts, dict):
+        raise ValueError("not as raysim writes it")
+    return commit
 
 
 def _reason(error: OSError) -> str:

@@ -8,9 +8,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, get_type_hints
 
 from raysim.core.algorithm import ClientId
+from raysim.core.errors import RunError
 from raysim.core.results import ClientRow, Tracker
 from raysim.core.state import combined_digest
 from raysim.engine.backend import Backend, RoundReport
@@ -72,8 +73,19 @@ class Progress:
 
     @classmethod
     def resumed(cls, t: int, facts: Mapping[str, Any], latest: Mapping[ClientId, ClientRow]) -> Progress:
-        """As it was after round `t`, of which a commit kept `facts`."""
+        """As it was after round `t`, of which a commit kept `facts`. Raises `RunError` when these are none."""
+        from pydantic import TypeAdapter  # no actor needs it
+
         kept = {name: facts[name] for name in _FACTS if name in facts}  # an earlier version did not count all of them
+        hints = get_type_hints(cls)
+        try:
+            for name, value in {**kept, "before_s": facts["before_s"]}.items():
+                TypeAdapter(hints[name]).validate_python(value, strict=True)
+            TypeAdapter(list[ClientId]).validate_python(facts["stale"], strict=True)
+        except (ValueError, KeyError) as error:
+            raise RunError(
+                f"the commit of round {t} does not say how the run stood ({' '.join(str(error).split())})"
+            ) from None
         return cls(t=t, latest=dict(latest), stale=set(facts["stale"]), before_s=facts["before_s"], **kept)
 
     def take_best(self, t: int, values: Mapping[str, float]) -> None:

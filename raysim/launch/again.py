@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from raysim.core.errors import ScenarioError
 from raysim.core.results import Scalar, written
-from raysim.core.text import expanded
-from raysim.engine.commits import Commits
+from raysim.core.text import expanded, is_name, redacted
+from raysim.engine.commits import Commit, Commits
 from raysim.launch.code import UNKNOWN, Code
 from raysim.scenario.load import Loaded, load_scenario
+from raysim.scenario.schema import Scenario
 
 FREE = ("name", "backend", "output", "resources", "tracking", "checkpoint", "failure", "data.root", "data.format")
 """Keys, with all below them, that may differ: they say where and how a run takes place, not what comes out."""
+
+
+_RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
+
+_FOLDERS = ("logs", "plots", "checkpoints")
+_FILES = (
+    "run.json", "scenario.yaml", "resolved.yaml", "summary.json", "rounds.parquet", "clients.parquet", "clients.arrows",
+    "partition.parquet", "plots/partition.png", "plots/accuracy.png", "logs/.lock", "logs/error.txt",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -37,17 +50,28 @@ class Identity:
 
     @classmethod
     def of(cls, folder: Path) -> Identity:
-        """Of an existing run. Raises `ScenarioError` when there is none."""
+        """Of an existing run. Raises `ScenarioError` when there is none, or it is not as raysim writes it."""
         try:
-            known = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-            overrides = dict(known.get("overrides", {}).items())
-            return cls(**{**known, "code": Code(**known.get("code", {})), "overrides": overrides})
+            found = TypeAdapter(cls).validate_json((folder / "run.json").read_bytes(), strict=True)
         except FileNotFoundError:
             raise ScenarioError(
                 f"{folder} cannot be gone on with: it holds no run.json, so it is no run folder or was never begun"
             ) from None
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = "".join(f"{part}: " for part in first["loc"])
+            raise ScenarioError(f"{folder / 'run.json'} cannot be read ({where}{first['msg']})") from None
+        except OSError as error:
             raise ScenarioError(f"{folder / 'run.json'} cannot be read ({error})") from None
+        if not _RUN_ID.fullmatch(found.run_id):
+            raise ScenarioError(f"{folder / 'run.json'}: run_id: {found.run_id!r} given, which is no run id")
+        if not _is_of_run(found.checkpoints, found.run_id):
+            raise ScenarioError(
+                f"{folder / 'run.json'}: checkpoints: {found.checkpoints!r} given; allowed: 'checkpoints', in the run "
+                f"folder, or a folder <name>/{found.run_id} of this run alone"
+            )
+        # An earlier raysim kept passwords.
+        return replace(found, tracking=redacted(found.tracking), checkpoints=redacted(found.checkpoints))
 
     def commits_of(self, folder: Path) -> str:
         """The address of the commits of the run in `folder`."""
@@ -117,8 +141,42 @@ def own_scenario(folder: Path, sets: Sequence[str] = ()) -> Loaded:
     """The scenario of an existing run, with `--set` overrides. Raises `ScenarioError`."""
     if not folder.is_dir():
         raise ScenarioError(f"{folder} given, but there is no such run folder")
+    refuse_strange_files(folder)
     Identity.of(folder)
     return load_scenario(folder / "resolved.yaml", sets)
+
+
+def refuse_strange_files(folder: Path) -> None:
+    """Raises `ScenarioError` unless a run folder holds files and folders only, and those of raysim are what they were.
+
+    It may be somebody else's: through a link, raysim would read and write files that are in no run folder.
+    """
+    for where, folders, files in os.walk(folder):
+        for path in (Path(where, name) for name in (*folders, *files)):
+            if path.is_symlink():
+                raise ScenarioError(
+                    f"{path} is a link; a run is gone on with only in a folder that holds none: copy it"
+                )
+            if not (path.is_file() or path.is_dir()):
+                raise ScenarioError(f"{path} is neither a file nor a folder; remove it to go on with the run")
+    for names, expected in ((_FOLDERS, False), (_FILES, True)):
+        for path in (folder / name for name in names):
+            if path.exists() and path.is_file() != expected:
+                raise ScenarioError(f"{path} is a {'folder' if expected else 'file'}, so {folder} is no run folder")
+
+
+def refuse_misfit(folder: Path, commit: Commit, scenario: Scenario) -> None:
+    """Raises `ScenarioError` when a commit is of later rounds, or other clients, than the run has."""
+    if commit.round > scenario.rounds:
+        raise ScenarioError(
+            f"{folder} cannot be gone on with: it has a commit of round {commit.round}, but {scenario.rounds} rounds"
+        )
+    clients = [k for part in commit.parts for k in part.clients]
+    if strange := [k for k in clients if k >= scenario.clients.count]:
+        raise ScenarioError(
+            f"{folder} cannot be gone on with: its commit holds client {strange[0]}, but it has "
+            f"{scenario.clients.count} clients"
+        )
 
 
 def refuse_differences(folder: Path, loaded: Loaded) -> None:
@@ -147,6 +205,15 @@ def refuse_lost_checkpoints(folder: Path, commits: Commits, summary: Mapping[str
         f"{saved.get('folder')}, but there is none in {commits.store.where}; allowed: put it back there, or begin anew "
         "with `raysim launch`"
     )
+
+
+def _is_of_run(checkpoints: str, run_id: str) -> bool:
+    """Whether commits are in the run folder, or in a folder that can hold nothing but this run's."""
+    if checkpoints == "checkpoints":
+        return True
+    parts = checkpoints.split("/")
+    whole = checkpoints.startswith("/") or "://" in checkpoints
+    return whole and checkpoints.isprintable() and ".." not in parts and is_name(parts[-2]) and parts[-1] == run_id
 
 
 def _free(key: str, before: Loaded, now: Loaded) -> bool:

@@ -19,7 +19,14 @@ from raysim.engine.commits import Commit, Commits
 from raysim.engine.placement import Plan, make_plan
 from raysim.engine.run import Stop
 from raysim.engine.store import local_folder
-from raysim.launch.again import Identity, label, own_scenario, refuse_differences, refuse_lost_checkpoints
+from raysim.launch.again import (
+    Identity,
+    label,
+    own_scenario,
+    refuse_differences,
+    refuse_lost_checkpoints,
+    refuse_misfit,
+)
 from raysim.launch.check import Checked, check
 from raysim.launch.code import Code
 from raysim.launch.prepare import (
@@ -39,7 +46,7 @@ from raysim.report.progress import make_progress
 from raysim.scenario.load import Loaded, load_scenario
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.mlflow import MlflowTracker
-from raysim.tracking.store import VARIABLE, check_uri
+from raysim.tracking.store import VARIABLE, check_recorded, check_uri
 
 
 @dataclass(frozen=True)
@@ -140,7 +147,7 @@ def resume(
     if not code_changed and closing is None:
         identity.refuse_other_code(path, code)
     if loaded.scenario.tracking.uri is None and not os.environ.get(VARIABLE):
-        identity = replace(identity, tracking=check_uri(identity.tracking))
+        identity = replace(identity, tracking=check_recorded(identity.tracking))
     else:
         identity = replace(identity, tracking=check_uri(loaded.scenario.tracking.uri))
     plan = None
@@ -155,6 +162,8 @@ def resume(
     commits = Commits.open(checkpoint_store(identity.commits_of(path)))
     commit = commits.latest()
     refuse_lost_checkpoints(path, commits, summary)
+    if commit is not None:
+        refuse_misfit(path, commit, loaded.scenario)
     cautions = identity.cautions(versions(), code)
     identity = identity.with_code(code, commit.round if commit else -1)
     identity = replace(identity, overrides={**identity.overrides, **loaded.overrides})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -148,6 +149,8 @@ class Session:
             facts["error"] = str(error) or type(error).__name__
             if isinstance(error, HookError) and error.trace:
                 self.folder.write_text("logs/error.txt", error.trace)
+            if self.resumed and isinstance(error, Exception) and not isinstance(error, RaysimError):
+                raise self._unfit(error) from error
             raise
         finally:
             self.stop.closing = True
@@ -166,13 +169,24 @@ class Session:
         self.stop.closing = True
         self.note("closing the run: what plots and MLflow lack is added")
         summary = {**summary, "status": "finished", "folder": str(self.card.folder)}
-        rows = read_rounds(self.card.folder).to_pylist()
-        self.mlflow.resume([{name: value for name, value in row.items() if value is not None} for row in rows])
+        try:
+            rows = read_rounds(self.card.folder).to_pylist()
+            self.mlflow.resume([{name: value for name, value in row.items() if value is not None} for row in rows])
+        except (ValueError, TypeError, LookupError) as error:
+            raise self._unfit(error) from error
         for tracker in self.trackers:
             if tracker is not self.folder:
                 tracker.open(self.card)
         self._close("finished", summary, contextlib.ExitStack())
         return Result(self.card.folder, {**summary, "completed": True})
+
+    def _unfit(self, error: Exception) -> RunError:
+        """The sentence about an error in a run that goes on: nothing in its folder is known to be what raysim wrote."""
+        self.folder.write_text("logs/error.txt", traceback.format_exc())
+        return RunError(
+            f"the run cannot go on with what {self.card.folder} holds ({type(error).__name__}: {error}); "
+            "logs/error.txt there says where that showed"
+        )
 
     @property
     def checkpoints(self) -> str:

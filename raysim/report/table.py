@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO, TypeGuard
 
-from raysim.core.results import written
+from raysim.core.results import Scalar, written
 from raysim.core.text import one_line
 from raysim.report.units import human_bytes, human_count, human_seconds, per_cent
 
@@ -44,7 +44,8 @@ def rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
     """
     final, seconds = _numbers(summary.get("final")), _numbers(summary.get("seconds"))
     overrides = summary.get("overrides")
-    overridden = written(overrides.items()) if isinstance(overrides, Mapping) else []
+    items = overrides.items() if isinstance(overrides, Mapping) else ()
+    overridden = written((key, value) for key, value in items if isinstance(value, Scalar))
     summary = {key: value for key, value in summary.items() if isinstance(value, str | int | float)}
     found = [
         ("scenario", _joined(summary.get("scenario"), summary.get("algorithm"), _seed(summary))),

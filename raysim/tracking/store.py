@@ -5,8 +5,10 @@ Needs no MLflow, so that a run with a wrong address is refused before anything s
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import sqlite3
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -18,6 +20,8 @@ from raysim.core.text import holds_secret, redacted
 ALLOWED = "sqlite:///path/to/mlflow.db or http(s)://host:port"
 VARIABLE = "MLFLOW_TRACKING_URI"
 USER, PASSWORD = "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"
+TOKEN = "MLFLOW_TRACKING_TOKEN"
+_SAY_SO = f"name the store with --set tracking.uri=... or {VARIABLE}"
 ANSWER_S = 3.0
 """How long an MLflow server may take to say that it is well, in seconds."""
 
@@ -60,6 +64,24 @@ def check_uri(uri: str | None = None) -> str:
     if problem:
         raise ScenarioError(f"{_origin(uri)}: {shown(resolved)} {problem}; allowed are {ALLOWED}.")
     return resolved
+
+
+def check_recorded(uri: str) -> str:
+    """`check_uri` for an address that a run's folder names, and not whoever goes on with the run.
+
+    The folder may be somebody else's. So a database must be there, unless it is the default one here; and a server
+    gets no credentials that were meant for another.
+    """
+    if uri != resolve_uri():
+        database = database_path(resolve_uri(uri))
+        if database is None and any(os.environ.get(name) for name in (USER, PASSWORD, TOKEN)):
+            given = next(name for name in (USER, PASSWORD, TOKEN) if os.environ.get(name))
+            raise ScenarioError(f"{given}: is it meant for {shown(uri)}, where the run is tracked? Then {_SAY_SO}")
+        if database is not None and not database.is_file():
+            raise ScenarioError(
+                f"the run is tracked in {shown(uri)}, which is not there; to track it elsewhere {_SAY_SO}"
+            )
+    return check_uri(uri)
 
 
 def database_path(resolved: str) -> Path | None:
@@ -122,4 +144,18 @@ def _file_problem(database: Path) -> str | None:
         return f"cannot be opened ({database} cannot be written)"
     with database.open("rb") as file:
         head = file.read(16)
-    return None if head in {b"", b"SQLite format 3\0"} else f"cannot be opened ({database} is no SQLite database)"
+    if head not in {b"", b"SQLite format 3\0"}:
+        return f"cannot be opened ({database} is no SQLite database)"
+    return f"is a database of something else than MLflow ({database})" if _is_others(database) else None
+
+
+def _is_others(database: Path) -> bool:
+    """Whether a SQLite database has tables, and not MLflow's: it would get those."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=1)) as connection:
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    except sqlite3.OperationalError:  # it is locked, by a run that is being tracked there most likely
+        return False
+    except sqlite3.DatabaseError:
+        return True
+    return bool(tables) and not {"alembic_version", "experiments"} <= tables

@@ -1,0 +1,46 @@
+"""A few of the mutants of `python -m tests.attacks`: nothing outside of one folder changes, nothing is a traceback."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests import attacks
+from tests.attacks import FolderAttack, attack, attack_job
+
+MIB = 200
+"""What this process may grow by: some mutants hold a hundred MiB in a hundred KiB."""
+
+
+def test_job_logs(tmp_path: Path) -> None:
+    from tests.jobs import add_commands
+
+    add_commands()
+    outcome = attack(50, attack_job, tmp_path)
+    assert not outcome.failures, outcome.failures[0]
+    assert set(outcome.codes) == {0, 1, 2}
+    assert outcome.grown_mib < MIB
+
+
+def test_run_folders(tmp_path: Path) -> None:
+    outcome = attack(30, FolderAttack(tmp_path / "real"), tmp_path)
+    assert not outcome.failures, outcome.failures[0]
+    assert set(outcome.codes) == {0, 1, 2}
+    assert outcome.grown_mib < MIB
+
+
+def test_they_find_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the one check, a link is followed: that shows."""
+    monkeypatch.setattr("raysim.launch.again.refuse_strange_files", lambda folder: None)
+    monkeypatch.setattr(attacks, "MUTATIONS", (_linked_plots,))
+    outcome = attack(1, FolderAttack(tmp_path / "real"), tmp_path)
+    assert "something outside of the run folder changed" in outcome.failures[0]
+
+
+def _linked_plots(rng: random.Random, folder: Path) -> None:
+    if not (folder / "plots").is_symlink():
+        shutil.rmtree(folder / "plots", ignore_errors=True)
+        (folder / "plots").symlink_to(folder.parent.parent / "victim" / "folder")
