@@ -1,6 +1,7 @@
 """The `raysim` command: launch, resume, verify, validate, list, describe, schema, ui, completion, and jobs on clusters.
 
-Exit codes: 0 done; 1 a run that had begun could not go on; 2 what was asked for cannot be; 130 stopped by Ctrl-C.
+Exit codes: 0 done; 1 a run that had begun could not go on, or MLflow did not take all of it; 2 what was asked for
+cannot be; 130 stopped by Ctrl-C.
 """
 
 from __future__ import annotations

@@ -269,7 +269,7 @@ class Session:
                 attempt(self.folder.close, "closing" if over else status, summary)
                 if failed:
                     status = "failed"
-                self._shut_down(cleanup)
+                attempt(self._shut_down, cleanup)
                 for tracker in self.trackers:
                     if tracker is not self.folder and tracker is not self.mlflow:
                         attempt(tracker.close, status, summary)
@@ -279,7 +279,7 @@ class Session:
                     self.note(text)
                 if over and not failed:
                     summary["mlflow"] = self.mlflow.where
-                    self.folder.conclude(summary)
+                    attempt(self.folder.conclude, summary)
         except KeyboardInterrupt:
             if over:
                 self.note(f"all rounds are done, but not everything is written; {complete}")

@@ -49,7 +49,7 @@ def interruptible(stop: Stop) -> Iterator[None]:
             return
         if stop.closing and not stop.requested:
             stop.requested = True
-            _tell("the rounds are done and the results are being written; once more to end at once")
+            _tell("the results are being written; once more to end at once")
             return
         if stop.possible and not stop.closing and not stop.requested and not stop.committed():
             stop.requested = True
