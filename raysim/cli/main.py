@@ -230,7 +230,7 @@ def schema(output: str | None) -> None:
 )
 @click.option("--port", default=5000, show_default=True, type=click.IntRange(1, 65535), help="Port to listen on.")
 def ui(uri: str | None, host: str, port: int) -> None:
-    """Open the MLflow UI on the store that runs are tracked in; Ctrl-C stops it."""
+    """Start the MLflow UI on the store that runs are tracked in, and print the pages to open; Ctrl-C stops it."""
     from raysim.tracking.ui import serve_ui
 
     sys.exit(serve_ui(uri, host, port))

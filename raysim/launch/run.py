@@ -210,7 +210,8 @@ def _begin(
 def _card(checked: Checked, own: OwnData, partition: Partition, folder: RunFolder, identity: Identity) -> RunCard:
     scenario, data = checked.loaded.scenario, own.data
     algorithm = str(checked.loaded.resolved["algorithm"]["name"])
-    overridden = " ".join(written(identity.overrides.items()))
+    apart = ("algorithm.name", "seed")  # tags of their own
+    overridden = " ".join(written(item for item in identity.overrides.items() if item[0] not in apart))
     return RunCard(
         name=scenario.name,
         run_id=identity.run_id,

@@ -6,6 +6,7 @@ Importing MLflow takes seconds and is therefore left to that thread. The first d
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import itertools
@@ -24,7 +25,7 @@ from raysim.core.errors import RunError, ScenarioError
 from raysim.core.results import METRICS, ClientRow, RunCard, Status
 from raysim.tracking.database import ensure_database, in_words, load_mlflow
 from raysim.tracking.folder import summary_text
-from raysim.tracking.store import check_uri, database_path, resolve_uri, shown
+from raysim.tracking.store import FOR_TRAINING, VIEW, VIEW_TAG, check_uri, database_path, resolve_uri, shown
 from raysim.tracking.ui import serve_ui, ui_command, ui_environment
 
 __all__ = ["MlflowTracker", "check_uri", "resolve_uri", "serve_ui", "ui_command", "ui_environment"]
@@ -169,9 +170,7 @@ class MlflowTracker:
     @property
     def run_path(self) -> str | None:
         """The run's page within MLflow's pages, `#/experiments/…`; None until the run is made."""
-        # The question makes MLflow's pages show what is for training, not what is for language models.
-        question = "?workflowType=machine_learning"
-        return f"#/experiments/{self.experiment_id}/runs/{self.run_id}{question}" if self.run_id else None
+        return f"#/experiments/{self.experiment_id}/runs/{self.run_id}?{FOR_TRAINING}" if self.run_id else None
 
     @property
     def run_url(self) -> str | None:
@@ -184,7 +183,7 @@ class MlflowTracker:
     def where(self) -> str:
         """What to open, or to type, to see the run."""
         if database_path(self.uri) is not None:
-            return f"mlflow ui --backend-store-uri {shlex.quote(self.uri)}"
+            return f"raysim ui --uri {shlex.quote(self.uri)}"
         return self.run_url or shown(self.uri)
 
     @property
@@ -302,12 +301,15 @@ class MlflowTracker:
             database = database_path(self.uri)
             location = None if database is None else (database.parent / "mlartifacts").as_uri()
             try:
-                return str(self._client.create_experiment(self.experiment, location))
+                return str(self._client.create_experiment(self.experiment, location, {VIEW_TAG: VIEW}))
             except Exception as error:
                 if getattr(error, "error_code", None) != "RESOURCE_ALREADY_EXISTS":
                     raise
                 # Another run was quicker.
                 found = self._client.get_experiment_by_name(self.experiment)
+        if found.tags.get(VIEW_TAG) != VIEW:
+            with contextlib.suppress(Exception):  # who may not, gets MLflow's own columns
+                self._client.set_experiment_tag(found.experiment_id, VIEW_TAG, VIEW)
         return str(found.experiment_id)
 
     def _find_run(self, run_id: str) -> Any:

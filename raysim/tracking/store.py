@@ -6,12 +6,14 @@ Needs no MLflow, so that a run with a wrong address is refused before anything s
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import sqlite3
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from raysim.core.errors import ScenarioError
@@ -22,6 +24,24 @@ VARIABLE = "MLFLOW_TRACKING_URI"
 USER, PASSWORD = "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"
 TOKEN = "MLFLOW_TRACKING_TOKEN"
 _SAY_SO = f"name the store with --set tracking.uri=... or {VARIABLE}"
+FOR_TRAINING = "workflowType=machine_learning"
+"""Asks MLflow's pages for what is for training; without it they show what is for language models."""
+_VIEW_COLUMNS = (
+    "tags.`algorithm`",
+    "tags.`seed`",
+    "tags.`overridden`",
+    "metrics.`accuracy/all`",
+    "metrics.`accuracy/best`",
+)
+VIEW_TAG = "mlflow.sharedViewState.raysim"
+"""The tag of an experiment that holds, for MLflow's pages, the shared view `raysim`: which columns tell runs apart."""
+VIEW = json.dumps(
+    {
+        "selectedColumns": _VIEW_COLUMNS,
+        "columnOrder": _VIEW_COLUMNS,
+        "columnWidths": {"tags.`algorithm`": 110, "tags.`seed`": 60, "tags.`overridden`": 170},
+    }
+)
 ANSWER_S = 3.0
 """How long an MLflow server may take to say that it is well, in seconds."""
 
@@ -109,6 +129,36 @@ def _move_credentials() -> None:
         os.environ[VARIABLE] = found[1] + os.environ[VARIABLE][found.end() :]
 
 
+def experiment_pages(address: str) -> list[tuple[str, str]]:
+    """Name and page of each experiment that raysim made on the MLflow server at `address`, the latest run's first.
+
+    Raises `OSError`, `ValueError` or `KeyError` when it does not answer as an MLflow server does.
+    """
+    found = _ask(address, "experiments/search", {"max_results": 1000}).get("experiments", [])
+    names = {
+        one["experiment_id"]: one["name"] for one in found if any(t["key"] == VIEW_TAG for t in one.get("tags", []))
+    }
+    latest = {"experiment_ids": list(names), "max_results": 1, "order_by": ["attributes.start_time DESC"]}
+    runs = _ask(address, "runs/search", latest).get("runs", []) if names else []
+    order = dict.fromkeys([*(run["info"]["experiment_id"] for run in runs), *names])
+    question = f"{FOR_TRAINING}&viewStateShareKey={VIEW_TAG.rpartition('.')[2]}"
+    return [(names[key], f"{address}/#/experiments/{key}/runs?{question}") for key in order]
+
+
+def _ask(address: str, what: str, question: dict[str, object]) -> dict[str, Any]:
+    request = urllib.request.Request(
+        f"{address}/api/2.0/mlflow/{what}", json.dumps(question).encode(), {"Content-Type": "application/json"}
+    )
+    with _open(request) as answer:
+        found = json.load(answer)
+    return found if isinstance(found, dict) else {}
+
+
+def _open(request: urllib.request.Request) -> Any:
+    proxies = [urllib.request.ProxyHandler({})] if is_loopback(request.full_url) else []
+    return urllib.request.build_opener(*proxies).open(request, timeout=ANSWER_S)
+
+
 def _origin(uri: str | None) -> str:
     from_variable = os.environ.get(VARIABLE) and (not uri or uri == os.environ[VARIABLE])
     return VARIABLE if from_variable else "tracking.uri"
@@ -116,9 +166,7 @@ def _origin(uri: str | None) -> str:
 
 def _server_problem(uri: str) -> str | None:
     try:
-        request = urllib.request.Request(f"{shown(uri)}/health")
-        proxies = [urllib.request.ProxyHandler({})] if is_loopback(uri) else []
-        with urllib.request.build_opener(*proxies).open(request, timeout=ANSWER_S):
+        with _open(urllib.request.Request(f"{shown(uri)}/health")):
             return None
     except urllib.error.HTTPError as error:
         error.close()

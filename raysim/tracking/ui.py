@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from types import FrameType
 
 from raysim.core.errors import ScenarioError
 from raysim.tracking.database import ensure_database, in_words, is_new
-from raysim.tracking.store import check_uri, database_path, shown
+from raysim.tracking.store import check_uri, database_path, experiment_pages, shown
+
+_STARTS_WITHIN_S = 120.0
+_MOST_PAGES = 10
 
 
 def ui_command(uri: str | None, host: str = "127.0.0.1", port: int = 5000) -> list[str]:
@@ -47,7 +52,8 @@ def ui_environment() -> dict[str, str]:
 def serve_ui(uri: str | None, host: str = "127.0.0.1", port: int = 5000) -> int:
     """Show the store in MLflow's pages until Ctrl-C; returns the exit status, 0 after Ctrl-C.
 
-    A store that is a server has pages of its own: then this only prints its address.
+    Prints the pages that show runs: MLflow's own front page leads to what is for language models.
+    A store that is a server has pages of its own: then this prints their addresses and returns.
 
     Raises:
         ScenarioError: the store cannot be used, or the port is taken.
@@ -55,6 +61,7 @@ def serve_ui(uri: str | None, host: str = "127.0.0.1", port: int = 5000) -> int:
     resolved = check_uri(uri)
     if database_path(resolved) is None:
         print(f"MLflow is at {shown(resolved)}")
+        _print_pages(shown(resolved))
         return 0
     command = ui_command(resolved, host, port)
     _refuse_taken_port(host, port)
@@ -74,6 +81,7 @@ def serve_ui(uri: str | None, host: str = "127.0.0.1", port: int = 5000) -> int:
     on_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, stop) if on_main else None
     try:
+        _when_up(server, f"http://{host}:{port}")
         return server.wait()
     except KeyboardInterrupt:
         return 0
@@ -81,6 +89,26 @@ def serve_ui(uri: str | None, host: str = "127.0.0.1", port: int = 5000) -> int:
         end_group(server)
         if on_main:
             signal.signal(signal.SIGTERM, before)
+
+
+def _when_up(server: subprocess.Popen[bytes], address: str) -> None:
+    """Print the pages once the server answers."""
+    end = time.monotonic() + _STARTS_WITHIN_S
+    while server.poll() is None and time.monotonic() < end and not _print_pages(address):
+        time.sleep(0.2)
+
+
+def _print_pages(address: str) -> bool:
+    """Print where runs are seen, the latest run's experiment first; False when the server does not answer."""
+    try:
+        pages = experiment_pages(address)
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, AttributeError):
+        return False
+    for name, page in pages[:_MOST_PAGES]:
+        print(f"{name}: {page}", flush=True)
+    if len(pages) > _MOST_PAGES:
+        print(f"and {len(pages) - _MOST_PAGES} more experiments", flush=True)
+    return True
 
 
 def end_group(server: subprocess.Popen[bytes]) -> None:

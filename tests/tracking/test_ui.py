@@ -20,6 +20,7 @@ import pytest
 from raysim.core.errors import ScenarioError
 from raysim.tracking.database import load_mlflow
 from raysim.tracking.mlflow import MlflowTracker, serve_ui, ui_command, ui_environment
+from raysim.tracking.store import experiment_pages
 from raysim.tracking.ui import end_group
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -33,6 +34,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
     "--disable-dev-shm-usage",
+    "--window-size=1600,900",  # columns that do not fit are not made
 ]
 
 
@@ -72,7 +74,7 @@ def rendered(url: str, profile: Path, budget_ms: int) -> str:
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 def test_a_run_is_seen_in_the_browser(store, tmp_path, make_card):
-    tracker = MlflowTracker(store, "seen", {})
+    tracker = MlflowTracker(store, "seen", {"seed": "1", "overridden": "lr=0.1"})
     tracker.open(make_card(tmp_path, parameters={"rounds": 3}))
     for t, accuracy in enumerate((0.125, 0.4375, 0.8125)):
         tracker.log(t, {"accuracy/all": accuracy}, [])
@@ -81,13 +83,17 @@ def test_a_run_is_seen_in_the_browser(store, tmp_path, make_card):
     server = subprocess.Popen(ui_command(store, port=port), env=ui_environment(), start_new_session=True, cwd=tmp_path)
     try:
         wait_for(server, port)
-        url = f"http://127.0.0.1:{port}/{tracker.run_path}"
-        # The page's clock runs ahead of a busy machine's; a second look has more time.
-        for attempt, budget_ms in enumerate((15_000, 60_000)):
-            text = rendered(url, tmp_path / f"profile{attempt}", budget_ms)
-            if "accuracy/all" in text:
-                break
-        assert "quick-r1" in text, text
+        ((name, page),) = experiment_pages(f"http://127.0.0.1:{port}")
+        assert name == "seen"
+        for url in (page, f"http://127.0.0.1:{port}/{tracker.run_path}"):
+            # The page's clock runs ahead of a busy machine's; a second look has more time.
+            for attempt, budget_ms in enumerate((15_000, 60_000)):
+                text = rendered(url, tmp_path / f"profile{attempt}", budget_ms)
+                if "0.8125" in text:
+                    break
+            assert "fedgh-s1 r1" in text, text
+            if url == page:
+                assert "algorithm seed overridden" in text and " fedgh 1 lr=0.1 0.8125 " in text, text
         assert re.search(r"\baccuracy/all\s+0\.8125\b", text), text
     finally:
         end_group(server)
@@ -134,6 +140,46 @@ def test_a_store_without_a_run_is_made_whole_and_said_to_be_empty(tmp_path, monk
     with pytest.raises(ScenarioError, match=r"sqlite:///.*other\.db cannot be made \(database or disk is full\)"):
         serve_ui(f"sqlite:///{tmp_path / 'other.db'}", port=free_port())
     assert [path.name for path in tmp_path.iterdir() if "other" in path.name] == ["other.db.lock"]
+
+
+FAKE = """
+import http.server, json, sys
+tags = [{"key": "mlflow.sharedViewState.raysim", "value": "{}"}]
+EXPERIMENTS = [{"experiment_id": "0", "name": "Default"}] + [
+    {"experiment_id": f"{i}", "name": f"e{i}", "tags": tags} for i in range(1, 13)
+]
+class Handler(http.server.BaseHTTPRequestHandler):
+    log_message = lambda *_: None
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/api/2.0/mlflow/experiments/search":
+            answer = {"experiments": EXPERIMENTS}
+        else:
+            assert self.path == "/api/2.0/mlflow/runs/search" and "0" not in asked["experiment_ids"]
+            answer = {"runs": [{"info": {"experiment_id": "7"}}]}
+            self.server.done = True
+        text = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+server.done = False
+while not server.done:
+    server.handle_request()
+"""
+
+
+def test_the_pages_that_show_runs_are_printed_the_latest_first(store, monkeypatch, capsys):
+    port = free_port()
+    monkeypatch.setattr("raysim.tracking.ui.ui_command", lambda *_: [sys.executable, "-c", FAKE, str(port)])
+    assert serve_ui(store, port=port) == 0
+    said, first, second, *rest = capsys.readouterr().out.splitlines()
+    assert said == f"MLflow is at http://127.0.0.1:{port} (Ctrl-C ends it)"
+    question = "workflowType=machine_learning&viewStateShareKey=raysim"
+    assert first == f"e7: http://127.0.0.1:{port}/#/experiments/7/runs?{question}"
+    assert second == f"e1: http://127.0.0.1:{port}/#/experiments/1/runs?{question}"
+    assert len(rest) == 9 and rest[-1] == "and 2 more experiments"
 
 
 def test_ctrl_c_ends_the_server_and_its_children(store, tmp_path):
