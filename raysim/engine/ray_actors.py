@@ -83,6 +83,11 @@ def leave_out_of_collections() -> None:
     gc.freeze()
 
 
+def place() -> str:
+    """Where this process is to be found."""
+    return f"pid {os.getpid()} on {ray.util.get_node_ip_address()}"
+
+
 class HostActor:
     """A `ClientHost` in a process of its own, made when it is first needed."""
 
@@ -101,12 +106,12 @@ class HostActor:
         """Import what training needs, while the driver still reads its data."""
         import raysim.engine.host  # noqa: F401
 
-    def setup(self, what: Sequence[Any], gpu_share: float) -> str:
-        """Be as before round 1. Returns the node's id. what: references to the world and to this node's images."""
+    def setup(self, what: Sequence[Any], gpu_share: float) -> tuple[str, str]:
+        """Be as before round 1. Returns the node's id and `place()`. what: references to the world and its images."""
         if self.made:
             self.writer.settle()
         self.made, self.what, self.gpu_share = None, what, gpu_share
-        return str(ray.get_runtime_context().get_node_id())
+        return str(ray.get_runtime_context().get_node_id()), place()
 
     def ready(self) -> None:
         """Make the host now."""
@@ -236,13 +241,13 @@ class ServerActor:
         """Import what the server needs, while the driver still reads its data."""
         import raysim.engine.server  # noqa: F401
 
-    def setup(self, world: World) -> str:
-        """Make the server anew. Returns the node's id."""
+    def setup(self, world: World) -> tuple[str, str]:
+        """Make the server anew. Returns the node's id and `place()`."""
         from raysim.engine.server import ServerHost
 
         self.host = ServerHost(world)
         leave_out_of_collections()
-        return str(ray.get_runtime_context().get_node_id())
+        return str(ray.get_runtime_context().get_node_id()), place()
 
     def start(self, *hellos: Mapping[ClientId, Any]) -> None:
         """See `ServerHost.start`."""

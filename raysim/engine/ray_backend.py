@@ -113,6 +113,7 @@ class RayBackend:
             outbox = server.send.remote(t, cohort)
             # Old owners give up before any new work is queued behind it.
             given = {(old, new): old.actor.release.remote(ids) for (old, new), ids in moves.items()}
+            self.calls.needs = [outbox, *given.values()]
             work: dict[Any, tuple[Member, Any]] = {}  # what to wait for -> (host, uploads, None if they are streamed)
             for host, ids in lists.items():
                 moved = [states for (_, new), states in given.items() if new is host]
@@ -128,6 +129,8 @@ class RayBackend:
             tests = [host.actor.measure.remote(ids) for host, ids in lists.items()] if late else []
             saving = None if store is None else Saving(t, store, self.crew)
         self._own(lists)
+        for host, ids in lists.items():
+            host.at_work = list(ids)
         collected, turns = self._collect(work, where, progress)
         updated = server.update.remote(t, *collected)
         files = None
@@ -231,7 +234,7 @@ class RayBackend:
         turns: dict[ClientId, Turn | Failed] = {}
         left = dict(work)
         while left:
-            (ready,), _ = self.calls.told(partial(ray.wait, list(left), num_returns=1, fetch_local=False), where)
+            ready = self.calls.first(list(left), where)
             host, uploads = left[ready]
             report = ready
             if uploads is not None:
@@ -245,6 +248,7 @@ class RayBackend:
                     del left[ready]
                     continue
             part, host.usage = self.calls.get(report, where)
+            host.at_work = [k for k in host.at_work if k not in part]
             collected.append(uploads)
             turns |= part
             progress(len(turns))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -13,16 +14,20 @@ from types import FrameType
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from raysim.core.errors import RaysimError, RunError
 from raysim.engine.backend import LostError
+from raysim.engine.stall import STALL_S, overdue
 
 ANSWER_S = 10.0
 """How long an actor may take to answer after another died; one that is busy for longer is replaced as well."""
 
 LOOK_S = 0.5
 """How often those who wait look whether it is still worth it."""
+
+GONE_S = 10.0
+"""How long nobody listens where the control store was until it is taken for dead; a cluster may start it again."""
 
 _REASONS = {
     "memory": "its machine ran out of memory",
@@ -35,6 +40,10 @@ _REASONS = {
 """Ray's words on why an actor is dead -> ours; the first that is found counts."""
 
 
+class ControlStoreError(RunError):
+    """Ray's control store is gone: a minute later Ray ends the process, whatever it is doing."""
+
+
 class Calls:
     """What one run asks of its actors.
 
@@ -42,14 +51,84 @@ class Calls:
         until_s: perf_counter() until which actors are waited for that are busy; None: as long as it takes.
     """
 
-    def __init__(self, name_of: Callable[[str], str | None]) -> None:
-        """name_of: Ray's id of an actor -> what a user calls it; None: it is none of the crew."""
-        self.name_of = name_of
+    def __init__(
+        self,
+        name_of: Callable[[str], str | None],
+        note: Callable[[str], None] = lambda text: None,
+        detail_of: Callable[[str], str] = lambda actor_id: "",
+    ) -> None:
+        """name_of: Ray's id of an actor -> what a user calls it; None: it is none of the crew.
+
+        note: tells the user. detail_of: Ray's id of an actor -> what else helps to find it.
+        """
+        self.name_of, self.note, self.detail_of = name_of, note, detail_of
         self.until_s: float | None = None
+        self.needs: Sequence[Any] = ()  # what all actors wait for before they begin
+        self._looked_s = 0.0  # when it was last looked for the control store
+        self._refused_s: float | None = None  # since when it has been gone
+        self._longest_s: dict[str, float] = {}  # kind of question -> the longest wait that ended with an answer
 
     def get(self, refs: Any, where: str) -> Any:
         """`ray.get`. where: what was asked for, to begin a sentence with."""
-        return self.told(partial(ray.get, refs), where)
+        pending = list(refs) if isinstance(refs, list | tuple) else [refs]
+
+        def answer() -> tuple[bool, Any]:
+            try:
+                return True, ray.get(refs, timeout=LOOK_S)
+            except GetTimeoutError:
+                return False, None
+
+        return self.told(partial(self._patiently, answer, pending, where), where)
+
+    def first(self, refs: Sequence[Any], where: str) -> Any:
+        """The first of these that is answered, or failed."""
+
+        def answer() -> tuple[bool, Any]:
+            ready, _ = ray.wait(list(refs), num_returns=1, timeout=LOOK_S, fetch_local=False)
+            return bool(ready), ready[0] if ready else None
+
+        return self.told(partial(self._patiently, answer, refs, where), where)
+
+    def _patiently(self, answer: Callable[[], tuple[bool, Any]], pending: Sequence[Any], where: str) -> Any:
+        """Ask until there is an answer; say so when it is overdue. Raises `ControlStoreError` when none will come."""
+        began_s, kind = perf_counter(), re.sub(r"\d+", "", where)
+        told_s = None
+        while True:
+            self._look_for_control_store(where)
+            there, value = answer()
+            silent_s = perf_counter() - began_s
+            if there:
+                self._longest_s[kind] = max(self._longest_s.get(kind, 0.0), silent_s)
+                return value
+            if overdue(silent_s, self._longest_s.get(kind), told_s, STALL_S):
+                told_s = silent_s
+                self.note(self._stall(pending, where, silent_s))
+
+    def _look_for_control_store(self, where: str) -> None:
+        now_s = perf_counter()
+        if now_s - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now_s
+        if control_store_answers():
+            self._refused_s = None
+            return
+        self._refused_s = now_s if self._refused_s is None else self._refused_s
+        if now_s - self._refused_s >= GONE_S:
+            raise ControlStoreError(
+                f"{where}: Ray's control store (gcs_server) has died, without which nothing of the run can go on"
+            )
+
+    def _stall(self, pending: Sequence[Any], where: str, silent_s: float) -> str:
+        """Who is waited for, since when, and what can be done."""
+        _, needs = ray.wait(list(self.needs), num_returns=len(self.needs), timeout=0) if self.needs else ([], [])
+        _, left = ray.wait(list(pending), num_returns=len(pending), timeout=0, fetch_local=False)
+        ids = dict.fromkeys(_actor_of(ref) for ref in needs or left)
+        who = ", ".join(f"{self.name_of(one) or 'an actor'}{self.detail_of(one)}" for one in ids)
+        return (
+            f"{where}: no answer for {silent_s:.0f} s from {who or 'an actor'}; it is slow, hangs or was stopped: "
+            "`py-spy dump --pid PID` or `ray stack` on its node show where; Ctrl-C twice ends the run, and resuming it "
+            "with --set failure.client_timeout_s=SECONDS gives up on clients that hang"
+        )
 
     def told(self, call: Callable[[], Any], where: str) -> Any:
         """Make the call.
@@ -98,6 +177,26 @@ class Calls:
             return f"{type(error).__name__}: {lines[0]}"
         who = (error.actor_id and self.name_of(error.actor_id)) or "an actor"
         return f"{who} died: " + next((why for sign, why in _REASONS.items() if sign in _cause(text)), lines[0])
+
+
+def control_store_answers() -> bool:
+    """Whether somebody listens where Ray's control store is. A node that is slow to answer is not a dead one."""
+    try:
+        host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+        socket.create_connection((host.strip("[]"), int(port)), timeout=1.0).close()
+    except ConnectionRefusedError:
+        return False
+    except Exception:  # Ray Client does not know the address
+        return True
+    return True
+
+
+def _actor_of(ref: Any) -> str:
+    """Ray's id of the actor that is to answer; "" where a reference does not say, as some of Ray Client's."""
+    try:
+        return str(getattr(ref, "_generator_ref", ref).task_id().actor_id().hex())
+    except Exception:
+        return ""
 
 
 def answered(ref: Any) -> bool:

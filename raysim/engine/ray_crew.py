@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -19,7 +19,7 @@ from raysim.core.errors import RunError, ScenarioError
 from raysim.engine.backend import Startup
 from raysim.engine.placement import Group, Machine, Node, Plan, seats
 from raysim.engine.ray_actors import HostActor, ServerActor, Usage
-from raysim.engine.ray_calls import ANSWER_S, Calls, answered
+from raysim.engine.ray_calls import ANSWER_S, Calls, answered, control_store_answers
 from raysim.engine.ray_session import nodes
 
 START_TIMEOUT_S = 300.0
@@ -46,6 +46,8 @@ class Member:
     asked_s: float = 0.0  # perf_counter() when it was asked for
     node: str = ""  # id of the node that it lives on; "" until it is up
     usage: Usage | None = None  # what it last said of its memory
+    place: str = ""  # its process and machine, for a user
+    at_work: list[ClientId] = field(default_factory=list)  # clients of this round that it has not handed over
 
 
 class Crew:
@@ -82,7 +84,7 @@ class Crew:
         self.note, self.participants = note, participants
         self.far = bool(ray.util.client.ray.is_connected())
         self.here = ""
-        self.calls = Calls(self._name)
+        self.calls = Calls(self._name, note, self._detail)
         self.startup: Startup | None = None
         self._begun = False
         self._what: Sequence[Any] = ()  # references to the world and the images
@@ -134,8 +136,8 @@ class Crew:
         begun.append(self.server.actor.setup.remote(world))
         first, self._begun = not self._begun, True
         up_s = self._await(begun)
-        for member, node in zip(self.everyone, self.calls.get(begun, "starting"), strict=True):
-            member.node, member.usage = node, None
+        for member, (node, place) in zip(self.everyone, self.calls.get(begun, "starting"), strict=True):
+            member.node, member.place, member.usage, member.at_work = node, place, None, []
         if first:
             self.startup = Startup.of([m.asked_s for m in self.hosts], up_s[:-1])
             self._tell(self.startup)
@@ -175,7 +177,7 @@ class Crew:
 
     def close(self) -> None:
         """End them all, and let go of what they were given; safe to call twice."""
-        if ray.is_initialized():
+        if ray.is_initialized() and control_store_answers():  # else Ray waits for a minute
             for member in [*self.everyone, *(joined for _, joined, _ in self.joining)]:
                 ray.kill(member.actor)
         self.joining, self._what = [], ()
@@ -199,6 +201,13 @@ class Crew:
             if member.actor._actor_id.hex() == actor_id:
                 return "the server actor" if member is self.server else f"client actor {i + 1} of {len(self.hosts)}"
         return None
+
+    def _detail(self, actor_id: str) -> str:
+        member = next((m for m in self.everyone if m.actor._actor_id.hex() == actor_id), None)
+        if member is None:
+            return ""
+        clients = ", ".join(map(str, member.at_work[:5])) + (", ..." if len(member.at_work) > 5 else "")
+        return f" ({member.place}{f', at client {clients}' if clients else ''})"
 
     def _room(self) -> list[list[Node]]:
         return seats(self.plan.groups, nodes(self.head), self.pack)
@@ -303,7 +312,7 @@ class Crew:
         """Count an actor that is up among the hosts of this group, unless it has died by now: nothing was on it."""
         groups = list(self.plan.groups)
         try:
-            member.node = ray.get(member.actor.setup.remote(self._what, groups[group].gpus_per_actor))
+            member.node, member.place = ray.get(member.actor.setup.remote(self._what, groups[group].gpus_per_actor))
         except RayError:
             return
         self.hosts.insert(sum(one.actors for one in groups[: group + 1]), member)

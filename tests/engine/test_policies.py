@@ -25,6 +25,7 @@ from raysim.engine.placement import (
 )
 from raysim.engine.run import Progress
 from raysim.engine.sampling import cohort, cohort_size
+from raysim.engine.stall import overdue
 
 
 def ask(
@@ -301,3 +302,13 @@ def test_what_only_fits_packed_is_refused_spread_alone() -> None:
     refuse_unseated(plan, nodes, pack=True)  # 3 + 3 and 2 + 2 + 2
     with pytest.raises(ScenarioError, match=r"3 actors of 2 CPU .* only 2 of them fit"):  # 3 + 2 and 3 + 2
         refuse_unseated(plan, nodes)
+
+
+def test_a_stall_is_told_once_and_then_rarely() -> None:
+    told = []
+    for second in range(2000):
+        if overdue(second, longest_s=5.0, told_s=told[-1] if told else None):
+            told.append(second)
+    assert told == [35, 140, 560]  # 30 s beyond the longest wait, then four times as late
+    assert not overdue(59.0, None, None) and overdue(60.0, None, None)  # a first round may take its time
+    assert overdue(0.5, 0.1, None, patience_s=0.3)

@@ -14,17 +14,19 @@ from typing import Any
 
 import pytest
 
+from raysim.core.errors import RunError
 from raysim.engine.backend import LostError
 from raysim.engine.commits import Commits
 from raysim.engine.inprocess import InProcess
 from raysim.engine.placement import Ask, Machine, make_plan
 from raysim.engine.ray_backend import RayBackend
+from raysim.engine.ray_calls import Calls
 from raysim.engine.ray_crew import Crew, Member
 from raysim.engine.store import LocalStore
 from raysim.engine.survival import Keeper
 from tests.conftest import REPOSITORY
 from tests.engine.scenarios import loaded
-from tests.engine.test_survival import ROUNDS, outcome
+from tests.engine.test_survival import ROUNDS, outcome, world_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
@@ -96,6 +98,54 @@ def test_client_and_server_actors_are_killed(backend: RayBackend, expected: Any,
     )
     assert "the server actor died" in notes[1]
     assert "going back to the commit of round 2 and repeating 1 round" in notes[2]
+
+
+def test_a_control_store_that_died_ends_the_run(ray_session: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    calls = Calls(lambda actor_id: None)
+    ref = ray.put(1)
+    assert calls.get(ref, "round 1") == 1
+    monkeypatch.setattr("raysim.engine.ray_calls.LOOK_S", 0.0)
+    monkeypatch.setattr("raysim.engine.ray_calls.control_store_answers", lambda: False)
+    assert calls.get(ref, "round 2") == 1  # a cluster may start it again
+    monkeypatch.setattr("raysim.engine.ray_calls.GONE_S", 0.0)
+    with pytest.raises(RunError, match=r"round 3: Ray's control store \(gcs_server\) has died"):
+        calls.get(ref, "round 3")
+
+
+def test_who_is_waited_for_is_named(ray_session: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raysim.engine.ray_calls.STALL_S", 0.2)
+    monkeypatch.setattr("raysim.engine.ray_calls.LOOK_S", 0.1)
+    notes: list[str] = []
+    stopped: list[int] = []
+
+    def heard(text: str) -> None:
+        if stopped and f"pid {stopped[0]} " in text:
+            notes.append(text)
+            os.kill(stopped.pop(), signal.SIGCONT)
+
+    crew = Crew(make_plan([Ask(tuple(range(8)), 2, None, 1.0, 0.0)], Machine(8, 2)), note=heard)
+    backend = RayBackend(crew)
+    try:
+        world, images, _ = world_for(loaded(GIVEN))
+        backend.start(world, images)
+        backend.round(1, range(8), False, lambda done: None)
+        pids = backend.pids()
+        for pid in (pids[0], pids[-1]):
+            stopped.append(pid)
+            os.kill(pid, signal.SIGSTOP)
+            backend.round(2 if pid == pids[0] else 3, range(8), False, lambda done: None)
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        backend.close()
+    assert re.match(
+        rf"round 2: no answer for \S+ s from client actor 1 of 2 \(pid {pids[0]} on \S+, at client \d.*\); .*py-spy"
+        r".*Ctrl-C twice .*failure.client_timeout_s=",
+        notes[0],
+    )
+    assert re.match(rf"round 3: no answer for \S+ s from the server actor \(pid {pids[-1]} on \S+\); ", notes[1])
 
 
 def sleep(seconds: float) -> None:
