@@ -12,7 +12,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 import ray
@@ -83,9 +83,17 @@ def leave_out_of_collections() -> None:
     gc.freeze()
 
 
-def place() -> str:
+class Place(NamedTuple):
+    """Where an actor is to be found."""
+
+    node: str  # Ray's id of it
+    machine: str  # its address
+    pid: int
+
+
+def place() -> Place:
     """Where this process is to be found."""
-    return f"pid {os.getpid()} on {ray.util.get_node_ip_address()}"
+    return Place(str(ray.get_runtime_context().get_node_id()), ray.util.get_node_ip_address(), os.getpid())
 
 
 class HostActor:
@@ -106,12 +114,12 @@ class HostActor:
         """Import what training needs, while the driver still reads its data."""
         import raysim.engine.host  # noqa: F401
 
-    def setup(self, what: Sequence[Any], gpu_share: float) -> tuple[str, str]:
-        """Be as before round 1. Returns the node's id and `place()`. what: references to the world and its images."""
+    def setup(self, what: Sequence[Any], gpu_share: float) -> Place:
+        """Be as before round 1. what: references to the world and its images."""
         if self.made:
             self.writer.settle()
         self.made, self.what, self.gpu_share = None, what, gpu_share
-        return str(ray.get_runtime_context().get_node_id()), place()
+        return place()
 
     def ready(self) -> None:
         """Make the host now."""
@@ -241,13 +249,13 @@ class ServerActor:
         """Import what the server needs, while the driver still reads its data."""
         import raysim.engine.server  # noqa: F401
 
-    def setup(self, world: World) -> tuple[str, str]:
-        """Make the server anew. Returns the node's id and `place()`."""
+    def setup(self, world: World) -> Place:
+        """Make the server anew."""
         from raysim.engine.server import ServerHost
 
         self.host = ServerHost(world)
         leave_out_of_collections()
-        return str(ray.get_runtime_context().get_node_id()), place()
+        return place()
 
     def start(self, *hellos: Mapping[ClientId, Any]) -> None:
         """See `ServerHost.start`."""

@@ -27,7 +27,6 @@ from raysim.engine.ray_actors import STREAM_S, private_mb
 from raysim.engine.ray_calls import uninterrupted
 from raysim.engine.ray_crew import Crew, Member
 from raysim.engine.ray_saving import LONG_ROUND_S, Saving
-from raysim.engine.ray_session import nodes
 from raysim.engine.store import Store
 from raysim.engine.world import World
 
@@ -64,6 +63,7 @@ class RayBackend:
 
     def recover(self) -> list[str]:
         self.saving = None
+        self.calls.await_control_store("going back")
         notes = self.crew.replace_dead()
         try:
             self._begin()
@@ -177,13 +177,9 @@ class RayBackend:
         return private, max((usage.gpu_peak_mb for usage in used), default=0.0)
 
     def pressure(self) -> Mapping[str, tuple[Pressure, Pressure | None]]:
-        looked = [(m.node, m.usage.pressure) for m in self.crew.everyone if m.usage and m.usage.pressure]
-        if not looked:
-            return {}
-        names = {node.id: node.name for node in nodes()}
+        looked = [(m.place.machine, m.usage.pressure) for m in self.crew.everyone if m.usage and m.usage.pressure]
         by_node: dict[str, tuple[Pressure, Pressure | None]] = {}
-        for node, (host, gpu) in looked:
-            name = names.get(node, "that is gone")
+        for name, (host, gpu) in looked:
             before, gpu_before = by_node.get(name, (host, gpu))
             # Each process knows its own reserve on a GPU only, so the smallest answer is nearest the truth.
             gpus = [one for one in (gpu, gpu_before) if one is not None]

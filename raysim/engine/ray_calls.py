@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from time import perf_counter
+from time import perf_counter, sleep
 from types import FrameType
 from typing import Any
 
@@ -17,6 +17,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from raysim.core.errors import RaysimError, RunError
+from raysim.engine import ray_local
 from raysim.engine.backend import LostError
 from raysim.engine.stall import STALL_S, overdue
 
@@ -27,7 +28,7 @@ LOOK_S = 0.5
 """How often those who wait look whether it is still worth it."""
 
 GONE_S = 10.0
-"""How long nobody listens where the control store was until it is taken for dead; a cluster may start it again."""
+"""How long nobody listens where a cluster's control store was until it is taken for dead; it may be started again."""
 
 _REASONS = {
     "memory": "its machine ran out of memory",
@@ -104,19 +105,25 @@ class Calls:
                 told_s = silent_s
                 self.note(self._stall(pending, where, silent_s))
 
-    def _look_for_control_store(self, where: str) -> None:
-        now_s = perf_counter()
-        if now_s - self._looked_s < LOOK_S:
-            return
-        self._looked_s = now_s
-        if control_store_answers():
-            self._refused_s = None
-            return
-        self._refused_s = now_s if self._refused_s is None else self._refused_s
-        if now_s - self._refused_s >= GONE_S:
+    def await_control_store(self, where: str) -> None:
+        """Return once it answers: what asks it while it is gone blocks, until Ray ends this process after a minute."""
+        while self._look_for_control_store(where):
+            sleep(LOOK_S)
+
+    def _look_for_control_store(self, where: str) -> bool:
+        """Whether it was gone when it was last looked. Raises `ControlStoreError` when it will not be back."""
+        died, now_s = ray_local.control_store_died(), perf_counter()
+        if now_s - self._looked_s >= LOOK_S:
+            self._looked_s = now_s
+            if control_store_answers():
+                self._refused_s = None
+            elif self._refused_s is None:
+                self._refused_s = now_s
+        if died or (self._refused_s is not None and now_s - self._refused_s >= GONE_S):
             raise ControlStoreError(
                 f"{where}: Ray's control store (gcs_server) has died, without which nothing of the run can go on"
             )
+        return self._refused_s is not None
 
     def _stall(self, pending: Sequence[Any], where: str, silent_s: float) -> str:
         """Who is waited for, since when, and what can be done."""
@@ -164,6 +171,7 @@ class Calls:
         """Wait for answers of actors that may be busy. Raises `LostError` once that is not worth it any more."""
         left = list(answers)
         while left:
+            self.await_control_store(where)
             _, left = self.told(partial(ray.wait, left, num_returns=len(left), timeout=LOOK_S), where)
             if left and self.until_s is not None and perf_counter() > self.until_s:
                 raise LostError(f"{where}: those who write it are still at work on the next one")

@@ -18,8 +18,8 @@ from raysim.core.algorithm import ClientId
 from raysim.core.errors import RunError, ScenarioError
 from raysim.engine.backend import Startup
 from raysim.engine.placement import Group, Machine, Node, Plan, seats
-from raysim.engine.ray_actors import HostActor, ServerActor, Usage
-from raysim.engine.ray_calls import ANSWER_S, Calls, answered, control_store_answers
+from raysim.engine.ray_actors import HostActor, Place, ServerActor, Usage
+from raysim.engine.ray_calls import ANSWER_S, LOOK_S, Calls, answered, control_store_answers
 from raysim.engine.ray_session import nodes
 
 START_TIMEOUT_S = 300.0
@@ -44,10 +44,14 @@ class Member:
 
     actor: Any  # Ray's handle
     asked_s: float = 0.0  # perf_counter() when it was asked for
-    node: str = ""  # id of the node that it lives on; "" until it is up
+    place: Place = Place("", "", 0)  # as it said itself; so until it is up
     usage: Usage | None = None  # what it last said of its memory
-    place: str = ""  # its process and machine, for a user
     at_work: list[ClientId] = field(default_factory=list)  # clients of this round that it has not handed over
+
+    @property
+    def node(self) -> str:
+        """Id of the node that it lives on; "" until it is up."""
+        return self.place.node
 
 
 class Crew:
@@ -136,8 +140,8 @@ class Crew:
         begun.append(self.server.actor.setup.remote(world))
         first, self._begun = not self._begun, True
         up_s = self._await(begun)
-        for member, (node, place) in zip(self.everyone, self.calls.get(begun, "starting"), strict=True):
-            member.node, member.place, member.usage, member.at_work = node, place, None, []
+        for member, found in zip(self.everyone, self.calls.get(begun, "starting"), strict=True):
+            member.place, member.usage, member.at_work = found, None, []
         if first:
             self.startup = Startup.of([m.asked_s for m in self.hosts], up_s[:-1])
             self._tell(self.startup)
@@ -169,6 +173,7 @@ class Crew:
         if self.replan is None or perf_counter() - self._looked_s < LOOK_FOR_NODES_S:
             return
         self._looked_s = perf_counter()
+        self.calls.await_control_store("looking for nodes that joined")
         found = nodes(self.head)
         more = [node for node in found if node.id not in self._known]
         self._known = {node.id for node in found}
@@ -207,9 +212,11 @@ class Crew:
         if member is None:
             return ""
         clients = ", ".join(map(str, member.at_work[:5])) + (", ..." if len(member.at_work) > 5 else "")
-        return f" ({member.place}{f', at client {clients}' if clients else ''})"
+        where = f"pid {member.place.pid} on {member.place.machine}"
+        return f" ({where}{f', at client {clients}' if clients else ''})"
 
     def _room(self) -> list[list[Node]]:
+        self.calls.await_control_store("placing actors")
         return seats(self.plan.groups, nodes(self.head), self.pack)
 
     def _await(self, begun: Sequence[Any]) -> list[float]:
@@ -219,9 +226,8 @@ class Crew:
         up_s: dict[Any, float] = {}
         left = list(begun)
         while left:
-            until = latest + START_TIMEOUT_S if told else began + SLOW_START_S
-            patience = max(0.0, until - perf_counter())
-            self.calls.told(partial(ray.wait, left, num_returns=1, timeout=patience), "starting")
+            self.calls.await_control_store("starting")
+            self.calls.told(partial(ray.wait, left, num_returns=1, timeout=LOOK_S), "starting")
             # All that answered by now, so that a thousand actors are not a thousand looks at a thousand.
             ready, left = self.calls.told(partial(ray.wait, left, num_returns=len(left), timeout=0), "starting")
             if ready:
@@ -312,7 +318,7 @@ class Crew:
         """Count an actor that is up among the hosts of this group, unless it has died by now: nothing was on it."""
         groups = list(self.plan.groups)
         try:
-            member.node, member.place = ray.get(member.actor.setup.remote(self._what, groups[group].gpus_per_actor))
+            member.place = ray.get(member.actor.setup.remote(self._what, groups[group].gpus_per_actor))
         except RayError:
             return
         self.hosts.insert(sum(one.actors for one in groups[: group + 1]), member)

@@ -20,6 +20,8 @@ from typing import Any
 import ray
 from ray._private import ray_constants
 
+from raysim.core.errors import RunError
+
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """With "0" in this variable Ray takes 127.0.0.1 for this machine's address, as it does by default on a Mac: its one
 switch for that. Ray itself turns `_node_ip_address="127.0.0.1"` into the address of the first interface."""
@@ -31,7 +33,10 @@ _folder: Path | None = None
 
 
 def start(**options: Any) -> None:
-    """`ray.init` of a new Ray with these options. `stop` ends it and puts the environment back."""
+    """`ray.init` of a new Ray with these options. `stop` ends it and puts the environment back.
+
+    Raises `RunError` when it does not start.
+    """
     global _folder
     # A fresh folder that only its owner can enter, and in it one that Ray may open to everybody, as it does.
     _folder = Path(tempfile.mkdtemp(prefix="raysim-", dir=os.environ.get("RAY_TMPDIR")))
@@ -39,9 +44,17 @@ def start(**options: Any) -> None:
     ray_constants.ENABLE_RAY_CLUSTER = False  # what `LOOPBACK` said when Ray was imported
     try:
         ray.init(address="local", include_dashboard=False, _temp_dir=str(_folder / "ray"), **options)
-    except BaseException:
+    except BaseException as error:
         stop(remove_logs=True)
+        if isinstance(error, Exception):
+            raise RunError(f"Ray did not start on this machine: {[*str(error).splitlines(), ''][0]}") from error
         raise
+
+
+def control_store_died() -> bool:
+    """Whether the control store of a Ray that this process started has ended: nothing starts it again."""
+    node = ray._private.worker._global_node
+    return node is not None and any(kind == ray_constants.PROCESS_TYPE_GCS_SERVER for kind, _ in node.dead_processes())
 
 
 def stop(remove_logs: bool = False) -> None:
