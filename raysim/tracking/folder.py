@@ -52,7 +52,7 @@ class RunFolder:
         self.damage: list[str] = []
         # What is never closed lets go when it is collected: nobody else could go on with the run until then.
         self._lock = lock
-        self._let_go = weakref.finalize(self, os.close, lock)
+        self._let_go = weakref.finalize(self, _close, lock)
         self._card: RunCard | None = None
         self._rounds = RoundRows(path)
         self._written = -math.inf  # time.monotonic() of the last rounds.parquet
@@ -223,11 +223,11 @@ class RunFolder:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Until this is over nobody else gets the folder, even if `close` comes first."""
-        lock = os.dup(self._lock)  # of the same open file, so it is let go of when both are closed
-        try:
+        with contextlib.ExitStack() as over:
+            with contextlib.suppress(OSError):  # a method closed it
+                # Of the same open file, so it is let go of when both are closed.
+                over.callback(_close, os.dup(self._lock))
             yield
-        finally:
-            os.close(lock)
 
     def _miss(self) -> None:
         if gone := self.gone():
@@ -339,3 +339,8 @@ def _reason(error: OSError) -> str:
 
 def _refusal(path: Path, error: OSError) -> str:
     return f"The run folder {path} cannot be used ({_reason(error)}): choose another place for the results."
+
+
+def _close(descriptor: int) -> None:
+    with contextlib.suppress(OSError):  # a method closed it
+        os.close(descriptor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from raysim.core.errors import RunError
 from raysim.core.messages import pack
 from raysim.core.results import METRICS
 from raysim.data.shards import make_shards
+from raysim.engine import hooks
 from raysim.engine.commits import Commits, read_server
 from raysim.engine.hooks import HookError
 from raysim.engine.host import ClientHost, Moved
@@ -246,6 +248,19 @@ def test_what_is_no_message_is_told_with_its_hook(
     told = {"text": "a message may hold tensors and numbers, not str", "no message": "Plain is no message: put @mess"}
     with pytest.raises(HookError, match=rf"Standalone.{hook}.* failed in round 1\b.*{told[what]}"):
         quiet_run("algorithm={name: standalone}")
+
+
+def test_a_method_that_closes_what_is_not_its_own_is_named(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closes(self: Standalone, client: Any, down: None) -> None:
+        os.close(hooks._open)  # as os.closerange(3, 256) does, which would take pytest's along
+
+    monkeypatch.setattr(Standalone, "client_update", closes)
+    with pytest.raises(
+        HookError, match=r"Standalone.client_update of client \d failed in round 1 .*: it closed file descriptors that "
+    ):
+        quiet_run("algorithm={name: standalone}")
+    (folder,) = (workplace / "runs" / "tiny").iterdir()
+    assert json.loads((folder / "summary.json").read_text())["status"] == "failed"
 
 
 def test_a_network_whose_widths_do_not_fit_is_named(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import math
+import os
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -32,6 +33,13 @@ def test_schema_follows_client_row():
     assert CLIENT_SCHEMA.names == [field.name for field in dataclasses.fields(ClientRow)]
     optional = {f.name for f in dataclasses.fields(ClientRow) if "None" in str(f.type)}
     assert {f.name for f in CLIENT_SCHEMA if f.nullable} == optional
+
+
+def test_a_lock_that_a_method_closed_does_not_stop_the_closing(run):
+    os.close(run._lock)
+    with run.held():
+        pass
+    run._let_go()
 
 
 def test_finished_run(run, make_rows, tmp_path):
