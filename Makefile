@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-large check test-gpu chaos golden bench clean
+.PHONY: help setup demo test test-fast test-large check test-gpu chaos golden bench clean
 
 help:  ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,6 +23,9 @@ demo: setup  ## Run FedGH on scikit-learn's handwritten digits: 20 clients, five
 
 test: setup  ## Run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+test-fast: setup  ## Run, in under a minute, the tests of the parts that need neither Ray nor a training
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not ray and not slow" $(addprefix tests/,core data engine jobs report scenario tracking)
 
 test-large: setup  ## Run the tests that take minutes or gigabytes: a hundred actors; CI does
 	$(BIN)/python -m pytest -m large

@@ -9,6 +9,7 @@ from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -16,6 +17,10 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 # A shell starts the background jobs of a script with SIGINT ignored, and every child of such a job inherits that: a
 # test that sends Ctrl-C would wait for nothing.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# On a busy machine any example may take seconds.
+hypothesis.settings.register_profile("raysim", deadline=None)
+hypothesis.settings.load_profile("raysim")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -78,9 +83,32 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracking_store: s
     return tmp_path
 
 
+SLOW = (
+    "data/test_datasets.py",
+    "engine/test_bytes.py",
+    "engine/test_closing.py",
+    "engine/test_code.py",
+    "engine/test_full_disk.py",
+    "engine/test_resume.py",
+    "engine/test_run.py",
+    "engine/test_survival.py",
+    "engine/test_timelimit.py",
+    "engine/test_verify.py",
+    "jobs/test_stopping.py",
+    "scenario/test_fuzz.py",
+    "tracking/test_mlflow_resume.py",
+    "tracking/test_mlflow_tracker.py",
+    "tracking/test_reopened_folder.py",
+    "tracking/test_ui.py",
+)
+"""Files without Ray whose tests train or wait for seconds: `make test-fast`, which names its folders, leaves them out."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests that share one Ray in one process; those that start their own stay together by file."""
     for item in items:
+        if item.path.relative_to(REPOSITORY / "tests").as_posix().startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("ray") and not item.get_closest_marker("xdist_group"):
             shared = "ray_session" in getattr(item, "fixturenames", ())
             item.add_marker(pytest.mark.xdist_group("ray" if shared else item.path.name))

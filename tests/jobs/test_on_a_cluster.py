@@ -120,6 +120,7 @@ def join(port: int, environment: dict[str, str], home: Path) -> subprocess.Popen
     ports = dict(zip(names, free_ports(len(names)), strict=True))
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address=127.0.0.1:{port}", "--block"]
     command += ["--num-cpus=2", "--node-ip-address=127.0.0.2", "--disable-usage-stats"]
+    command += [f"--temp-dir={home}/u"]  # a folder of its own, as on another machine: two nodes unpack jobs into theirs
     command += [f"--{name}={port}" for name, port in ports.items()]
     with (home / "out2").open("w") as out:
         return subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)

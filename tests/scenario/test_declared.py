@@ -172,9 +172,8 @@ def test_another_version_of_torch_is_imported_again(mine: Path, monkeypatch: pyt
     assert imported()
 
 
-@pytest.mark.parametrize("place", ["file", "~nobodyhere/cache"])
-def test_a_cache_that_cannot_be_written_is_only_slower(mine: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+def test_a_cache_that_cannot_be_written_is_only_slower(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (mine.parent / "file").write_text("no folder")
-    monkeypatch.setenv("RAYSIM_CACHE", place if place.startswith("~") else str(mine.parent / place))
+    monkeypatch.setenv("RAYSIM_CACHE", str(mine.parent / "file"))
     assert again().name == again().name == "Mine"
     assert imported()
