@@ -101,7 +101,7 @@ SLOW = (
     "tracking/test_reopened_folder.py",
     "tracking/test_ui.py",
 )
-"""Files without Ray whose tests train or wait for seconds: `make test-fast`, which names its folders, leaves them out."""
+"""Files without Ray whose tests train or wait for seconds: `make test-fast` leaves them out."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
