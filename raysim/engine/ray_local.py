@@ -65,6 +65,7 @@ def stop(remove_logs: bool = False) -> None:
         shutil.rmtree(_folder, ignore_errors=True)
     ray_constants.ENABLE_RAY_CLUSTER = True
     _set(dict(_before))
+    _before.clear()  # a second call has nothing to put back
 
 
 def _set(values: Mapping[str, str | None]) -> None:
