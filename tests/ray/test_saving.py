@@ -17,6 +17,7 @@ from raysim.engine.commits import Commits, Part
 from raysim.engine.inprocess import InProcess
 from raysim.engine.placement import Ask, Machine, make_plan
 from raysim.engine.ray_backend import RayBackend
+from raysim.engine.ray_actors import Place
 from raysim.engine.ray_calls import Calls
 from raysim.engine.ray_crew import Crew, Member
 from raysim.engine.ray_saving import Saving
@@ -72,8 +73,8 @@ def test_who_relays_is_heard_before_others_are_waited_for(tmp_path: Path) -> Non
     import ray
 
     made = {cls: ray.remote(cls).options(num_cpus=0) for cls in (Near, Far, Server)}
-    near, far = (Member(made[cls].remote(tmp_path / "taken"), node=cls.__name__) for cls in (Near, Far))
-    server = Member(made[Server].remote(), node="Near")
+    near, far = (Member(made[cls].remote(tmp_path / "taken"), place=Place(cls.__name__, "", 0)) for cls in (Near, Far))
+    server = Member(made[Server].remote(), place=Place("Near", "", 0))
     crew: Any = SimpleNamespace(
         hosts=[near, far], server=server, here="Near", far=False, calls=Calls(lambda actor: None)
     )
