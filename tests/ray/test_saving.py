@@ -16,8 +16,8 @@ from raysim.engine.backend import LostError
 from raysim.engine.commits import Commits, Part
 from raysim.engine.inprocess import InProcess
 from raysim.engine.placement import Ask, Machine, make_plan
-from raysim.engine.ray_backend import RayBackend
 from raysim.engine.ray_actors import Place
+from raysim.engine.ray_backend import RayBackend
 from raysim.engine.ray_calls import Calls
 from raysim.engine.ray_crew import Crew, Member
 from raysim.engine.ray_saving import Saving
