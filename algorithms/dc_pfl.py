@@ -114,7 +114,7 @@ class DCPFL(Algorithm[Global, ClassStatistics, Global]):
     relu_samples: bool = False
     """Set negative entries of virtual representations to 0; real ones, which come from a ReLU, have none."""
 
-    def server_start(self, server: Server[Global], hellos: Mapping[ClientId, Any]) -> Global:
+    def server_start(self, server: Server[Global], registrations: Mapping[ClientId, Any]) -> Global:
         width, num_classes = server.task.feature_dim, server.task.num_classes
         w = weights(nn.Linear(width, num_classes))
         if not self.lambda_:

@@ -76,13 +76,13 @@ class FD(Algorithm[Teachers, ClassLogits, Table]):
     rebuild: bool = False
     """Forget the mean of a class that no participant sent in a round, as HtFLlib does."""
 
-    def client_join(self, client: Client) -> Joined:
+    def client_register(self, client: Client) -> Joined:
         return Joined(client.data.y.unique())
 
-    def server_start(self, server: Server[Table], hellos: Mapping[ClientId, Joined]) -> Table:
+    def server_start(self, server: Server[Table], registrations: Mapping[ClientId, Joined]) -> Table:
         num_classes = server.task.num_classes
         return Table(
-            class_S={k: hello.class_S for k, hello in hellos.items()},
+            class_S={k: registration.class_S for k, registration in registrations.items()},
             mean_CC=torch.zeros(num_classes, num_classes),
             known_C=torch.zeros(num_classes, dtype=torch.bool),
             sum_CC=torch.zeros(num_classes, num_classes, dtype=torch.float64),

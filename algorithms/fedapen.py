@@ -76,7 +76,7 @@ class FedAPEN(Algorithm[Shared, Shared, Shared]):
     def client_model(self, model: Any, task: Task) -> nn.Module:
         return Ensemble(model, task.small_model(self.small))
 
-    def server_start(self, server: Server[Shared], hellos: Mapping[ClientId, Any]) -> Shared:
+    def server_start(self, server: Server[Shared], registrations: Mapping[ClientId, Any]) -> Shared:
         return Shared(weights(server.task.small_model(self.small)))
 
     def server_send(self, server: Server[Shared], to: ClientId) -> Shared:

@@ -31,7 +31,7 @@ class FedAvg(Algorithm[Model, Model, Weights]):
     """Average BatchNorm's running mean and variance with the parameters. `false` leaves each client's
     own, as libraries do that average parameters only."""
 
-    def server_start(self, server: Server[Weights], hellos: Mapping[ClientId, Any]) -> Weights:
+    def server_start(self, server: Server[Weights], registrations: Mapping[ClientId, Any]) -> Weights:
         # The weights that every client of the one architecture starts from.
         return self._shared(server.task.model(server.task.architectures[0]))
 

@@ -96,16 +96,18 @@ class FedCache(Algorithm[Means | Neighbours, Logits, Cache]):
         task.encoder(self.encoder)  # says so if its weights are missing
 
     # -- before round 1 ------------------------------------------------------------------------------
-    def client_join(self, client: Client) -> Hashes:
+    def client_register(self, client: Client) -> Hashes:
         return Hashes(client.outputs(client.task.encoder(self.encoder)), client.data.y.int())
 
-    def server_start(self, server: Server[Cache], hellos: Mapping[ClientId, Hashes]) -> Cache:
+    def server_start(self, server: Server[Cache], registrations: Mapping[ClientId, Hashes]) -> Cache:
         span, end = {}, 0
-        for k, hello in hellos.items():
-            span[k] = end, end + len(hello.label_N)
+        for k, registration in registrations.items():
+            span[k] = end, end + len(registration.label_N)
             end = span[k][1]
-        hashes = [hello.hash_Nh for hello in hellos.values()]
-        near_NR = nearest_of_label(hashes, [hello.label_N for hello in hellos.values()], self.neighbours)
+        hashes = [registration.hash_Nh for registration in registrations.values()]
+        near_NR = nearest_of_label(
+            hashes, [registration.label_N for registration in registrations.values()], self.neighbours
+        )
         logits_NC = torch.zeros(end, server.task.num_classes)
         return Cache(span, near_NR, logits_NC, torch.zeros(end, dtype=torch.bool), hashes[0].shape[1])
 
@@ -135,7 +137,7 @@ class FedCache(Algorithm[Means | Neighbours, Logits, Cache]):
             return None
         unseen_U = row_NC.isnan().any(1).nonzero().flatten()
         # If the loss is not finite either, training diverged: the logits go up as they are, for the engine to refuse.
-        if not len(unseen_U) or not isfinite(client.ledger.loss_sum):
+        if not len(unseen_U) or not isfinite(client.stats.loss_sum):
             return Logits(row_NC, None)
         return Logits(row_NC.index_fill(0, unseen_U, 0.0), unseen_U.int())
 

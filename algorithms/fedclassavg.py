@@ -50,7 +50,7 @@ class FedClassAvg(Algorithm[Header, Header, Header]):
     normalise: bool = True
     """Compare directions of representations (length 1); `false`: their dot products as they are."""
 
-    def server_start(self, server: Server[Header], hellos: Mapping[ClientId, Any]) -> Header:
+    def server_start(self, server: Server[Header], registrations: Mapping[ClientId, Any]) -> Header:
         return Header(weights(nn.Linear(server.task.feature_dim, server.task.num_classes)))
 
     def server_send(self, server: Server[Header], to: ClientId) -> Header:

@@ -58,7 +58,7 @@ class FedGH(Algorithm[Header, ClassMeans, Header]):
     def static_downlink(self) -> bool:
         return self.server_mode == "frozen_random"
 
-    def server_start(self, server: Server[Header], hellos: Mapping[ClientId, Any]) -> Header:
+    def server_start(self, server: Server[Header], registrations: Mapping[ClientId, Any]) -> Header:
         return Header(weights(nn.Linear(server.task.feature_dim, server.task.num_classes)))
 
     def server_send(self, server: Server[Header], to: ClientId) -> Header | None:

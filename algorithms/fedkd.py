@@ -109,7 +109,7 @@ class FedKD(Algorithm[Update | Mentee, Update | Mentee, Shared]):
     def client_model(self, model: Any, task: Task) -> nn.Module:
         return MentorMentee(model, task.small_model(self.small), task.feature_dim)
 
-    def server_start(self, server: Server[Shared], hellos: Mapping[ClientId, Any]) -> Shared:
+    def server_start(self, server: Server[Shared], registrations: Mapping[ClientId, Any]) -> Shared:
         # Everybody can build the first mentee, so it is never sent.
         return Shared(floats(weights(server.task.small_model(self.small))), dict.fromkeys(server.num_samples, 0))
 

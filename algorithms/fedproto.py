@@ -122,13 +122,17 @@ class FedProto(Algorithm[GlobalPrototypes, Prototypes, Table]):
     def client_model(self, model: Any, task: Task) -> nn.Module:
         return Nearest(model, task.num_classes, task.feature_dim) if self.inference == "nearest" else model
 
-    def client_join(self, client: Client) -> Joined:
+    def client_register(self, client: Client) -> Joined:
         return Joined(client.data.y.unique())
 
-    def server_start(self, server: Server[Table], hellos: Mapping[ClientId, Joined]) -> Table:
+    def server_start(self, server: Server[Table], registrations: Mapping[ClientId, Joined]) -> Table:
         num_classes, width = server.task.num_classes, server.task.feature_dim
         known_C = torch.zeros(num_classes, dtype=torch.bool)
-        return Table({k: hello.class_S for k, hello in hellos.items()}, torch.zeros(num_classes, width), known_C)
+        return Table(
+            {k: registration.class_S for k, registration in registrations.items()},
+            torch.zeros(num_classes, width),
+            known_C,
+        )
 
     def server_send(self, server: Server[Table], to: ClientId) -> GlobalPrototypes | None:
         state = server.state

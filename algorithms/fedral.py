@@ -109,7 +109,7 @@ class FedRAL(Algorithm[Matrix, Matrix, Matrix]):
     def client_model(self, model: Any, task: Task) -> nn.Module:
         return Angled(model, task.feature_dim, self.inference, self.train_matrix)
 
-    def server_start(self, server: Server[Matrix], hellos: Mapping[ClientId, Any]) -> Matrix:
+    def server_start(self, server: Server[Matrix], registrations: Mapping[ClientId, Any]) -> Matrix:
         width = server.task.feature_dim
         matrix_DD = torch.zeros(width, width)
         if self.init == "uniform":

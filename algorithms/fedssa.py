@@ -71,14 +71,14 @@ class FedSSA(Algorithm[Rows, Rows, State]):
         passed = t - 1 + self.t0
         return self.mu0 * math.cos(math.pi * passed / (2 * self.t_stable)) if passed < self.t_stable else 0.0
 
-    def client_join(self, client: Client) -> Joined:
+    def client_register(self, client: Client) -> Joined:
         class_S = client.data.y.unique()
         return Joined(class_S, rows_of(client.net.header, class_S) if self.agg == "official" else None)
 
-    def server_start(self, server: Server[State], hellos: Mapping[ClientId, Joined]) -> State:
+    def server_start(self, server: Server[State], registrations: Mapping[ClientId, Joined]) -> State:
         header = nn.Linear(server.task.feature_dim, server.task.num_classes)
-        initial = {k: hello.rows for k, hello in hellos.items() if hello.rows is not None}
-        return State(header, {k: hello.class_S for k, hello in hellos.items()}, initial)
+        initial = {k: registration.rows for k, registration in registrations.items() if registration.rows is not None}
+        return State(header, {k: registration.class_S for k, registration in registrations.items()}, initial)
 
     def server_send(self, server: Server[State], to: ClientId) -> Rows | None:
         if server.t == 1 and not self.fuse_first:

@@ -127,14 +127,14 @@ class FedTGP(Algorithm[GlobalPrototypes, Prototypes, Trained]):
     def client_model(self, model: Any, task: Task) -> nn.Module:
         return Nearest(model, task.num_classes, task.feature_dim) if self.inference == "nearest" else model
 
-    def client_join(self, client: Client) -> Joined:
+    def client_register(self, client: Client) -> Joined:
         return Joined(client.data.y.unique())
 
-    def server_start(self, server: Server[Trained], hellos: Mapping[ClientId, Joined]) -> Trained:
+    def server_start(self, server: Server[Trained], registrations: Mapping[ClientId, Joined]) -> Trained:
         num_classes, width = server.task.num_classes, server.task.feature_dim
         network = PrototypeNetwork(num_classes, width)
         known_C = torch.zeros(num_classes, dtype=torch.bool)
-        return Trained(network, {k: hello.class_S for k, hello in hellos.items()}, known_C)
+        return Trained(network, {k: registration.class_S for k, registration in registrations.items()}, known_C)
 
     def server_send(self, server: Server[Trained], to: ClientId) -> GlobalPrototypes | None:
         return server.state.ready

@@ -58,7 +58,7 @@ class FML(Algorithm[Meme, Meme, Weights]):
     def client_model(self, model: Any, task: Task) -> nn.Module:
         return Pair(model, task.small_model(self.small))
 
-    def server_start(self, server: Server[Weights], hellos: Mapping[ClientId, Any]) -> Weights:
+    def server_start(self, server: Server[Weights], registrations: Mapping[ClientId, Any]) -> Weights:
         return weights(server.task.small_model(self.small))
 
     def server_send(self, server: Server[Weights], to: ClientId) -> Meme:

@@ -96,7 +96,7 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
             raise ValueError(f"micro: {self.micro} given; allowed: 0, or at least the {task.num_classes} classes")
 
     # -- server: before round 1 ----------------------------------------------------------------------
-    def server_start(self, server: Server[Knowledge], hellos: Mapping[ClientId, Any]) -> Knowledge:
+    def server_start(self, server: Server[Knowledge], registrations: Mapping[ClientId, Any]) -> Knowledge:
         samples = sum(server.num_samples.values())
         gb = distances_gb(samples)
         if self.linkage != "ward" and gb > self.memory_gb:

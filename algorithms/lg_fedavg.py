@@ -35,7 +35,7 @@ class LGFedAvg(Algorithm[Header, Header, Header]):
     agg: Literal["weighted", "uniform"] = "weighted"
     """How headers are averaged: by sample counts (the paper), or all alike (the released code)."""
 
-    def server_start(self, server: Server[Header], hellos: Mapping[ClientId, Any]) -> Header:
+    def server_start(self, server: Server[Header], registrations: Mapping[ClientId, Any]) -> Header:
         return Header(weights(nn.Linear(server.task.feature_dim, server.task.num_classes)))
 
     def server_send(self, server: Server[Header], to: ClientId) -> Header:

@@ -82,7 +82,7 @@ class Score(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Positions:
+class ShardTensors:
     """The samples of every client, client after client."""
 
     index: Tensor
@@ -99,9 +99,9 @@ class Shared:
 
     image_MHWC: Tensor  # uint8
     label_M: Tensor
-    train: Positions
-    val: Positions
-    test: Positions
+    train: ShardTensors
+    val: ShardTensors
+    test: ShardTensors
     weights: Tensor  # float32, client after client
     offset: list[int]  # [N+1]: where each client's weights begin
     header_H: Tensor  # what the server sends
@@ -134,9 +134,9 @@ class Loop:
         self.shared = Shared(
             image_MHWC=torch.tensor(data.image_MHWC).share_memory_(),
             label_M=torch.tensor(data.label_M).share_memory_(),
-            train=Positions(torch.tensor(dealt.train.index).share_memory_(), dealt.train.offset.tolist()),
-            val=Positions(torch.tensor(dealt.val.index).share_memory_(), dealt.val.offset.tolist()),
-            test=Positions(torch.tensor(dealt.test.index).share_memory_(), dealt.test.offset.tolist()),
+            train=ShardTensors(torch.tensor(dealt.train.index).share_memory_(), dealt.train.offset.tolist()),
+            val=ShardTensors(torch.tensor(dealt.val.index).share_memory_(), dealt.val.offset.tolist()),
+            test=ShardTensors(torch.tensor(dealt.test.index).share_memory_(), dealt.test.offset.tolist()),
             weights=torch.cat([start[work.arch(k)] for k in range(work.clients)]).share_memory_(),
             offset=offset,
             header_H=torch.cat([_flat(p.detach()) for p in drawn.parameters()]).share_memory_(),
@@ -207,7 +207,7 @@ class _Trainer:
         self.views: dict[int, list[Tensor]] = {}
         self.rng = torch.Generator()
 
-    def turn(self, t: int, k: int) -> Score:
+    def client_report(self, t: int, k: int) -> Score:
         work, shared = self.work, self.shared
         arch = work.arch(k)
         net, optimizer = self.nets[arch], self.optimizers[arch]
@@ -259,7 +259,7 @@ def _serve(work: Workload, shared: Shared, niceness: int, tasks: Any, results: C
     trainer = _Trainer(work, shared)
     while (task := tasks.get()) is not None:
         t, ids = task
-        results.send([trainer.turn(t, k) for k in ids])
+        results.send([trainer.client_report(t, k) for k in ids])
 
 
 def _flat(parameter: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ Each runs on raysim and hand-written by turns, in blocks of a few rounds, while 
 the same rounds (same clients, same steps) with P processes of one thread. Other load on the machine so meets
 both alike. The ratio is the median over blocks.
 --memory: PSS of raysim's whole process tree, on W1 if nothing is said: its peak, and how it grows.
---checkpoint: W1 with a commit after every round over W1 with none, the same rounds in four runs by turns.
+--checkpoint: W1 with a checkpoint after every round over W1 with none, the same rounds in four runs by turns.
 --first-round: from command to first round, quickstart.
 """
 
@@ -38,7 +38,7 @@ import psutil
 from handwritten import Loop, Score, Workload
 
 import raysim
-from raysim.core.results import ClientRow, RunCard, Status
+from raysim.common.results import ClientRow, RunCard, Status
 from raysim.report.load import read_rounds
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -115,7 +115,7 @@ class Turns:
     """
 
     loop: Loop
-    store: Path  # of MLflow, an SQLite file
+    storage: Path  # of MLflow, an SQLite file
     size: int  # rounds of a block
     blocks: int
     handwritten_s: list[float] = field(default_factory=list)  # seconds per round, by block
@@ -133,7 +133,7 @@ class Turns:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Be told of every round that raysim begins."""
-        from raysim.engine.ray_backend import RayBackend
+        from raysim.engine.ray.backend import RayBackend
 
         begin_round = RayBackend.round
 
@@ -150,7 +150,7 @@ class Turns:
             self._run([t])
         elif t == WARM_UP + 1:
             # MLflow starts behind the first round; from when it writes, it is in its steady state too.
-            _wait_for_store(self.store)
+            _wait_for_store(self.storage)
             self._cpu(-1)
             self._begin_s = time.perf_counter()
         elif (t - WARM_UP - 1) % self.size == 0:
@@ -216,7 +216,9 @@ class MemorySampler:
         return 100 * float(line.slope), 100 * float(line.stderr * stats.t.ppf(0.975, len(late) - 2))
 
 
-def scenario(work: Workload, rounds: int, processes: int, folder: Path, commit: int | str = "auto") -> dict[str, Any]:
+def scenario(
+    work: Workload, rounds: int, processes: int, folder: Path, checkpoint: int | str = "auto"
+) -> dict[str, Any]:
     """The workload as raysim is told it."""
     return {
         "name": f"bench_{work.name}",
@@ -238,7 +240,7 @@ def scenario(work: Workload, rounds: int, processes: int, folder: Path, commit: 
         "training": {"epochs": 1, "batch_size": work.batch_size, "lr": work.lr},
         "resources": {"actors": processes, "gpus_per_actor": 0},
         "tracking": {"uri": f"sqlite:///{folder / 'mlflow.db'}"},
-        "checkpoint": {"every": commit},
+        "checkpoint": {"every": checkpoint},
     }
 
 
@@ -255,10 +257,10 @@ def compare(work: Workload, rounds: int, processes: int) -> dict[str, Any]:
     try:
         with tempfile.TemporaryDirectory(prefix="raysim-bench-") as name:
             size = BLOCK[work.name]
-            turns = Turns(loop, Path(name) / "mlflow.db", size, max(1, round(rounds / size)))
+            client_reports = Turns(loop, Path(name) / "mlflow.db", size, max(1, round(rounds / size)))
             begin = time.perf_counter()
-            with turns.watching():
-                run_raysim(work, turns.rounds, processes, Path(name), notes)
+            with client_reports.watching():
+                run_raysim(work, client_reports.rounds, processes, Path(name), notes)
             end = time.perf_counter()
     finally:
         loop.close()
@@ -267,11 +269,11 @@ def compare(work: Workload, rounds: int, processes: int) -> dict[str, Any]:
         "processes": processes,
         "participants": work.participants,
         "rounds_per_block": size,
-        "handwritten_s": turns.handwritten_s,
-        "raysim_s": turns.raysim_s,
-        "ratio": float(np.median(np.array(turns.raysim_s) / turns.handwritten_s)),
-        "handwritten_cpu_s": turns.handwritten_cpu_s,
-        "raysim_cpu_s": turns.raysim_cpu_s,
+        "handwritten_s": client_reports.handwritten_s,
+        "raysim_s": client_reports.raysim_s,
+        "ratio": float(np.median(np.array(client_reports.raysim_s) / client_reports.handwritten_s)),
+        "handwritten_cpu_s": client_reports.handwritten_cpu_s,
+        "raysim_cpu_s": client_reports.raysim_cpu_s,
         "raysim_start_s": notes.arrived_s[0] - begin,
         "raysim_end_s": end - notes.arrived_s[-1],
     }
@@ -293,13 +295,13 @@ def measure_memory(work: Workload, rounds: int, processes: int, every_s: float =
 
 
 def measure_checkpoints(work: Workload, rounds: int, processes: int) -> dict[str, Any]:
-    """Seconds of each round, from its beginning to the next one's, with a commit after every round and with none."""
+    """Seconds of each round, from its beginning to the next, with a checkpoint after every round and with none."""
     found: dict[int, list[np.ndarray[Any, Any]]] = {1: [], 0: []}
     for every in (1, 0, 1, 0):
         with tempfile.TemporaryDirectory(prefix="raysim-bench-") as name:
             loaded = raysim.load_scenario(scenario(work, rounds, processes, Path(name), every))
             result = raysim.run(loaded, quiet=True)
-            # Not time/round_s: a round also waits for the commit of the one before.
+            # Not time/round_s: a round also waits for the checkpoint of the one before.
             total_s = read_rounds(result.folder)["time/total_s"].to_numpy()
             found[every].append(np.diff(total_s[1 + WARM_UP :]))
     with_s, without_s = (np.mean(found[every], axis=0) for every in (1, 0))
@@ -383,13 +385,13 @@ def _cpu_s(pids: Iterable[int]) -> float:
     return total
 
 
-def _wait_for_store(store: Path, timeout_s: float = 120.0) -> None:
+def _wait_for_store(storage: Path, timeout_s: float = 120.0) -> None:
     """Until MLflow has taken round 0: from then on its writer is in its steady state too."""
     begin = time.monotonic()
     while time.monotonic() - begin < timeout_s:
         with (
             contextlib.suppress(sqlite3.OperationalError),
-            contextlib.closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as connection,
+            contextlib.closing(sqlite3.connect(f"file:{storage}?mode=ro", uri=True)) as connection,
         ):
             if connection.execute("select 1 from metrics limit 1").fetchone():
                 return
@@ -427,8 +429,10 @@ def _figures(report: Mapping[str, Any]) -> list[Figure]:
         figures.append(Figure(f"{title} raysim growth, GB per 100 of {found['rounds']} rounds", "0", growth))
     if "checkpoint" in report:
         found = report["checkpoint"]
-        figures.append(Figure("W1 round with commit / without, median", "<= 1.05", f"{found['ratio']:.3f}"))
-        figures.append(Figure("W1 round with commit / without, of the sums", "<= 1.05", f"{found['mean_ratio']:.3f}"))
+        figures.append(Figure("W1 round with checkpoint / without, median", "<= 1.05", f"{found['ratio']:.3f}"))
+        figures.append(
+            Figure("W1 round with checkpoint / without, of the sums", "<= 1.05", f"{found['mean_ratio']:.3f}")
+        )
     if "first_round_s" in report:
         seconds = report["first_round_s"]
         shown = "no round 1" if seconds is None else f"{seconds:.1f}"
@@ -459,7 +463,9 @@ def _arguments() -> argparse.Namespace:
         help="also measure memory, on a run apart (default: W1)",
     )
     parser.add_argument("--memory-rounds", type=int, default=200)
-    parser.add_argument("--checkpoint", action="store_true", help="also measure what commits cost, in W1 runs apart")
+    parser.add_argument(
+        "--checkpoint", action="store_true", help="also measure what checkpoints cost, in W1 runs apart"
+    )
     parser.add_argument("--checkpoint-rounds", type=int, default=40)
     parser.add_argument("--first-round", action="store_true", help="also time the quickstart's first round")
     parser.add_argument("--json", type=Path, help="write every number to this file")

@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from raysim.common.errors import RaysimError, RunError, ScenarioError
+    from raysim.common.results import Tracker
+    from raysim.contract import check_algorithm
     from raysim.core.algorithm import Algorithm
-    from raysim.core.contract import check_algorithm
-    from raysim.core.errors import RaysimError, RunError, ScenarioError
     from raysim.core.messages import message
-    from raysim.core.results import Tracker
     from raysim.launch.run import resume, run
     from raysim.launch.session import Result
     from raysim.report.load import read_clients, read_rounds, read_summary
@@ -42,12 +42,12 @@ __all__ = [
 _HOMES = {
     "Algorithm": "raysim.core.algorithm",
     "Loaded": "raysim.scenario.load",
-    "RaysimError": "raysim.core.errors",
+    "RaysimError": "raysim.common.errors",
     "Result": "raysim.launch.session",
-    "RunError": "raysim.core.errors",
-    "ScenarioError": "raysim.core.errors",
-    "Tracker": "raysim.core.results",
-    "check_algorithm": "raysim.core.contract",
+    "RunError": "raysim.common.errors",
+    "ScenarioError": "raysim.common.errors",
+    "Tracker": "raysim.common.results",
+    "check_algorithm": "raysim.contract",
     "load_scenario": "raysim.scenario.load",
     "message": "raysim.core.messages",
     "read_clients": "raysim.report.load",

@@ -35,10 +35,10 @@ from typing import Any
 from unittest.mock import patch
 
 from raysim.cli.main import main
-from raysim.core.text import is_name, printable
+from raysim.common.text import is_name, printable
 from raysim.jobs import archive
 from raysim.jobs.cluster import Cluster
-from raysim.jobs.marks import PREFIX
+from raysim.jobs.job_log import PREFIX
 
 TIME_S = 300
 """How long a mutant may hang, in seconds."""
@@ -442,36 +442,36 @@ def _json_file(name: str) -> Mutation:
 
 def _manifest(rng: random.Random, folder: Path) -> None:
     """A manifest whose checksum is right."""
-    names = sorted((folder / "checkpoints").glob("commit-*.json"))
+    names = sorted((folder / "checkpoints").glob("checkpoint-*.json"))
     if not names:
         return
     path = rng.choice(names)
     try:
-        body = json.loads(json.loads(path.read_text())["commit"])
+        body = json.loads(json.loads(path.read_text())["checkpoint"])
     except (ValueError, TypeError, KeyError, OSError):
         return
     if rng.random() < 0.3 and isinstance(body, dict):
         body["round"] = rng.choice([10**6, 10**12, 3, 0, -1])
-        path = path.with_name(f"commit-{body['round']:06d}.json")
+        path = path.with_name(f"checkpoint-{body['round']:06d}.json")
     text = json.dumps(_in_json(rng, body, _root(folder)) if rng.random() < 0.9 else rng.choice(values(_root(folder))))
-    path.write_text(json.dumps({"crc32": zlib.crc32(text.encode()), "commit": text}))
+    path.write_text(json.dumps({"crc32": zlib.crc32(text.encode()), "checkpoint": text}))
 
 
 def _removed(rng: random.Random, folder: Path) -> None:
-    """A manifest that names what is to be removed with the next commit."""
-    for path in sorted((folder / "checkpoints").glob("commit-*.json")):
+    """A manifest that names what is to be removed with the next checkpoint."""
+    for path in sorted((folder / "checkpoints").glob("checkpoint-*.json")):
         try:
-            body = json.loads(json.loads(path.read_text())["commit"])
+            body = json.loads(json.loads(path.read_text())["checkpoint"])
             body["parts"].append([f"{'../' * rng.randrange(1, 5)}victim/thesis.tex", 10, 0, []])
         except (ValueError, TypeError, KeyError, OSError):
             return
         text = json.dumps(body)
-        path.write_text(json.dumps({"crc32": zlib.crc32(text.encode()), "commit": text}))
+        path.write_text(json.dumps({"crc32": zlib.crc32(text.encode()), "checkpoint": text}))
 
 
 def _server(rng: random.Random, folder: Path) -> None:
     """A server's state of other classes and shapes, which the manifests agree with."""
-    from raysim.engine.commits import checksum
+    from raysim.engine.checkpoint.format import checksum
 
     for path in sorted((folder / "checkpoints").glob("server-*.safetensors")):
         data = path.read_bytes()
@@ -494,15 +494,15 @@ def _server(rng: random.Random, folder: Path) -> None:
         text = json.dumps(header).encode()
         data = len(text).to_bytes(8, "little") + text + data[8 + size :]
         path.write_bytes(data)
-        for manifest in (folder / "checkpoints").glob("commit-*.json"):
+        for manifest in (folder / "checkpoints").glob("checkpoint-*.json"):
             try:
-                body = json.loads(json.loads(manifest.read_text())["commit"])
+                body = json.loads(json.loads(manifest.read_text())["checkpoint"])
                 if body["server"][0] == path.name:
                     body["server"] = [path.name, len(data), checksum(data)]
             except (ValueError, TypeError, KeyError, LookupError, OSError):
                 continue
             text = json.dumps(body).encode()
-            manifest.write_text(json.dumps({"crc32": zlib.crc32(text), "commit": text.decode()}))
+            manifest.write_text(json.dumps({"crc32": zlib.crc32(text), "checkpoint": text.decode()}))
 
 
 def _link(rng: random.Random, folder: Path) -> None:
@@ -514,7 +514,7 @@ def _link(rng: random.Random, folder: Path) -> None:
         "plots/accuracy.png",
         "clients.parquet",
         "a/b/c",
-        "checkpoints/.commit-000003.json.part",
+        "checkpoints/.checkpoint-000003.json.part",
     ]
     new += ["checkpoints/clients-000003-00000.safetensors", "checkpoints/server-000003.safetensors"]
     path = rng.choice([*known, *(folder / name for name in new)])
@@ -626,7 +626,7 @@ def _more(rng: random.Random, folder: Path) -> None:
     """Files that nobody asked for."""
     for i in range(rng.choice([1, 50])):
         name = rng.choice(
-            [f".x.{i}.abcdefgh", f"commit-{i:06d}.json", f"clients-{i:06d}-00000.safetensors", f"x{i}\x1b[2J"]
+            [f".x.{i}.abcdefgh", f"checkpoint-{i:06d}.json", f"clients-{i:06d}-00000.safetensors", f"x{i}\x1b[2J"]
         )
         try:
             (folder / rng.choice(["", "checkpoints", "logs"]) / name).write_bytes(b"x")

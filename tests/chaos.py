@@ -37,7 +37,7 @@ from raysim.tracking.mlflow import ARTIFACTS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SCENARIO = REPOSITORY / "scenarios" / "quickstart.yaml"
-KINDS = {"client actor": "ray::HostActor", "server actor": "ray::ServerActor"}
+KINDS = {"client actor": "ray::ClientActor", "server actor": "ray::ServerActor"}
 SIGNALS = {"driver": signal.SIGKILL, "driver by SIGTERM": signal.SIGTERM, "driver by Ctrl-C": signal.SIGINT}
 WEIGHTS = {"client actor": 5, "server actor": 3, "driver": 2, "driver by SIGTERM": 1, "driver by Ctrl-C": 1}
 STEPS = (
@@ -131,7 +131,7 @@ class Tally:
         kills = ", ".join(f"{kind}: {count}" for kind, count in sorted(self.kills.items()))
         return (
             f"{sum(self.kills.values())} strikes ({kills}) in {self.runs} runs, {self.resumed} resumptions, "
-            f"{self.restarts} returns to a commit, {self.seconds:.0f} s: every result identical"
+            f"{self.restarts} returns to a checkpoint, {self.seconds:.0f} s: every result identical"
         )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from raysim.cli.main import main
-from raysim.core.errors import ScenarioError
+from raysim.common.errors import ScenarioError
 from raysim.launch.check import check
 from raysim.launch.prepare import joined
 from raysim.scenario.load import load_scenario
@@ -35,7 +35,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     def connect(*rest: object) -> bool:
         raise AssertionError("Ray was started")
 
-    import raysim.engine.ray_session as ray_session
+    import raysim.engine.ray.session as ray_session
 
     monkeypatch.setattr(ray_session, "connect", connect)
     monkeypatch.setitem(sys.modules, "ray", None)  # as in a new process: no Ray to join
@@ -84,7 +84,7 @@ class TestBeforeRay:
         assert "resources.gpus_per_actor: 0.5 given, but there is no GPU; allowed here: 0 or auto" in told
 
     @pytest.mark.parametrize("every", ["1", "auto"])
-    def test_a_place_for_commits_that_is_a_file(
+    def test_a_place_for_checkpoints_that_is_a_file(
         self, capfd: pytest.CaptureFixture[str], workplace: Path, every: str
     ) -> None:
         (workplace / "taken").write_text("")
@@ -92,7 +92,9 @@ class TestBeforeRay:
         assert "checkpoint.folder: " in told and "taken" in told and "cannot be written (not a directory)" in told
         assert not (workplace / "runs").exists()
 
-    def test_a_place_for_commits_that_nobody_knows(self, capfd: pytest.CaptureFixture[str], workplace: Path) -> None:
+    def test_a_place_for_checkpoints_that_nobody_knows(
+        self, capfd: pytest.CaptureFixture[str], workplace: Path
+    ) -> None:
         assert "checkpoint.folder: foo://x" in refused(capfd, workplace, "checkpoint.folder=foo://x")
         assert not (workplace / "runs").exists()
 
@@ -103,7 +105,7 @@ def test_a_cluster_that_is_not_there_leaves_no_run(
     def connect(*rest: object) -> bool:
         raise ScenarioError("--address or RAY_ADDRESS: nowhere:1 given, but no Ray cluster answers there")
 
-    monkeypatch.setattr("raysim.engine.ray_session.connect", connect)
+    monkeypatch.setattr("raysim.engine.ray.session.connect", connect)
     monkeypatch.setitem(sys.modules, "ray", None)  # as in a new process
     monkeypatch.setenv("RAY_ADDRESS", "nowhere:1")
     assert "nowhere:1 given, but no Ray cluster" in refused(capfd, workplace, "rounds=1")
@@ -115,7 +117,7 @@ def test_joining_a_cluster_leaves_sigterm_to_whoever_had_it(workplace: Path, mon
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as Ray does
         return False
 
-    monkeypatch.setattr("raysim.engine.ray_session.connect", connect)
+    monkeypatch.setattr("raysim.engine.ray.session.connect", connect)
     monkeypatch.setitem(sys.modules, "ray", None)  # as in a new process
     monkeypatch.setenv("RAY_ADDRESS", "there:1")
     before = signal.getsignal(signal.SIGTERM)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def _id(context: click.Context, parameter: click.Parameter, given: str) -> str:
-    from raysim.core.errors import ScenarioError
-    from raysim.core.text import is_name
+    from raysim.common.errors import ScenarioError
+    from raysim.common.text import is_name
 
     if not is_name(given):
         raise ScenarioError(
@@ -58,7 +58,7 @@ CODE_CHANGED = click.option(
     "--resume",
     "run_",
     metavar="RUN",
-    help="Go on with this run from its last commit: the ID of the job that ran it, or its folder or run id on the "
+    help="Go on with this run from its last checkpoint: the ID of the job that ran it, or its folder or run id on the "
     "cluster. Without SCENARIO, as it was; rounds may be raised, and places and resources may change.",
 )
 @CODE_CHANGED
@@ -120,11 +120,11 @@ def submit(
     job = new_id(facts.get("name") or "resume", job)
     work = Work(None if scenario is None else Path(scenario), sets, run_, facts, code_changed)
 
-    def say(note: str) -> None:
-        click.echo(f"note: {note}", err=True)
+    def say(notify: str) -> None:
+        click.echo(f"note: {notify}", err=True)
 
-    for note in (*cluster.notes, *submit_job(cluster, work, variables, job, say)):
-        say(note)
+    for notify in (*cluster.notes, *submit_job(cluster, work, variables, job, say)):
+        say(notify)
     click.echo(f"submitted {job}", err=wait)
     if not wait:
         rest = _rest(address)
@@ -163,14 +163,14 @@ def logs(job: str, follow: bool, address: str | None) -> None:
 
     ID is what `raysim submit` printed; `raysim jobs` lists all.
     """
-    from raysim.jobs.marks import Unmarked
+    from raysim.jobs.job_log import LogFilter
 
     cluster = _cluster(address)
     if follow:
         _follow(cluster, job)
         return
     cluster.info(job)
-    lines = Unmarked()
+    lines = LogFilter()
     click.echo(lines.feed(cluster.log(job)) + lines.end(), nl=False)
 
 
@@ -225,7 +225,7 @@ def jobs(address: str | None) -> None:
 @click.option(
     "--output", "-o", type=click.Path(file_okay=False), help="Folder to put it in. Default: ./runs/<scenario>/<run id>."
 )
-@click.option("--checkpoints", is_flag=True, help="Bring the commits as well, which can be large.")
+@click.option("--checkpoints", is_flag=True, help="Bring the checkpoints as well, which can be large.")
 @ADDRESS
 def fetch(job: str, output: str | None, checkpoints: bool, address: str | None) -> None:
     """Bring the run folder of a job on a cluster here.

@@ -90,7 +90,7 @@ def launch(
 
         show_preview(preview(check(loaded)), loaded)
         return
-    from raysim.launch.again import find_run
+    from raysim.launch.resume import find_run
     from raysim.launch.run import resume, run
 
     if run_ is None:
@@ -109,7 +109,7 @@ def launch(
 @CODE_CHANGED
 @ADDRESS
 def resume_(run_: str, sets: tuple[str, ...], quiet: bool, code_changed: bool, address: str | None) -> None:
-    """Go on with a run that was stopped or failed, or whose machine did, from its last commit.
+    """Go on with a run that was stopped or failed, or whose machine did, from its last checkpoint.
 
     RUN is its folder, or its id below ./runs. The result is that of a run that nothing happened to, bit for bit.
     Resources and places may be overridden, and `rounds` raised; what would change the result, the method's code
@@ -121,7 +121,7 @@ def resume_(run_: str, sets: tuple[str, ...], quiet: bool, code_changed: bool, a
         raysim resume 20261121-101500-ab12 --set resources.actors=4
     """
     _attach(address)
-    from raysim.launch.again import find_run, own_scenario
+    from raysim.launch.resume import find_run, own_scenario
     from raysim.launch.run import resume
 
     folder = find_run(run_)
@@ -170,8 +170,8 @@ def validate(scenario: str, sets: tuple[str, ...]) -> None:
     loaded = load_scenario(scenario, sets)
     checked = check(loaded)
     click.echo(checked.loaded.resolved_yaml(), nl=False)
-    for note in checked.notes:
-        click.echo(f"note: {note}", err=True)
+    for notify in checked.notes:
+        click.echo(f"note: {notify}", err=True)
     click.echo(f"{scenario}: valid", err=True)
 
 
@@ -289,7 +289,7 @@ def main(args: Sequence[str] | None = None) -> Any:
         error.show()
         sys.exit(error.exit_code)
     except Exception as error:
-        from raysim.core.errors import RaysimError  # brings torch; `--help` should not wait for it
+        from raysim.common.errors import RaysimError  # brings torch; `--help` should not wait for it
 
         if not isinstance(error, RaysimError):
             raise

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from raysim.core.errors import ScenarioError
+from raysim.common.errors import ScenarioError
+from raysim.common.results import METRICS, ClientRow
 from raysim.core.fields import field_docs
-from raysim.core.results import METRICS, ClientRow
 from raysim.data.partition import PARTITIONS
 from raysim.data.specs import DATASETS
 from raysim.models import MODELS
@@ -113,9 +113,9 @@ def show_preview(found: Preview, loaded: Loaded) -> None:
             f"{group.gpus_per_actor:g}",
         )
     console.print(actors)
-    if found.seating:
+    if found.placement:
         nodes = _table("Nodes", "node", "CPUs taken", "GPUs taken", "holds")
-        for one in found.seating:
+        for one in found.placement:
             cpus, gpus = f"{one.cpus:g} of {one.node.cpus:g}", f"{one.gpus:g} of {one.node.gpus:g}"
             nodes.add_row(Text(one.node.name), cpus, gpus, Text(one.holds))
         console.print(nodes)
@@ -134,8 +134,8 @@ def show_preview(found: Preview, loaded: Loaded) -> None:
             f"{found.images_mb:.0f} MiB of images once per node)."
         )
     )
-    for note in found.plan.notes:
-        console.print(Text(f"Note: {note}"))
+    for notify in found.plan.notes:
+        console.print(Text(f"Note: {notify}"))
     console.print(Text("Nothing was started."))
 
 
@@ -153,7 +153,7 @@ def show_traces(traces: Sequence[Trace]) -> None:
     for i, trace in enumerate(traces):
         verdict = "" if i == 0 else "identical" if trace.difference is None else "differs"
         table.add_row(
-            trace.placement.name,
+            trace.variation.name,
             str(len(trace.rounds)),
             human_seconds(trace.seconds),
             str(trace.restarts),
@@ -163,7 +163,7 @@ def show_traces(traces: Sequence[Trace]) -> None:
     console.print(table)
     for trace in traces:
         if trace.difference is not None:
-            console.print(Text(f"{trace.placement.name}: {trace.difference}"))
+            console.print(Text(f"{trace.variation.name}: {trace.difference}"))
     if all(trace.difference is None for trace in traces):
         tensors = sum(len(one) for found in traces[0].rounds for one in found.values())
         console.print(Text(f"Every tensor of every round and every metric is the same ({tensors} tensors compared)."))

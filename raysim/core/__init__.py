@@ -6,9 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from raysim.common.errors import RaysimError, RunError, ScenarioError
     from raysim.core.algorithm import Algorithm, AnyAlgorithm, Client, ClientId, Server, SplitModel, Task
     from raysim.core.data import Batch, Samples
-    from raysim.core.errors import RaysimError, RunError, ScenarioError
     from raysim.core.fields import Count, Fraction, NonNegative, Positive
     from raysim.core.fit import LocalTraining
     from raysim.core.messages import Weights, message, weights
@@ -36,13 +36,16 @@ __all__ = [
     "weights",
 ]
 
-_MODULES = ("errors", "fields", "data", "fit", "messages", "algorithm")
+_MODULES = (
+    "raysim.common.errors",
+    *(f"{__name__}.{name}" for name in ("fields", "data", "fit", "messages", "algorithm")),
+)
 
 
 def __getattr__(name: str) -> Any:
     # Loaded when first used: all but the first two modules import torch, which takes seconds.
     for module in _MODULES if name in __all__ else ():
-        found = importlib.import_module(f"{__name__}.{module}")
+        found = importlib.import_module(module)
         if hasattr(found, name):
             return getattr(found, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

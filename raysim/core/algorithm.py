@@ -2,7 +2,7 @@
 
 A round has four arrows, and four hooks are named after them; three more run once:
 
-    once:        client_model   client_join   server_start
+    once:        client_model   client_register   server_start
     each round:  server_send -> client_receive -> client_update -> server_update
 """
 
@@ -17,11 +17,11 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from raysim.common.errors import ScenarioError
 from raysim.core.data import Batch, Samples
-from raysim.core.errors import ScenarioError
 from raysim.core.fields import check_settings
 from raysim.core.fit import FitJob, LocalTraining, Loss, Trainer, fit_one, has_batchnorm, set_training
-from raysim.core.meter import FlopMeter, Ledger
+from raysim.core.meter import ClientStats, FlopMeter
 
 ClientId = int
 Down = TypeVar("Down")  # server -> client message
@@ -95,7 +95,7 @@ class Client:
     rng: torch.Generator  # on the CPU; starts anew each round, keyed by run seed, round and client
     t: int = 0  # round, counted from 1
     arch: str = ""  # name of its architecture
-    ledger: Ledger = field(default_factory=Ledger)
+    stats: ClientStats = field(default_factory=ClientStats)
     meter: FlopMeter | None = None  # None: nothing is counted
     trainer: Trainer = fit_one
 
@@ -129,10 +129,10 @@ class Client:
         epochs = self.local.epochs if epochs is None else epochs
         batches = data.shuffled(self.local.batch_size, epochs, self.rng, drop_single, two_views)
         result = self.trainer(FitJob(self.net, loss, given, batches, self.local, len(data), rates or {}))
-        self.ledger.loss_sum += result.loss_sum
-        self.ledger.samples += result.samples
+        self.stats.loss_sum += result.loss_sum
+        self.stats.samples += result.samples
         if self.meter is not None:
-            self.ledger.flops += epochs * self._epoch_flops(self.meter, loss, given, data, drop_single, two_views)
+            self.stats.flops += epochs * self._epoch_flops(self.meter, loss, given, data, drop_single, two_views)
         return result.rows
 
     @torch.no_grad()
@@ -143,17 +143,17 @@ class Client:
         found = torch.cat([f(batch.x) for batch in data.in_order(self.local.batch_size)])
         if self.meter is not None:
             key = (self.arch, getattr(f, "__qualname__", repr(f)), "forward")
-            self.ledger.flops += len(data) * self.meter.of(key, lambda: f(first(data, 1).x))
+            self.stats.flops += len(data) * self.meter.of(key, lambda: f(first(data, 1).x))
         return found
 
     def add_flops(self, flops: float) -> None:
         """Count operations that neither `fit` nor `outputs` sees, 2 per multiply-add."""
         if self.meter is not None:
-            self.ledger.flops += flops
+            self.stats.flops += flops
 
     def log(self, name: str, value: float) -> None:
         """Record a number of this client's round; its mean over the participants is tracked as `client/<name>`."""
-        self.ledger.values[name] = float(value)
+        self.stats.values[name] = float(value)
 
     def _epoch_flops(
         self, meter: FlopMeter, loss: Loss, given: Any, data: Samples, drop_single: bool, two_views: bool
@@ -242,11 +242,11 @@ class Algorithm(ABC, Generic[Down, Up, State]):
         """What a client keeps, trains and predicts with. Default: its own architecture."""
         return model
 
-    def client_join(self, client: Client) -> Any:
+    def client_register(self, client: Client) -> Any:
         """What every client tells the server before round 1. Default: nothing."""
         return None
 
-    def server_start(self, server: Server[State], hellos: Mapping[ClientId, Any]) -> State:
+    def server_start(self, server: Server[State], registrations: Mapping[ClientId, Any]) -> State:
         """The server's state before round 1. Default: none."""
         return None  # type: ignore[return-value]
 

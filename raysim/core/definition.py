@@ -31,7 +31,7 @@ ATTRIBUTES = ("paper", "profiles", "scheduled", "one_architecture", "static_down
 
 RETURNED = {
     "client_model": "the network",
-    "client_join": "the message",
+    "client_register": "the message",
     "server_start": "the first server.state",
     "server_send": "the message",
 }
@@ -153,7 +153,7 @@ def _of_pairs(cls: type[AnyAlgorithm]) -> Iterator[Slip]:
         yield Slip("server_update is overridden but nothing is ever uploaded", "let client_update return a message")
     for name, needs, because in (
         ("client_receive", "server_send", "nothing ever arrives"),
-        ("client_join", "server_start", "nobody hears what clients join with"),
+        ("client_register", "server_start", "nobody hears what clients join with"),
     ):
         if overridden(name) and not overridden(needs):
             yield Slip(f"{name} is overridden but {needs} is not, so {because}", f"override {needs} as well")

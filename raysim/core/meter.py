@@ -76,7 +76,7 @@ class FlopMeter:
 
 
 @dataclass
-class Ledger:
+class ClientStats:
     """What one client's turn cost and how its training went."""
 
     flops: float = 0.0

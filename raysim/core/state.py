@@ -75,15 +75,15 @@ def combined_digest(digests: Mapping[Any, str]) -> str:
 
 
 @dataclass(frozen=True)
-class Frozen:
+class Serialized:
     """A state taken apart, so that it can be stored without pickle: what it is made of, and its tensors."""
 
     tree: Any  # JSON: lists that begin with a kind
     tensors: dict[str, Tensor]  # by the dotted paths of `state_tensors`; copies
 
 
-def freeze(state: Any) -> Frozen:
-    """Take a state apart; `thaw` puts it together again, bit for bit, strides and shared tensors included.
+def serialize(state: Any) -> Serialized:
+    """Take a state apart; `deserialize` puts it together again, bit for bit, strides and shared tensors included.
 
     Understands what `state_tensors` does. Raises `TypeError` naming the path of anything else.
     """
@@ -118,10 +118,10 @@ def freeze(state: Any) -> Frozen:
         held = [[field.name, node(getattr(part, field.name), _joined(path, field.name))] for field in fields(part)]
         return ["dataclass", _class_name(type(part)), held]
 
-    return Frozen(node(state, ""), tensors)
+    return Serialized(node(state, ""), tensors)
 
 
-def thaw(frozen: Frozen, template: Any, modules: Collection[str]) -> Any:
+def deserialize(frozen: Serialized, template: Any, modules: Collection[str]) -> Any:
     """Put a state together again.
 
     template: a state of the same algorithm, for example the one before round 1; modules inside the state are filled

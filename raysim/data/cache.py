@@ -16,7 +16,7 @@ from typing import IO
 
 import numpy as np
 
-from raysim.core.folders import cache_root
+from raysim.common.folders import cache_root
 from raysim.data.sources import Decoded, Source
 
 _VERSION = "1"  # raise when the decoding changes

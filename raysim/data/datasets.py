@@ -20,9 +20,9 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from raysim.core.errors import ScenarioError
-from raysim.core.folders import cache_root
-from raysim.core.text import expanded
+from raysim.common.errors import ScenarioError
+from raysim.common.folders import cache_root
+from raysim.common.text import expanded
 from raysim.data import cache, sources
 from raysim.data.specs import DATASETS, Augment, DatasetSpec, spec_for
 

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from raysim.core.errors import ScenarioError
+from raysim.common.errors import ScenarioError
 from raysim.core.seeds import seed_for
 from raysim.data import split as sharing
 from raysim.data.shards import PARTS, Partition, Shards, make_shards

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from raysim.core.errors import ScenarioError
-from raysim.core.shards import Shards
+from raysim.common.errors import ScenarioError
+from raysim.common.shards import Shards
 from raysim.data.split import Ints
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image
 
-from raysim.core.errors import ScenarioError
+from raysim.common.errors import ScenarioError
 from raysim.data.specs import DatasetSpec
 
 _SUFFIXES = {".jpeg", ".jpg", ".png"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raysim.core.errors import ScenarioError
+from raysim.common.errors import ScenarioError
 
 
 @dataclass(frozen=True)

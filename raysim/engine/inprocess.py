@@ -11,40 +11,49 @@ from numpy.typing import NDArray
 
 from raysim.core.algorithm import ClientId
 from raysim.core.messages import Weights, pack
-from raysim.engine.backend import Files, RoundReport, Startup, measured_in_turn, sorted_out
-from raysim.engine.commits import Bytes, Part
-from raysim.engine.host import ClientHost, Failed, Measured, Moved, Turn, joins
-from raysim.engine.pressure import Pressure, gpu_pressure, host_pressure
-from raysim.engine.server import ServerHost
-from raysim.engine.store import Store
-from raysim.engine.world import World
+from raysim.engine.backend import RoundReport
+from raysim.engine.checkpoint.format import Bytes, CheckpointFile, PendingFiles
+from raysim.engine.checkpoint.storage import Storage
+from raysim.engine.memory import MemoryUsage, gpu_memory, host_memory
+from raysim.engine.records import (
+    ClientEvaluation,
+    ClientFailure,
+    ClientReport,
+    ClientState,
+    Startup,
+    evaluations_before_training,
+    split_failures,
+)
+from raysim.engine.spec import RunSpec
+from raysim.engine.workers.client import ClientWorker, registers
+from raysim.engine.workers.server import ServerWorker
 
 
-class InProcess:
+class InProcessBackend:
     """See `raysim.engine.backend.Backend`."""
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = device
         self.before = (torch.get_num_threads(), torch.get_rng_state())
 
-    def start(self, world: World, images: Callable[[], NDArray[np.uint8]]) -> None:
-        self.world, self.images = world, images
+    def start(self, spec: RunSpec, images: Callable[[], NDArray[np.uint8]]) -> None:
+        self.spec, self.images = spec, images
         self.recover()
 
     def startup(self) -> Startup | None:
         return None
 
     def recover(self) -> list[str]:
-        self.host = ClientHost(self.world, self.images(), self.device)
-        self.server = ServerHost(self.world)
-        hellos = self.host.join(range(self.world.num_clients)) if joins(self.world.algorithm) else {}
-        self.server.start([hellos])
+        self.worker = ClientWorker(self.spec, self.images(), self.device)
+        self.server = ServerWorker(self.spec)
+        registrations = self.worker.register(range(self.spec.num_clients)) if registers(self.spec.algorithm) else {}
+        self.server.start([registrations])
         return []
 
     def restore(self, clients: Iterable[Mapping[ClientId, Weights]], server: bytes) -> None:
-        for part in clients:
-            self.host.adopt({k: Moved(pack(state), unsaved=False) for k, state in part.items()})
-        self.host.unsaved.clear()
+        for file in clients:
+            self.worker.adopt({k: ClientState(pack(state), unsaved=False) for k, state in file.items()})
+        self.worker.unsaved.clear()
         self.server.restore(server)
 
     def round(
@@ -54,46 +63,46 @@ class InProcess:
         evaluate: bool,
         progress: Callable[[int], None],
         without: Collection[ClientId] = (),
-        store: Store | None = None,
+        storage: Storage | None = None,
     ) -> RoundReport:
-        outbox = self.server.send(t, cohort)
+        broadcast = self.server.send(t, cohort)
         uploads: dict[ClientId, object] = {}
-        turns: dict[ClientId, Turn | Failed] = {}
-        for k, up, turn in self.host.work(t, cohort, outbox, evaluate, without):
-            uploads[k], turns[k] = up, turn
-            progress(len(turns))
-        taken, failed = sorted_out(cohort, turns)
-        late = evaluate and self.world.evaluate_when == "after_update"
-        measured = self.host.measure(cohort) if late else measured_in_turn(taken)
+        client_reports: dict[ClientId, ClientReport | ClientFailure] = {}
+        for k, up, client_report in self.worker.train(t, cohort, broadcast, evaluate, without):
+            uploads[k], client_reports[k] = up, client_report
+            progress(len(client_reports))
+        taken, failed = split_failures(cohort, client_reports)
+        late = evaluate and self.spec.evaluate_when == "after_update"
+        evaluations = self.worker.evaluate(cohort) if late else evaluations_before_training(taken)
         report = self.server.update(t, [uploads])
-        files = None if store is None else self.save(t, store)
-        return RoundReport(taken, measured, report, failed=failed, files=files)
+        files = None if storage is None else self.save(t, storage)
+        return RoundReport(taken, evaluations, report, failed=failed, files=files)
 
-    def measure(self, ids: Sequence[ClientId]) -> Mapping[ClientId, Measured]:
-        return self.host.measure(ids)
+    def evaluate(self, ids: Sequence[ClientId]) -> Mapping[ClientId, ClientEvaluation]:
+        return self.worker.evaluate(ids)
 
-    def save(self, t: int, store: Store) -> Files:
-        def written(part: Part, data: Bytes) -> Part:
-            store.write(part.name, data)
-            return part
+    def save(self, t: int, storage: Storage) -> PendingFiles:
+        def written(file: CheckpointFile, data: Bytes) -> CheckpointFile:
+            storage.write(file.name, data)
+            return file
 
-        files = [written(*one) for one in self.host.save(t)], written(*self.server.save(t))
+        files = [written(*one) for one in self.worker.save(t)], written(*self.server.save(t))
         return lambda: files
 
     def fingerprints(self, ids: Sequence[ClientId]) -> tuple[dict[ClientId, dict[str, str]], dict[str, str]]:
-        return self.host.fingerprints(ids), self.server.fingerprints()
+        return self.worker.fingerprints(ids), self.server.fingerprints()
 
     def digests(self) -> tuple[dict[ClientId, str], str]:
-        return self.host.digests(range(self.world.num_clients)), self.server.digest()
+        return self.worker.digests(range(self.spec.num_clients)), self.server.digest()
 
-    def hurry(self, patience_s: float) -> None:
+    def set_deadline(self, patience_s: float) -> None:
         """Nobody is busy."""
 
     def memory(self) -> tuple[float, float]:
-        return psutil.Process().memory_info().rss / 2**20, self.host.gpu_peak_mb()
+        return psutil.Process().memory_info().rss / 2**20, self.worker.gpu_peak_mb()
 
-    def pressure(self) -> Mapping[str, tuple[Pressure, Pressure | None]]:
-        return {"localhost": (host_pressure(), gpu_pressure() if self.host.device.type == "cuda" else None)}
+    def memory_usage(self) -> Mapping[str, tuple[MemoryUsage, MemoryUsage | None]]:
+        return {"localhost": (host_memory(), gpu_memory() if self.worker.device.type == "cuda" else None)}
 
     def close(self) -> None:
         threads, rng = self.before

@@ -10,18 +10,19 @@ from functools import partial
 from time import perf_counter
 from typing import Any, get_type_hints
 
+from raysim.common.errors import RunError
+from raysim.common.results import ClientRow, Tracker
 from raysim.core.algorithm import ClientId
-from raysim.core.errors import RunError
-from raysim.core.results import ClientRow, Tracker
 from raysim.core.state import combined_digest
 from raysim.engine.backend import Backend, RoundReport
-from raysim.engine.hooks import HookError
-from raysim.engine.host import client_row
-from raysim.engine.metrics import EVERYBODY, PARTICIPANTS, mean, measured
-from raysim.engine.pressure import Watch
-from raysim.engine.sampling import cohort
-from raysim.engine.survival import Keeper, Note, Survivor
-from raysim.engine.world import World
+from raysim.engine.checkpoint.manager import CheckpointManager
+from raysim.engine.memory import Watch
+from raysim.engine.policies.metrics import EVERYBODY, PARTICIPANTS, compute_metrics, mean
+from raysim.engine.policies.sampling import cohort
+from raysim.engine.records import client_row
+from raysim.engine.recovery import Notify, RecoveringBackend
+from raysim.engine.spec import RunSpec
+from raysim.engine.workers.hooks import HookError
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Progress:
     final: dict[str, float | int] = field(default_factory=dict)
     rejected: int = 0
     failed: int = 0
-    turns: int = 0
+    client_rounds: int = 0
     restarts: int = 0
     seconds: dict[str, float] = field(default_factory=dict)  # phase -> seconds so far
     before_s: float = 0.0  # seconds of the rounds before this process took part
@@ -64,16 +65,16 @@ class Progress:
         return max(self.t, 0)
 
     def facts(self) -> dict[str, Any]:
-        """What a commit keeps of this, as JSON; what clients were measured at is in their rows.
+        """What a checkpoint keeps of this, as JSON; what clients were measured at is in their rows.
 
-        A copy: the commit is written while the next round is counted.
+        A copy: the checkpoint is written while the next round is counted.
         """
         kept = {name: copy.deepcopy(getattr(self, name)) for name in _FACTS}
         return {**kept, "stale": sorted(self.stale), "before_s": self.elapsed_s()}
 
     @classmethod
     def resumed(cls, t: int, facts: Mapping[str, Any], latest: Mapping[ClientId, ClientRow]) -> Progress:
-        """As it was after round `t`, of which a commit kept `facts`. Raises `RunError` when these are none."""
+        """As it was after round `t`, of which a checkpoint kept `facts`. Raises `RunError` when these are none."""
         from pydantic import TypeAdapter  # no actor needs it
 
         kept = {name: facts[name] for name in _FACTS if name in facts}  # an earlier version did not count all of them
@@ -84,7 +85,7 @@ class Progress:
             TypeAdapter(list[ClientId]).validate_python(facts["stale"], strict=True)
         except (ValueError, KeyError) as error:
             raise RunError(
-                f"the commit of round {t} does not say how the run stood ({' '.join(str(error).split())})"
+                f"the checkpoint of round {t} does not say how the run stood ({' '.join(str(error).split())})"
             ) from None
         return cls(t=t, latest=dict(latest), stale=set(facts["stale"]), before_s=facts["before_s"], **kept)
 
@@ -109,95 +110,105 @@ class Progress:
 
 _FACTS = (
     "totals", "best", "best_round", "best_val", "best_val_round", "up_components", "down_components", "final",
-    "rejected", "failed", "turns", "restarts", "seconds",
+    "rejected", "failed", "client_rounds", "restarts", "seconds",
 )  # fmt: skip
 
 
 @dataclass
 class Stop:
-    """Somebody may ask a run to end once the round that it is in is done and committed."""
+    """Somebody may ask a run to end once the round that it is in is done and saved."""
 
     possible: bool = False  # whether rounds are being run
     requested: bool = False
     closing: bool = False  # whether the run has left its rounds, and its results are being written
-    committed: Callable[[], bool] = lambda: True  # whether the last round that is done is committed already
+    saved_round: Callable[[], bool] = lambda: True  # whether the last round that is done is saved already
 
 
-GRACE_S = 10.0
-"""How long a run that fails waits for its last commit, where actors that are to write it are busy."""
+FINAL_CHECKPOINT_S = 10.0
+"""How long a run that fails waits for its last checkpoint, where actors that are to write it are busy."""
 
 WATCH_EVERY_S = 2.0
 """How often it is looked whether a machine runs out of memory."""
 
 
 def run_rounds(
-    world: World,
+    spec: RunSpec,
     schedule: Schedule,
     backend: Backend,
     trackers: Sequence[Tracker],
     progress: Progress,
-    note: Note = lambda text: None,
+    notify: Notify = lambda text: None,
     within_round: Callable[[int, int], None] = lambda done, of: None,
-    keeper: Keeper | None = None,
+    checkpoints: CheckpointManager | None = None,
     stop: Stop | None = None,
     begin: Callable[[], None] = lambda: None,
     after_round: Callable[[int], None] = lambda t: None,
 ) -> str:
     """Run every round that is left, tell the trackers of each, and return the state's digest at the end.
 
-    begin: starts the backend, and restores the commit that the run goes on from; may be called again.
+    begin: starts the backend, and restores the checkpoint that the run goes on from; may be called again.
 
     `progress` is changed in place, so that whoever called knows how far a run came that was cut off. An exception
     leaves it at the last round that was handed to the trackers, which may have failed to take in that one.
     Raises `KeyboardInterrupt` after a round in which `stop` was requested.
     """
-    eligible = [k for k in range(world.num_clients) if world.num_samples[k]]
+    eligible = [k for k in range(spec.num_clients) if spec.num_samples[k]]
 
     size = min(schedule.participants, len(eligible))
 
     def members(t: int) -> Sequence[ClientId]:
-        return cohort(world.seed, t, eligible, schedule.participants)
+        return cohort(spec.seed, t, eligible, schedule.participants)
 
-    with _Recorder(trackers, backend.hurry) as record:
-        survive = Survivor(
-            backend, members, keeper, note, schedule.max_attempts, record.wait, progress.rounds, progress.restarts
+    with Recorder(trackers, backend.set_deadline) as record:
+        survive = RecoveringBackend(
+            backend,
+            members,
+            checkpoints,
+            notify,
+            schedule.max_attempts,
+            record.wait,
+            progress.rounds,
+            progress.restarts,
         )
         survive(begin)
         if progress.t < 0:
-            found = survive(lambda: backend.measure(range(world.num_clients)))
-            rows = [client_row(world, 0, k, None, one) for k, one in found.items()]
+            found = survive(lambda: backend.evaluate(range(spec.num_clients)))
+            rows = [client_row(spec, 0, k, None, one) for k, one in found.items()]
             progress.latest = {row.client: row for row in rows}
-            progress.final = measured(EVERYBODY, rows)
+            progress.final = compute_metrics(EVERYBODY, rows)
             record(0, progress.final, rows)
             progress.t = 0
-        elif unknown := [k for k in range(world.num_clients) if k not in progress.latest]:
+        elif unknown := [k for k in range(spec.num_clients) if k not in progress.latest]:
             # Their rows were damaged. With evaluation.when after_receive a participant's last test was of another
             # moment: accuracy/all then counts it as it is now.
-            found = survive(lambda: backend.measure(unknown))
-            progress.latest |= {k: client_row(world, progress.t, k, None, one) for k, one in found.items()}
+            found = survive(lambda: backend.evaluate(unknown))
+            progress.latest |= {k: client_row(spec, progress.t, k, None, one) for k, one in found.items()}
         progress.started = perf_counter()
         watch, looked_s = Watch(), 0.0
         if stop is not None:
             stop.possible = True
         for t in range(progress.t + 1, schedule.rounds + 1):
             if stop is not None and stop.requested:
-                _commit(keeper, survive, progress, record)
+                _checkpoint(checkpoints, survive, progress, record)
                 raise KeyboardInterrupt
             start = perf_counter()
             due = t % schedule.evaluate_every == 0 or t == schedule.rounds
-            store = keeper.begin(t) if keeper is not None and keeper.due(t) else None
-            report = survive.round(t, due, partial(_within, within_round, size), store)
+            storage = checkpoints.begin(t) if checkpoints is not None and checkpoints.due(t) else None
+            report = survive.round(t, due, partial(_within, within_round, size), storage)
             restarts = survive.restarts
-            _tell_failures(t, report, schedule, note)
-            rows = [client_row(world, t, k, turn, report.measured.get(k)) for k, turn in report.turns.items()]
+            _tell_failures(t, report, schedule, notify)
+            rows = [
+                client_row(spec, t, k, client_report, report.evaluations.get(k))
+                for k, client_report in report.client_reports.items()
+            ]
             if due:
-                missed = sorted(progress.stale - report.measured.keys())
-                found = survive(lambda missed=missed: backend.measure(missed)) if missed else {}  # type: ignore[misc]
-                rows += [client_row(world, t, k, None, one) for k, one in found.items()]
+                missed = sorted(progress.stale - report.evaluations.keys())
+                found = survive(lambda missed=missed: backend.evaluate(missed)) if missed else {}  # type: ignore[misc]
+                rows += [client_row(spec, t, k, None, one) for k, one in found.items()]
                 progress.latest |= {row.client: row for row in rows if row.total is not None}
                 progress.stale.clear()
             else:
-                progress.stale |= report.turns.keys()
+                progress.stale |= report.client_reports.keys()
             values = _values(report, rows, progress, due)
             progress.restarts = survive.restarts
             values["engine/restarts"] = survive.restarts
@@ -206,20 +217,20 @@ def run_rounds(
             values["memory/host_mb"], values["memory/gpu_peak_mb"] = backend.memory()
             if perf_counter() - looked_s > WATCH_EVERY_S:
                 looked_s = perf_counter()
-                for text in watch.look(backend.pressure()):
-                    note(text)
+                for text in watch.look(backend.memory_usage()):
+                    notify(text)
             for k in report.server.rejected:
-                note(f"round {t}: the upload of client {k} held a NaN or infinity and was left out")
+                notify(f"round {t}: the upload of client {k} held a NaN or infinity and was left out")
             progress.final = progress.final | values
-            survive(record.wait)  # a commit may have been lost with an actor
-            commit = None
-            # What was written builds on the commit before: if that is lost, it would leave out what changed for it.
-            if keeper and report.files and survive.restarts == restarts:
-                commit = partial(keeper.commit, t, report.files, progress.facts())
-            record(t, values, rows, commit)
+            survive(record.wait)  # a checkpoint may have been lost with an actor
+            checkpoint = None
+            # What was written builds on the checkpoint before: if that is lost, it would leave out what changed for it.
+            if checkpoints and report.files and survive.restarts == restarts:
+                checkpoint = partial(checkpoints.checkpoint, t, report.files, progress.facts())
+            record(t, values, rows, checkpoint)
             progress.t = t
             after_round(t)
-        _commit(keeper, survive, progress, record)
+        _checkpoint(checkpoints, survive, progress, record)
         return survive(lambda: state_digest(backend))
 
 
@@ -234,20 +245,20 @@ def _within(tell: Callable[[int, int], None], of: int, done: int) -> None:
 
 
 def _values(report: RoundReport, rows: Sequence[ClientRow], progress: Progress, due: bool) -> dict[str, Any]:
-    turns = report.turns.values()
-    values: dict[str, Any] = measured(PARTICIPANTS, [row for row in rows if row.participated])
+    client_reports = report.client_reports.values()
+    values: dict[str, Any] = compute_metrics(PARTICIPANTS, [row for row in rows if row.participated])
     if due:
-        values |= measured(EVERYBODY, list(progress.latest.values()))
+        values |= compute_metrics(EVERYBODY, list(progress.latest.values()))
         progress.take_best(rows[0].round, values)
         values |= progress.best
-    for turn in turns:
-        for name, size in turn.up.components.items():
+    for client_report in client_reports:
+        for name, size in client_report.up.components.items():
             progress.up_components[name] = progress.up_components.get(name, 0) + size
-        for name, size in turn.down.components.items():
+        for name, size in client_report.down.components.items():
             progress.down_components[name] = progress.down_components.get(name, 0) + size
     progress.rejected += len(report.server.rejected)
     progress.failed += len(report.failed)
-    progress.turns += len(report.turns)
+    progress.client_rounds += len(report.client_reports)
     progress.totals["bytes"] += values["comm/up_bytes"] + values["comm/down_bytes"]
     progress.totals["flops"] += values["compute/flops"] + report.server.flops
     values["comm/total_bytes"] = progress.totals["bytes"]
@@ -258,26 +269,30 @@ def _values(report: RoundReport, rows: Sequence[ClientRow], progress: Progress, 
         progress.seconds[phase] = progress.seconds.get(phase, 0.0) + values[f"time/{phase}_s"]
     values["engine/failed_clients"] = len(report.failed)
     values["engine/moved_clients"] = report.moved
-    logged = sorted({name for turn in turns for name in turn.values})
+    logged = sorted({name for client_report in client_reports for name in client_report.values})
     for name in logged:
-        values[f"client/{name}"] = mean([turn.values[name] for turn in turns if name in turn.values])
+        values[f"client/{name}"] = mean(
+            [client_report.values[name] for client_report in client_reports if name in client_report.values]
+        )
     return values | {f"server/{name}": value for name, value in report.server.values.items()}
 
 
-def _commit(keeper: Keeper | None, survive: Survivor, progress: Progress, record: _Recorder) -> None:
-    """See that the last round that is done is committed."""
+def _checkpoint(
+    checkpoints: CheckpointManager | None, survive: RecoveringBackend, progress: Progress, record: Recorder
+) -> None:
+    """See that the last round that is done is saved."""
     survive(record.wait)
-    if keeper is None or keeper.committed == progress.t:
+    if checkpoints is None or checkpoints.saved_round == progress.t:
         return
-    store = keeper.begin(progress.t)
-    survive(lambda: keeper.commit(progress.t, survive.backend.save(progress.t, store), progress.facts()))
+    storage = checkpoints.begin(progress.t)
+    survive(lambda: checkpoints.checkpoint(progress.t, survive.backend.save(progress.t, storage), progress.facts()))
 
 
-def _tell_failures(t: int, report: RoundReport, schedule: Schedule, note: Note) -> None:
+def _tell_failures(t: int, report: RoundReport, schedule: Schedule, notify: Notify) -> None:
     """Name who failed. Raises `HookError` when more did than the run bears."""
     if not report.failed:
         return
-    of = len(report.failed) + len(report.turns)
+    of = len(report.failed) + len(report.client_reports)
     if len(report.failed) > schedule.max_failed_fraction * of + 1e-9:
         first = next(iter(report.failed.values()))
         raise HookError(
@@ -286,22 +301,22 @@ def _tell_failures(t: int, report: RoundReport, schedule: Schedule, note: Note) 
             first.trace,
         )
     for k, failed in report.failed.items():
-        note(f"round {t} goes on without client {k}: {failed.reason}")
+        notify(f"round {t} goes on without client {k}: {failed.reason}")
 
 
-class _Recorder:
+class Recorder:
     """Tells the trackers of round t while round t + 1 runs: writing files and drawing progress take no round's time.
 
     One thread, so trackers hear of rounds in order; what a tracker raises reaches the caller with the next round.
     """
 
-    def __init__(self, trackers: Sequence[Tracker], hurry: Callable[[float], None]) -> None:
-        """hurry: lets a commit that is being written wait for the busy for so many seconds only."""
-        self.trackers, self.hurry = trackers, hurry
+    def __init__(self, trackers: Sequence[Tracker], set_deadline: Callable[[float], None]) -> None:
+        """hurry: lets a checkpoint that is being written wait for the busy for so many seconds only."""
+        self.trackers, self.set_deadline = trackers, set_deadline
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="recorder")
         self.telling: Future[None] | None = None
 
-    def __enter__(self) -> _Recorder:
+    def __enter__(self) -> Recorder:
         return self
 
     def __call__(
@@ -329,6 +344,6 @@ class _Recorder:
             if error is None:
                 self.wait()
             else:
-                self.hurry(0.0 if isinstance(error, KeyboardInterrupt) else GRACE_S)
+                self.set_deadline(0.0 if isinstance(error, KeyboardInterrupt) else FINAL_CHECKPOINT_S)
         finally:
             self.thread.shutdown(wait=True)

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from raysim.core.errors import RaysimError, RunError, ScenarioError
-from raysim.core.text import expanded, holds_secret, is_name, one_line
+from raysim.common.errors import RaysimError, RunError, ScenarioError
+from raysim.common.text import expanded, holds_secret, is_name, one_line
 from raysim.scenario.registry import suggest
 from raysim.tracking.store import is_loopback, shown
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raysim.jobs.stopping import stoppable
-from raysim.jobs.versions import VARIABLE, Versions, caution, misfit
+from raysim.jobs.versions import VARIABLE, Versions, incompatibility, warning
 
 if TYPE_CHECKING:
-    from raysim.jobs.marks import Marks
+    from raysim.jobs.job_log import Marks
     from raysim.launch.session import Result
     from raysim.scenario.load import Loaded
 
@@ -37,17 +37,17 @@ def main(args: list[str] | None = None) -> int:
     parser.add_argument("--code-changed", action="store_true")
     given = parser.parse_args(args)
     client, cluster = Versions.parse(os.environ.get(VARIABLE, "")), Versions.here()
-    problem = misfit(client, cluster)
+    problem = incompatibility(client, cluster)
     if problem:
         return _say(problem, 2)
-    if note := caution(client, cluster):
-        print(f"note: {note}", file=sys.stderr, flush=True)
+    if notify := warning(client, cluster):
+        print(f"note: {notify}", file=sys.stderr, flush=True)
     return _launch(given.scenario, given.sets, given.run, given.code_changed)
 
 
 def home() -> Path:
     """The folder that a job's relative paths are in, made if need be. Raises `ScenarioError`."""
-    from raysim.core.errors import ScenarioError
+    from raysim.common.errors import ScenarioError
 
     try:
         folder = Path.home() / "raysim"
@@ -70,8 +70,8 @@ def _run(
     scenario: str | None, sets: Sequence[str], run_: str | None, code_changed: bool, closing: Callable[[], None]
 ) -> int:
     # Only now: all of these bring torch and others, whose absence was to be told in a sentence.
-    from raysim.core.errors import RaysimError
-    from raysim.jobs.marks import Marks
+    from raysim.common.errors import RaysimError
+    from raysim.jobs.job_log import Marks
     from raysim.launch.run import run
     from raysim.report.table import print_closing_table
     from raysim.scenario.load import load_scenario
@@ -95,8 +95,8 @@ def _run(
 
 def _resume(given: str, loaded: Loaded | None, sets: Sequence[str], code_changed: bool, marks: Marks) -> Result:
     """Go on with the run of this folder, or of this id below the scenario's `output`."""
-    from raysim.core.errors import ScenarioError
-    from raysim.launch.again import find_run
+    from raysim.common.errors import ScenarioError
+    from raysim.launch.resume import find_run
     from raysim.launch.run import resume
 
     output = Path("runs").absolute() if loaded is None else loaded.scenario.output_folder

@@ -23,11 +23,11 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from raysim.core.errors import RunError, ScenarioError
-from raysim.core.text import is_name, one_line
+from raysim.common.errors import RunError, ScenarioError
+from raysim.common.text import is_name, one_line
 from raysim.jobs import archive
 from raysim.jobs.cluster import Cluster
-from raysim.jobs.marks import Lines, Told
+from raysim.jobs.job_log import JobLog, Lines
 from raysim.jobs.watch import Job, look, wait
 
 HELPER = "raysim-fetch"
@@ -81,14 +81,14 @@ def fetch(
         raise RunError(f"{error.filename or target}: {(error.strerror or str(error)).lower()}") from None
 
 
-def _default(job: Job, told: Told) -> Path:
+def _default(job: Job, told: JobLog) -> Path:
     name = job.name or PurePosixPath(told.run_folder).parent.name
     if not is_name(name):
         raise ScenarioError(f"{job.id}: it does not say which scenario it runs; say where to put it with -o FOLDER")
     return Path("runs") / name / told.run_id
 
 
-def _source(job: Job, told: Told) -> str:
+def _source(job: Job, told: JobLog) -> str:
     if told.run_folder:
         if "://" in told.run_folder:
             raise ScenarioError(f"{job.id}: its results are at {told.run_folder}: read them from there")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
-from raysim.core.errors import ScenarioError
-from raysim.core.text import is_name, one_line
+from raysim.common.errors import ScenarioError
+from raysim.common.text import is_name, one_line
 from raysim.jobs.cluster import Cluster
-from raysim.jobs.marks import read_log
+from raysim.jobs.job_log import read_log
 from raysim.jobs.watch import Job
 
 FACTS = ("name", "scenario", "algorithm")

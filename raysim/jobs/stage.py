@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from raysim.core.errors import ScenarioError
+from raysim.common.errors import ScenarioError
 from raysim.launch.code import SHIPPED, checkout
 
 PACKAGES = ("raysim", "algorithms")
@@ -70,6 +70,6 @@ def _identity(folder: Path) -> None:
     place = folder / f"raysim-{found.version}.dist-info"
     place.mkdir()
     (place / "METADATA").write_text(header + "\n", encoding="utf-8")
-    commit, dirty = checkout()
-    if commit is not None:
-        (place / SHIPPED).write_text(f"{commit} {'dirty' if dirty else 'clean'}", encoding="utf-8")
+    checkpoint, dirty = checkout()
+    if checkpoint is not None:
+        (place / SHIPPED).write_text(f"{checkpoint} {'dirty' if dirty else 'clean'}", encoding="utf-8")

@@ -14,10 +14,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from raysim.core.errors import RunError, ScenarioError
+from raysim.common.errors import RunError, ScenarioError
 from raysim.jobs.cluster import KIND, Cluster, NotReadyError
 from raysim.jobs.stage import stage
-from raysim.jobs.versions import VARIABLE, Versions, ray_misfit, release
+from raysim.jobs.versions import VARIABLE, Versions, ray_incompatibility, release
 from raysim.launch.check import Checked
 from raysim.tracking.store import PASSWORD, USER, is_loopback, shown
 
@@ -54,7 +54,7 @@ def check_versions(cluster: Cluster) -> None:
     """Raises `ScenarioError` when the cluster's Ray is of another release; all else only the cluster can tell."""
     here = Versions.here()
     if release(here.ray) != release(cluster.ray_version):
-        raise ScenarioError(f"{shown(cluster.address)}: {ray_misfit(here.ray, cluster.ray_version)}")
+        raise ScenarioError(f"{shown(cluster.address)}: {ray_incompatibility(here.ray, cluster.ray_version)}")
 
 
 def environment(given: Mapping[str, str], cluster: str) -> tuple[dict[str, str], list[str]]:

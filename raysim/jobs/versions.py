@@ -51,14 +51,14 @@ def release(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-def misfit(client: Versions, cluster: Versions) -> str:
+def incompatibility(client: Versions, cluster: Versions) -> str:
     """Why a job cannot run, as one sentence; nothing when it can."""
     if not cluster.ray:
         return f"`python` on the cluster ({sys.executable}) has no Ray: {MEND}"
     if client.python != cluster.python:
         return f"the cluster has Python {cluster.python}, but the job comes from {client.python}: use the same on both"
     if release(client.ray) != release(cluster.ray):
-        return ray_misfit(client.ray, cluster.ray)
+        return ray_incompatibility(client.ray, cluster.ray)
     if client.raysim != cluster.raysim:
         found = cluster.raysim or "none"
         return f"the job brought raysim {client.raysim}, but finds {found}: take it out of the cluster's PYTHONPATH"
@@ -68,14 +68,14 @@ def misfit(client: Versions, cluster: Versions) -> str:
     return ""
 
 
-def ray_misfit(client: str, cluster: str) -> str:
+def ray_incompatibility(client: str, cluster: str) -> str:
     """The sentence about two releases of Ray."""
     return (
         f"the cluster has Ray {cluster}, but here is {client}: install ray=={cluster} here, or {client} on the cluster"
     )
 
 
-def caution(client: Versions, cluster: Versions) -> str:
+def warning(client: Versions, cluster: Versions) -> str:
     """What may differ in a result, as one sentence; nothing when nothing does."""
     here, there = client.torch.partition("+")[0], cluster.torch.partition("+")[0]
     if here == there:

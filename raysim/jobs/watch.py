@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from raysim.core.errors import RunError
-from raysim.core.text import is_name, one_line
+from raysim.common.errors import RunError
+from raysim.common.text import is_name, one_line
 from raysim.jobs.cluster import Cluster
-from raysim.jobs.marks import Told, Unmarked, read_log
+from raysim.jobs.job_log import JobLog, LogFilter, read_log
 from raysim.jobs.submit import STOP_S
 
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
@@ -76,13 +76,13 @@ def _seconds(milliseconds: int | None) -> float | None:
     return milliseconds / 1000 if milliseconds and 0 < milliseconds < 1 << 45 else None
 
 
-def look(cluster: Cluster, job: str) -> tuple[Job, Told]:
+def look(cluster: Cluster, job: str) -> tuple[Job, JobLog]:
     """A job and what its log tells. Raises `ScenarioError` when there is no such job."""
     found = Job.of(cluster.info(job))
     return found, read_log(cluster.log(job))
 
 
-def why(job: Job, told: Told) -> str:
+def why(job: Job, told: JobLog) -> str:
     """Why a job failed, as one sentence."""
     if told.problem:
         return told.problem
@@ -127,7 +127,7 @@ def follow(cluster: Cluster, job: str, write: Callable[[str], object]) -> Job:
 
 
 async def _follow(cluster: Cluster, job: str, write: Callable[[str], object]) -> Job:
-    lines = Unmarked()
+    lines = LogFilter()
     shown = 0  # characters of the log that were passed on
 
     async def show() -> None:

@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from raysim.core.errors import ScenarioError
-from raysim.core.text import expanded, holds_secret
+from raysim.common.errors import ScenarioError
+from raysim.common.text import expanded, holds_secret
 from raysim.data.partition import PARTITIONS, check_partition, default_split
 from raysim.data.specs import DATASETS, DatasetSpec
-from raysim.engine.placement import Ask, parse_ranges
-from raysim.engine.sampling import cohort_size
-from raysim.engine.store import dies_with_the_process
-from raysim.models import MODELS, build_model, common_feature_dim, misfit
+from raysim.engine.checkpoint.storage import is_process_memory
+from raysim.engine.policies.placement import ResourceRequest, parse_ranges
+from raysim.engine.policies.sampling import cohort_size
+from raysim.models import MODELS, build_model, common_feature_dim, incompatibility
 from raysim.scenario.load import Key, Loaded, named_settings
 from raysim.scenario.registry import suggest
 from raysim.scenario.schema import Override, Resources
@@ -35,7 +35,7 @@ class Checked:
     split: str
     feature_dim: int
     participants: int  # K
-    asks: tuple[Ask, ...]
+    requests: tuple[ResourceRequest, ...]
 
     @cached_property
     def task(self) -> Task:
@@ -95,7 +95,7 @@ def check(loaded: Loaded) -> Checked:
             raise origin.error(key, f"{place!r} given, which is no name for a folder; allowed: printable characters")
         if str(expanded(place)).startswith("~"):
             raise origin.error(key, f"{place} given, but there is no such user; allowed: a folder, ~ for your own")
-    if dies_with_the_process(scenario.checkpoint.folder or ""):
+    if is_process_memory(scenario.checkpoint.folder or ""):
         raise origin.error(
             ("checkpoint", "folder"),
             f"{scenario.checkpoint.folder} given, which is memory of the process and gone with it; allowed: a folder, "
@@ -152,7 +152,7 @@ def check(loaded: Loaded) -> Checked:
             loaded.algorithm.check(checked.task)
         except ValueError as error:
             raise origin.error(("algorithm",), str(error)) from None
-    return replace(checked, asks=_asks(loaded))
+    return replace(checked, requests=_asks(loaded))
 
 
 def _refuse_secrets(loaded: Loaded) -> None:
@@ -199,14 +199,14 @@ def _builder(dataset: DatasetSpec, feature_dim: int) -> Any:
 def _check_models(loaded: Loaded, dataset: DatasetSpec) -> int:
     """See that every model exists and fits the images; the representation width that all share."""
     clients, origin = loaded.scenario.clients, loaded.origin
-    fitting = [name for name in MODELS if misfit(name, dataset.image_shape) is None]
+    fitting = [name for name in MODELS if incompatibility(name, dataset.image_shape) is None]
     for i, name in enumerate(clients.models):
         key = ("clients", "models", str(i))
         if name not in MODELS:
             raise origin.error(
                 key, f"unknown model {name!r}{suggest(name, MODELS)} (those that fit: {', '.join(fitting)})"
             )
-        reason = misfit(name, dataset.image_shape)
+        reason = incompatibility(name, dataset.image_shape)
         if reason:
             shape = "x".join(map(str, dataset.image_shape))
             raise origin.error(key, f"{reason}, but {dataset.name} has {shape} images; allowed: {', '.join(fitting)}")
@@ -218,13 +218,13 @@ def _check_models(loaded: Loaded, dataset: DatasetSpec) -> int:
         raise _placed(ScenarioError(str(error)), loaded, ("clients", "models")) from None
 
 
-def _asks(loaded: Loaded) -> tuple[Ask, ...]:
+def _asks(loaded: Loaded) -> tuple[ResourceRequest, ...]:
     """The scenario's resources as groups of clients; the first override that matches a client counts."""
     scenario, origin = loaded.scenario, loaded.origin
     resources, count = scenario.resources, scenario.clients.count
     models = scenario.clients.models
     left = list(range(count))
-    asks = []
+    requests = []
     for i, override in enumerate(resources.overrides):
         key: Key = ("resources", "overrides", str(i))
         if (override.models is None) == (override.clients is None):
@@ -244,16 +244,16 @@ def _asks(loaded: Loaded) -> tuple[Ask, ...]:
                 raise origin.error(
                     (*key, "clients"), f"{override.clients!r} given: {error}; allowed: 0 to {count - 1}"
                 ) from None
-        asks.append(_ask([k for k in left if k in chosen], override, resources, ".".join(key)))
+        requests.append(_ask([k for k in left if k in chosen], override, resources, ".".join(key)))
         left = [k for k in left if k not in chosen]
-    asks.append(_ask(left, resources, resources, "resources"))
-    return tuple(asks)
+    requests.append(_ask(left, resources, resources, "resources"))
+    return tuple(requests)
 
 
-def _ask(clients: Sequence[int], given: Override | Resources, default: Resources, key: str) -> Ask:
+def _ask(clients: Sequence[int], given: Override | Resources, default: Resources, key: str) -> ResourceRequest:
     cpus = default.cpus_per_actor if given.cpus_per_actor is None else given.cpus_per_actor
     gpus = default.gpus_per_actor if given.gpus_per_actor is None else given.gpus_per_actor
-    return Ask(
+    return ResourceRequest(
         tuple(clients),
         None if given.actors == "auto" else given.actors,
         None if given.clients_per_actor == "auto" else given.clients_per_actor,

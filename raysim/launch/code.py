@@ -16,11 +16,11 @@ from pathlib import Path
 from types import ModuleType
 
 import raysim
+from raysim.common.errors import ScenarioError
+from raysim.common.text import one_line
 from raysim.core.algorithm import AnyAlgorithm
-from raysim.core.errors import ScenarioError
-from raysim.core.text import one_line
 
-RAYSIM = "raysim/{core,data,engine,models}"
+RAYSIM = "raysim/{common,core,data,engine,models}"
 """The name, among the files, of those parts of raysim that compute: a new progress bar changes no number."""
 
 UNKNOWN = "an older raysim began this run and did not note its code: whether that has changed since is not known"
@@ -143,7 +143,7 @@ def _git(folder: Path, *words: str) -> str | None:
 def _of_raysim() -> str:
     sha = hashlib.sha256()
     folder = Path(raysim.__file__).parent
-    for part in ("core", "data", "engine", "models"):
+    for part in ("common", "core", "data", "engine", "models"):
         for file in sorted((folder / part).rglob("*.py")):
             sha.update(
                 f"{file.relative_to(folder).as_posix()}={hashlib.sha256(file.read_bytes()).hexdigest()};".encode()

@@ -13,14 +13,14 @@ import psutil
 import torch
 from numpy.typing import NDArray
 
-from raysim.core.errors import ScenarioError
+from raysim.common.errors import ScenarioError
 from raysim.data.datasets import ImageData, load_dataset
 from raysim.data.partition import make_partition
 from raysim.data.shards import Partition
 from raysim.data.transform import ImageTransform
-from raysim.engine.placement import Machine, Plan
-from raysim.engine.store import Store, open_store
-from raysim.engine.world import World
+from raysim.engine.checkpoint.storage import Storage, open_storage
+from raysim.engine.policies.placement import ClusterResources, Plan
+from raysim.engine.spec import RunSpec
 from raysim.launch.check import Checked
 from raysim.launch.signals import sigterm_kept
 
@@ -34,7 +34,7 @@ def attaches(checked: Checked) -> bool:
 
 
 @dataclass
-class OwnData:
+class DatasetHandle:
     """A run's data set. Its images are given away: the backend holds them, once per node, and nobody else should.
 
     Whoever holds this, and not what is in it, does not keep 200 MB alive.
@@ -76,14 +76,14 @@ def deal(checked: Checked, data: ImageData) -> Partition:
     )
 
 
-def world_of(checked: Checked, data: ImageData, partition: Partition, plan: Plan) -> World:
+def make_run_spec(checked: Checked, data: ImageData, partition: Partition, plan: Plan) -> RunSpec:
     """What every process of the run is told."""
     scenario = checked.loaded.scenario
     threads = dict.fromkeys(range(scenario.clients.count), 1)
     for group in plan.groups:
         threads |= dict.fromkeys(group.clients, group.threads)
     published = np.arange(data.num_train, len(data.label_M), dtype=np.int64)
-    return World(
+    return RunSpec(
         algorithm=checked.loaded.algorithm,
         seed=scenario.seed,
         num_classes=checked.dataset.num_classes,
@@ -98,7 +98,7 @@ def world_of(checked: Checked, data: ImageData, partition: Partition, plan: Plan
         threads=tuple(threads[k] for k in range(scenario.clients.count)),
         global_test=published if scenario.evaluation.global_test else None,
         evaluate_when=scenario.evaluation.when,
-        tolerant=scenario.failure.max_failed_fraction > 0,
+        tolerates_failures=scenario.failure.max_failed_fraction > 0,
         client_timeout_s=scenario.failure.client_timeout_s,
         independent_init=scenario.clients.independent_init,
         num_rounds=scenario.rounds,
@@ -108,7 +108,7 @@ def world_of(checked: Checked, data: ImageData, partition: Partition, plan: Plan
     )
 
 
-def refuse_here(checked: Checked) -> None:
+def check_local(checked: Checked) -> None:
     """Raises `ScenarioError` when no run of this scenario could be begun in this folder or on this machine."""
     try:
         str(Path.cwd()).encode()
@@ -132,10 +132,10 @@ def refuse_here(checked: Checked) -> None:
         )
 
 
-def local_machine() -> Machine:
+def local_machine() -> ClusterResources:
     """This machine as a local Ray would share it out."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return Machine(float(os.cpu_count() or 1), float(gpus), elastic=True)
+    return ClusterResources(float(os.cpu_count() or 1), float(gpus), oversubscribable=True)
 
 
 def versions() -> dict[str, str]:
@@ -148,9 +148,9 @@ def versions() -> dict[str, str]:
     }
 
 
-def checkpoint_store(address: str) -> Store:
+def checkpoint_storage(address: str) -> Storage:
     try:
-        return open_store(address)
+        return open_storage(address)
     except OSError as error:
         raise ScenarioError(
             f"checkpoint.folder: {address} given, which cannot be used ({error.strerror}); allowed: a folder, or an "
@@ -158,13 +158,13 @@ def checkpoint_store(address: str) -> Store:
         ) from None
 
 
-def try_store(address: str) -> None:
-    """See that commits can be written there, before anything of the run is. Raises `ScenarioError`."""
-    store = checkpoint_store(address)
+def try_storage(address: str) -> None:
+    """See that checkpoints can be written there, before anything of the run is. Raises `ScenarioError`."""
+    storage = checkpoint_storage(address)
     try:
-        store.make()
-        store.publish(".try", b"raysim")
-        store.remove(".try")
+        storage.make()
+        storage.publish(".try", b"raysim")
+        storage.remove(".try")
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise ScenarioError(
@@ -176,8 +176,8 @@ def joined(checked: Checked) -> bool:
     """Whether the run is on a Ray that was there before, which is joined now. Raises `ScenarioError`."""
     if not attaches(checked):
         return False
-    from raysim.engine import ray_session
+    from raysim.engine.ray import session
 
     with sigterm_kept():
-        ray_session.connect()
+        session.connect()
     return True

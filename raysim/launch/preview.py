@@ -13,10 +13,10 @@ from raysim.core.data import Batch
 from raysim.core.fit import FitJob, fit_one
 from raysim.core.ops import cross_entropy
 from raysim.data.datasets import DATASETS, missing
-from raysim.engine.placement import Group, Machine, Plan, make_plan, refuse_unseated
-from raysim.launch.bring_up import Seating, seating
+from raysim.engine.policies.placement import ActorGroup, ClusterResources, Plan, check_fits, make_plan
+from raysim.launch.backend_factory import Placement, placement
 from raysim.launch.check import Checked
-from raysim.launch.prepare import joined, local_machine, refuse_here
+from raysim.launch.prepare import check_local, joined, local_machine
 
 SPLIT_TRAIN: Mapping[str, float] = {"pooled811": 0.8, "published": 1.0, "pfedhn": 0.8}
 """Share of a split's images that train: of all images for pooled811, of the published training images otherwise."""
@@ -36,9 +36,9 @@ class ModelCost:
 class Preview:
     """What `raysim launch --dry-run` shows."""
 
-    machine: Machine
+    machine: ClusterResources
     plan: Plan
-    seating: tuple[Seating, ...]  # where there are several nodes
+    placement: tuple[Placement, ...]  # where there are several nodes
     models: tuple[ModelCost, ...]
     participants: int
     samples_per_client: float
@@ -49,7 +49,7 @@ class Preview:
     process_memory_mb: float  # this process after importing what an actor imports
     images_mb: float
 
-    def share(self, group: Group) -> float:
+    def share(self, group: ActorGroup) -> float:
         """Clients of a group per actor."""
         return len(group.clients) / group.actors
 
@@ -60,16 +60,16 @@ def preview(checked: Checked) -> Preview:
     Raises `ScenarioError` when the plan does not fit.
     """
     scenario = checked.loaded.scenario
-    refuse_here(checked)
+    check_local(checked)
     if joined(checked):
-        from raysim.engine import ray_session
+        from raysim.engine.ray import session
 
-        machine, nodes = ray_session.machine(scenario.resources.head), ray_session.nodes(scenario.resources.head)
+        machine, nodes = session.machine(scenario.resources.head), session.nodes(scenario.resources.head)
     else:
         machine, nodes = local_machine(), []
-    plan = make_plan(checked.asks, machine, checked.participants)
+    plan = make_plan(checked.requests, machine, checked.participants)
     if nodes:
-        refuse_unseated(plan, nodes, scenario.resources.placement == "pack")
+        check_fits(plan, nodes, scenario.resources.placement == "pack")
     data = scenario.data
     if missing(data.name, data.root, data.format):
         text = f"{data.name} is not on this machine; a run looks for it and, without data.root, tries to download it"
@@ -87,7 +87,7 @@ def preview(checked: Checked) -> Preview:
     return Preview(
         machine=machine,
         plan=plan,
-        seating=tuple(seating(checked, plan, nodes)),
+        placement=tuple(placement(checked, plan, nodes)),
         models=models,
         participants=checked.participants,
         samples_per_client=samples,

@@ -11,33 +11,33 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from raysim.core.errors import ScenarioError
-from raysim.core.results import RunCard, Tracker, written
-from raysim.core.text import expanded
+from raysim.common.errors import ScenarioError
+from raysim.common.results import RunCard, Tracker, written
+from raysim.common.text import expanded
 from raysim.data.shards import Partition
-from raysim.engine.commits import Commit, Commits
-from raysim.engine.placement import Plan, make_plan
+from raysim.engine.checkpoint.storage import local_folder
+from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
+from raysim.engine.policies.placement import Plan, make_plan
 from raysim.engine.run import Stop
-from raysim.engine.store import local_folder
-from raysim.launch.again import (
+from raysim.launch.check import Checked, check
+from raysim.launch.code import Code
+from raysim.launch.prepare import (
+    DatasetHandle,
+    check_local,
+    checkpoint_storage,
+    deal,
+    joined,
+    local_machine,
+    try_storage,
+    versions,
+)
+from raysim.launch.resume import (
     Identity,
     label,
     own_scenario,
     refuse_differences,
+    refuse_incompatible,
     refuse_lost_checkpoints,
-    refuse_misfit,
-)
-from raysim.launch.check import Checked, check
-from raysim.launch.code import Code
-from raysim.launch.prepare import (
-    OwnData,
-    checkpoint_store,
-    deal,
-    joined,
-    local_machine,
-    refuse_here,
-    try_store,
-    versions,
 )
 from raysim.launch.session import RESUME, Result, Session
 from raysim.launch.signals import interruptible
@@ -50,7 +50,7 @@ from raysim.tracking.store import VARIABLE, check_recorded, check_uri
 
 
 @dataclass(frozen=True)
-class _Audience:
+class _Observers:
     """Who is told of a run, and how; see `run`."""
 
     quiet: bool
@@ -72,23 +72,23 @@ def run(
     two, such as "training.lr=0.1". quiet: show no progress. trackers: told of every round, besides the run folder and
     MLflow. resume_command: what a user is told to go on with, before the run's folder, if the run ends early.
     Raises `ScenarioError` when it cannot start, `RunError` when it cannot go on; what was done until then is kept in
-    the run folder, and `resume` goes on from the last commit. Ctrl-C and SIGTERM end it with `KeyboardInterrupt`: the
-    first after the round that is being run, which is committed, the second at once.
+    the run folder, and `resume` continues from the last checkpoint. Ctrl-C and SIGTERM end it with `KeyboardInterrupt`:
+    the first after the current round, which is saved, the second at once.
     """
-    told = _Audience(quiet, trackers, resume_command)
+    told = _Observers(quiet, trackers, resume_command)
     loaded = _loaded(given, sets)
     checked = check(loaded)
-    refuse_here(checked)
+    check_local(checked)
     scenario = loaded.scenario
     uri = check_uri(scenario.tracking.uri)
-    plan = None if joined(checked) else make_plan(checked.asks, local_machine(), checked.participants)
-    own = OwnData(checked)
+    plan = None if joined(checked) else make_plan(checked.requests, local_machine(), checked.participants)
+    own = DatasetHandle(checked)
     partition = deal(checked, own.data)
     run_id = f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     where = scenario.checkpoint.folder
     checkpoints = f"{_absolute(where)}/{scenario.name}/{run_id}" if where else "checkpoints"
     if where and scenario.checkpoint.every != 0:
-        try_store(checkpoints)
+        try_storage(checkpoints)
     code = Code.of(loaded.algorithm)
     folder = RunFolder.create(scenario.output_folder, scenario.name, run_id)
     identity = Identity(
@@ -115,19 +115,19 @@ def resume(
     resume_command: str = RESUME,
     code_changed: bool = False,
 ) -> Result:
-    """Go on with a run that ended anyhow, from its last commit, in the same run folder and MLflow run.
+    """Go on with a run that ended anyhow, from its last checkpoint, in the same run folder and MLflow run.
 
     loaded: the scenario again, which may differ in what does not change the result; default: the run's own with `sets`.
     code_changed: go on although the method's code, or that of raysim which computes, is not what it was.
     A run that has all its rounds is left as it is; where plots or MLflow lack something, that is added, without Ray.
     Raises `ScenarioError` when this is not that run, or cannot go on.
     """
-    told = _Audience(quiet, trackers, resume_command)
+    told = _Observers(quiet, trackers, resume_command)
     path = expanded(folder).absolute()
     if loaded is None:
         loaded = own_scenario(path, sets)
     checked = check(loaded)
-    refuse_here(checked)
+    check_local(checked)
     refuse_differences(path, checked.loaded)
     try:
         summary = read_summary(path)
@@ -139,7 +139,7 @@ def resume(
         return Result(path, {**summary, "folder": str(path), "nothing_to_do": True})
     closing: dict[str, Any] | None = None
     if over and summary.get("status") == "closing":
-        with contextlib.suppress(ScenarioError):  # a damaged file is mended from the last commit
+        with contextlib.suppress(ScenarioError):  # a damaged file is mended from the last checkpoint
             read_rounds(path)
             closing = summary
     identity = Identity.of(path)
@@ -152,34 +152,34 @@ def resume(
         identity = replace(identity, tracking=check_uri(loaded.scenario.tracking.uri))
     plan = None
     if closing is None and not joined(checked):
-        plan = make_plan(checked.asks, local_machine(), checked.participants)
-    own = OwnData(checked)
+        plan = make_plan(checked.requests, local_machine(), checked.participants)
+    own = DatasetHandle(checked)
     partition = deal(checked, own.data)
     identity.refuse_other_data(path, own.data.digest, partition.digest)
     reopened = RunFolder.reopen(path)
     if closing is not None:
         return _begin(checked, own, partition, reopened, identity, None, None, told, closing=closing)
-    commits = Commits.open(checkpoint_store(identity.commits_of(path)))
-    commit = commits.latest()
-    refuse_lost_checkpoints(path, commits, summary)
-    if commit is not None:
-        refuse_misfit(path, commit, loaded.scenario)
-    cautions = identity.cautions(versions(), code)
-    identity = identity.with_code(code, commit.round if commit else -1)
+    store = CheckpointStore.open(checkpoint_storage(identity.checkpoints_of(path)))
+    checkpoint = store.latest()
+    refuse_lost_checkpoints(path, store, summary)
+    if checkpoint is not None:
+        refuse_incompatible(path, checkpoint, loaded.scenario)
+    warnings_ = identity.warnings_(versions(), code)
+    identity = identity.with_code(code, checkpoint.round if checkpoint else -1)
     identity = replace(identity, overrides={**identity.overrides, **loaded.overrides})
-    return _begin(checked, own, partition, reopened, identity, plan, (commits, commit), told, cautions)
+    return _begin(checked, own, partition, reopened, identity, plan, (store, checkpoint), told, warnings_)
 
 
 def _begin(
     checked: Checked,
-    own: OwnData,
+    own: DatasetHandle,
     partition: Partition,
     folder: RunFolder,
     identity: Identity,
     plan: Plan | None,
-    resumed: tuple[Commits, Commit | None] | None,
-    told: _Audience,
-    cautions: Sequence[str] = (),
+    resumed: tuple[CheckpointStore, Checkpoint | None] | None,
+    told: _Observers,
+    warnings_: Sequence[str] = (),
     closing: dict[str, Any] | None = None,
 ) -> Result:
     """closing: the summary of a run that has all its rounds and only is to be closed."""
@@ -196,18 +196,18 @@ def _begin(
             folder=folder,
             mlflow=mlflow,
             trackers=[*([] if closing else shown), *told.trackers, folder, mlflow],
-            note=shown[0].note if shown else _nowhere,
+            notify=shown[0].notify if shown else _nowhere,
             within=shown[0].within if shown else _nowhere,
             stop=stop,
             identity=identity,
             resumed=resumed,
             resume_command=told.resume_command,
-            cautions=cautions,
+            warnings_=warnings_,
         )
         return session.run(plan, cleanup) if closing is None else session.complete(closing)
 
 
-def _card(checked: Checked, own: OwnData, partition: Partition, folder: RunFolder, identity: Identity) -> RunCard:
+def _card(checked: Checked, own: DatasetHandle, partition: Partition, folder: RunFolder, identity: Identity) -> RunCard:
     scenario, data = checked.loaded.scenario, own.data
     algorithm = str(checked.loaded.resolved["algorithm"]["name"])
     apart = ("algorithm.name", "seed")  # tags of their own

@@ -14,22 +14,23 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
-from raysim.core.errors import RaysimError, RunError
-from raysim.core.results import RunCard, Status
+from raysim.common.errors import RaysimError, RunError
+from raysim.common.results import RunCard, Status
 from raysim.data.heatmap import draw_heatmap
 from raysim.data.shards import Partition
-from raysim.engine.backend import Backend, Startup
-from raysim.engine.commits import Commit, Commits
-from raysim.engine.hooks import HookError
-from raysim.engine.placement import Plan
-from raysim.engine.pressure import Watch, disk_pressure
+from raysim.engine.backend import Backend
+from raysim.engine.checkpoint.manager import CheckpointManager
+from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
+from raysim.engine.memory import Watch, disk_usage
+from raysim.engine.policies.placement import Plan
+from raysim.engine.records import Startup
 from raysim.engine.run import Progress, Schedule, Stop, run_rounds
-from raysim.engine.survival import Keeper
-from raysim.engine.world import World
-from raysim.launch.again import Identity
-from raysim.launch.bring_up import make_backend, metrics_of
+from raysim.engine.spec import RunSpec
+from raysim.engine.workers.hooks import HookError
+from raysim.launch.backend_factory import make_backend, metrics_of
 from raysim.launch.check import Checked
-from raysim.launch.prepare import OwnData, checkpoint_store, world_of
+from raysim.launch.prepare import DatasetHandle, checkpoint_storage, make_run_spec
+from raysim.launch.resume import Identity
 from raysim.launch.signals import sigterm_kept
 from raysim.report.load import read_clients, read_rounds
 from raysim.report.plots import plot_accuracy
@@ -71,51 +72,51 @@ class Session:
     """One run from the moment its folder exists: whatever happens, the folder says how it ended."""
 
     checked: Checked
-    own: OwnData
+    own: DatasetHandle
     partition: Partition
     card: RunCard
     folder: RunFolder
     mlflow: MlflowTracker
     trackers: list[Any]
-    note: Callable[[str], None]
+    notify: Callable[[str], None]
     within: Callable[[int, int], None]
     stop: Stop
     identity: Identity
-    resumed: tuple[Commits, Commit | None] | None = None  # what a run that goes on has
+    resumed: tuple[CheckpointStore, Checkpoint | None] | None = None  # what a run that goes on has
     watch: Watch = field(default_factory=Watch)
     resume_command: str = RESUME
-    cautions: Sequence[str] = ()  # what the user is told as a run goes on
+    warnings_: Sequence[str] = ()  # what the user is told as a run goes on
     startup: Startup | None = None  # how long actors took to come up
 
     def run(self, plan: Plan | None, cleanup: contextlib.ExitStack) -> Result:
         """Start everything, run every round, end everything."""
         scenario = self.checked.loaded.scenario
         progress = Progress()
-        keeper: Keeper | None = None
+        checkpoints: CheckpointManager | None = None
         under_way = False  # whether the folder is as this run has it
         began = time.perf_counter()
         status: Status = "failed"
         facts: dict[str, Any] = {}
         try:
-            progress, keeper = self._where_it_stands()
+            progress, checkpoints = self._where_it_stands()
             under_way = True
-            self.stop.committed = lambda: keeper is None or keeper.committed == progress.t
+            self.stop.saved_round = lambda: checkpoints is None or checkpoints.saved_round == progress.t
             self._write_inputs()
             for tracker in self.trackers:
                 tracker.open(self.card)
-            if keeper is not None and keeper.committed is not None:
-                self._saved(keeper.committed)
+            if checkpoints is not None and checkpoints.saved_round is not None:
+                self._saved(checkpoints.saved_round)
             with sigterm_kept():
-                plan, backend = make_backend(self.checked, plan, cleanup, self.note, lambda: "state_digest" in facts)
+                plan, backend = make_backend(self.checked, plan, cleanup, self.notify, lambda: "state_digest" in facts)
             if metrics := metrics_of(scenario.backend):
                 metrics.open(self.card)
                 self.trackers.append(metrics)
             facts["actors"] = plan.num_actors
-            world = world_of(self.checked, self.own.data, self.partition, plan)
+            spec = make_run_spec(self.checked, self.own.data, self.partition, plan)
             for text in self.checked.notes:
-                self.note(text)
-            if idle := sum(not count for count in world.num_samples.values()):
-                self.note(f"{idle} of {world.num_clients} clients hold no training samples and never take part")
+                self.notify(text)
+            if idle := sum(not count for count in spec.num_samples.values()):
+                self.notify(f"{idle} of {spec.num_clients} clients hold no training samples and never take part")
             schedule = Schedule(
                 scenario.rounds,
                 self.checked.participants,
@@ -124,16 +125,16 @@ class Session:
                 scenario.failure.max_attempts,
             )
             facts["state_digest"] = run_rounds(
-                world,
+                spec,
                 schedule,
                 backend,
                 self.trackers,
                 progress,
-                self.note,
+                self.notify,
                 self.within,
-                keeper,
+                checkpoints,
                 self.stop,
-                partial(self._start, backend, world),
+                partial(self._start, backend, spec),
             )
             status = "finished"
         except KeyboardInterrupt:
@@ -157,17 +158,17 @@ class Session:
             facts["seconds"] = time.perf_counter() - began
             if status != "finished" and under_way:
                 if not self.folder.gone():
-                    self.note(f"what was done until round {progress.rounds} is kept in {self.card.folder}")
-                    self.note(f"go on with:  {self.resume_command} {shlex.quote(str(self.card.folder))}")
+                    self.notify(f"what was done until round {progress.rounds} is kept in {self.card.folder}")
+                    self.notify(f"go on with:  {self.resume_command} {shlex.quote(str(self.card.folder))}")
                 self._shut_down(cleanup)  # first: actors may still be at work on a round that was cut off
-            summary = self._summary(status, progress, keeper, facts)
+            summary = self._summary(status, progress, checkpoints, facts)
             self._close(status, summary, cleanup)
         return Result(self.card.folder, summary)
 
     def complete(self, summary: dict[str, Any]) -> Result:
         """Close a run that has all its rounds and whose closing was cut off, without Ray. summary: what it left."""
         self.stop.closing = True
-        self.note("closing the run: what plots and MLflow lack is added")
+        self.notify("closing the run: what plots and MLflow lack is added")
         summary = {**summary, "status": "finished", "folder": str(self.card.folder)}
         try:
             rows = read_rounds(self.card.folder).to_pylist()
@@ -190,53 +191,55 @@ class Session:
 
     @property
     def checkpoints(self) -> str:
-        """Where the commits are."""
-        return self.identity.commits_of(self.card.folder)
+        """Where the checkpoints are."""
+        return self.identity.checkpoints_of(self.card.folder)
 
-    def _where_it_stands(self) -> tuple[Progress, Keeper | None]:
-        """What is done already, and who commits what follows."""
+    def _where_it_stands(self) -> tuple[Progress, CheckpointManager | None]:
+        """What is done already, and who checkpoints what follows."""
         scenario = self.checked.loaded.scenario
         every = scenario.checkpoint.every
         if self.resumed is None:
-            commits, commit = Commits(checkpoint_store(self.checkpoints)), None
+            store, checkpoint = CheckpointStore(checkpoint_storage(self.checkpoints)), None
         else:
-            commits, commit = self.resumed
-        keeper = None
+            store, checkpoint = self.resumed
+        checkpoints = None
         if every != 0:
-            keeper = Keeper(commits, None if every == "auto" else every, scenario.rounds, self._sync, self._saved)
+            checkpoints = CheckpointManager(
+                store, None if every == "auto" else every, scenario.rounds, self._sync, self._saved
+            )
         if self.resumed is None:
-            return Progress(), keeper
-        for text in (*commits.damage, *self.cautions):
-            self.note(text)
-        t = commit.round if commit else -1
+            return Progress(), checkpoints
+        for text in (*store.damage, *self.warnings_):
+            self.notify(text)
+        t = checkpoint.round if checkpoint else -1
         latest = self.folder.rewind(t)
         for text in self.folder.damage:
-            self.note(text)
+            self.notify(text)
         self.mlflow.resume(self.folder.kept)
-        if commit is None:
-            self.note("there is no commit: the run begins anew in its folder")
-            return Progress(), keeper
-        self.note(f"going on after round {t}")
-        if keeper is not None:
-            keeper.round = t
-        return Progress.resumed(t, commit.facts, latest), keeper
+        if checkpoint is None:
+            self.notify("there is no checkpoint: the run begins anew in its folder")
+            return Progress(), checkpoints
+        self.notify(f"going on after round {t}")
+        if checkpoints is not None:
+            checkpoints.round = t
+        return Progress.resumed(t, checkpoint.facts, latest), checkpoints
 
-    def _start(self, backend: Backend, world: World) -> None:
-        backend.start(world, self.own.images)
+    def _start(self, backend: Backend, spec: RunSpec) -> None:
+        backend.start(spec, self.own.images)
         self.startup = backend.startup()
-        commits, commit = self.resumed or (None, None)
-        if commits and commit:
-            backend.restore(commits.clients(commit), commits.server(commit))
+        store, checkpoint = self.resumed or (None, None)
+        if store and checkpoint:
+            backend.restore(store.clients(checkpoint), store.server(checkpoint))
 
     def _sync(self) -> None:
-        """Before a commit: let the run folder be as far; a word if its disk is nearly full."""
+        """Before a checkpoint: let the run folder be as far; a word if its disk is nearly full."""
         self.folder.sync()
-        for text in self.watch.look_at_disks([disk_pressure(self.folder.path)]):
-            self.note(text)
+        for text in self.watch.look_at_disks([disk_usage(self.folder.path)]):
+            self.notify(text)
 
     def _saved(self, t: int) -> None:
-        """Write down that there is a commit: a resumption that finds none must not begin anew."""
-        self.folder.running({"commit": {"round": t, "folder": self.checkpoints}})
+        """Write down that there is a checkpoint: a resumption that finds none must not begin anew."""
+        self.folder.running({"checkpoint": {"round": t, "folder": self.checkpoints}})
 
     def _write_inputs(self) -> None:
         if self.resumed is None:
@@ -276,13 +279,13 @@ class Session:
                 attempt(self._draw)
                 attempt(self.mlflow.close, status, summary)
                 for text in self.mlflow.warnings:
-                    self.note(text)
+                    self.notify(text)
                 if over and not failed:
                     summary["mlflow"] = self.mlflow.where
                     attempt(self.folder.conclude, summary)
         except KeyboardInterrupt:
             if over:
-                self.note(f"all rounds are done, but not everything is written; {complete}")
+                self.notify(f"all rounds are done, but not everything is written; {complete}")
             raise
         if over and failed:
             if isinstance(failed[0], RaysimError) and not self.folder.gone():
@@ -306,9 +309,9 @@ class Session:
             plot_accuracy(rounds, plots / "accuracy.png", title=title)
 
     def _summary(
-        self, status: Status, progress: Progress, keeper: Keeper | None, facts: Mapping[str, Any]
+        self, status: Status, progress: Progress, checkpoints: CheckpointManager | None, facts: Mapping[str, Any]
     ) -> dict[str, Any]:
-        turns = max(1, progress.turns)
+        client_reports = max(1, progress.client_rounds)
         up, down = sum(progress.up_components.values()), sum(progress.down_components.values())
         return {
             **self.card.facts,
@@ -317,14 +320,14 @@ class Session:
             "best_round": progress.best_round,
             "best_val_round": progress.best_val_round,
             "final": dict(progress.final),
-            "up_bytes_per_participant": up / turns,
-            "down_bytes_per_participant": down / turns,
+            "up_bytes_per_participant": up / client_reports,
+            "down_bytes_per_participant": down / client_reports,
             "up_bytes_by_field": progress.up_components,
             "down_bytes_by_field": progress.down_components,
             "rejected_uploads": progress.rejected,
             "failed_clients": progress.failed,
             "restarts": progress.restarts,
-            "commit": {"round": keeper.committed, "folder": self.checkpoints} if keeper else None,
+            "checkpoint": {"round": checkpoints.saved_round, "folder": self.checkpoints} if checkpoints else None,
             "state_digest": facts.get("state_digest"),
             "error": facts.get("error"),
             "actors": facts.get("actors", 0),

@@ -51,9 +51,9 @@ def interruptible(stop: Stop) -> Iterator[None]:
             stop.requested = True
             _tell("the results are being written; once more to end at once")
             return
-        if stop.possible and not stop.closing and not stop.requested and not stop.committed():
+        if stop.possible and not stop.closing and not stop.requested and not stop.saved_round():
             stop.requested = True
-            _tell("ending after this round, which is then committed; once more to end at once")
+            _tell("ending after this round, which is then saved; once more to end at once")
             return
         stop.requested = stop.closing = True
         raise KeyboardInterrupt

@@ -12,15 +12,16 @@ from time import perf_counter
 from typing import Any
 
 from raysim.engine.backend import Backend
-from raysim.engine.commits import Commits
-from raysim.engine.inprocess import InProcess
-from raysim.engine.placement import Machine, make_plan
+from raysim.engine.checkpoint.manager import CheckpointManager
+from raysim.engine.checkpoint.storage import open_storage
+from raysim.engine.checkpoint.store import CheckpointStore
+from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.policies.placement import ClusterResources, make_plan
+from raysim.engine.policies.sampling import cohort
+from raysim.engine.recovery import Notify
 from raysim.engine.run import Progress, Schedule, run_rounds
-from raysim.engine.sampling import cohort
-from raysim.engine.store import open_store
-from raysim.engine.survival import Keeper, Note
 from raysim.launch.check import check
-from raysim.launch.prepare import deal, local_machine, read_data, world_of
+from raysim.launch.prepare import deal, local_machine, make_run_spec, read_data
 from raysim.scenario.load import Loaded, load_scenario
 from raysim.tracking.memory import MemoryTracker
 
@@ -29,7 +30,7 @@ VARYING = ("time/", "memory/", "engine/")
 
 
 @dataclass(frozen=True)
-class Placement:
+class Variation:
     """Where a scenario is run."""
 
     actors: int | None  # None: in this process, without Ray
@@ -47,7 +48,7 @@ class Placement:
 class Trace:
     """What a run was after every round."""
 
-    placement: Placement
+    variation: Variation
     rounds: list[dict[str, dict[str, str]]] = field(default_factory=list)  # [t - 1]: who -> tensor -> SHA-256
     metrics: list[Mapping[str, Any]] = field(default_factory=list)  # [t]
     digest: str = ""
@@ -56,20 +57,20 @@ class Trace:
     difference: str | None = None  # from the first placement, one sentence
 
 
-def verify(loaded: Loaded, actors: Sequence[int], kill: bool, note: Note = lambda text: None) -> list[Trace]:
+def verify(loaded: Loaded, actors: Sequence[int], kill: bool, notify: Notify = lambda text: None) -> list[Trace]:
     """Run in this process, then on Ray with so many actors each (and once more with the most, one of them killed).
 
     Every trace but the first says where it first differs from the first, if it does. Nothing is kept of the runs.
     Raises `ScenarioError` when the scenario cannot be run here, `RunError` when a run fails.
     """
-    placements = [Placement(None), *(Placement(n) for n in actors)]
+    placements = [Variation(None), *(Variation(n) for n in actors)]
     if kill:
-        placements.append(Placement(max(actors), kill=True))
+        placements.append(Variation(max(actors), kill=True))
     traces: list[Trace] = []
     with contextlib.ExitStack() as cleanup:
-        for placement in placements:
-            note(f"{placement.name} …")
-            trace = _traced(loaded, placement, max(actors), cleanup)
+        for variation in placements:
+            notify(f"{variation.name} …")
+            trace = _traced(loaded, variation, max(actors), cleanup)
             if traces:
                 trace.difference = difference(traces[0], trace)
             traces.append(trace)
@@ -82,48 +83,48 @@ def difference(one: Trace, other: Trace) -> str | None:
         for who in there:  # clients in id order, then the server: what differs first causes the rest
             for tensor in dict.fromkeys([*there[who], *here.get(who, {})]):
                 if there[who].get(tensor) != here.get(who, {}).get(tensor):
-                    return f"round {t}, {who}, {tensor}: other bits than {one.placement.name}"
+                    return f"round {t}, {who}, {tensor}: other bits than {one.variation.name}"
     for t, (mine, its) in enumerate(zip(one.metrics, other.metrics, strict=True)):
         for name in dict.fromkeys([*mine, *its]):
             if not name.startswith(VARYING) and mine.get(name) != its.get(name):
-                return f"round {t}, {name}: {its.get(name)} instead of {mine.get(name)} as {one.placement.name}"
-    return None if one.digest == other.digest else f"the state digest differs from that of {one.placement.name}"
+                return f"round {t}, {name}: {its.get(name)} instead of {mine.get(name)} as {one.variation.name}"
+    return None if one.digest == other.digest else f"the state digest differs from that of {one.variation.name}"
 
 
-def _traced(loaded: Loaded, placement: Placement, most: int, cleanup: contextlib.ExitStack) -> Trace:
-    sets = ["backend=in_process"] if placement.actors is None else [f"resources.actors={placement.actors}"]
+def _traced(loaded: Loaded, variation: Variation, most: int, cleanup: contextlib.ExitStack) -> Trace:
+    sets = ["backend=in_process"] if variation.actors is None else [f"resources.actors={variation.actors}"]
     checked = check(load_scenario(loaded.resolved, sets))
     scenario = checked.loaded.scenario
     data = read_data(checked)
     partition = deal(checked, data)
-    trace = Trace(placement)
+    trace = Trace(variation)
     began = perf_counter()
     with TemporaryDirectory(prefix="raysim-verify-") as folder, contextlib.ExitStack() as closing:
         backend: Backend
-        if placement.actors is None:
-            plan = make_plan(checked.asks, local_machine(), checked.participants)
-            backend = InProcess()
+        if variation.actors is None:
+            plan = make_plan(checked.requests, local_machine(), checked.participants)
+            backend = InProcessBackend()
         else:
             backend, plan = _on_ray(checked, most, cleanup)
         closing.callback(backend.close)
-        world = world_of(checked, data, partition, plan)
-        eligible = [k for k in range(world.num_clients) if world.num_samples[k]]
+        spec = make_run_spec(checked, data, partition, plan)
+        eligible = [k for k in range(spec.num_clients) if spec.num_samples[k]]
         memory, progress = MemoryTracker(), Progress()
 
         def look(t: int) -> None:
-            members = cohort(world.seed, t, eligible, checked.participants)
+            members = cohort(spec.seed, t, eligible, checked.participants)
             clients, server = backend.fingerprints(members)
             trace.rounds.append({**{f"client {k}": clients[k] for k in members}, "the server": server})
 
         trace.digest = run_rounds(
-            world,
+            spec,
             Schedule(scenario.rounds, checked.participants, scenario.evaluation.every),
             backend,
             [memory],
             progress,
-            within_round=_killer(backend, scenario.rounds, progress) if placement.kill else lambda done, of: None,
-            keeper=Keeper(Commits(open_store(folder)), 2, scenario.rounds),
-            begin=lambda: backend.start(world, lambda: data.image_MHWC),
+            within_round=_killer(backend, scenario.rounds, progress) if variation.kill else lambda done, of: None,
+            checkpoints=CheckpointManager(CheckpointStore(open_storage(folder)), 2, scenario.rounds),
+            begin=lambda: backend.start(spec, lambda: data.image_MHWC),
             after_round=look,
         )
         trace.metrics, trace.restarts = list(memory.rounds), progress.restarts
@@ -132,15 +133,17 @@ def _traced(loaded: Loaded, placement: Placement, most: int, cleanup: contextlib
 
 
 def _on_ray(checked: Any, most: int, cleanup: contextlib.ExitStack) -> tuple[Any, Any]:
-    from raysim.engine import ray_backend, ray_crew, ray_local, ray_session
+    from raysim.engine.ray import backend, local_cluster, pool, session
 
-    asked = sum(ask.cpus_per_actor * (ask.actors or 1) for ask in checked.asks)
+    asked = sum(ask.cpus_per_actor * (ask.actors or 1) for ask in checked.requests)
     # One Ray for all placements: the largest must fit.
-    if ray_session.connect(max(asked, most * checked.loaded.scenario.resources.cpus_per_actor)):
-        cleanup.callback(ray_local.stop)
-    machine = ray_session.machine()
-    plan = make_plan(checked.asks, Machine(machine.cpus, machine.gpus, machine.nodes), checked.participants)
-    return ray_backend.RayBackend(ray_crew.Crew(plan)), plan
+    if session.connect(max(asked, most * checked.loaded.scenario.resources.cpus_per_actor)):
+        cleanup.callback(local_cluster.stop)
+    machine = session.machine()
+    plan = make_plan(
+        checked.requests, ClusterResources(machine.cpus, machine.gpus, machine.nodes), checked.participants
+    )
+    return backend.RayBackend(pool.ActorPool(plan)), plan
 
 
 def _killer(backend: Any, rounds: int, progress: Progress) -> Callable[[int, int], None]:

@@ -13,7 +13,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from raysim.core.errors import ScenarioError
+from raysim.common.errors import ScenarioError
 
 if TYPE_CHECKING:
     from raysim.models.cnn import ImageShape
@@ -139,7 +139,7 @@ _SPECS = (
 MODELS: dict[str, ModelSpec] = {spec.name: spec for spec in _SPECS}
 
 
-def misfit(name: str, image_shape: ImageShape) -> str | None:
+def incompatibility(name: str, image_shape: ImageShape) -> str | None:
     """Why the model cannot read images of that (C, H, W), as in "cnn1 needs 3x32x32 images"; else None.
 
     Raises ScenarioError (a ValueError) for an unknown name.
@@ -168,7 +168,7 @@ def build_model(name: str, *, num_classes: int, image_shape: ImageShape, feature
         raise ScenarioError(f"feature_dim must be at least 1, not {feature_dim}")
     if num_classes < 1:
         raise ScenarioError(f"num_classes must be at least 1, not {num_classes}")
-    why = misfit(name, image_shape)
+    why = incompatibility(name, image_shape)
     if why is not None:
         raise ScenarioError(f"{why}, not {_sizes(image_shape)}")
     return spec.build(num_classes, image_shape, feature_dim)

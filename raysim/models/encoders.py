@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from raysim.common.errors import ScenarioError
 from raysim.core.algorithm import pixels
-from raysim.core.errors import ScenarioError
 
 __all__ = ["ENCODERS", "Encoder", "build_encoder", "weights_file"]
 

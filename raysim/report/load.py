@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raysim.core.errors import ScenarioError
-from raysim.core.results import LOCK
+from raysim.common.errors import ScenarioError
+from raysim.common.results import LOCK
 
 
 def read_rounds(folder: Path | str) -> pa.Table:

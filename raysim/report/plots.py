@@ -85,8 +85,8 @@ def _band(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     low = [max(0.0, r["accuracy/all"] - r["accuracy/all_std"]) for r in both]
     high = [min(1.0, r["accuracy/all"] + r["accuracy/all_std"]) for r in both]
     axes.fill_between(xs, low, high, color=_LINES["accuracy/all"][1], alpha=0.13, linewidth=0, zorder=1)
-    note = "band: one standard deviation over clients"
-    axes.annotate(note, (1, 0), (-4, 5), "axes fraction", "offset points", ha="right", fontsize=8, color=_GREY)
+    notify = "band: one standard deviation over clients"
+    axes.annotate(notify, (1, 0), (-4, 5), "axes fraction", "offset points", ha="right", fontsize=8, color=_GREY)
 
 
 def _label(axes: Axes, series: Mapping[str, tuple[list[float], list[float]]]) -> None:

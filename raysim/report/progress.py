@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from raysim.core.results import ClientRow, RunCard, Status, Tracker
+from raysim.common.results import ClientRow, RunCard, Status, Tracker
 from raysim.report.units import human_bytes, human_seconds, per_cent, plural
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _LINE_EVERY_S = 1.0
 class Progress(Tracker, Protocol):
     """A Tracker that shows how far the run is."""
 
-    def note(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         """Print one line above whatever is shown."""
 
     def within(self, done: int, of: int) -> None:
@@ -98,7 +98,7 @@ class _Plain:
     def open(self, card: RunCard) -> None:
         """Say what runs."""
         facts = self._facts
-        self.note(f"{card.name}: {plural(facts.rounds, 'round')}, {plural(facts.clients, 'client')}, {card.folder}")
+        self.notify(f"{card.name}: {plural(facts.rounds, 'round')}, {plural(facts.clients, 'client')}, {card.folder}")
 
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
         """Say how round `t` went, unless something was said within the last second."""
@@ -112,7 +112,7 @@ class _Plain:
         if self._unsaid:
             self._say()
 
-    def note(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         """Print one line."""
         print(text, file=self._stream, flush=True)
 
@@ -124,7 +124,7 @@ class _Plain:
         width = len(str(facts.rounds))
         parts = [f"round {facts.done:>{width}}/{facts.rounds}"]
         parts += [facts.accuracy, facts.traffic, facts.pace, facts.left]
-        self.note("  ".join(part for part in parts if part))
+        self.notify("  ".join(part for part in parts if part))
         self._said_s, self._unsaid = time.monotonic(), False
 
 
@@ -152,7 +152,7 @@ class _Live:
     def open(self, card: RunCard) -> None:
         """Begin to draw."""
         facts = self._facts
-        self.note(f"{card.name}: {plural(facts.rounds, 'round')}, {plural(facts.clients, 'client')}, {card.folder}")
+        self.notify(f"{card.name}: {plural(facts.rounds, 'round')}, {plural(facts.clients, 'client')}, {card.folder}")
         self._bar.start()
         # A run that ends without `close` must not leave the terminal without its cursor.
         atexit.register(self._bar.stop)
@@ -180,6 +180,6 @@ class _Live:
         self._bar.stop()
         atexit.unregister(self._bar.stop)
 
-    def note(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         """Print one line above the live one."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO, TypeGuard
 
-from raysim.core.results import Scalar, written
-from raysim.core.text import one_line
+from raysim.common.results import Scalar, written
+from raysim.common.text import one_line
 from raysim.report.units import human_bytes, human_count, human_seconds, per_cent
 
 __all__ = ["human_bytes", "human_count", "human_seconds", "print_closing_table", "rows"]

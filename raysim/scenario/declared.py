@@ -22,9 +22,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar, get_origin
 
+from raysim.common.folders import cache_root
 from raysim.core import fields as field_types
 from raysim.core.fields import FieldInfo, docs_in, field_info, settings_fields
-from raysim.core.folders import cache_root
 from raysim.scenario.registry import algorithm_class, algorithm_file
 
 IMPORTED = {"torch", "numpy", "scipy"}

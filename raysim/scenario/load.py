@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from raysim.core.errors import ScenarioError
+from raysim.common.errors import ScenarioError
+from raysim.common.results import Scalar
+from raysim.common.text import holds_secret, redacted
 from raysim.core.fields import number_text
-from raysim.core.results import Scalar
-from raysim.core.text import holds_secret, redacted
 from raysim.scenario.declared import Declaration, declaration_of, declared
 from raysim.scenario.registry import algorithm_class, suggest
 from raysim.scenario.schema import Scenario, settings_model

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raysim.core.errors import ScenarioError
+from raysim.common.errors import ScenarioError
 
 if TYPE_CHECKING:
     from raysim.core.algorithm import AnyAlgorithm

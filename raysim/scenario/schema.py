@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from raysim.core.text import expanded
+from raysim.common.text import expanded
 from raysim.scenario.declared import Declaration
 
 Auto = Literal["auto"]
@@ -146,10 +146,10 @@ class Tracking(Section):
 
 
 class Checkpoint(Section):
-    """Commits: all client and server state, written so that a run can go on from there, whatever ended it."""
+    """Checkpoints: all client and server state, written so that a run can go on from there, whatever ended it."""
 
     every: Annotated[int, Field(ge=0)] | Auto = "auto"
-    """Commit after every so many rounds, after the last, and at Ctrl-C; `auto`: about once a minute; 0: never."""
+    """Checkpoints after every so many rounds, after the last, and at Ctrl-C; `auto`: about once a minute; 0: never."""
     folder: str | None = None
     """Where: a folder or an address that fsspec knows, such as s3://bucket/runs. Default: in the run folder."""
 
@@ -164,7 +164,7 @@ class Failure(Section):
     """Seconds that a client's turn may take; `null`: any. Time is not repeatable: a run that needs this may differ
     from another."""
     max_attempts: AtLeastOne = 5
-    """How often the run goes back to its last commit, after the death of an actor or node, without getting further."""
+    """How often the run goes back to its last checkpoint, after an actor or node died, without getting further."""
 
 
 class Scenario(Section):

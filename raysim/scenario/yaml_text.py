@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from raysim.core.errors import ScenarioError
-from raysim.core.text import redacted
+from raysim.common.errors import ScenarioError
+from raysim.common.text import redacted
 
 MOST_ENTRIES = 1_000_000
 """Values in a scenario, each alias counted as what it stands for."""

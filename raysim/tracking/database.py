@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from raysim.core.text import redacted
+from raysim.common.text import redacted
 from raysim.tracking.files import sync_folder
 from raysim.tracking.store import PASSWORD, USER, database_path, is_loopback
 

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from raysim.core.errors import RunError, ScenarioError
-from raysim.core.results import LOCK, ClientRow, RunCard, Status
-from raysim.core.text import redacted
+from raysim.common.errors import RunError, ScenarioError
+from raysim.common.results import LOCK, ClientRow, RunCard, Status
+from raysim.common.text import redacted
 from raysim.tracking.files import hold, holder, remove_leftovers, replace, set_aside, sync_folder
 from raysim.tracking.rounds import RoundRows
 from raysim.tracking.rows import CLIENT_SCHEMA, ClientRows, MissingRowsError
@@ -99,7 +99,7 @@ class RunFolder:
         except BlockingIOError as error:
             raise ScenarioError(f"The run in {path} is still going on, in {holder(path / LOCK)}.") from error
         except OSError as error:
-            raise ScenarioError(f"The run in {path} cannot be gone on with ({_reason(error)}).") from error
+            raise ScenarioError(f"The run in {path} cannot be resumed ({_reason(error)}).") from error
         return folder
 
     def rewind(self, t: int) -> dict[int, ClientRow]:
@@ -216,7 +216,7 @@ class RunFolder:
             if _inode(now) == self._inode:
                 return (
                     f"The run folder {self.path} was moved to {now} while the run went on, so nothing more could be "
-                    f"written to it; go on from its last commit with: raysim resume {shlex.quote(str(now))}"
+                    f"written to it; go on from its last checkpoint with: raysim resume {shlex.quote(str(now))}"
                 )
         return f"The run folder {self.path} is gone, with all that it held: it was deleted while the run went on."
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from raysim.core.results import ClientRow, RunCard, Status
+from raysim.common.results import ClientRow, RunCard, Status
 
 
 class MemoryTracker:

@@ -21,8 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from raysim.core.errors import RunError, ScenarioError
-from raysim.core.results import METRICS, ClientRow, RunCard, Status
+from raysim.common.errors import RunError, ScenarioError
+from raysim.common.results import METRICS, ClientRow, RunCard, Status
 from raysim.tracking.database import ensure_database, in_words, load_mlflow
 from raysim.tracking.folder import summary_text
 from raysim.tracking.store import FOR_TRAINING, VIEW, VIEW_TAG, check_uri, database_path, resolve_uri, shown
@@ -53,7 +53,7 @@ _FINAL = {
     "RESOURCE_DOES_NOT_EXIST",
     "UNAUTHENTICATED",
 }
-_RESUMED = "raysim.resumed"  # the tag that counts how often a run was gone on with
+_RESUMED = "raysim.resumed"  # the tag that counts how often a run was resumed
 _SEND_EVERY_S = 1.0  # short rounds go together: a call costs the time of a hundred small trainings, on their CPU
 # Every round that has metrics has one of these: the second is round 0's, in which everybody is measured.
 _EVERY_ROUND = ("time/round_s", "accuracy/all")

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raysim.core.results import METRICS
+from raysim.common.results import METRICS
 from raysim.tracking.files import replace
 
 

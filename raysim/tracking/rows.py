@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raysim.core.results import ClientRow
+from raysim.common.results import ClientRow
 from raysim.tracking.files import replace, replacing, sync_folder
 
 CLIENT_SCHEMA = pa.schema(

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from raysim.core.errors import ScenarioError
-from raysim.core.text import holds_secret, redacted
+from raysim.common.errors import ScenarioError
+from raysim.common.text import holds_secret, redacted
 
 ALLOWED = "sqlite:///path/to/mlflow.db or http(s)://host:port"
 VARIABLE = "MLFLOW_TRACKING_URI"

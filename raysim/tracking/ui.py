@@ -12,7 +12,7 @@ import threading
 import time
 from types import FrameType
 
-from raysim.core.errors import ScenarioError
+from raysim.common.errors import ScenarioError
 from raysim.tracking.database import ensure_database, in_words, is_new
 from raysim.tracking.store import check_uri, database_path, experiment_pages, shown
 

@@ -15,15 +15,15 @@ from torch.testing import assert_close
 from algorithms.fedavg import FedAvg, Model
 from algorithms.lg_fedavg import Header, LGFedAvg
 from algorithms.standalone import Standalone
+from raysim.common.shards import Shards
+from raysim.contract.toy import SEED, Toy, toy_model, toy_samples
 from raysim.core import Client, LocalTraining, Server, Task, weights
 from raysim.core.data import Samples
 from raysim.core.messages import wire_bytes
 from raysim.core.seeds import seeded
-from raysim.core.shards import Shards
 from raysim.core.state import digest
-from raysim.core.toy import SEED, Toy, toy_model, toy_samples
-from raysim.engine.inprocess import InProcess
-from raysim.engine.world import World
+from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.spec import RunSpec
 
 
 def server_of(state: Any, num_samples: Mapping[int, int]) -> Server[Any]:
@@ -199,28 +199,28 @@ class PlainTransform:
         return self.plain(raw_BHWC)
 
 
-def world_of_one(algorithm: Any) -> tuple[World, np.ndarray[Any, Any]]:
+def world_of_one(algorithm: Any) -> tuple[RunSpec, np.ndarray[Any, Any]]:
     samples: Samples = toy_samples([0, 1, 2, 3] * 6, 0)
     one = Shards(np.arange(20), np.array([0, 20]))
     rest = Shards(np.arange(20, 24), np.array([0, 4]))
-    world = World(
+    spec = RunSpec(
         algorithm, 3, 4, 8, ("norm",), toy_model, PlainTransform(), LocalTraining(epochs=2, batch_size=6, momentum=0.9),
         one, rest, rest, (1,), labels=samples.y.numpy(), image_shape_HWC=(4, 4, 1),
     )  # fmt: skip
-    return world, samples.raw_NHWC.numpy()
+    return spec, samples.raw_NHWC.numpy()
 
 
 @pytest.mark.parametrize("settings", [{}, {"avg_bn_buffers": False}], ids=["with-buffers", "without"])
 def test_fedavg_of_one_client_is_standalone_bit_for_bit(settings: dict[str, bool]):
     digests, accuracies = [], []
     for algorithm in (FedAvg(**settings), Standalone()):
-        backend = InProcess()
+        backend = InProcessBackend()
         try:
-            world, image_MHWC = world_of_one(algorithm)
-            backend.start(world, lambda image_MHWC=image_MHWC: image_MHWC)
+            spec, image_MHWC = world_of_one(algorithm)
+            backend.start(spec, lambda image_MHWC=image_MHWC: image_MHWC)
             reports = [backend.round(t, [0], True, lambda done: None) for t in (1, 2, 3)]
             digests.append(backend.digests()[0])
-            accuracies.append([(r.measured[0].local, r.turns[0].train_loss) for r in reports])
+            accuracies.append([(r.evaluations[0].local, r.client_reports[0].train_loss) for r in reports])
         finally:
             backend.close()
     assert digests[0] == digests[1]

@@ -16,12 +16,12 @@ from torch.testing import assert_close
 from algorithms import dc_pfl
 from algorithms.dc_pfl import DCPFL, ClassStatistics, Gaussian, Global, class_statistics, draw, pool, shares
 from algorithms.fedgh import FedGH
+from raysim.contract.toy import Toy, toy_model, toy_samples
 from raysim.core import Batch, Client, LocalTraining, Server, Task, weights
 from raysim.core.messages import pack, unpack, wire_size
 from raysim.core.ops import cross_entropy
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
-from raysim.core.toy import Toy, toy_model, toy_samples
 
 METHODS = ("factor", "eigh", "jitter")
 
@@ -300,9 +300,9 @@ def test_without_known_means_the_loss_is_cross_entropy_itself():
     nothing_known = Global(w, torch.empty(0, dtype=torch.int32), torch.empty(0, 8))
     for algorithm, down in ((DCPFL(), nothing_known), (DCPFL(lambda_=0.0), Global(w, None, None))):
         algorithm.client_update(client, down)
-        assert client.ledger.values.pop("plain") == 1 and client.given is None
+        assert client.stats.values.pop("plain") == 1 and client.given is None
     DCPFL().client_update(client, Global(w, torch.tensor([1, 3], dtype=torch.int32), torch.ones(2, 8)))
-    assert client.ledger.values["plain"] == 0
+    assert client.stats.values["plain"] == 0
     mean_CD, known_C = client.given
     assert known_C.tolist() == [False, True, False, True]
     assert mean_CD.sum(1).tolist() == [0, 8, 0, 8]

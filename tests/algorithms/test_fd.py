@@ -16,13 +16,13 @@ from torch.testing import assert_close
 
 from algorithms.fd import FD, ClassLogits, Joined, Table, Teachers, teacher_table
 from algorithms.standalone import Standalone
+from raysim.contract.toy import FOUR, LOCAL, ROUNDS, C, D, Toy, toy_model, toy_samples
 from raysim.core import Batch, Client, LocalTraining, Server, Task, weights
 from raysim.core.fit import FitJob, fit_one
 from raysim.core.messages import nonfinite, wire_size
 from raysim.core.ops import class_means, cross_entropy
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
-from raysim.core.toy import FOUR, LOCAL, ROUNDS, C, D, Toy, toy_model, toy_samples
 from tests.engine.test_bytes import KB, one_round
 
 HAND = {0: [3.0, 0.0], 1: [1.0, 2.0], 2: [2.0, 1.0]}

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from algorithms.fedapen import Ensemble, FedAPEN, Shared, ensemble, mutual_loss
+from raysim.contract import check_algorithm
+from raysim.contract.toy import Toy, toy_model, toy_samples
 from raysim.core import Batch, Client, LocalTraining, Server, Task, weights
-from raysim.core.contract import check_algorithm
 from raysim.core.messages import wire_size
 from raysim.core.seeds import seeded
-from raysim.core.toy import Toy, toy_model, toy_samples
 from raysim.models import build_model
 
 TASK = Task(4, 8, ("deep", "flat"), toy_model)
@@ -261,7 +261,7 @@ def test_lambda_is_logged() -> None:
     client = client_of(method.client_model(toy_model("deep"), TASK), [0, 1, 2, 3])
     client.net.lambda_.fill_(0.25)
     method.client_update(client, None)
-    assert client.ledger.values["lambda"] == 0.25
+    assert client.stats.values["lambda"] == 0.25
 
 
 @pytest.mark.parametrize(

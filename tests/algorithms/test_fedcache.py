@@ -25,11 +25,11 @@ from algorithms.fedcache import (
     nearest_of_label,
 )
 from algorithms.standalone import Standalone
+from raysim.contract.compare import fingerprint
+from raysim.contract.toy import FOUR, Toy, toy_encoder, toy_model, toy_samples
 from raysim.core import Batch, Client, LocalTraining, Server, Task
-from raysim.core.compare import fingerprint
 from raysim.core.messages import wire_size
 from raysim.core.seeds import seeded
-from raysim.core.toy import FOUR, Toy, toy_encoder, toy_model, toy_samples
 from raysim.data.transform import ImageTransform
 from raysim.launch.check import check
 from raysim.scenario.load import load_scenario
@@ -43,10 +43,12 @@ def hashes(rows: list[tuple[float, ...]], labels: list[int]) -> Hashes:
     return Hashes(torch.tensor(rows), torch.tensor(labels, dtype=torch.int32))
 
 
-def server_of(method: FedCache, hellos: dict[int, Hashes], num_classes: int = 2) -> Server[Cache]:
+def server_of(method: FedCache, registrations: dict[int, Hashes], num_classes: int = 2) -> Server[Cache]:
     task = Task(num_classes, 8, ("flat",), toy_model)
-    server: Server[Cache] = Server(task, torch.Generator(), {k: len(hello.label_N) for k, hello in hellos.items()}, t=1)
-    server.state = method.server_start(server, hellos)
+    server: Server[Cache] = Server(
+        task, torch.Generator(), {k: len(registration.label_N) for k, registration in registrations.items()}, t=1
+    )
+    server.state = method.server_start(server, registrations)
     return server
 
 
@@ -93,8 +95,8 @@ def test_length_does_not_count_and_nearer_comes_first():
 
 
 def test_other_labels_are_no_neighbours_and_a_lone_sample_has_none():
-    hello = hashes([A, A, B, ACROSS], [0, 1, 0, 2])
-    assert server_of(FedCache(neighbours=2), {0: hello}, 3).state.near_NR.tolist() == [
+    registration = hashes([A, A, B, ACROSS], [0, 1, 0, 2])
+    assert server_of(FedCache(neighbours=2), {0: registration}, 3).state.near_NR.tolist() == [
         [2, -1],
         [-1, -1],
         [0, -1],
@@ -264,9 +266,9 @@ def test_a_sample_that_was_left_out_keeps_its_old_logits():
 def test_waiting_for_all_neighbours(averages: bool):
     method = FedCache(neighbours=2, cold="wait", server_averages=averages)
     # Client 0: two of class 0 and one of class 1; client 1: one of class 0; client 2: one more of class 1.
-    hellos = {0: hashes([A, B, A], [0, 0, 1]), 1: hashes([ACROSS], [0]), 2: hashes([B], [1])}
-    server = server_of(method, hellos)
-    assert [method.server_send(server, k) for k in hellos] == [None, None, None]
+    registrations = {0: hashes([A, B, A], [0, 0, 1]), 1: hashes([ACROSS], [0]), 2: hashes([B], [1])}
+    server = server_of(method, registrations)
+    assert [method.server_send(server, k) for k in registrations] == [None, None, None]
     method.server_update(server, {0: up([1.0, 0.0], [2.0, 0.0], [3.0, 0.0])})
     assert method.server_send(server, 0) is None  # its samples wait for client 1's and client 2's
     down = method.server_send(server, 1)
@@ -294,7 +296,7 @@ def test_bytes_once_and_per_round():
     sizes = [len(labels) for labels in FOUR]
     for averages in (True, False):
         sent = Toy(FedCache(neighbours=3, server_averages=averages), "bytes").run(2).sent
-        once = {k: wire_size(msg) for name, k, msg in sent if name == "client_join"}
+        once = {k: wire_size(msg) for name, k, msg in sent if name == "client_register"}
         assert [once[k].bytes for k in range(4)] == [4 * n * (16 + 1) for n in sizes]
         for name, k, msg in sent:
             if name == "server_send":
@@ -364,9 +366,9 @@ def test_the_encoder_is_asked_for_by_name_and_checked_before_the_run():
 
     client = client_of("flat", [0, 1, 3])
     client.task = Task(C, 8, ("flat",), toy_model, 1, encoder)
-    hello = FedCache().client_join(client)
-    assert hello.hash_Nh.equal(client.data.x.flatten(1)[:, :3])
-    assert hello.label_N.tolist() == [0, 1, 3] and hello.label_N.dtype == torch.int32
+    registration = FedCache().client_register(client)
+    assert registration.hash_Nh.equal(client.data.x.flatten(1)[:, :3])
+    assert registration.label_N.tolist() == [0, 1, 3] and registration.label_N.dtype == torch.int32
     FedCache(encoder="pixels").check(client.task)
     assert asked == ["pixels", "pixels"]
     with pytest.raises(ValueError, match="encoder: no weights"):

@@ -12,11 +12,11 @@ from torch.testing import assert_close
 
 from algorithms.fedclassavg import FedClassAvg, Header
 from algorithms.lg_fedavg import LGFedAvg
+from raysim.contract.toy import Toy, toy_model, toy_samples
 from raysim.core import Batch, Client, LocalTraining, Server, Task
 from raysim.core.messages import wire_size
 from raysim.core.meter import FlopMeter
 from raysim.core.seeds import seeded
-from raysim.core.toy import Toy, toy_model, toy_samples
 from raysim.scenario.load import load_scenario
 from raysim.scenario.schema import Training
 from tests.conftest import REPOSITORY
@@ -346,7 +346,7 @@ def test_similarities_are_charged_for_the_size_of_the_batch() -> None:
         local, rng = LocalTraining(batch_size=batch_size), seeded(1, "client", 1, 0)
         client = Client(0, task, toy_samples(labels, 0), Wide(), local, rng, 1, "wide", meter=FlopMeter())
         client.fit(FedClassAvg().loss, two_views=True)
-        return client.ledger.flops
+        return client.stats.flops
 
     # Per sample: both views through the first layer, forward and its weights' gradient; one view through the header,
     # forward, its weights' gradient and its input's. Of 2B x 2B similarities of 500 numbers, three times.

@@ -8,10 +8,10 @@ from torch import nn
 from torch.testing import assert_close
 
 from algorithms.fedgh import ClassMeans, FedGH, Header
+from raysim.contract.toy import Toy, toy_model, toy_samples
 from raysim.core import Client, LocalTraining, Server, Task, weights
 from raysim.core.messages import wire_bytes, wire_components
 from raysim.core.seeds import seeded
-from raysim.core.toy import Toy, toy_model, toy_samples
 
 
 def server_with_zero_header(num_classes: int = 2, feature_dim: int = 2) -> Server[Header]:

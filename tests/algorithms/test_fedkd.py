@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from algorithms.fedkd import Factors, FedKD, Mentee, MentorMentee, Shared, Update, compressed, factors, floats, restored
+from raysim.contract.toy import Toy, toy_model, toy_samples
 from raysim.core import Batch, Client, LocalTraining, Server, Task
 from raysim.core.messages import nonfinite, wire_bytes, wire_params
 from raysim.core.meter import FlopMeter
 from raysim.core.ops import cross_entropy
 from raysim.core.seeds import seeded
-from raysim.core.toy import Toy, toy_model, toy_samples
 
 TASK = Task(4, 8, ("deep", "norm", "flat"), toy_model, num_rounds=4)
 ONE = Batch(torch.zeros(1, 1), torch.tensor([0]), torch.tensor([0]))
@@ -231,7 +231,7 @@ def flops(net: nn.Module, loss: Any) -> float:
     client = Client(0, TASK, toy_samples([0, 1, 2], 0), net, LocalTraining(), seeded(1, "client", 1, 0), 1, "x")
     client.meter = FlopMeter()
     client.fit(loss)
-    return client.ledger.flops
+    return client.stats.flops
 
 
 def test_mentee_and_projection_are_counted():

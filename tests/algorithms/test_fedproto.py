@@ -14,12 +14,12 @@ from torch.testing import assert_close
 
 from algorithms.fedproto import UNKNOWN, FedProto, GlobalPrototypes, Joined, Nearest, Prototypes, Table, prototype_table
 from algorithms.standalone import Standalone
+from raysim.contract.toy import FOUR, LOCAL, ROUNDS, C, D, Toy, toy_model, toy_samples
 from raysim.core import Batch, Client, LocalTraining, Server, Task, weights
 from raysim.core.messages import nonfinite, wire_size
 from raysim.core.ops import class_means, cross_entropy
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
-from raysim.core.toy import FOUR, LOCAL, ROUNDS, C, D, Toy, toy_model, toy_samples
 from tests.engine.test_bytes import KB, one_round
 
 

@@ -14,12 +14,12 @@ from torch.testing import assert_close
 
 from algorithms.fedral import Angled, FedRAL, Matrix, block_mask
 from algorithms.standalone import Standalone
+from raysim.contract.toy import Toy, toy_model, toy_samples
 from raysim.core import Client, LocalTraining, Server, Task
 from raysim.core.messages import wire_size
 from raysim.core.seeds import seeded
-from raysim.core.toy import Toy, toy_model, toy_samples
 from raysim.data.partition import Pathological, make_partition
-from raysim.engine.sampling import cohort
+from raysim.engine.policies.sampling import cohort
 
 
 class Given(nn.Module):

@@ -13,10 +13,10 @@ from torch.testing import assert_close
 
 from algorithms.fedssa import FedSSA, Joined, Rows, State, average_rows, rows_of
 from algorithms.standalone import Standalone
+from raysim.contract.toy import Toy, toy_model, toy_samples
 from raysim.core import Client, LocalTraining, Server, Task
 from raysim.core.messages import wire_size
 from raysim.core.seeds import seeded
-from raysim.core.toy import Toy, toy_model, toy_samples
 
 
 def header_of(rows: list[list[float]], bias: list[float] | None = None) -> nn.Linear:

@@ -28,16 +28,16 @@ from algorithms.fedtgp import (
     margin_loss,
 )
 from algorithms.standalone import Standalone
+from raysim.contract.toy import C, D, Toy, toy_model, toy_samples
 from raysim.core import Batch, Client, LocalTraining, Server, Task, weights
 from raysim.core.messages import nonfinite, wire_size
 from raysim.core.ops import cross_entropy
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
-from raysim.core.toy import C, D, Toy, toy_model, toy_samples
-from raysim.engine.placement import Machine, make_plan
-from raysim.engine.server import ServerHost
+from raysim.engine.policies.placement import ClusterResources, make_plan
+from raysim.engine.workers.server import ServerWorker
 from raysim.launch.check import check
-from raysim.launch.prepare import deal, read_data, world_of
+from raysim.launch.prepare import deal, make_run_spec, read_data
 from tests.engine.scenarios import loaded, of_method
 from tests.engine.test_bytes import KB, one_round
 
@@ -414,8 +414,8 @@ def test_the_official_server_is_the_released_arithmetic_at_the_clients_rate(lr: 
 def test_the_engine_tells_the_server_how_clients_train():
     checked = check(loaded(of_method("fedtgp"), "training.lr=0.03"))
     data = read_data(checked)
-    world = world_of(checked, data, deal(checked, data), make_plan(checked.asks, Machine(1, 0), 1.0))
-    assert ServerHost(world).server.local.lr == 0.03
+    spec = make_run_spec(checked, data, deal(checked, data), make_plan(checked.requests, ClusterResources(1, 0), 1.0))
+    assert ServerWorker(spec).server.local.lr == 0.03
 
 
 # -- bytes -------------------------------------------------------------------------------------------

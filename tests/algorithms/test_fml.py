@@ -11,12 +11,12 @@ from torch.testing import assert_close
 
 from algorithms.fml import FML, Meme, Pair
 from algorithms.standalone import Standalone
+from raysim.contract.toy import Toy, toy_model, toy_samples
 from raysim.core import Batch, Client, LocalTraining, Server, Task, Weights
 from raysim.core.messages import wire_bytes, wire_params
 from raysim.core.meter import FlopMeter
 from raysim.core.ops import cross_entropy
 from raysim.core.seeds import seeded
-from raysim.core.toy import Toy, toy_model, toy_samples
 from raysim.models import build_model
 
 TASK = Task(4, 8, ("deep", "norm", "flat"), toy_model)
@@ -165,7 +165,7 @@ def flops(net: nn.Module, loss: object) -> float:
     client = Client(0, TASK, toy_samples([0, 1, 2], 0), net, LocalTraining(), seeded(1, "client", 1, 0), 1, "x")
     client.meter = FlopMeter()
     client.fit(loss)  # type: ignore[arg-type]
-    return client.ledger.flops
+    return client.stats.flops
 
 
 def test_the_small_models_operations_are_counted():

@@ -18,13 +18,13 @@ from torch.testing import assert_close
 
 from algorithms.hks import HKS, Knowledge, Logits, Teachers, Tree, distances_gb
 from algorithms.standalone import Standalone
+from raysim.contract import check_algorithm
+from raysim.contract.toy import FOUR, SEED, Toy, toy_model, toy_samples
 from raysim.core import Batch, Client, LocalTraining, ScenarioError, Server, Task
-from raysim.core.contract import check_algorithm
 from raysim.core.fit import FitJob, FitResult, fit_one
 from raysim.core.messages import wire_bytes
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
-from raysim.core.toy import FOUR, SEED, Toy, toy_model, toy_samples
 from raysim.core.ward import ward
 from raysim.launch.check import check
 from tests.engine.scenarios import loaded

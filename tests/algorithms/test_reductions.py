@@ -17,14 +17,14 @@ import pytest
 from numpy.typing import NDArray
 
 from algorithms.fd import FD
+from raysim.common.shards import Shards
 from raysim.core.messages import Weights
-from raysim.core.shards import Shards
-from raysim.engine.inprocess import InProcess
-from raysim.engine.placement import Machine, make_plan
-from raysim.engine.sampling import cohort
-from raysim.engine.world import World
+from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.policies.placement import ClusterResources, make_plan
+from raysim.engine.policies.sampling import cohort
+from raysim.engine.spec import RunSpec
 from raysim.launch.check import check
-from raysim.launch.prepare import deal, read_data, world_of
+from raysim.launch.prepare import deal, make_run_spec, read_data
 from raysim.scenario.load import load_scenario
 from tests.engine.scenarios import states_of
 
@@ -32,7 +32,7 @@ ROUNDS, PER_CLIENT = 2, 48
 
 
 @cache
-def base(data_root: str, clients: int = 10) -> tuple[World, NDArray[np.uint8]]:
+def base(data_root: str, clients: int = 10) -> tuple[RunSpec, NDArray[np.uint8]]:
     """The world of Standalone, and the images."""
     checked = check(
         load_scenario(
@@ -51,17 +51,17 @@ def base(data_root: str, clients: int = 10) -> tuple[World, NDArray[np.uint8]]:
         )
     )
     data = read_data(checked)
-    world = world_of(checked, data, deal(checked, data), make_plan(checked.asks, Machine(1, 0)))
+    spec = make_run_spec(checked, data, deal(checked, data), make_plan(checked.requests, ClusterResources(1, 0)))
     rng = np.random.default_rng(0)
-    few = [np.sort(rng.choice(world.train.of(k), PER_CLIENT, replace=False)) for k in range(clients)]
+    few = [np.sort(rng.choice(spec.train.of(k), PER_CLIENT, replace=False)) for k in range(clients)]
     train = Shards(np.concatenate(few), np.arange(clients + 1, dtype=np.int64) * PER_CLIENT)
-    return replace(world, train=train), data.image_MHWC
+    return replace(spec, train=train), data.image_MHWC
 
 
 @cache
 def after(data_root: str, method: str, settings: tuple[tuple[str, Any], ...]) -> Mapping[int, Weights]:
     """Every client's weights after two rounds."""
-    world, image_MHWC = base(data_root)
+    spec, image_MHWC = base(data_root)
     scenario = {
         "name": "one",
         "rounds": 1,
@@ -69,9 +69,9 @@ def after(data_root: str, method: str, settings: tuple[tuple[str, Any], ...]) ->
         "data": {"name": "cifar100"},
         "clients": {"count": 1, "models": ["cnn1"]},
     }
-    backend = InProcess()
+    backend = InProcessBackend()
     try:
-        backend.start(replace(world, algorithm=load_scenario(scenario).algorithm), lambda: image_MHWC)
+        backend.start(replace(spec, algorithm=load_scenario(scenario).algorithm), lambda: image_MHWC)
         for t in range(1, ROUNDS + 1):
             report = backend.round(t, range(10), False, lambda done: None)
             assert not report.server.rejected
@@ -120,14 +120,16 @@ def test_what_was_switched_off_matters(
 def test_fd_runs_where_the_papers_print_a_dash(data_root: str) -> None:
     # 10 of 100 clients with 10 of 100 classes in each of 20 rounds: almost every round some class has one participant,
     # whose leave-one-out mean is 0/0 unless guarded. With 48 samples, some clients lack some of their classes, too.
-    world, image_MHWC = base(data_root, 100)
-    backend, lonely = InProcess(), 0.0
+    spec, image_MHWC = base(data_root, 100)
+    backend, lonely = InProcessBackend(), 0.0
     try:
-        backend.start(replace(world, algorithm=FD()), lambda: image_MHWC)
+        backend.start(replace(spec, algorithm=FD()), lambda: image_MHWC)
         for t in range(1, 21):
-            report = backend.round(t, cohort(world.seed, t, list(range(100)), 10), False, lambda done: None)
+            report = backend.round(t, cohort(spec.seed, t, list(range(100)), 10), False, lambda done: None)
             assert not report.server.rejected
-            assert all(math.isfinite(turn.train_loss or math.nan) for turn in report.turns.values())
+            assert all(
+                math.isfinite(client_report.train_loss or math.nan) for client_report in report.client_reports.values()
+            )
             lonely += report.server.values["single_holder_classes"]
         clients, server = states_of(backend)
     finally:

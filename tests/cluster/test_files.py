@@ -344,7 +344,7 @@ EXPORTED = {
 def test_the_engine_exports_these_metrics() -> None:
     from ray.util.metrics import Metric
 
-    from raysim.engine.ray_metrics import RayMetrics
+    from raysim.engine.ray.metrics import RayMetrics
 
     def metrics(tree: Any) -> Iterator[Metric]:
         if isinstance(tree, Metric):

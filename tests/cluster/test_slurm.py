@@ -170,7 +170,7 @@ def test_head_address_can_be_given(slurm: Slurm) -> None:
 
 
 def test_sigterm_ends_the_run_first(slurm: Slurm) -> None:
-    """Slurm sends it before the time is up: raysim gets it, commits, and its exit code is the job's."""
+    """Slurm sends it before the time is up: raysim gets it, checkpoints, and its exit code is the job's."""
     job = slurm.start("s.yaml", RUN_FOREVER="1")
     for _ in range(200):
         if (slurm.folder / "calls.running").exists():

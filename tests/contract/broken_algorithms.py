@@ -31,7 +31,7 @@ class Sound(Algorithm[Header, Header, Header]):
 
     paper: ClassVar[str] = "none"
 
-    def server_start(self, server: Server[Header], hellos: Mapping[ClientId, Any]) -> Header:
+    def server_start(self, server: Server[Header], registrations: Mapping[ClientId, Any]) -> Header:
         return Header(weights(nn.Linear(server.task.feature_dim, server.task.num_classes)))
 
     def server_send(self, server: Server[Header], to: ClientId) -> Header:
@@ -271,14 +271,14 @@ class StateBesideTheNet(Sound):
     """Keeps a running value as a plain attribute of the network."""
 
     def client_update(self, client: Client, down: Header | None) -> Any:
-        client.net.turns = getattr(client.net, "turns", 0) + 1
+        client.net.rounds = getattr(client.net, "rounds", 0) + 1
         up = super().client_update(client, down)
         with torch.no_grad():
-            client.net.header.bias.mul_(1 / client.net.turns)
+            client.net.header.bias.mul_(1 / client.net.rounds)
         return up
 
 
-TURNS: dict[ClientId, int] = {}
+ROUNDS_OF: dict[ClientId, int] = {}
 
 
 @dataclass(frozen=True)
@@ -286,10 +286,10 @@ class StateInTheModule(Sound):
     """Keeps a running value in a global of its file."""
 
     def client_update(self, client: Client, down: Header | None) -> Any:
-        TURNS[client.id] = TURNS.get(client.id, 0) + 1
+        ROUNDS_OF[client.id] = ROUNDS_OF.get(client.id, 0) + 1
         up = super().client_update(client, down)
         with torch.no_grad():
-            client.net.header.bias.mul_(1 / TURNS[client.id])
+            client.net.header.bias.mul_(1 / ROUNDS_OF[client.id])
         return up
 
 
@@ -304,8 +304,8 @@ class Opaque:
 class OpaqueServerState(Sound):
     """Server state that cannot be stored."""
 
-    def server_start(self, server: Server[Any], hellos: Mapping[ClientId, Any]) -> Any:
-        return Opaque(super().server_start(server, hellos).w)
+    def server_start(self, server: Server[Any], registrations: Mapping[ClientId, Any]) -> Any:
+        return Opaque(super().server_start(server, registrations).w)
 
     def server_send(self, server: Server[Any], to: ClientId) -> Header:
         return Header(server.state.w)
@@ -335,7 +335,7 @@ class WithHiddenTensor(nn.Linear):
 class HiddenInAServerModule(Sound):
     """Server state in a non-persistent buffer."""
 
-    def server_start(self, server: Server[Any], hellos: Mapping[ClientId, Any]) -> Any:
+    def server_start(self, server: Server[Any], registrations: Mapping[ClientId, Any]) -> Any:
         return {"net": [WithHiddenTensor()]}
 
     def server_send(self, server: Server[Any], to: ClientId) -> Header:
@@ -471,7 +471,7 @@ class FedGHSlip(Algorithm[Header, ClassMeans, nn.Linear]):
 
     paper: ClassVar[str] = "none"
 
-    def server_start(self, server: Server[nn.Linear], hellos: Mapping[ClientId, Any]) -> nn.Linear:
+    def server_start(self, server: Server[nn.Linear], registrations: Mapping[ClientId, Any]) -> nn.Linear:
         return nn.Linear(server.task.feature_dim, server.task.num_classes)
 
     def server_send(self, server: Server[nn.Linear], to: ClientId) -> Header:
@@ -567,17 +567,17 @@ class ForgetsToReturn(Sound):
 class ForgetsToReturnTheFirstState(Sound):
     """Puts the state where it belongs, and then None over it."""
 
-    def server_start(self, server: Server[Header], hellos: Mapping[ClientId, Any]) -> Any:
-        server.state = super().server_start(server, hellos)
+    def server_start(self, server: Server[Header], registrations: Mapping[ClientId, Any]) -> Any:
+        server.state = super().server_start(server, registrations)
 
 
 @dataclass(frozen=True)
 class ForgetsToReturnSometimes(Sound):
     """As ForgetsToReturnTheFirstState, where only running shows it."""
 
-    def server_start(self, server: Server[Header], hellos: Mapping[ClientId, Any]) -> Any:
-        server.state = super().server_start(server, hellos)
-        return hellos or None
+    def server_start(self, server: Server[Header], registrations: Mapping[ClientId, Any]) -> Any:
+        server.state = super().server_start(server, registrations)
+        return registrations or None
 
 
 @dataclass(frozen=True)
@@ -690,7 +690,7 @@ class JoinsUnheard(Algorithm[None, None, None]):
 
     paper: ClassVar[str] = "none"
 
-    def client_join(self, client: Client) -> Header:
+    def client_register(self, client: Client) -> Header:
         return Header(weights(client.net.header))
 
     def client_update(self, client: Client, down: None) -> Any:
@@ -832,7 +832,7 @@ class HelpersOfManyNames(Sound):
     def server_send(server: Server[Header], to: ClientId) -> Header:  # type: ignore[override]
         return server.state
 
-    def client_join(self, client: Client) -> None:
+    def client_register(self, client: Client) -> None:
         """Nothing to say, on purpose."""
         return None  # noqa: RET501
 
@@ -848,6 +848,6 @@ class HelpersOfManyNames(Sound):
 
 def fresh_globals() -> Iterator[None]:
     """Empty the globals that some of these leave behind."""
-    for kept in (NETS, StateOnClass.seen, LAST, TURNS):
+    for kept in (NETS, StateOnClass.seen, LAST, ROUNDS_OF):
         kept.clear()  # type: ignore[attr-defined]
     yield

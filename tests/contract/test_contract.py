@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
+from raysim.contract import CLAUSES, ContractError, check_algorithm
 from raysim.core.algorithm import AnyAlgorithm
-from raysim.core.contract import CLAUSES, ContractError, check_algorithm
 from raysim.core.fields import settings_fields
 from raysim.scenario.registry import algorithm_class, algorithm_names
 
@@ -142,7 +142,7 @@ BROKEN: list[tuple[AnyAlgorithm, str, str]] = [
     (broken.TooFewArguments(), "defined", "is called with (server, to); write def server_send(self, server, to)"),
     (broken.ArgumentsSwapped(), "defined", "`client_receive` takes (self, down: 'Header', client: 'Client')"),
     (broken.ReceivesWhatNobodySends(), "defined", "client_receive is overridden but server_send is not, so nothing"),
-    (broken.JoinsUnheard(), "defined", "client_join is overridden but server_start is not, so nobody hears"),
+    (broken.JoinsUnheard(), "defined", "client_register is overridden but server_start is not, so nobody hears"),
     (broken.UnreadField(), "fields_read", "no line reads its field unheeded"),
     (broken.ForgetsToReturnSometimes(), "runs", "server_start sets server.state, but returns nothing"),
     (broken.ReturnsTheState(), "runs", "server_update returns a Header, which nobody takes; assign the new state to"),
@@ -296,7 +296,7 @@ IN_FILES = [
      "`server_update` in line 20 stands inside `client_update`"),
     ("defined", "    def loss(", "    def client_update(self, client, down):\n        pass\n\n    def loss(",
      "`client_update` is there twice, in lines 17 and 20, and only the last counts"),
-    ("imports", "from typing", "import raysim.engine.host\nfrom typing", "imports raysim.engine.host in line 3"),
+    ("imports", "from typing", "import raysim.engine.spec\nfrom typing", "imports raysim.engine.spec in line 3"),
     ("imports", "from typing", "from raysim import engine\nfrom typing", "imports raysim.engine in line 3"),
     ("imports", "from typing", "from algorithms.fedgh import FedGH\nfrom typing", "imports algorithms.fedgh"),
     ("imports", "client.fit(", "import ray\n        client.fit(", "imports ray in line 18"),

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from raysim.common.shards import Shards
+from raysim.contract.toy import ToyTransform
 from raysim.core.data import Batch, Samples
 from raysim.core.seeds import seeded
-from raysim.core.shards import Shards
-from raysim.core.toy import ToyTransform
 
 
 class Recorder(ToyTransform):

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from raysim.contract.toy import toy_model, toy_samples
 from raysim.core.algorithm import Client, Task
 from raysim.core.data import Batch
 from raysim.core.fit import FitJob, FitResult, LocalTraining, fit_one, has_batchnorm, make_optimizer
 from raysim.core.ops import cross_entropy
-from raysim.core.toy import toy_model, toy_samples
 
 
 class One(nn.Module):
@@ -197,7 +197,7 @@ def test_rows_are_kept_in_data_order_and_are_those_before_the_last_step():
     # Two epochs asked for are two epochs, whatever the scenario says.
     one, two = client(toy_model("flat"), 2), client(toy_model("flat"), 1)
     assert torch.equal(one.fit(logits_kept), two.fit(logits_kept, epochs=2))
-    assert two.ledger.samples == 14
+    assert two.stats.samples == 14
 
 
 def test_a_sample_that_is_left_out_has_no_row():

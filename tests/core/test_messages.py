@@ -28,7 +28,7 @@ from raysim.core.messages import (
 
 
 @message
-class Note:
+class Notify:
     """Everything a message may hold."""
 
     w: Weights
@@ -69,9 +69,9 @@ def tensors(draw: st.DrawFn) -> Tensor:
 @given(tensors(), tensors(), st.floats(allow_nan=False), st.integers(-(2**40), 2**40))
 @settings(max_examples=150, deadline=None)
 def test_pack_and_unpack_are_exact(one: Tensor, other: Tensor, number: float, count: int):
-    sent = Note({"a": one, "b": other}, (one, number), count)
+    sent = Notify({"a": one, "b": other}, (one, number), count)
     got = unpack(pickle.loads(pickle.dumps(pack(sent))))
-    assert type(got) is Note and (got.pair[1], got.count, got.maybe) == (number, count, None)
+    assert type(got) is Notify and (got.pair[1], got.count, got.maybe) == (number, count, None)
     for before, after in ((one, got.w["a"]), (other, got.w["b"]), (one, got.pair[0])):
         assert (after.dtype, after.shape) == (before.dtype, before.shape)
         assert bits(after) == bits(before)
@@ -84,14 +84,14 @@ def test_pack_and_unpack_are_exact(one: Tensor, other: Tensor, number: float, co
 
 
 def test_a_message_is_frozen():
-    note = Note({}, (torch.zeros(1), 0.0))
+    notify = Notify({}, (torch.zeros(1), 0.0))
     with pytest.raises(dataclasses.FrozenInstanceError):
-        note.count = 1
+        notify.count = 1
 
 
 def test_packing_shares_no_memory_with_the_sender():
     w = torch.ones(3)
-    packed = pack(Note({"w": w}, (w, 0.0)))
+    packed = pack(Notify({"w": w}, (w, 0.0)))
     w.zero_()
     assert unpack(packed).w["w"].tolist() == [1.0, 1.0, 1.0]
 

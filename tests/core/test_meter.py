@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from raysim.contract.toy import toy_model, toy_samples
 from raysim.core.algorithm import Client, Task
 from raysim.core.data import Batch
 from raysim.core.fit import LocalTraining
-from raysim.core.meter import FlopMeter, Ledger, flops_of
+from raysim.core.meter import ClientStats, FlopMeter, flops_of
 from raysim.core.ops import cross_entropy
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
-from raysim.core.toy import toy_model, toy_samples
 
 
 def client(arch: str, labels: list[int], meter: FlopMeter | None) -> Client:
@@ -58,10 +58,10 @@ def test_a_kind_of_work_is_probed_once():
 def test_fit_is_charged_per_sample_it_saw():
     # flat: 16 -> 8 -> 4. Forward 2 * (128 + 32) = 320; backward: the first layer's weights 256, the header's
     # weights and input 64 each. 704 per sample; 7 samples, 2 epochs.
-    turn = client("flat", [0, 1, 2, 3, 0, 1, 2], FlopMeter())
-    turn.fit(cross_entropy)
-    assert turn.ledger.samples == 14
-    assert turn.ledger.flops == 14 * 704
+    client_report = client("flat", [0, 1, 2, 3, 0, 1, 2], FlopMeter())
+    client_report.fit(cross_entropy)
+    assert client_report.stats.samples == 14
+    assert client_report.stats.flops == 14 * 704
 
 
 def test_a_loss_that_compares_samples_costs_more_in_a_larger_batch():
@@ -73,20 +73,20 @@ def test_a_loss_that_compares_samples_costs_more_in_a_larger_batch():
     # and as much for the gradient of either factor. Batches of 3, 3 and 1, twice; other clients' are of other sizes.
     meter = FlopMeter()
     for labels, batches in (([0, 1, 2, 3, 0, 1, 2], [3, 3, 1]), ([0, 1], [2]), ([0, 1, 2], [3])):
-        turn = client("flat", labels, meter)
-        turn.fit(pairs)
-        assert turn.ledger.flops == 2 * sum(512 * size + 3 * 2 * size * size * 8 for size in batches)
+        client_report = client("flat", labels, meter)
+        client_report.fit(pairs)
+        assert client_report.stats.flops == 2 * sum(512 * size + 3 * 2 * size * size * 8 for size in batches)
 
 
 def test_only_what_trains_is_charged_its_gradient():
     # flat, per sample: 320 forward; backward 256 (first layer's weights), 64 (header's weights), 64 (its input).
     meter = FlopMeter()
     for frozen, flops in ((None, 704), ("extractor", 320 + 64), ("header", 320 + 64 + 256)):
-        turn = client("flat", [0, 1, 2], meter)
+        client_report = client("flat", [0, 1, 2], meter)
         if frozen:
-            getattr(turn.net, frozen).requires_grad_(False)
-        turn.fit(cross_entropy)
-        assert turn.ledger.flops == 2 * 3 * flops, frozen
+            getattr(client_report.net, frozen).requires_grad_(False)
+        client_report.fit(cross_entropy)
+        assert client_report.stats.flops == 2 * 3 * flops, frozen
 
 
 def test_what_a_second_view_costs_is_charged_where_there_is_one():
@@ -95,61 +95,61 @@ def test_what_a_second_view_costs_is_charged_where_there_is_one():
 
     meter = FlopMeter()
     for two_views in (False, True):
-        turn = client("flat", [0, 1, 2], meter)
-        turn.fit(loss, two_views=two_views)
-        assert turn.ledger.flops == (1 + two_views) * 2 * 3 * 704
+        client_report = client("flat", [0, 1, 2], meter)
+        client_report.fit(loss, two_views=two_views)
+        assert client_report.stats.flops == (1 + two_views) * 2 * 3 * 704
 
 
 def test_a_batch_that_batchnorm_cannot_train_on_is_not_charged():
-    turn = client("norm", [0, 1, 2, 3, 0, 1, 2], FlopMeter())
-    turn.fit(cross_entropy)
-    assert turn.ledger.samples == 12  # 3 + 3, twice; the seventh sample was left out
+    client_report = client("norm", [0, 1, 2, 3, 0, 1, 2], FlopMeter())
+    client_report.fit(cross_entropy)
+    assert client_report.stats.samples == 12  # 3 + 3, twice; the seventh sample was left out
 
 
 def test_outputs_are_charged_forward_only():
-    turn = client("flat", [0, 1, 2, 3, 0], FlopMeter())
-    turn.outputs(turn.net.features)
-    assert turn.ledger.flops == 5 * 2 * 16 * 8
+    client_report = client("flat", [0, 1, 2, 3, 0], FlopMeter())
+    client_report.outputs(client_report.net.features)
+    assert client_report.stats.flops == 5 * 2 * 16 * 8
 
 
 def test_counting_changes_neither_the_network_nor_any_draw():
     digests, after = [], []
     for meter in (None, FlopMeter()):
         torch.manual_seed(3)
-        turn = client("norm", [0, 1, 2, 3, 0, 1], meter)
-        turn.fit(cross_entropy)
-        turn.outputs(turn.net.features)
-        turn.fit(cross_entropy, given=torch.zeros(1))
-        digests.append(digest(turn.net))
-        after.append((torch.rand(1).item(), torch.rand(1, generator=turn.rng).item()))
-        assert all(parameter.grad is None for parameter in turn.net.parameters())
+        client_report = client("norm", [0, 1, 2, 3, 0, 1], meter)
+        client_report.fit(cross_entropy)
+        client_report.outputs(client_report.net.features)
+        client_report.fit(cross_entropy, given=torch.zeros(1))
+        digests.append(digest(client_report.net))
+        after.append((torch.rand(1).item(), torch.rand(1, generator=client_report.rng).item()))
+        assert all(parameter.grad is None for parameter in client_report.net.parameters())
     assert digests[0] == digests[1]
     assert after[0] == after[1]
 
 
 def test_one_sample_is_enough_to_count_on():
-    turn = client("norm", [2], FlopMeter())
-    turn.fit(cross_entropy)
-    assert (turn.ledger.samples, turn.ledger.flops) == (0, 0.0)
-    assert math.isnan(turn.ledger.train_loss)
-    assert digest(turn.net) == digest(toy_model("norm"))
+    client_report = client("norm", [2], FlopMeter())
+    client_report.fit(cross_entropy)
+    assert (client_report.stats.samples, client_report.stats.flops) == (0, 0.0)
+    assert math.isnan(client_report.stats.train_loss)
+    assert digest(client_report.net) == digest(toy_model("norm"))
 
 
 def test_outputs_are_in_data_order_and_in_eval_mode():
-    turn = client("norm", [0, 1, 2, 3, 0], None)
-    found = turn.outputs(turn.net.features)
-    assert found.shape == (5, 8) and not turn.net.training and not found.requires_grad
+    client_report = client("norm", [0, 1, 2, 3, 0], None)
+    found = client_report.outputs(client_report.net.features)
+    assert found.shape == (5, 8) and not client_report.net.training and not found.requires_grad
     with torch.no_grad():
-        expected = turn.net.eval().features(turn.data.x)
+        expected = client_report.net.eval().features(client_report.data.x)
     assert torch.allclose(found, expected, atol=1e-6)
-    assert turn.ledger.flops == 0.0
+    assert client_report.stats.flops == 0.0
 
 
 def test_the_ledger_means_over_samples():
-    assert Ledger(loss_sum=6.0, samples=4).train_loss == 1.5
+    assert ClientStats(loss_sum=6.0, samples=4).train_loss == 1.5
 
 
 def test_what_a_client_logs_is_in_its_ledger():
-    turn = client("flat", [0], None)
-    turn.log("drift", torch.tensor(2.0))  # type: ignore[arg-type]
-    assert turn.ledger.values == {"drift": 2.0}
+    client_report = client("flat", [0], None)
+    client_report.log("drift", torch.tensor(2.0))  # type: ignore[arg-type]
+    assert client_report.stats.values == {"drift": 2.0}

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
+from raysim.contract.toy import toy_model
 from raysim.core.data import Batch
 from raysim.core.messages import Weights
 from raysim.core.ops import class_means, cross_entropy, kl, weighted_mean
-from raysim.core.toy import toy_model
 
 
 def part(*values: float) -> Weights:

@@ -19,7 +19,7 @@ class Kept:
     net: nn.Module
     latest: dict[int, Any]
     t: int = 0
-    note: str = "é"
+    notify: str = "é"
     nothing: None = None
 
 
@@ -39,7 +39,7 @@ def test_every_tensor_and_number_has_a_dotted_path_in_a_fixed_order():
         "latest.10.0": [1.5],
         "latest.10.1": 2.5,
         "t": 0,
-        "note": [0xC3, 0xA9],
+        "notify": [0xC3, 0xA9],
     }
     assert list(found)[2:5] == ["latest.9.0", "latest.10.0", "latest.10.1"]
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from raysim.core.errors import ScenarioError
-from raysim.core.folders import cache_root
+from raysim.common.errors import ScenarioError
+from raysim.common.folders import cache_root
 from raysim.data.datasets import DATASETS, load_dataset
 
 
@@ -45,13 +45,13 @@ def test_real_fashion_mnist_cold_and_cached(real_data, monkeypatch, tmp_path):
     monkeypatch.setenv("RAYSIM_DATA", real_data)
     cold = load_dataset("fashion_mnist", download=False)
     monkeypatch.setattr("raysim.data.sources._decode", lambda *_: pytest.fail("decoded again"))
-    warm = load_dataset("fashion_mnist", download=False)
-    assert cold.digest == warm.digest and cold.class_names == warm.class_names
+    preload = load_dataset("fashion_mnist", download=False)
+    assert cold.digest == preload.digest and cold.class_names == preload.class_names
     assert cold.image_MHWC.shape == (70_000, 28, 28, 1) and cold.num_train == 60_000
     assert np.bincount(cold.label_M[:60_000]).tolist() == [6000] * 10
     assert np.bincount(cold.label_M[60_000:]).tolist() == [1000] * 10
-    assert not warm.image_MHWC.flags.writeable and not cold.image_MHWC.flags.writeable
-    assert "Parquet files in" in warm.source
+    assert not preload.image_MHWC.flags.writeable and not cold.image_MHWC.flags.writeable
+    assert "Parquet files in" in preload.source
 
 
 def test_real_cifar100_test_file(real_data, alone):

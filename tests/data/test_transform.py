@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from raysim.core.errors import ScenarioError
+from raysim.common.errors import ScenarioError
 from raysim.data.specs import DATASETS
 from raysim.data.transform import Augment, ImageTransform, transform_for
 

@@ -7,7 +7,7 @@ from typing import Any
 from raysim.core.algorithm import ClientId
 from raysim.core.messages import Weights, weights
 from raysim.core.state import state_tensors
-from raysim.engine.inprocess import InProcess
+from raysim.engine.inprocess import InProcessBackend
 from raysim.scenario.load import Loaded, load_scenario
 
 
@@ -46,7 +46,7 @@ def loaded(*sets: str, **changes: Any) -> Loaded:
     return load_scenario(digits(**changes), sets)
 
 
-def states_of(backend: InProcess) -> tuple[dict[ClientId, Weights], Weights]:
+def states_of(backend: InProcessBackend) -> tuple[dict[ClientId, Weights], Weights]:
     """A copy of the state of every client that had a turn, and the server's."""
-    clients = {k: weights(net) for k, net in sorted(backend.host.nets.items())}
+    clients = {k: weights(net) for k, net in sorted(backend.worker.nets.items())}
     return clients, state_tensors(backend.server.server.state)

@@ -18,8 +18,8 @@ from raysim.core.algorithm import AnyAlgorithm
 from raysim.core.fit import LocalTraining
 from raysim.data.partition import Pathological, make_partition
 from raysim.data.transform import transform_for
-from raysim.engine.inprocess import InProcess
-from raysim.engine.world import World
+from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.spec import RunSpec
 from raysim.models import build_model
 
 KB = 1024
@@ -34,7 +34,7 @@ def sizes(algorithm: AnyAlgorithm, num_classes: int, classes_per_client: int, ro
     label_M = np.repeat(np.arange(num_classes, dtype=np.int64), 20)
     image_MHWC = np.zeros((len(label_M), 32, 32, 3), dtype=np.uint8)
     partition = make_partition(label_M, len(label_M), num_classes, 10, Pathological(classes_per_client), "pooled811", 0)
-    world = World(
+    spec = RunSpec(
         algorithm=algorithm,
         seed=0,
         num_classes=num_classes,
@@ -50,14 +50,17 @@ def sizes(algorithm: AnyAlgorithm, num_classes: int, classes_per_client: int, ro
         labels=label_M,
         image_shape_HWC=(32, 32, 3),
     )
-    backend = InProcess()
+    backend = InProcessBackend()
     try:
-        backend.start(world, lambda: image_MHWC)
+        backend.start(spec, lambda: image_MHWC)
         reports = [backend.round(t, range(10), False, lambda done: None) for t in range(1, rounds + 1)]
     finally:
         backend.close()
     return [
-        [(turn.up.bytes, turn.down.bytes, turn.up.params, turn.down.params) for turn in report.turns.values()]
+        [
+            (client_report.up.bytes, client_report.down.bytes, client_report.up.params, client_report.down.params)
+            for client_report in report.client_reports.values()
+        ]
         for report in reports
     ]
 

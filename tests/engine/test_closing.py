@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from raysim.core.errors import RunError
+from raysim.common.errors import RunError
 from raysim.launch.run import resume, run
 from raysim.launch.session import Result, Session
 from raysim.report.load import read_summary

@@ -13,10 +13,10 @@ import pytest
 
 import algorithms
 from raysim.cli.main import main
-from raysim.core.errors import ScenarioError
+from raysim.common.errors import ScenarioError
 from raysim.launch import code
-from raysim.launch.again import Identity
 from raysim.launch.code import RAYSIM, Code, own_modules
+from raysim.launch.resume import Identity
 from raysim.launch.run import resume, run
 from raysim.report.load import read_summary
 from raysim.scenario.registry import algorithm_class
@@ -168,7 +168,7 @@ def test_on_the_command_line(write: Write, workplace: Path, capfd: pytest.Captur
         told = capfd.readouterr().err
         assert ended.value.code == 2
         assert told.count("\n") == 1
-        assert told.startswith(f"raysim: {short.folder} cannot be gone on with: its code had another SHA-256: ")
+        assert told.startswith(f"raysim: {short.folder} cannot be resumed: its code had another SHA-256: ")
     main([*relaunch, "--code-changed"])
     write("my_factor.py", "FACTOR = 6\n")
     main(["resume", str(short.folder), "--set", "rounds=3", "--quiet", "--code-changed"])

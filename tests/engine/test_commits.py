@@ -19,11 +19,13 @@ import pytest
 import torch
 
 from raysim.core.messages import weights
-from raysim.core.state import freeze
-from raysim.engine import commits as module
-from raysim.engine.commits import CommitError, Commits, Part, client_parts, read_server, server_part
-from raysim.engine.store import LocalStore, RemoteStore, Store, open_store, page_aligned
-from raysim.engine.writer import Writer
+from raysim.core.state import serialize
+from raysim.engine.checkpoint import format as module
+from raysim.engine.checkpoint import store as store_module
+from raysim.engine.checkpoint.format import CheckpointFile, client_files, read_server, server_file
+from raysim.engine.checkpoint.storage import LocalStorage, RemoteStorage, Storage, open_storage, page_aligned
+from raysim.engine.checkpoint.store import CheckpointError, CheckpointStore
+from raysim.engine.checkpoint.writer import BackgroundWriter
 
 
 def state_of(k: int, t: int, size: int = 6) -> dict[str, torch.Tensor]:
@@ -31,93 +33,98 @@ def state_of(k: int, t: int, size: int = 6) -> dict[str, torch.Tensor]:
     return {"w": torch.full((size,), 100.0 * t + k), "steps": torch.tensor(t)}
 
 
-def add(commits: Commits, t: int, changed: list[int], size: int = 6) -> None:
-    """Write and commit round `t` as a run does."""
+def add(store: CheckpointStore, t: int, changed: list[int], size: int = 6) -> None:
+    """Write and checkpoint round `t` as a run does."""
     parts = []
-    for part, data in client_parts(t, ((k, state_of(k, t, size)) for k in changed)):
-        commits.store.write(part.name, data)
+    for part, data in client_files(t, ((k, state_of(k, t, size)) for k in changed)):
+        store.storage.write(part.name, data)
         parts.append(part)
-    server, data = server_part(t, freeze({"round": t}), {"flops": []})
-    commits.store.write(server.name, data)
-    commits.add(t, parts, server, {"best": 0.1 + 0.2})
+    server, data = server_file(t, serialize({"round": t}), {"flops": []})
+    store.storage.write(server.name, data)
+    store.add(t, parts, server, {"best": 0.1 + 0.2})
 
 
-def held(commits: Commits) -> tuple[int, dict[int, int]]:
-    """(round of the latest commit, client -> the round whose state it has there)."""
-    commit = commits.latest()
-    assert commit is not None
-    assert read_server(commits.server(commit))[0].tree == ["dict", [[["value", "round"], ["value", commit.round]]]]
-    return commit.round, {k: int(state["steps"]) for part in commits.clients(commit) for k, state in part.items()}
+def held(store: CheckpointStore) -> tuple[int, dict[int, int]]:
+    """(round of the latest checkpoint, client -> the round whose state it has there)."""
+    checkpoint = store.latest()
+    assert checkpoint is not None
+    assert read_server(store.server(checkpoint))[0].tree == [
+        "dict",
+        [[["value", "round"], ["value", checkpoint.round]]],
+    ]
+    return checkpoint.round, {k: int(state["steps"]) for part in store.clients(checkpoint) for k, state in part.items()}
 
 
 @pytest.fixture(params=["folder", "fsspec"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     """A folder, and an address of fsspec."""
-    store = open_store(tmp_path / "commits" if request.param == "folder" else f"memory://{tmp_path}/commits")
-    store.make()
-    return store
+    storage = open_storage(
+        tmp_path / "checkpoints" if request.param == "folder" else f"memory://{tmp_path}/checkpoints"
+    )
+    storage.make()
+    return storage
 
 
-def test_unchanged_clients_keep_their_file_and_old_commits_go(store: Store) -> None:
-    commits = Commits.open(store)
-    assert commits.latest() is None
-    add(commits, 1, [0, 1, 2], size=1 << 18)  # each of 1 MiB: a file of its own
-    add(commits, 2, [1], size=1 << 18)
-    add(commits, 3, [1], size=1 << 18)
-    assert held(Commits.open(store)) == (3, {0: 1, 1: 3, 2: 1})
-    assert store.names() == [
+def test_unchanged_clients_keep_their_file_and_old_checkpoints_go(storage: Storage) -> None:
+    store = CheckpointStore.open(storage)
+    assert store.latest() is None
+    add(store, 1, [0, 1, 2], size=1 << 18)  # each of 1 MiB: a file of its own
+    add(store, 2, [1], size=1 << 18)
+    add(store, 3, [1], size=1 << 18)
+    assert held(CheckpointStore.open(storage)) == (3, {0: 1, 1: 3, 2: 1})
+    assert storage.names() == [
+        "checkpoint-000002.json",
+        "checkpoint-000003.json",
         "clients-000001-00000.safetensors",
         "clients-000001-00002.safetensors",
         "clients-000002-00001.safetensors",
         "clients-000003-00001.safetensors",
-        "commit-000002.json",
-        "commit-000003.json",
         "server-000002.safetensors",
         "server-000003.safetensors",
     ]
-    assert Commits.open(store).kept[-1].facts == {"best": 0.1 + 0.2}
+    assert CheckpointStore.open(storage).kept[-1].facts == {"best": 0.1 + 0.2}
 
 
-def test_small_clients_share_a_file(store: Store) -> None:
-    commits = Commits(store)
-    add(commits, 1, list(range(50)))
-    add(commits, 2, [7, 8])
-    assert len(store.names()) == 2 + 2 + 2
-    assert held(commits) == (2, {**dict.fromkeys(range(50), 1), 7: 2, 8: 2})
+def test_small_clients_share_a_file(storage: Storage) -> None:
+    store = CheckpointStore(storage)
+    add(store, 1, list(range(50)))
+    add(store, 2, [7, 8])
+    assert len(storage.names()) == 2 + 2 + 2
+    assert held(store) == (2, {**dict.fromkeys(range(50), 1), 7: 2, 8: 2})
 
 
-def test_what_a_death_left_goes_with_the_next_commit(store: Store) -> None:
-    commits = Commits(store)
-    add(commits, 1, [0, 1])
-    for name in ("clients-000002-00000.safetensors", "server-000002.safetensors", ".commit-000002.json.part"):
-        store.write(name, b"half")
-    store.write("notes.txt", b"not ours")
-    again = Commits.open(store)
+def test_what_a_death_left_goes_with_the_next_checkpoint(storage: Storage) -> None:
+    store = CheckpointStore(storage)
+    add(store, 1, [0, 1])
+    for name in ("clients-000002-00000.safetensors", "server-000002.safetensors", ".checkpoint-000002.json.part"):
+        storage.write(name, b"half")
+    storage.write("notes.txt", b"not ours")
+    again = CheckpointStore.open(storage)
     assert held(again) == (1, {0: 1, 1: 1})
     add(again, 3, [0])
-    assert not [name for name in store.names() if "000002" in name]
-    assert "notes.txt" in store.names()
+    assert not [name for name in storage.names() if "000002" in name]
+    assert "notes.txt" in storage.names()
 
 
-def test_what_is_being_written_for_the_next_commit_stays(store: Store) -> None:
-    commits = Commits(store)
-    ((part, data),) = client_parts(2, [(0, state_of(0, 2))])
-    store.write(part.name, data)  # an actor is ahead of the commit of round 1
-    add(commits, 1, [0, 1])
-    assert part.name in store.names()
-    server, data = server_part(2, freeze({"round": 2}), {"flops": []})
-    store.write(server.name, data)
-    commits.add(2, [part], server, {})
-    assert held(Commits.open(store)) == (2, {0: 2, 1: 1})
+def test_what_is_being_written_for_the_next_checkpoint_stays(storage: Storage) -> None:
+    store = CheckpointStore(storage)
+    ((part, data),) = client_files(2, [(0, state_of(0, 2))])
+    storage.write(part.name, data)  # an actor is ahead of the checkpoint of round 1
+    add(store, 1, [0, 1])
+    assert part.name in storage.names()
+    server, data = server_file(2, serialize({"round": 2}), {"flops": []})
+    storage.write(server.name, data)
+    store.add(2, [part], server, {})
+    assert held(CheckpointStore.open(storage)) == (2, {0: 2, 1: 1})
 
 
-def test_every_truncation_is_named_and_the_commit_before_is_usable(tmp_path: Path) -> None:
-    whole = Commits(LocalStore(tmp_path / "whole"))
-    whole.store.make()
+def test_every_truncation_is_named_and_the_checkpoint_before_is_usable(tmp_path: Path) -> None:
+    whole = CheckpointStore(LocalStorage(tmp_path / "whole"))
+    whole.storage.make()
     add(whole, 1, [0, 1, 2])
     add(whole, 2, [0, 1, 2])
     rng = random.Random(1)
-    latest = ["clients-000002-00000.safetensors", "server-000002.safetensors", "commit-000002.json"]
+    latest = ["clients-000002-00000.safetensors", "server-000002.safetensors", "checkpoint-000002.json"]
     for trial in range(60):
         copy = tmp_path / f"copy{trial}"
         shutil.copytree(tmp_path / "whole", copy)
@@ -128,45 +135,47 @@ def test_every_truncation_is_named_and_the_commit_before_is_usable(tmp_path: Pat
         else:  # a flipped bit, which the size does not show
             at = rng.randrange(len(data))
             (copy / name).write_bytes(data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :])
-        commits = Commits.open(LocalStore(copy))
-        assert held(commits) == (1, {0: 1, 1: 1, 2: 1}), name
-        (sentence,) = commits.damage
+        store = CheckpointStore.open(LocalStorage(copy))
+        assert held(store) == (1, {0: 1, 1: 1, 2: 1}), name
+        (sentence,) = store.damage
         assert name in sentence
         assert "\n" not in sentence
         shutil.rmtree(copy)
 
 
-def test_a_file_that_both_commits_need(tmp_path: Path) -> None:
-    commits = Commits(LocalStore(tmp_path))
-    add(commits, 1, [0, 1])
-    add(commits, 2, [])
+def test_a_file_that_both_checkpoints_need(tmp_path: Path) -> None:
+    store = CheckpointStore(LocalStorage(tmp_path))
+    add(store, 1, [0, 1])
+    add(store, 2, [])
     (tmp_path / "clients-000001-00000.safetensors").unlink()
-    again = Commits.open(LocalStore(tmp_path))
+    again = CheckpointStore.open(LocalStorage(tmp_path))
     assert again.latest() is None
     assert len(again.damage) == 2
 
 
-class Full(LocalStore):
+class Full(LocalStorage):
     """A disk that is full from some file on."""
 
     def publish(self, name: str, data: bytes) -> None:
         raise OSError(28, "No space left on device", str(self.path / name))
 
 
-def test_a_full_disk_keeps_the_commit_before(tmp_path: Path) -> None:
-    add(Commits(LocalStore(tmp_path)), 1, [0])
-    commits = Commits.open(Full(tmp_path))
-    with pytest.raises(CommitError, match=r"round 2 .*no space left on device.* last whole commit is that of round 1"):
-        add(commits, 2, [0])
-    assert held(Commits.open(LocalStore(tmp_path))) == (1, {0: 1})
+def test_a_full_disk_keeps_the_checkpoint_before(tmp_path: Path) -> None:
+    add(CheckpointStore(LocalStorage(tmp_path)), 1, [0])
+    store = CheckpointStore.open(Full(tmp_path))
+    with pytest.raises(
+        CheckpointError, match=r"round 2 .*no space left on device.* last whole checkpoint is that of round 1"
+    ):
+        add(store, 2, [0])
+    assert held(CheckpointStore.open(LocalStorage(tmp_path))) == (1, {0: 1})
 
 
 def test_a_manifest_of_another_version_is_not_guessed_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FORMAT", 99)
-    add(Commits(LocalStore(tmp_path)), 1, [0])
+    monkeypatch.setattr(store_module, "FORMAT", 99)
+    add(CheckpointStore(LocalStorage(tmp_path)), 1, [0])
     monkeypatch.undo()
-    commits = Commits.open(LocalStore(tmp_path))
-    assert (commits.kept, len(commits.damage)) == ([], 1)
+    store = CheckpointStore.open(LocalStorage(tmp_path))
+    assert (store.kept, len(store.damage)) == ([], 1)
 
 
 def test_tied_and_strange_tensors_come_back(tmp_path: Path) -> None:
@@ -178,7 +187,7 @@ def test_tied_and_strange_tensors_come_back(tmp_path: Path) -> None:
     net.register_buffer("empty", torch.zeros(0, 3))
     net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     state: dict[str, Any] = net.state_dict()
-    ((part, content),) = client_parts(4, [(3, state)])
+    ((part, content),) = client_files(4, [(3, state)])
     data = content.tobytes()
     assert (part.clients, part.size) == ((3,), len(data))
     back = module.read_clients(data, [3])[3]
@@ -193,10 +202,10 @@ def test_tied_and_strange_tensors_come_back(tmp_path: Path) -> None:
 def test_whatever_is_written_is_there(tmp_path: Path, size: int, how: str) -> None:
     data = page_aligned(size + 1)[1:] if how == "not aligned" else page_aligned(size)
     data[:] = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
-    store = LocalStore(tmp_path)
-    store.write("one", page_aligned(size + 9000))  # longer, and not to show through
-    store.write("one", data.tobytes() if how == "bytes" else data)
-    assert store.read("one") == data.tobytes()
+    storage = LocalStorage(tmp_path)
+    storage.write("one", page_aligned(size + 9000))  # longer, and not to show through
+    storage.write("one", data.tobytes() if how == "bytes" else data)
+    assert storage.read("one") == data.tobytes()
 
 
 @pytest.mark.parametrize("refused", ["opened", "written"])
@@ -220,29 +229,29 @@ def test_a_disk_that_cannot_be_written_directly(tmp_path: Path, monkeypatch: pyt
         monkeypatch.setattr(os, "write", write)
     data = page_aligned(1 << 20)
     data[:] = 5
-    store = LocalStore(tmp_path)
-    store.write("one", data)
+    storage = LocalStorage(tmp_path)
+    storage.write("one", data)
     assert seen[0]
     monkeypatch.undo()
-    assert store.read("one") == data.tobytes()
+    assert storage.read("one") == data.tobytes()
 
 
 def test_a_writer_works_behind_and_bounds_what_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raysim.engine.writer.IN_FLIGHT", 2500)
+    monkeypatch.setattr("raysim.engine.checkpoint.writer.IN_FLIGHT", 2500)
     gate, most = Event(), [0]
 
-    class Slow(LocalStore):
+    class Slow(LocalStorage):
         def write(self, name: str, data: Any) -> None:
             gate.wait(120)
             most[0] = max(most[0], writer.waiting)
             super().write(name, data)
 
-    writer, store = Writer(), Slow(tmp_path)
-    parts = [Part(f"{i}", 1000, i) for i in range(6)]
+    writer, storage = BackgroundWriter(), Slow(tmp_path)
+    parts = [CheckpointFile(f"{i}", 1000, i) for i in range(6)]
     for part in parts[:2]:
-        writer.write(3, store, part, np.full(1000, part.checksum, np.uint8))
+        writer.write(3, storage, part, np.full(1000, part.checksum, np.uint8))
     with ThreadPoolExecutor(1) as pool:
-        rest = pool.submit(lambda: [writer.write(4, store, part, np.zeros(1000, np.uint8)) for part in parts[2:]])
+        rest = pool.submit(lambda: [writer.write(4, storage, part, np.zeros(1000, np.uint8)) for part in parts[2:]])
         time.sleep(0.2)
         assert not rest.done()  # there is no room for more
         gate.set()
@@ -250,22 +259,24 @@ def test_a_writer_works_behind_and_bounds_what_waits(tmp_path: Path, monkeypatch
     assert (writer.written(3), writer.written(4)) == (parts[:2], parts[2:])
     assert writer.written(3) == []
     assert most[0] <= 2500
-    assert store.read("1") == b"\1" * 1000
-    writer.write(5, store, Part("huge", 9000, 0), np.zeros(9000, np.uint8))  # alone, more than may wait is allowed
+    assert storage.read("1") == b"\1" * 1000
+    writer.write(
+        5, storage, CheckpointFile("huge", 9000, 0), np.zeros(9000, np.uint8)
+    )  # alone, more than may wait is allowed
     assert [part.name for part in writer.written(5)] == ["huge"]
 
 
 def test_a_writer_tells_of_a_disk_that_is_full(tmp_path: Path) -> None:
-    class NoRoom(LocalStore):
+    class NoRoom(LocalStorage):
         def write(self, name: str, data: Any) -> None:
             raise OSError(errno.ENOSPC, "No space left on device", name)
 
-    writer = Writer()
-    writer.write(1, NoRoom(tmp_path), Part("a", 10, 0), np.zeros(10, np.uint8))
+    writer = BackgroundWriter()
+    writer.write(1, NoRoom(tmp_path), CheckpointFile("a", 10, 0), np.zeros(10, np.uint8))
     with pytest.raises(OSError, match="No space left"):
         writer.written(1)
-    writer.write(2, NoRoom(tmp_path), Part("a", 10, 0), np.zeros(10, np.uint8))
-    writer.settle()
+    writer.write(2, NoRoom(tmp_path), CheckpointFile("a", 10, 0), np.zeros(10, np.uint8))
+    writer.wait()
     assert writer.written(2) == []
     assert writer.waiting == 0
 
@@ -289,13 +300,13 @@ def test_a_checksum_shows_every_flipped_bit_and_every_block_out_of_place(size: i
 
 
 def test_addresses() -> None:
-    assert open_store("file:///tmp/x") == LocalStore(Path("/tmp/x"))
-    assert isinstance(open_store("memory://x/y/"), RemoteStore)
+    assert open_storage("file:///tmp/x") == LocalStorage(Path("/tmp/x"))
+    assert isinstance(open_storage("memory://x/y/"), RemoteStorage)
     with pytest.raises(OSError, match="nonsense"):
-        open_store("nonsense://x")
+        open_storage("nonsense://x")
 
 
 def test_manifests_are_plain_json(tmp_path: Path) -> None:
-    add(Commits(LocalStore(tmp_path)), 1, [0])
-    outer = json.loads((tmp_path / "commit-000001.json").read_text())
-    assert json.loads(outer["commit"])["round"] == 1
+    add(CheckpointStore(LocalStorage(tmp_path)), 1, [0])
+    outer = json.loads((tmp_path / "checkpoint-000001.json").read_text())
+    assert json.loads(outer["checkpoint"])["round"] == 1

@@ -12,13 +12,13 @@ import pytest
 import ray
 from ray._private.node import Node
 
-from raysim.core.errors import RunError
-from raysim.engine import ray_calls, ray_local
-from raysim.engine.pressure import Pressure
-from raysim.engine.ray_actors import Place, Usage
-from raysim.engine.ray_backend import RayBackend
-from raysim.engine.ray_calls import Calls
-from raysim.engine.ray_crew import Crew, Member
+from raysim.common.errors import RunError
+from raysim.engine.memory import MemoryUsage
+from raysim.engine.ray import calls, local_cluster
+from raysim.engine.ray.actors import Place, ProcessMemory
+from raysim.engine.ray.backend import RayBackend
+from raysim.engine.ray.calls import ActorCalls
+from raysim.engine.ray.pool import ActorPool, Worker
 
 GONE = r": Ray's control store \(gcs_server\) has died"
 
@@ -30,7 +30,7 @@ def control_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[
         node = SimpleNamespace(all_processes={"gcs_server": [SimpleNamespace(process=process)]})
         node.dead_processes = lambda: Node.dead_processes(node)
         monkeypatch.setattr(ray._private.worker, "_global_node", node)
-        monkeypatch.setattr(ray_calls, "control_store_answers", lambda: True)
+        monkeypatch.setattr(calls, "gcs_answers", lambda: True)
         yield process
 
 
@@ -42,21 +42,21 @@ def test_a_run_of_its_own_ray_ends_at_once(
     control_store: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray, "nodes", no_nodes)
-    calls = Calls(lambda actor_id: None)
-    crew = Crew.__new__(Crew)
-    crew.calls, crew.joining, crew.replan, crew._looked_s = calls, [], lambda machine: pytest.fail("asked"), -1e9
-    assert not ray_local.control_store_died()
-    calls.await_control_store("round 1")
+    calls = ActorCalls(lambda actor_id: None)
+    pool = ActorPool.__new__(ActorPool)
+    pool.calls, pool.starting, pool.replan, pool._looked_s = calls, [], lambda machine: pytest.fail("asked"), -1e9
+    assert not local_cluster.gcs_died()
+    calls.wait_for_gcs("round 1")
     control_store.kill()
     control_store.wait()
-    assert ray_local.control_store_died()
+    assert local_cluster.gcs_died()
     for ask in (
         lambda: calls.get([], "round 2"),
         lambda: calls.first([], "round 2"),
-        lambda: calls.in_time([object()], "the commit of round 2"),
-        crew._room,
-        crew.take_in,
-        RayBackend(crew).recover,
+        lambda: calls.within_deadline([object()], "the checkpoint of round 2"),
+        pool._room,
+        pool.add_new_actors,
+        RayBackend(pool).recover,
     ):
         with pytest.raises(RunError, match=GONE):
             ask()
@@ -70,27 +70,27 @@ def test_a_ray_that_does_not_start_is_one_sentence(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     before = dict(os.environ)
     with pytest.raises(RunError, match=r"^Ray did not start on this machine: The current node timed out .*startup\.$"):
-        ray_local.start()
+        local_cluster.start()
     assert dict(os.environ) == before
 
 
 def test_a_cluster_may_start_its_own_again(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([False, False, True])
-    monkeypatch.setattr(ray_calls, "control_store_answers", lambda: next(answers))
-    monkeypatch.setattr(ray_calls, "LOOK_S", 0.0)
-    Calls(lambda actor_id: None).await_control_store("going back")
+    monkeypatch.setattr(calls, "gcs_answers", lambda: next(answers))
+    monkeypatch.setattr(calls, "LOOK_S", 0.0)
+    ActorCalls(lambda actor_id: None).wait_for_gcs("going back")
     assert not list(answers)
 
 
 def test_memory_is_looked_at_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "nodes", no_nodes)
-    low, high = Pressure(1, 10), Pressure(9, 10)
-    crew = Crew.__new__(Crew)
-    crew.calls = Calls(lambda actor_id: None)
-    crew.hosts = [
-        Member(None, place=Place("a", "10.0.0.1", 1), usage=Usage(0.0, 0.0, (low, None))),
-        Member(None, place=Place("a", "10.0.0.1", 2), usage=Usage(0.0, 0.0, (high, None))),
-        Member(None, place=Place("b", "10.0.0.2", 3), usage=Usage(0.0, 0.0, (low, None))),
+    low, high = MemoryUsage(1, 10), MemoryUsage(9, 10)
+    pool = ActorPool.__new__(ActorPool)
+    pool.calls = ActorCalls(lambda actor_id: None)
+    pool.clients = [
+        Worker(None, place=Place("a", "10.0.0.1", 1), usage=ProcessMemory(0.0, 0.0, (low, None))),
+        Worker(None, place=Place("a", "10.0.0.1", 2), usage=ProcessMemory(0.0, 0.0, (high, None))),
+        Worker(None, place=Place("b", "10.0.0.2", 3), usage=ProcessMemory(0.0, 0.0, (low, None))),
     ]
-    crew.server = Member(None)
-    assert RayBackend(crew).pressure() == {"10.0.0.1": (high, None), "10.0.0.2": (low, None)}
+    pool.server = Worker(None)
+    assert RayBackend(pool).memory_usage() == {"10.0.0.1": (high, None), "10.0.0.2": (low, None)}

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from raysim.core.errors import RunError, ScenarioError
-from raysim.core.state import Frozen, freeze, thaw
-from raysim.engine.commits import Commits
+from raysim.common.errors import RunError, ScenarioError
+from raysim.core.state import Serialized, deserialize, serialize
+from raysim.engine.checkpoint.storage import LocalStorage
+from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.run import Progress
-from raysim.engine.store import LocalStore
-from raysim.launch.again import Identity, own_scenario
+from raysim.launch.resume import Identity, own_scenario
 from raysim.tracking.store import check_recorded, check_uri
 
 RUN_ID = "20261121-101500-ab12"
@@ -54,9 +54,7 @@ def test_links_are_refused(folder: Path, name: str, target: str, tmp_path: Path)
     if path.exists():
         path.rename(tmp_path / "old")
     path.symlink_to(tmp_path / target)
-    with pytest.raises(
-        ScenarioError, match=rf"/{name} is a link; a run is gone on with only in a folder that holds none"
-    ):
+    with pytest.raises(ScenarioError, match=rf"/{name} is a link; a run is resumed only in a folder that holds none"):
         own_scenario(folder)
 
 
@@ -105,7 +103,7 @@ def test_a_run_json_that_is_none(folder: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("place", [f"/far/tiny/{RUN_ID}", f"s3://bucket/runs/tiny/{RUN_ID}", "checkpoints"])
-def test_commits_elsewhere_are_this_runs(folder: Path, place: str) -> None:
+def test_checkpoints_elsewhere_are_this_runs(folder: Path, place: str) -> None:
     (folder / "run.json").write_text(json.dumps({**FACTS, "checkpoints": place}))
     assert Identity.of(folder).checkpoints == place
 
@@ -119,10 +117,10 @@ def test_passwords_that_an_earlier_raysim_kept_are_gone(folder: Path) -> None:
 
 def manifest(folder: Path, **changes: Any) -> None:
     server = ["server-000001.safetensors", 1, 1]
-    body = {"format": 2, "round": 1, "parts": [["clients-000001-00000.safetensors", 1, 1, [0]]], "server": server}
+    body = {"format": 3, "round": 1, "parts": [["clients-000001-00000.safetensors", 1, 1, [0]]], "server": server}
     text = json.dumps({**body, "facts": {}, **changes})
-    outer = {"crc32": zlib.crc32(text.encode()), "commit": text}
-    (folder / "checkpoints" / "commit-000001.json").write_text(json.dumps(outer))
+    outer = {"crc32": zlib.crc32(text.encode()), "checkpoint": text}
+    (folder / "checkpoints" / "checkpoint-000001.json").write_text(json.dumps(outer))
 
 
 @pytest.mark.parametrize(
@@ -142,28 +140,29 @@ def manifest(folder: Path, **changes: Any) -> None:
     ids=repr,
 )
 def test_manifests_name_the_engines_files_only(folder: Path, changes: dict[str, Any]) -> None:
-    store = LocalStore(folder / "checkpoints")
+    storage = LocalStorage(folder / "checkpoints")
     manifest(folder)
-    assert len(Commits.open(store).kept) == 1
+    assert len(CheckpointStore.open(storage).kept) == 1
     manifest(folder, **changes)
-    found = Commits.open(store)
+    found = CheckpointStore.open(storage)
     assert found.kept == []
-    assert found.damage == [f"{store.where}/commit-000001.json is damaged"]
+    assert found.damage == [f"{storage.where}/checkpoint-000001.json is damaged"]
 
 
-@pytest.mark.parametrize("data", [b"[" * 99999, b"[]", b"7", b'{"commit": 7, "crc32": 0}', b"\xff"])
+@pytest.mark.parametrize("data", [b"[" * 99999, b"[]", b"7", b'{"checkpoint": 7, "crc32": 0}', b"\xff"])
 def test_manifests_that_are_none(folder: Path, data: bytes) -> None:
-    (folder / "checkpoints" / "commit-000001.json").write_bytes(data)
-    assert Commits.open(LocalStore(folder / "checkpoints")).damage
+    (folder / "checkpoints" / "checkpoint-000001.json").write_bytes(data)
+    assert CheckpointStore.open(LocalStorage(folder / "checkpoints")).damage
 
 
 @pytest.mark.parametrize(
-    "changes", [{"totals": []}, {"best": {"a": "b"}}, {"turns": "7"}, {"stale": "x"}, {"before_s": None}, {"final": 7}]
+    "changes",
+    [{"totals": []}, {"best": {"a": "b"}}, {"client_rounds": "7"}, {"stale": "x"}, {"before_s": None}, {"final": 7}],
 )
 def test_how_a_run_stood_has_its_types(changes: dict[str, Any]) -> None:
     facts = json.loads(json.dumps(Progress(t=3, stale={1}).facts()))
     assert Progress.resumed(3, facts, {}).stale == {1}
-    with pytest.raises(RunError, match="the commit of round 3 does not say how the run stood"):
+    with pytest.raises(RunError, match="the checkpoint of round 3 does not say how the run stood"):
         Progress.resumed(3, {**facts, **changes}, {})
 
 
@@ -172,16 +171,16 @@ def test_how_a_run_stood_has_its_types(changes: dict[str, Any]) -> None:
     [
         ["named", "raysim.core.state:torch.Tensor", []],  # what a module imports is not its own
         ["named", "raysim.core.state:copy.Error", [["value", "x"]]],
-        ["named", "raysim.core.state:Frozen", [["value", 1], ["value", 2]]],
-        ["dataclass", "raysim.core.state:Frozen", [["__class__", ["value", 1]]]],
-        ["dataclass", "raysim.core.errors:RaysimError", []],
+        ["named", "raysim.core.state:Serialized", [["value", 1], ["value", 2]]],
+        ["dataclass", "raysim.core.state:Serialized", [["__class__", ["value", 1]]]],
+        ["dataclass", "raysim.common.errors:RaysimError", []],
     ],
 )
 def test_a_servers_state_makes_no_other_objects(tree: Any) -> None:
     with pytest.raises(ValueError, match="the state holds a"):
-        thaw(Frozen(tree, {}), None, ["algorithms.fedgh"])
-    kept = freeze({"a": torch.ones(2)})
-    assert torch.equal(thaw(kept, None, [])["a"], torch.ones(2))
+        deserialize(Serialized(tree, {}), None, ["algorithms.fedgh"])
+    kept = serialize({"a": torch.ones(2)})
+    assert torch.equal(deserialize(kept, None, [])["a"], torch.ones(2))
 
 
 def test_a_database_of_something_else_is_left_alone(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A place that cannot be written to any more ends a run with a sentence, and leaves its last commit whole."""
+"""A place that cannot be written to any more ends a run with a sentence, and leaves its last checkpoint whole."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from raysim.core.errors import RunError
-from raysim.engine.commits import Commits
-from raysim.engine.store import LocalStore
+from raysim.common.errors import RunError
+from raysim.engine.checkpoint.storage import LocalStorage
+from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.launch.run import resume, run
 from raysim.report.load import read_rounds
 from raysim.tracking.memory import MemoryTracker
@@ -60,19 +60,19 @@ def test_a_full_disk(workplace: Path, small_disk: Path, backend: str, request: p
                 file.flush()
 
     with pytest.raises(
-        RunError, match=r"the commit of round \d could not be written to .*no space left.*of round [234]"
+        RunError, match=r"the checkpoint of round \d could not be written to .*no space left.*of round [234]"
     ):
         run(loaded(*sets), quiet=True, trackers=[At(3, fill)])
     (folder,) = (workplace / "runs" / "tiny").iterdir()
     summary = json.loads((folder / "summary.json").read_text())
-    kept = summary["commit"]["round"]
+    kept = summary["checkpoint"]["round"]
     assert summary["status"] == "failed"
     assert "no space left" in summary["error"]
-    commits = Commits.open(LocalStore(Path(summary["commit"]["folder"])))
-    commit = commits.latest()
-    assert commit is not None
-    assert commit.round == kept
-    assert not commits.damage
+    store = CheckpointStore.open(LocalStorage(Path(summary["checkpoint"]["folder"])))
+    checkpoint = store.latest()
+    assert checkpoint is not None
+    assert checkpoint.round == kept
+    assert not store.damage
     (small_disk / "filler").unlink()
     whole = run(loaded("rounds=6"), quiet=True)
     assert resume(folder, quiet=True).state_digest == whole.state_digest
@@ -85,7 +85,7 @@ def test_a_folder_that_can_be_written_no_more(workplace: Path) -> None:
         (folder / "checkpoints").write_text("in the way")
 
     with pytest.raises(
-        RunError, match=r"the commit of round \d could not be written to .*checkpoints.*is that of round 2"
+        RunError, match=r"the checkpoint of round \d could not be written to .*checkpoints.*is that of round 2"
     ):
         run(loaded("rounds=6", "checkpoint.every=1"), quiet=True, trackers=[At(3, spoil)])
     (folder,) = (workplace / "runs" / "tiny").iterdir()

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 import psutil
 import pytest
 
-from raysim.engine.leftovers import RAY, VARIABLE, Leftover, leftovers, mark
+from raysim.engine.ray.orphans import RAY, VARIABLE, OrphanedProcesses, mark, orphaned_processes
 
 SLEEP = "import time; time.sleep(120)"
 DRIVER = f"""
 import os, subprocess, sys, time
-from raysim.engine.leftovers import mark
+from raysim.engine.ray.orphans import mark
 mark(os.environ)
 for name in sys.argv[1:]:
     one = subprocess.Popen([name, "-c", {SLEEP!r}], executable=sys.executable)
@@ -81,26 +81,26 @@ def settle(pid: int) -> psutil.Process:
     return process
 
 
-def of(driver: int) -> Leftover | None:
+def of(driver: int) -> OrphanedProcesses | None:
     """What is left of one driver: other Rays may run on this machine."""
-    return next((one for one in leftovers() if one.driver == driver), None)
+    return next((one for one in orphaned_processes() if one.driver == driver), None)
 
 
 def test_a_driver_that_was_killed(family: Family) -> None:
-    driver, pids = family.driver("/opt/ray/raylet", "ray::HostActor", "ray::HostActor", "sleeper")
+    driver, pids = family.driver("/opt/ray/raylet", "ray::ClientActor", "ray::ClientActor", "sleeper")
     assert of(driver.pid) is None
     driver.kill()
     driver.wait()
     found = of(driver.pid)
     assert found is not None
     assert sorted(found.pids) == sorted(pids[:3])  # the sleeper is no process of Ray's
-    assert sorted(found.names) == ["ray::HostActor", "ray::HostActor", "raylet"]
+    assert sorted(found.names) == ["ray::ClientActor", "ray::ClientActor", "raylet"]
     assert 0 < found.age_s < 60
     assert found.memory_mb > 3
-    assert not found.fades
+    assert not found.transient
     assert "\n" not in found.sentence
     assert f"(pid {driver.pid}) left 3 Ray processes" in found.sentence
-    assert "2 x ray::HostActor" in found.sentence
+    assert "2 x ray::ClientActor" in found.sentence
     assert found.sentence.endswith(f"; end them with: kill -9 {' '.join(map(str, found.pids))}")
 
 
@@ -146,11 +146,11 @@ def test_a_pid_that_came_back_is_another_process(family: Family) -> None:
 @pytest.mark.parametrize("strange", ["", "x", "1:2:3", ":", "1:x"])
 def test_a_mark_that_says_nothing_is_not_told_of(family: Family, strange: str) -> None:
     one = family.program("raylet", SLEEP, **{VARIABLE: strange})
-    assert all(one.pid not in found.pids for found in leftovers())
+    assert all(one.pid not in found.pids for found in orphaned_processes())
 
 
 def test_agents_end_by_themselves() -> None:
-    left = Leftover(7, (8, 9), ("ray::DashboardAgent", "ray::RuntimeEnvAgent"), 118.4, 20.0)
+    left = OrphanedProcesses(7, (8, 9), ("ray::DashboardAgent", "ray::RuntimeEnvAgent"), 118.4, 20.0)
     assert left.sentence == (
         "a raysim driver that was killed (pid 7) left 2 Ray processes with 118 MiB of memory: ray::DashboardAgent, "
         "ray::RuntimeEnvAgent; these end within a minute, or with: kill -9 8 9"
@@ -167,7 +167,7 @@ def test_agents_end_by_themselves() -> None:
         ("python /venv/lib/python3.11/site-packages/ray/dashboard/dashboard.py --host=127.0.0.1", True),
         ("python /venv/lib/python3.11/site-packages/ray/_private/workers/default_worker.py", True),
         ("python -m ray.util.client.server --address=192.0.2.2:51449", True),
-        ("ray::HostActor.work", True),
+        ("ray::ClientActor.train", True),
         ("ray::IDLE", True),
         ("ray-dashboard-NodeHead-0 (python -B -c ...)", True),
         ("python raysim launch scenarios/quickstart.yaml", False),
@@ -183,8 +183,8 @@ def test_command_lines_of_ray(line: str, is_ray: bool) -> None:
 def test_is_quick(family: Family) -> None:
     for _ in range(20):
         family.program("sleeper", SLEEP)
-    leftovers()
+    orphaned_processes()
     began = time.process_time()
-    leftovers()
+    orphaned_processes()
     per_process = (time.process_time() - began) / len(psutil.pids())
     assert per_process < 0.001  # so 300 processes take less than 0.3 s; measured: 0.1 ms each

@@ -8,50 +8,52 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raysim.core.errors import ScenarioError
-from raysim.core.results import METRICS, ClientRow
-from raysim.engine.metrics import EVERYBODY, PARTICIPANTS, measured, std, worst_decile
-from raysim.engine.placement import (
-    Ask,
-    Group,
-    Machine,
+from raysim.common.errors import ScenarioError
+from raysim.common.results import METRICS, ClientRow
+from raysim.engine.policies.metrics import EVERYBODY, PARTICIPANTS, compute_metrics, std, worst_decile
+from raysim.engine.policies.placement import (
+    ActorGroup,
+    ClusterResources,
     Node,
     Plan,
+    ResourceRequest,
     assign,
+    check_fits,
     make_plan,
     parse_ranges,
-    refuse_unseated,
-    seats,
+    place_actors,
 )
+from raysim.engine.policies.sampling import cohort, cohort_size
+from raysim.engine.policies.stall import overdue
 from raysim.engine.run import Progress
-from raysim.engine.sampling import cohort, cohort_size
-from raysim.engine.stall import overdue
 
 
 def ask(
     count: int, actors: int | None = None, per: int | None = None, cpus: float = 1.0, gpus: float | None = 0.0
-) -> Ask:
-    return Ask(tuple(range(count)), actors, per, cpus, gpus)
+) -> ResourceRequest:
+    return ResourceRequest(tuple(range(count)), actors, per, cpus, gpus)
 
 
 @pytest.mark.parametrize(
     ("given_ask", "machine", "participants", "actors", "gpus_each"),
     [
-        (ask(100), Machine(2, 0), 10, 2, 0),  # a CPU each
-        (ask(100), Machine(64, 0), 10, 10, 0),  # never more than participants
-        (ask(10), Machine(2, 0), cohort_size(0.15, 10), 1, 0),  # a cohort of one
-        (ask(100, cpus=4), Machine(16, 0), None, 4, 0),
-        (ask(100, actors=7), Machine(64, 0), 10, 7, 0),
-        (ask(100, per=1), Machine(128, 0), 10, 100, 0),  # one client, one actor
-        (ask(100, per=30), Machine(64, 0), 10, 4, 0),
-        (ask(3, actors=9), Machine(64, 0), None, 3, 0),  # no actor without a client
-        (ask(100, gpus=None), Machine(16, 1), None, 4, 0.25),
-        (ask(100, gpus=None), Machine(16, 2), None, 8, 0.25),
-        (ask(100, actors=2, gpus=None), Machine(16, 1), None, 2, 0.5),
-        (ask(100, gpus=0.5), Machine(16, 1), None, 2, 0.5),
+        (ask(100), ClusterResources(2, 0), 10, 2, 0),  # a CPU each
+        (ask(100), ClusterResources(64, 0), 10, 10, 0),  # never more than participants
+        (ask(10), ClusterResources(2, 0), cohort_size(0.15, 10), 1, 0),  # a cohort of one
+        (ask(100, cpus=4), ClusterResources(16, 0), None, 4, 0),
+        (ask(100, actors=7), ClusterResources(64, 0), 10, 7, 0),
+        (ask(100, per=1), ClusterResources(128, 0), 10, 100, 0),  # one client, one actor
+        (ask(100, per=30), ClusterResources(64, 0), 10, 4, 0),
+        (ask(3, actors=9), ClusterResources(64, 0), None, 3, 0),  # no actor without a client
+        (ask(100, gpus=None), ClusterResources(16, 1), None, 4, 0.25),
+        (ask(100, gpus=None), ClusterResources(16, 2), None, 8, 0.25),
+        (ask(100, actors=2, gpus=None), ClusterResources(16, 1), None, 2, 0.5),
+        (ask(100, gpus=0.5), ClusterResources(16, 1), None, 2, 0.5),
     ],
 )
-def test_plan(given_ask: Ask, machine: Machine, participants: int | None, actors: int, gpus_each: float) -> None:
+def test_plan(
+    given_ask: ResourceRequest, machine: ClusterResources, participants: int | None, actors: int, gpus_each: float
+) -> None:
     plan = make_plan([given_ask], machine, participants)
     assert plan.num_actors == actors
     assert plan.groups[0].gpus_per_actor == gpus_each
@@ -59,7 +61,7 @@ def test_plan(given_ask: Ask, machine: Machine, participants: int | None, actors
 
 
 def test_auto_without_a_gpu_says_so() -> None:
-    plan = make_plan([ask(10, gpus=None)], Machine(2, 0))
+    plan = make_plan([ask(10, gpus=None)], ClusterResources(2, 0))
     assert plan.gpus == 0
     assert "no GPU found" in plan.notes[0]
 
@@ -67,19 +69,19 @@ def test_auto_without_a_gpu_says_so() -> None:
 @pytest.mark.parametrize(
     ("given_ask", "machine", "words"),
     [
-        (ask(10, gpus=0.5), Machine(2, 0), "there is no GPU"),
-        (ask(10, actors=3, gpus=0.5), Machine(8, 1), "needs 1.5 GPUs"),
-        (ask(10, actors=9), Machine(8, 0), "needs 9 CPUs"),
-        (ask(10, actors=2, per=2), Machine(8, 0), "need 5"),
+        (ask(10, gpus=0.5), ClusterResources(2, 0), "there is no GPU"),
+        (ask(10, actors=3, gpus=0.5), ClusterResources(8, 1), "needs 1.5 GPUs"),
+        (ask(10, actors=9), ClusterResources(8, 0), "needs 9 CPUs"),
+        (ask(10, actors=2, per=2), ClusterResources(8, 0), "need 5"),
     ],
 )
-def test_plan_that_does_not_fit(given_ask: Ask, machine: Machine, words: str) -> None:
+def test_plan_that_does_not_fit(given_ask: ResourceRequest, machine: ClusterResources, words: str) -> None:
     with pytest.raises(ScenarioError, match=words):
         make_plan([given_ask], machine)
 
 
 def test_local_cpus_may_be_shared() -> None:
-    plan = make_plan([ask(10, actors=3)], Machine(2, 0, elastic=True))
+    plan = make_plan([ask(10, actors=3)], ClusterResources(2, 0, oversubscribable=True))
     assert plan.num_actors == 3
     assert plan.notes == (
         "the plan counts 3 CPUs, the machine has 2: rounds take longer, results are those of a machine with as many",
@@ -87,22 +89,22 @@ def test_local_cpus_may_be_shared() -> None:
 
 
 def test_groups_share_the_machine() -> None:
-    asks = [
-        Ask((0, 5), None, 1, 1.0, 0.5),
-        Ask((1, 2, 3, 4), None, None, 1.0, 0.25),
+    requests = [
+        ResourceRequest((0, 5), None, 1, 1.0, 0.5),
+        ResourceRequest((1, 2, 3, 4), None, None, 1.0, 0.25),
     ]
-    plan = make_plan(asks, Machine(8, 2))
+    plan = make_plan(requests, ClusterResources(8, 2))
     assert [group.actors for group in plan.groups] == [2, 4]
     assert plan.gpus == 2.0
 
 
 def test_groups_share_the_participants() -> None:
-    asks = [Ask(tuple(range(6)), None, None, 1.0, 0.0), Ask((6, 7), None, None, 1.0, 0.0)]
-    assert [group.actors for group in make_plan(asks, Machine(64, 0), 4).groups] == [3, 1]
+    requests = [ResourceRequest(tuple(range(6)), None, None, 1.0, 0.0), ResourceRequest((6, 7), None, None, 1.0, 0.0)]
+    assert [group.actors for group in make_plan(requests, ClusterResources(64, 0), 4).groups] == [3, 1]
 
 
 def test_assign_balances_and_moves_only_when_it_pays() -> None:
-    groups = [Group(tuple(range(6)), 2, 1.0, 0.0, pinned=False)]
+    groups = [ActorGroup(tuple(range(6)), 2, 1.0, 0.0, pinned=False)]
     cost = {0: 4.0, 1: 3.0, 2: 3.0, 3: 2.0}
     # Longest first: 0 -> actor 0, 1 -> actor 1, 2 -> actor 1 (3 < 4), 3 -> actor 0.
     assert assign([0, 1, 2, 3], cost, {}, groups) == {0: [0, 3], 1: [1, 2]}
@@ -116,7 +118,7 @@ def test_assign_balances_and_moves_only_when_it_pays() -> None:
 
 
 def test_pinned_clients_never_move() -> None:
-    groups = [Group((0, 1, 2, 3), 2, 1.0, 0.0, pinned=True)]
+    groups = [ActorGroup((0, 1, 2, 3), 2, 1.0, 0.0, pinned=True)]
     cost = dict.fromkeys(range(4), 1.0)
     assert assign([0, 2], cost, {}, groups) == {0: [0, 2]}
     assert assign([1, 2], cost, {0: 0, 2: 0}, groups) == {1: [1], 0: [2]}
@@ -129,7 +131,7 @@ def test_pinned_clients_never_move() -> None:
 )
 def test_assign_gives_each_client_once_and_no_actor_too_much(costs: list[float], actors: int, homes: list[int]) -> None:
     cost = dict(enumerate(costs))
-    groups = [Group(tuple(cost), actors, 1.0, 0.0, pinned=False)]
+    groups = [ActorGroup(tuple(cost), actors, 1.0, 0.0, pinned=False)]
     lists = assign(list(cost), cost, dict(enumerate(homes)), groups)
     assert sorted(k for ids in lists.values() for k in ids) == sorted(cost)
     assert set(lists) <= set(range(actors))
@@ -187,14 +189,14 @@ def row(
 
 def test_metrics_by_hand() -> None:
     rows = [row(0, 1, 2, up=100), row(1, 3, 4, up=50), row(2, 0, 0)]  # the last has no test samples
-    found = measured(PARTICIPANTS, rows)
+    found = compute_metrics(PARTICIPANTS, rows)
     assert found["accuracy/participants"] == 0.625
     assert found["comm/up_bytes"] == 150
     assert found["comm/down_bytes"] == 12
     assert found["loss/train"] == 0.5
     assert found["time/train_s"] == 0.75
-    assert "accuracy/global" not in found  # nobody was measured on it
-    everybody = measured(EVERYBODY, rows)
+    assert "accuracy/global" not in found  # nobody was compute_metrics on it
+    everybody = compute_metrics(EVERYBODY, rows)
     assert everybody["accuracy/all"] == 0.625
     assert everybody["accuracy/all_std"] == 0.125
 
@@ -202,11 +204,11 @@ def test_metrics_by_hand() -> None:
 def test_validation_accuracy_by_hand() -> None:
     # (1/4 + 2/2) / 2; the third has no validation samples, which is not an accuracy of 0.
     rows = [row(0, 1, 2, val=(1, 4)), row(1, 0, 0, val=(2, 2)), row(2, 3, 4)]
-    assert measured(EVERYBODY, rows)["accuracy/val"] == 0.625
-    assert "accuracy/val" not in measured(EVERYBODY, rows[2:])
+    assert compute_metrics(EVERYBODY, rows)["accuracy/val"] == 0.625
+    assert "accuracy/val" not in compute_metrics(EVERYBODY, rows[2:])
     # A client whose last row is of a time when validation samples were not looked at: a mean of the others would be
     # one of other clients in every round.
-    assert "accuracy/val" not in measured(EVERYBODY, [*rows, row(3, 1, 2, val=(None, None))])
+    assert "accuracy/val" not in compute_metrics(EVERYBODY, [*rows, row(3, 1, 2, val=(None, None))])
 
 
 def test_the_best_rounds_by_hand() -> None:
@@ -230,36 +232,36 @@ def test_spread() -> None:
     assert worst_decile([k / 20 for k in range(20)]) == 0.025  # the two worst: 0 and 1/20
 
 
-def groups(*sizes: tuple[int, float, float]) -> list[Group]:
+def groups(*sizes: tuple[int, float, float]) -> list[ActorGroup]:
     """(actors, CPUs each, GPUs each)."""
-    return [Group(tuple(range(actors)), actors, cpus, gpus, False) for actors, cpus, gpus in sizes]
+    return [ActorGroup(tuple(range(actors)), actors, cpus, gpus, False) for actors, cpus, gpus in sizes]
 
 
-def seated(wanted: list[Group], nodes: list[Node], pack: bool = False) -> list[list[str]]:
-    return [[node.name for node in group] for group in seats(wanted, nodes, pack)]
+def placed(wanted: list[ActorGroup], nodes: list[Node], pack: bool = False) -> list[list[str]]:
+    return [[node.name for node in group] for group in place_actors(wanted, nodes, pack)]
 
 
 TWO = [Node("a", 4, 2), Node("b", 4, 2)]
 
 
 def test_actors_are_spread_or_packed_over_nodes() -> None:
-    assert seated(groups((4, 1, 0)), TWO) == [["a", "b", "a", "b"]]
-    assert seated(groups((4, 1, 0)), TWO, pack=True) == [["a", "a", "a", "a"]]
-    assert seated(groups((6, 1, 0)), TWO, pack=True) == [["a"] * 4 + ["b"] * 2]
+    assert placed(groups((4, 1, 0)), TWO) == [["a", "b", "a", "b"]]
+    assert placed(groups((4, 1, 0)), TWO, pack=True) == [["a", "a", "a", "a"]]
+    assert placed(groups((6, 1, 0)), TWO, pack=True) == [["a"] * 4 + ["b"] * 2]
 
 
 def test_a_share_lies_on_one_gpu() -> None:
     one = [Node("a", 8, 2)]
-    assert len(seated(groups((4, 1, 0.4)), one)[0]) == 4
-    assert len(seated(groups((5, 1, 0.4)), one)[0]) == 4  # 0.2 is left of each
-    assert len(seated(groups((3, 1, 1.0)), one)[0]) == 2
-    assert len(seated(groups((2, 1, 2.0)), one)[0]) == 1
+    assert len(placed(groups((4, 1, 0.4)), one)[0]) == 4
+    assert len(placed(groups((5, 1, 0.4)), one)[0]) == 4  # 0.2 is left of each
+    assert len(placed(groups((3, 1, 1.0)), one)[0]) == 2
+    assert len(placed(groups((2, 1, 2.0)), one)[0]) == 1
 
 
 def test_large_actors_are_seated_first_and_alone() -> None:
-    small, large = seated(groups((4, 1, 0.25), (1, 1, 1.0)), [Node("a", 8, 2)])
+    small, large = placed(groups((4, 1, 0.25), (1, 1, 1.0)), [Node("a", 8, 2)])
     assert (len(small), len(large)) == (4, 1)
-    assert [len(found) for found in seated(groups((5, 1, 0.25), (1, 1, 1.0)), [Node("a", 8, 2)])] == [4, 1]
+    assert [len(found) for found in placed(groups((5, 1, 0.25), (1, 1, 1.0)), [Node("a", 8, 2)])] == [4, 1]
 
 
 @settings(deadline=None)
@@ -272,10 +274,10 @@ def test_large_actors_are_seated_first_and_alone() -> None:
     st.lists(st.tuples(st.integers(0, 8), st.integers(0, 3)), min_size=1, max_size=4),
     st.booleans(),
 )
-def test_nothing_is_ever_over_committed(sizes: Any, machines: Any, pack: bool) -> None:
+def test_nothing_is_ever_over_saved(sizes: Any, machines: Any, pack: bool) -> None:
     nodes = [Node(str(i), float(cpus), float(gpus), str(i)) for i, (cpus, gpus) in enumerate(machines)]
     wanted = groups(*sizes)
-    found = seats(wanted, nodes, pack)
+    found = place_actors(wanted, nodes, pack)
     for node in nodes:
         here = [group for group, nodes_of in zip(wanted, found, strict=True) for n in nodes_of if n is node]
         assert sum(group.cpus_per_actor for group in here) <= node.cpus + 1e-6
@@ -291,17 +293,17 @@ def test_every_function_of_rows_is_an_agreed_metric() -> None:
 
 def test_what_fits_in_all_but_on_no_node_is_refused() -> None:
     plan = Plan(tuple(groups((1, 4, 0))))
-    refuse_unseated(plan, [Node("a", 4, 0)])
+    check_fits(plan, [Node("a", 4, 0)])
     with pytest.raises(ScenarioError, match=r"1 actors of 4 CPU .* only 0 of them fit .* a \(2 CPU, 0 GPU\), b"):
-        refuse_unseated(plan, [Node("a", 2, 0), Node("b", 2, 0)])
+        check_fits(plan, [Node("a", 2, 0), Node("b", 2, 0)])
 
 
 def test_what_only_fits_packed_is_refused_spread_alone() -> None:
     plan = Plan(tuple(groups((2, 3, 0), (3, 2, 0))))
     nodes = [Node("a", 6, 0), Node("b", 6, 0)]
-    refuse_unseated(plan, nodes, pack=True)  # 3 + 3 and 2 + 2 + 2
+    check_fits(plan, nodes, pack=True)  # 3 + 3 and 2 + 2 + 2
     with pytest.raises(ScenarioError, match=r"3 actors of 2 CPU .* only 2 of them fit"):  # 3 + 2 and 3 + 2
-        refuse_unseated(plan, nodes)
+        check_fits(plan, nodes)
 
 
 def test_a_stall_is_told_once_and_then_rarely() -> None:

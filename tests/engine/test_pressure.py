@@ -10,13 +10,13 @@ from typing import Any
 import psutil
 import pytest
 
-from raysim.engine.pressure import (
-    Disk,
-    Pressure,
+from raysim.engine.memory import (
+    DiskUsage,
+    MemoryUsage,
     Watch,
-    disk_pressure,
-    gpu_pressure,
-    host_pressure,
+    disk_usage,
+    gpu_memory,
+    host_memory,
     ray_ends_at,
 )
 
@@ -24,25 +24,25 @@ GIB = 2**30
 TOTAL = psutil.virtual_memory().total
 
 
-def at(share: float, limit: int = 100 * GIB) -> Pressure:
-    return Pressure(round(share * limit), limit)
+def at(share: float, limit: int = 100 * GIB) -> MemoryUsage:
+    return MemoryUsage(round(share * limit), limit)
 
 
 class TestReaders:
     def test_a_machine_without_limits(self, tmp_path: Path) -> None:
-        found = host_pressure(tmp_path, tmp_path / "none")
+        found = host_memory(tmp_path, tmp_path / "none")
         memory = psutil.virtual_memory()
         assert found.limit == memory.total
         assert found.used == pytest.approx(memory.total - memory.available, abs=GIB)
 
     def test_this_machine(self) -> None:
-        found = host_pressure()
+        found = host_memory()
         assert 0 < found.used <= found.limit <= TOTAL
 
     def test_a_group_of_version_2_is_counted_without_its_file_cache(self, tmp_path: Path) -> None:
         limit = TOTAL // 2
         group(tmp_path, "memory.max", "memory.current", limit, limit - 5000, inactive_file=300, active_file=200)
-        assert host_pressure(tmp_path, membership(tmp_path, "0::/")) == Pressure(limit - 5500, limit)
+        assert host_memory(tmp_path, membership(tmp_path, "0::/")) == MemoryUsage(limit - 5500, limit)
 
     def test_a_group_of_version_1_is_counted_without_its_file_cache(self, tmp_path: Path) -> None:
         limit = TOTAL // 2
@@ -52,20 +52,20 @@ class TestReaders:
         none = 9223372036854771712  # what version 1 says when there is no limit
         group(tmp_path / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", none, 10**9)
         own = membership(tmp_path, "5:cpu,cpuacct:/else", "4:memory:/slurm/job_7", "0::/")
-        assert host_pressure(tmp_path, own) == Pressure(limit - 5500, limit)
+        assert host_memory(tmp_path, own) == MemoryUsage(limit - 5500, limit)
 
     def test_a_group_within_a_group_that_is_fuller_counts(self, tmp_path: Path) -> None:
         outer, inner = TOTAL // 2, TOTAL // 4
         group(tmp_path / "user.slice", "memory.max", "memory.current", outer, outer - 4096)
         group(tmp_path / "user.slice" / "job.scope", "memory.max", "memory.current", inner, inner // 3)
         own = membership(tmp_path, "0::/user.slice/job.scope")
-        assert host_pressure(tmp_path, own) == Pressure(outer - 4096, outer)
+        assert host_memory(tmp_path, own) == MemoryUsage(outer - 4096, outer)
 
     def test_a_container_that_is_told_its_path_from_outside(self, tmp_path: Path) -> None:
         limit = TOTAL // 2
         group(tmp_path / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", limit, limit - 4096)
         own = membership(tmp_path, "4:memory:/docker/0123abcd")
-        assert host_pressure(tmp_path, own) == Pressure(limit - 4096, limit)
+        assert host_memory(tmp_path, own) == MemoryUsage(limit - 4096, limit)
 
     @pytest.mark.parametrize(
         ("limit", "used"),
@@ -74,22 +74,22 @@ class TestReaders:
     )
     def test_a_group_that_says_nothing(self, tmp_path: Path, limit: str, used: str) -> None:
         group(tmp_path, "memory.max", "memory.current", limit, used)
-        assert host_pressure(tmp_path, membership(tmp_path, "0::/")).limit == TOTAL
+        assert host_memory(tmp_path, membership(tmp_path, "0::/")).limit == TOTAL
 
     def test_a_group_that_vanishes_meanwhile(self, tmp_path: Path) -> None:
         group(tmp_path, "memory.max", "memory.current", TOTAL // 2, TOTAL // 2)
         (tmp_path / "memory.stat").unlink()
-        assert host_pressure(tmp_path, membership(tmp_path, "0::/")).limit == TOTAL
+        assert host_memory(tmp_path, membership(tmp_path, "0::/")).limit == TOTAL
 
     def test_more_used_than_allowed_is_full_and_less_than_the_cache_is_empty(self, tmp_path: Path) -> None:
         group(tmp_path, "memory.max", "memory.current", TOTAL // 2, TOTAL)
-        assert host_pressure(tmp_path, membership(tmp_path, "0::/")) == Pressure(TOTAL // 2, TOTAL // 2)
+        assert host_memory(tmp_path, membership(tmp_path, "0::/")) == MemoryUsage(TOTAL // 2, TOTAL // 2)
 
     def test_no_gpu_or_none_in_use(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("torch.cuda.is_initialized", lambda: False)  # another test may have used one
-        assert gpu_pressure() is None
+        assert gpu_memory() is None
         monkeypatch.setitem(sys.modules, "torch", None)
-        assert gpu_pressure() is None
+        assert gpu_memory() is None
 
     def test_what_an_allocator_holds_in_reserve_is_not_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
         answers: dict[str, Any] = {
@@ -101,10 +101,10 @@ class TestReaders:
         }
         for name, answer in answers.items():
             monkeypatch.setattr(f"torch.cuda.{name}", lambda *index, answer=answer: answer)
-        assert gpu_pressure(0) == Pressure(45 * GIB, 80 * GIB)
+        assert gpu_memory(0) == MemoryUsage(45 * GIB, 80 * GIB)
 
     def test_the_disk_of_a_folder_that_is_not_there_yet(self, tmp_path: Path) -> None:
-        found = disk_pressure(tmp_path / "runs" / "quickstart")
+        found = disk_usage(tmp_path / "runs" / "quickstart")
         usage = shutil.disk_usage(tmp_path)
         assert found.folder == tmp_path / "runs" / "quickstart"
         assert found.total == usage.total
@@ -149,13 +149,13 @@ class TestWatch:
         assert "the kernel ends processes when it is full" in text
 
     def test_a_machine_without_a_limit(self) -> None:
-        assert Watch().look({"a": (Pressure(5, 0), Pressure(0, 0))}) == []
+        assert Watch().look({"a": (MemoryUsage(5, 0), MemoryUsage(0, 0))}) == []
 
     def test_a_disk_that_fills_up(self) -> None:
         watch = Watch()
 
         def said(free_mb: int, total_gb: int = 500) -> list[str]:
-            return watch.look_at_disks([Disk(Path("/data/runs"), free_mb * 2**20, total_gb * GIB)])
+            return watch.look_at_disks([DiskUsage(Path("/data/runs"), free_mb * 2**20, total_gb * GIB)])
 
         assert said(1024) == []
         assert said(900) == [
@@ -166,10 +166,10 @@ class TestWatch:
         assert len(said(1023)) == 1
 
     def test_a_disk_that_is_small_altogether(self) -> None:
-        disk = Disk(Path("/dev/shm"), 150 * 2**20, GIB)
+        disk = DiskUsage(Path("/dev/shm"), 150 * 2**20, GIB)
         assert not disk.low
-        assert Disk(disk.folder, 100 * 2**20, GIB).low
-        assert not Disk(disk.folder, 10**12, 64 * 10**12).low  # 1.6 % are free, and a terabyte is enough
+        assert DiskUsage(disk.folder, 100 * 2**20, GIB).low
+        assert not DiskUsage(disk.folder, 10**12, 64 * 10**12).low  # 1.6 % are free, and a terabyte is enough
 
 
 @pytest.mark.parametrize(

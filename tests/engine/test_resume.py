@@ -13,12 +13,12 @@ import pyarrow as pa
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from raysim.core.errors import RunError, ScenarioError
-from raysim.core.results import Status
-from raysim.engine.commits import CommitError, Commits
+from raysim.common.errors import RunError, ScenarioError
+from raysim.common.results import Status
+from raysim.engine.checkpoint.storage import local_folder, open_storage
+from raysim.engine.checkpoint.store import CheckpointError, CheckpointStore
 from raysim.engine.run import _FACTS, Progress
-from raysim.engine.store import local_folder, open_store
-from raysim.launch.again import label
+from raysim.launch.resume import label
 from raysim.launch.run import resume, run
 from raysim.report.load import read_clients, read_rounds, read_summary
 from raysim.tracking import rows
@@ -28,7 +28,7 @@ from raysim.tracking.mlflow import MlflowTracker
 from tests.engine.scenarios import loaded, of_method
 
 
-def test_never_means_no_commit(workplace: Path) -> None:
+def test_never_means_no_checkpoint(workplace: Path) -> None:
     assert not (run(loaded("checkpoint.every=0"), quiet=True).folder / "checkpoints").exists()
 
 
@@ -62,7 +62,7 @@ def test_a_run_that_was_cut_off_goes_on_with_the_same_bits(workplace: Path, meth
     assert result.folder == folder
     assert of_results(folder)[0].equals(of_results(whole.folder)[0])
     assert of_results(folder)[1].equals(of_results(whole.folder)[1])
-    varying = {"run_id", "folder", "seconds", "final", "commit", "mlflow"}
+    varying = {"run_id", "folder", "seconds", "final", "checkpoint", "mlflow"}
     assert {k: v for k, v in result.summary.items() if k not in varying} == {
         k: v for k, v in whole.summary.items() if k not in varying
     }
@@ -78,8 +78,8 @@ def test_going_on_with_more_rounds_is_as_if_there_had_always_been_so_many(workpl
     assert again.summary["nothing_to_do"]
 
 
-def test_what_a_commit_keeps_is_not_counted_on(workplace: Path) -> None:
-    """Chaos found it: a commit is written while the next round is counted, which then was counted twice on resume."""
+def test_what_a_checkpoint_keeps_is_not_counted_on(workplace: Path) -> None:
+    """A checkpoint is written while the next round is counted, which a resumed run then counted twice."""
     progress = Progress(t=3, totals={"bytes": 5, "flops": 1.0}, best={"accuracy/best": 0.5}, stale={1})
     progress.up_components["class_S"], progress.seconds["train"] = 80, 2.0
     facts = progress.facts()
@@ -91,7 +91,7 @@ def test_what_a_commit_keeps_is_not_counted_on(workplace: Path) -> None:
 
 
 def test_a_run_of_an_earlier_version_goes_on(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that began before validation samples were measured: its rows and commits do not have them."""
+    """One that began before validation samples were measured: its rows and checkpoints do not have them."""
     new = ("val_correct", "val_total")
     with monkeypatch.context() as patch:
         patch.setattr(rows, "CLIENT_SCHEMA", pa.schema([f for f in rows.CLIENT_SCHEMA if f.name not in new]))
@@ -138,7 +138,7 @@ def test_nobody_gets_the_folder_while_mlflow_reads_it(workplace: Path, monkeypat
     RunFolder.reopen(*seen)
 
 
-def test_a_folder_that_was_moved_goes_on_with_its_own_commits(workplace: Path) -> None:
+def test_a_folder_that_was_moved_goes_on_with_its_own_checkpoints(workplace: Path) -> None:
     whole = run(loaded("rounds=4"), quiet=True)
     short = run(loaded("rounds=2"), quiet=True)
     moved = short.folder.rename(workplace / "elsewhere")
@@ -146,14 +146,14 @@ def test_a_folder_that_was_moved_goes_on_with_its_own_commits(workplace: Path) -
     longer = resume(moved, sets=["rounds=4"], quiet=True, trackers=[notes])
     assert longer.state_digest == whole.state_digest
     assert [values["round"] for values in notes.rounds] == [3, 4]  # not from the beginning
-    assert longer.summary["commit"] == {"round": 4, "folder": str(moved / "checkpoints")}
+    assert longer.summary["checkpoint"] == {"round": 4, "folder": str(moved / "checkpoints")}
     assert not short.folder.exists()
     again = moved.rename(workplace / "again")
     assert resume(again, quiet=True).folder == again
     assert resume(again, quiet=True).summary["folder"] == str(again)
 
 
-def test_a_run_without_a_commit_begins_anew_in_its_folder(workplace: Path) -> None:
+def test_a_run_without_a_checkpoint_begins_anew_in_its_folder(workplace: Path) -> None:
     whole = run(loaded(), quiet=True)
     with pytest.raises(KeyboardInterrupt):
         run(loaded("checkpoint.every=0"), quiet=True, trackers=[Cut(2)])
@@ -249,7 +249,7 @@ class Elsewhere(MemoryFileSystem):  # type: ignore[misc]
     """A store that outlives the process, as far as anybody can tell."""
 
     protocol = "elsewhere"
-    store: ClassVar[dict[str, Any]] = {}
+    storage: ClassVar[dict[str, Any]] = {}
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
@@ -259,50 +259,52 @@ class Elsewhere(MemoryFileSystem):  # type: ignore[misc]
 @pytest.fixture
 def elsewhere() -> None:
     fsspec.register_implementation("elsewhere", Elsewhere, clobber=True)
-    Elsewhere.store.clear()
+    Elsewhere.storage.clear()
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_commits_anywhere_fsspec_reaches(workplace: Path) -> None:
+def test_checkpoints_anywhere_fsspec_reaches(workplace: Path) -> None:
     result = run(loaded("checkpoint={every: 1, folder: 'elsewhere://far/away/'}"), quiet=True)
     where = f"elsewhere://far/away/tiny/{result.folder.name}"
-    assert result.summary["commit"] == {"round": 3, "folder": where}
-    assert [commit.round for commit in Commits.open(open_store(where)).kept] == [2, 3]
+    assert result.summary["checkpoint"] == {"round": 3, "folder": where}
+    assert [checkpoint.round for checkpoint in CheckpointStore.open(open_storage(where)).kept] == [2, 3]
     longer = resume(result.folder, sets=["rounds=4"], quiet=True)
     assert longer.state_digest == run(loaded("rounds=4"), quiet=True).state_digest
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_commits_that_are_gone_are_not_begun_without(workplace: Path) -> None:
+def test_checkpoints_that_are_gone_are_not_begun_without(workplace: Path) -> None:
     """Hours of work would silently be repeated, and what they left in the folder thrown away."""
     result = run(loaded("checkpoint={every: 1, folder: 'elsewhere://far'}"), quiet=True)
     rows = (result.folder / "rounds.parquet").read_bytes()
-    Elsewhere.store.clear()
-    with pytest.raises(ScenarioError, match=r"a commit of round 3 was saved in elsewhere://far/tiny/.* there is none"):
+    Elsewhere.storage.clear()
+    with pytest.raises(
+        ScenarioError, match=r"a checkpoint of round 3 was saved in elsewhere://far/tiny/.* there is none"
+    ):
         resume(result.folder, sets=["rounds=4"], quiet=True)
     assert (result.folder / "rounds.parquet").read_bytes() == rows
 
 
-def test_a_killed_run_knows_that_it_had_commits(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_run_knows_that_it_had_checkpoints(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     close = RunFolder.close
     # As if the process were killed.
     monkeypatch.setattr(RunFolder, "close", lambda self, *told: (self._clients.leave(), self._let_go()))
     with pytest.raises(KeyboardInterrupt):
         run(loaded("checkpoint.every=1"), quiet=True, trackers=[Cut(3)])
     (folder,) = (workplace / "runs" / "tiny").iterdir()
-    with pytest.raises(KeyboardInterrupt):  # and once more, before it has committed anything
+    with pytest.raises(KeyboardInterrupt):  # and once more, before it has saved anything
         resume(folder, quiet=True, trackers=[Cut(3)])
     monkeypatch.setattr(RunFolder, "close", close)
     assert read_summary(folder)["status"] == "died"
     kept = (folder / "checkpoints").rename(workplace / "kept")
-    with pytest.raises(ScenarioError, match=r"a commit of round 2 was saved in .*checkpoints, but there is none"):
+    with pytest.raises(ScenarioError, match=r"a checkpoint of round 2 was saved in .*checkpoints, but there is none"):
         resume(folder, quiet=True)
     kept.rename(folder / "checkpoints")
     assert resume(folder, quiet=True).state_digest == run(loaded(), quiet=True).state_digest
 
 
 @pytest.mark.parametrize("address", ["memory://x", "simplecache::memory://x", "memory://"])
-def test_commits_in_memory_of_the_process_are_refused(workplace: Path, address: str) -> None:
+def test_checkpoints_in_memory_of_the_process_are_refused(workplace: Path, address: str) -> None:
     with pytest.raises(ScenarioError, match=r"checkpoint.folder: .*memory of the process"):
         run(loaded(f"checkpoint.folder='{address}'"), quiet=True)
     assert not (workplace / "runs").exists()
@@ -312,7 +314,7 @@ def test_a_relative_address_is_that_folder_from_anywhere(workplace: Path, monkey
     for address in ("file://kept", "local://kept", "kept/", str(workplace / "kept")):
         assert local_folder(address) == workplace / "kept"
     short = run(loaded("rounds=2", "checkpoint.folder='file://kept'"), quiet=True)
-    assert short.summary["commit"]["folder"] == str(workplace / "kept" / "tiny" / short.folder.name)
+    assert short.summary["checkpoint"]["folder"] == str(workplace / "kept" / "tiny" / short.folder.name)
     (workplace / "another").mkdir()
     monkeypatch.chdir(workplace / "another")
     notes = MemoryTracker()
@@ -369,8 +371,8 @@ def test_a_run_folder_that_is_moved_is_missed_and_goes_on_there(workplace: Path)
     assert resume(away, quiet=True).state_digest == whole.state_digest
 
 
-def test_a_folder_of_commits_that_is_deleted_is_not_made_again_without_them(workplace: Path) -> None:
-    with pytest.raises(CommitError, match=r"the commit of round \d could not be written to .*no such file"):
+def test_a_folder_of_checkpoints_that_is_deleted_is_not_made_again_without_them(workplace: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"the checkpoint of round \d could not be written to .*no such file"):
         run(
             loaded("rounds=5", "checkpoint.every=1"),
             quiet=True,

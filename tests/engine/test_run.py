@@ -18,18 +18,20 @@ import yaml
 from torch import nn
 
 from algorithms.standalone import Standalone
-from raysim.core.errors import RunError
+from raysim.common.errors import RunError
+from raysim.common.results import METRICS
 from raysim.core.messages import pack
-from raysim.core.results import METRICS
 from raysim.data.shards import make_shards
-from raysim.engine import hooks
-from raysim.engine.commits import Commits, read_server
-from raysim.engine.hooks import HookError
-from raysim.engine.host import ClientHost, Moved
-from raysim.engine.placement import Machine, make_plan
-from raysim.engine.store import LocalStore
+from raysim.engine.checkpoint.format import read_server
+from raysim.engine.checkpoint.storage import LocalStorage
+from raysim.engine.checkpoint.store import CheckpointStore
+from raysim.engine.policies.placement import ClusterResources, make_plan
+from raysim.engine.records import ClientState
+from raysim.engine.workers import hooks
+from raysim.engine.workers.client import ClientWorker
+from raysim.engine.workers.hooks import HookError
 from raysim.launch.check import check
-from raysim.launch.prepare import deal, read_data, world_of
+from raysim.launch.prepare import deal, make_run_spec, read_data
 from raysim.launch.run import run
 from raysim.launch.session import Result
 from raysim.models import MODELS, ModelSpec
@@ -110,14 +112,17 @@ def test_test_and_validation_samples_are_told_apart(split: str) -> None:
     checked = check(loaded(f"data.split={split}", "data.partition={name: dirichlet}"))
     data = read_data(checked)
     partition = deal(checked, data)
-    host = ClientHost(world_of(checked, data, partition, make_plan(checked.asks, Machine(1, 0), 1.0)), data.image_MHWC)
+    host = ClientWorker(
+        make_run_spec(checked, data, partition, make_plan(checked.requests, ClusterResources(1, 0), 1.0)),
+        data.image_MHWC,
+    )
     with torch.no_grad():  # networks that say "3" to everything
         for k in range(8):
             header = host._net(k).header
             header.weight.zero_()
             header.bias.copy_(torch.arange(10) == 3)
     threes = {part: partition.count_NC(data.label_M, 10, part)[:, 3].tolist() for part in ("val", "test")}
-    found = host.measure(range(8)).values()
+    found = host.evaluate(range(8)).values()
     assert [one.local.correct for one in found] == threes["test"]
     assert [one.val_correct for one in found] == threes["val"]
     assert [one.val_total for one in found] == partition.val.size_N.tolist()
@@ -207,7 +212,7 @@ def test_clients_without_samples_are_said_to_take_no_part(workplace: Path, monke
     told: list[str] = []
 
     class Progress(MemoryTracker):
-        def note(self, text: str) -> None:
+        def notify(self, text: str) -> None:
             told.append(text)
 
         def within(self, done: int, of: int) -> None:
@@ -330,21 +335,21 @@ def test_nan_uploads_are_left_out_and_named(workplace: Path, monkeypatch: pytest
     assert all(math.isfinite(memory.rounds[t]["server/header_norm"]) for t in (1, 2, 3))
 
 
-def test_commits_hold_every_state(workplace: Path) -> None:
+def test_checkpoints_hold_every_state(workplace: Path) -> None:
     result, memory = quiet_run("checkpoint.every=2")
-    commits = Commits.open(LocalStore(result.folder / "checkpoints"))
-    assert [commit.round for commit in commits.kept] == [2, 3]
-    commit = commits.latest()
-    assert commit is not None
+    store = CheckpointStore.open(LocalStorage(result.folder / "checkpoints"))
+    assert [checkpoint.round for checkpoint in store.kept] == [2, 3]
+    checkpoint = store.latest()
+    assert checkpoint is not None
     took_part = sorted({row.client for row in memory.clients if row.participated})
-    states = {k: state for part in commits.clients(commit) for k, state in part.items()}
+    states = {k: state for part in store.clients(checkpoint) for k, state in part.items()}
     assert sorted(states) == took_part
     # The weights in it measure as the run's last rows say.
     checked = check(loaded())
     data = read_data(checked)
-    world = world_of(checked, data, deal(checked, data), make_plan(checked.asks, Machine(1, 0)))
-    host = ClientHost(world, data.image_MHWC)
-    host.adopt({k: Moved(pack(state), unsaved=False) for k, state in states.items()})
+    spec = make_run_spec(checked, data, deal(checked, data), make_plan(checked.requests, ClusterResources(1, 0)))
+    host = ClientWorker(spec, data.image_MHWC)
+    host.adopt({k: ClientState(pack(state), unsaved=False) for k, state in states.items()})
     latest = {row.client: row.correct for row in memory.clients}
-    assert {k: one.local.correct for k, one in host.measure(took_part).items()} == {k: latest[k] for k in took_part}
-    assert read_server(commits.server(commit))[0].tensors.keys() == {"w.weight", "w.bias"}
+    assert {k: one.local.correct for k, one in host.evaluate(took_part).items()} == {k: latest[k] for k in took_part}
+    assert read_server(store.server(checkpoint))[0].tensors.keys() == {"w.weight", "w.bias"}

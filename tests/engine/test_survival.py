@@ -14,21 +14,22 @@ from typing import Any
 import pytest
 
 from algorithms.standalone import Standalone
+from raysim.common.errors import RunError
+from raysim.common.results import ClientRow
 from raysim.core.algorithm import ClientId
-from raysim.core.errors import RunError
-from raysim.core.results import ClientRow
-from raysim.engine.backend import Files, LostError, RoundReport
-from raysim.engine.commits import Commits, Part
-from raysim.engine.hooks import HookError
-from raysim.engine.host import Measured
-from raysim.engine.inprocess import InProcess
-from raysim.engine.placement import Machine, make_plan
+from raysim.engine.backend import RoundReport
+from raysim.engine.checkpoint.format import CheckpointFile, PendingFiles
+from raysim.engine.checkpoint.manager import CheckpointManager
+from raysim.engine.checkpoint.storage import LocalStorage, Storage
+from raysim.engine.checkpoint.store import CheckpointStore
+from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.policies.placement import ClusterResources, make_plan
+from raysim.engine.records import ClientEvaluation, LostError
 from raysim.engine.run import Progress, Schedule, Stop, run_rounds
-from raysim.engine.store import LocalStore, Store
-from raysim.engine.survival import Keeper
-from raysim.engine.world import World
+from raysim.engine.spec import RunSpec
+from raysim.engine.workers.hooks import HookError
 from raysim.launch.check import check
-from raysim.launch.prepare import deal, read_data, world_of
+from raysim.launch.prepare import deal, make_run_spec, read_data
 from raysim.scenario.load import Loaded
 from raysim.scenario.registry import algorithm_names
 from raysim.tracking.memory import MemoryTracker
@@ -43,7 +44,7 @@ def loaded(*sets: str) -> Loaded:
     return scenarios.loaded("training.batch_size=64", *sets)
 
 
-class Mortal(InProcess):
+class Mortal(InProcessBackend):
     """Dies at random, before or after it did what it was asked, and then knows nothing until it is recovered."""
 
     def __init__(self, seed: int, rate: float) -> None:
@@ -54,7 +55,7 @@ class Mortal(InProcess):
         if self.rng.random() < self.rate:
             self.deaths += 1
             if threading.current_thread() is threading.main_thread():  # else a round may be going on
-                self.host.nets.clear()
+                self.worker.nets.clear()
                 self.server.server.state = None
             raise LostError(f"{part}: client actor 1 of 1 died")
 
@@ -65,22 +66,22 @@ class Mortal(InProcess):
         evaluate: bool,
         progress: Callable[[int], None],
         without: Collection[ClientId] = (),
-        store: Store | None = None,
+        storage: Storage | None = None,
     ) -> RoundReport:
         self._perhaps(f"round {t}")
-        report = super().round(t, cohort, evaluate, progress, without, store)
+        report = super().round(t, cohort, evaluate, progress, without, storage)
         self._perhaps(f"round {t}")
         return report
 
-    def measure(self, ids: Sequence[ClientId]) -> Mapping[ClientId, Measured]:
+    def evaluate(self, ids: Sequence[ClientId]) -> Mapping[ClientId, ClientEvaluation]:
         self._perhaps("a test")
-        return super().measure(ids)
+        return super().evaluate(ids)
 
-    def save(self, t: int, store: Store) -> Files:
-        files = super().save(t, store)
+    def save(self, t: int, storage: Storage) -> PendingFiles:
+        files = super().save(t, storage)
 
-        def late() -> tuple[list[Part], Part]:
-            self._perhaps("a commit")
+        def late() -> tuple[list[CheckpointFile], CheckpointFile]:
+            self._perhaps("a checkpoint")
             return files()
 
         return late
@@ -93,28 +94,28 @@ class Mortal(InProcess):
 Outcome = tuple[str, list[ClientRow], list[dict[str, Any]]]
 
 
-def world_for(given: Loaded) -> tuple[World, Any, int]:
+def world_for(given: Loaded) -> tuple[RunSpec, Any, int]:
     checked = check(given)
     data = read_data(checked)
-    world = world_of(checked, data, deal(checked, data), make_plan(checked.asks, Machine(1, 0)))
-    return world, lambda: data.image_MHWC, checked.participants
+    spec = make_run_spec(checked, data, deal(checked, data), make_plan(checked.requests, ClusterResources(1, 0)))
+    return spec, lambda: data.image_MHWC, checked.participants
 
 
 def outcome(
     given: Loaded,
-    backend: InProcess,
-    keeper: Keeper | None = None,
+    backend: InProcessBackend,
+    checkpoints: CheckpointManager | None = None,
     told: Callable[[str], None] = lambda text: None,
     progress: Progress | None = None,
     **schedule: Any,
 ) -> Outcome:
     """(state digest, client rows, round values), without timings and what the engine says of itself."""
-    world, images, participants = world_for(given)
+    spec, images, participants = world_for(given)
     memory = MemoryTracker()
     try:
-        backend.start(world, images)
+        backend.start(spec, images)
         plan = Schedule(ROUNDS, participants, evaluate_every=2, **schedule)
-        digest = run_rounds(world, plan, backend, [memory], progress or Progress(), told, keeper=keeper)
+        digest = run_rounds(spec, plan, backend, [memory], progress or Progress(), told, checkpoints=checkpoints)
     finally:
         backend.close()
     rows = [replace(row, train_s=0.0, evaluate_s=0.0) for row in memory.clients]
@@ -129,22 +130,22 @@ def of(method: str) -> Loaded:
 @pytest.mark.parametrize("method", algorithm_names())
 def test_deaths_change_nothing(method: str, tmp_path: Path) -> None:
     given = of(method)
-    expected = outcome(given, InProcess())
+    expected = outcome(given, InProcessBackend())
     notes: list[str] = []
-    mortal = Mortal(seed=len(method), rate=0.2)
-    keeper = Keeper(Commits(LocalStore(tmp_path)), 2, ROUNDS)
-    assert outcome(given, mortal, keeper, notes.append, max_attempts=50) == expected
-    assert mortal.deaths >= 1
-    assert len(notes) == mortal.deaths
+    killable = Mortal(seed=len(method), rate=0.2)
+    checkpoints = CheckpointManager(CheckpointStore(LocalStorage(tmp_path)), 2, ROUNDS)
+    assert outcome(given, killable, checkpoints, notes.append, max_attempts=50) == expected
+    assert killable.deaths >= 1
+    assert len(notes) == killable.deaths
     assert all("died; going back to" in text for text in notes)
 
 
-def test_without_commits_it_begins_anew() -> None:
+def test_without_checkpoints_it_begins_anew() -> None:
     given = loaded("algorithm={name: fedgh}")
     notes: list[str] = []
-    mortal = Mortal(seed=3, rate=0.25)
-    assert outcome(given, mortal, None, notes.append, max_attempts=50) == outcome(given, InProcess())
-    assert mortal.deaths >= 1
+    killable = Mortal(seed=3, rate=0.25)
+    assert outcome(given, killable, None, notes.append, max_attempts=50) == outcome(given, InProcessBackend())
+    assert killable.deaths >= 1
     assert any("going back to the start and repeating" in text for text in notes)
 
 
@@ -153,9 +154,9 @@ def test_attempts_are_bounded() -> None:
         outcome(loaded(), Mortal(seed=1, rate=1.0), max_attempts=2)
 
 
-def test_a_damaged_commit_is_told_and_the_one_before_used(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_told_and_the_one_before_used(tmp_path: Path) -> None:
     given = loaded("algorithm={name: fedproto}")
-    expected = outcome(given, InProcess())
+    expected = outcome(given, InProcessBackend())
     notes: list[str] = []
 
     class Once(Mortal):
@@ -163,32 +164,32 @@ def test_a_damaged_commit_is_told_and_the_one_before_used(tmp_path: Path) -> Non
             if not self.deaths:
                 (tmp_path / "server-000004.safetensors").write_bytes(b"")
                 self.rate = 1.0
-            return super().digests() if not self.deaths else InProcess.digests(self)
+            return super().digests() if not self.deaths else InProcessBackend.digests(self)
 
         def _perhaps(self, part: str) -> None:
             if not self.deaths:
                 super()._perhaps(part)
 
-    keeper = Keeper(Commits(LocalStore(tmp_path)), 1, ROUNDS)
-    assert outcome(given, Once(1, 0.0), keeper, notes.append) == expected
+    checkpoints = CheckpointManager(CheckpointStore(LocalStorage(tmp_path)), 1, ROUNDS)
+    assert outcome(given, Once(1, 0.0), checkpoints, notes.append) == expected
     assert "server-000004.safetensors has 0 bytes" in notes[0]
-    assert "going back to the commit of round 3 and repeating 1 round" in notes[1]
+    assert "going back to the checkpoint of round 3 and repeating 1 round" in notes[1]
 
 
-def test_a_commit_that_builds_on_a_lost_one_is_not_made(tmp_path: Path) -> None:
+def test_a_checkpoint_that_builds_on_a_lost_one_is_not_made(tmp_path: Path) -> None:
     given = loaded("algorithm={name: fedgh}")
-    expected = outcome(given, InProcess())
+    expected = outcome(given, InProcessBackend())
 
     class Twice(Mortal):
-        """The commit of round 2 is lost while all live on; all die in round 4."""
+        """The checkpoint of round 2 is lost while all live on; all die in round 4."""
 
-        def save(self, t: int, store: Store) -> Files:
-            files = InProcess.save(self, t, store)
+        def save(self, t: int, storage: Storage) -> PendingFiles:
+            files = InProcessBackend.save(self, t, storage)
 
-            def late() -> tuple[list[Part], Part]:
+            def late() -> tuple[list[CheckpointFile], CheckpointFile]:
                 if t == 2 and self.deaths == 0:
                     self.deaths = 1
-                    raise LostError("a commit: an object is lost")
+                    raise LostError("a checkpoint: an object is lost")
                 return files()
 
             return late
@@ -198,37 +199,37 @@ def test_a_commit_that_builds_on_a_lost_one_is_not_made(tmp_path: Path) -> None:
                 self.rate = 1.0
                 super()._perhaps(part)
 
-    mortal = Twice(1, 0.0)
-    keeper = Keeper(Commits(LocalStore(tmp_path)), 1, ROUNDS)
-    assert outcome(given, mortal, keeper) == expected
-    assert mortal.deaths == 2
+    killable = Twice(1, 0.0)
+    checkpoints = CheckpointManager(CheckpointStore(LocalStorage(tmp_path)), 1, ROUNDS)
+    assert outcome(given, killable, checkpoints) == expected
+    assert killable.deaths == 2
 
 
-def test_the_end_is_asked_for_once_the_round_is_committed(tmp_path: Path) -> None:
+def test_the_end_is_asked_for_once_the_round_is_saved(tmp_path: Path) -> None:
     given = loaded()
-    world, images, participants = world_for(given)
+    spec, images, participants = world_for(given)
     stop, progress = Stop(), Progress()
-    keeper = Keeper(Commits(LocalStore(tmp_path)), 100, ROUNDS)
-    backend, memory = InProcess(), MemoryTracker()
+    checkpoints = CheckpointManager(CheckpointStore(LocalStorage(tmp_path)), 100, ROUNDS)
+    backend, memory = InProcessBackend(), MemoryTracker()
 
     def ask(done: int, of: int) -> None:
         stop.requested = progress.t == 1  # in the middle of round 2
 
-    backend.start(world, images)
+    backend.start(spec, images)
     with pytest.raises(KeyboardInterrupt):
         run_rounds(
-            world,
+            spec,
             Schedule(ROUNDS, participants),
             backend,
             [memory],
             progress,
             within_round=ask,
-            keeper=keeper,
+            checkpoints=checkpoints,
             stop=stop,
         )
     backend.close()
     assert [values["round"] for values in memory.rounds] == [0, 1, 2]
-    assert keeper.committed == 2
+    assert checkpoints.saved_round == 2
 
 
 class Picky(Standalone):
@@ -245,7 +246,7 @@ FAILING = 0
 
 def failing() -> Loaded:
     global FAILING
-    rows = outcome(loaded("algorithm={name: standalone}"), InProcess())[1]
+    rows = outcome(loaded("algorithm={name: standalone}"), InProcessBackend())[1]
     FAILING = next(row.client for row in rows if row.round == 2 and row.participated)
     return loaded("algorithm={name: standalone}", "failure.max_failed_fraction=0.3").with_algorithm(Picky())
 
@@ -253,14 +254,14 @@ def failing() -> Loaded:
 def test_a_tolerated_failure_leaves_the_client_as_it_was(tmp_path: Path) -> None:
     given = failing()
     notes: list[str] = []
-    digest, rows, values = outcome(given, InProcess(), None, notes.append, max_failed_fraction=0.3)
+    digest, rows, values = outcome(given, InProcessBackend(), None, notes.append, max_failed_fraction=0.3)
     assert (FAILING, 2) not in {(row.client, row.round) for row in rows if row.participated}
     assert notes == [text for text in notes if text.startswith(f"round 2 goes on without client {FAILING}: Picky")]
     assert len(notes) == 1
-    mortal = Mortal(seed=5, rate=0.3)
-    keeper = Keeper(Commits(LocalStore(tmp_path)), 1, ROUNDS)
-    again = outcome(given, mortal, keeper, max_failed_fraction=0.3, max_attempts=50)
-    assert mortal.deaths
+    killable = Mortal(seed=5, rate=0.3)
+    checkpoints = CheckpointManager(CheckpointStore(LocalStorage(tmp_path)), 1, ROUNDS)
+    again = outcome(given, killable, checkpoints, max_failed_fraction=0.3, max_attempts=50)
+    assert killable.deaths
     assert again == (digest, rows, values)
 
 
@@ -268,7 +269,7 @@ def test_more_failures_than_are_allowed_end_the_run() -> None:
     with pytest.raises(
         HookError, match=r"round 2: 1 of 4 clients failed, more than failure.max_failed_fraction \(0.2\)"
     ):
-        outcome(failing(), InProcess(), max_failed_fraction=0.2)
+        outcome(failing(), InProcessBackend(), max_failed_fraction=0.2)
 
 
 class Slow(Standalone):
@@ -286,14 +287,14 @@ def test_a_client_that_takes_too_long() -> None:
     strict = loaded(*sets).with_algorithm(Slow())
     sentence = rf"client {FAILING} took longer than failure.client_timeout_s \(2 s\) in round 2"
     with pytest.raises(RunError, match=f"^{sentence}$"):
-        outcome(strict, InProcess())
+        outcome(strict, InProcessBackend())
     notes: list[str] = []
     lenient = loaded(*sets, "failure.max_failed_fraction=0.3").with_algorithm(Slow())
-    found = outcome(lenient, InProcess(), None, notes.append, max_failed_fraction=0.3)
+    found = outcome(lenient, InProcessBackend(), None, notes.append, max_failed_fraction=0.3)
     assert len(notes) == 1
     assert sentence.replace("\\", "") in notes[0]
     # As if it had failed in any other way.
-    assert found == outcome(given.with_algorithm(Picky()), InProcess(), max_failed_fraction=0.3)
+    assert found == outcome(given.with_algorithm(Picky()), InProcessBackend(), max_failed_fraction=0.3)
 
 
 def test_what_a_lost_round_had_in_hand_is_not_kept_while_it_is_repeated() -> None:
@@ -302,7 +303,7 @@ def test_what_a_lost_round_had_in_hand_is_not_kept_while_it_is_repeated() -> Non
 
     held: list[weakref.ref[Uploads]] = []
 
-    class Dying(InProcess):
+    class Dying(InProcessBackend):
         def round(self, *args: Any, **more: Any) -> RoundReport:
             if not held:
                 uploads = Uploads()
@@ -314,4 +315,4 @@ def test_what_a_lost_round_had_in_hand_is_not_kept_while_it_is_repeated() -> Non
             assert all(uploads() is None for uploads in held)  # `start` recovers, too
             return super().recover()
 
-    assert outcome(loaded(), Dying()) == outcome(loaded(), InProcess())
+    assert outcome(loaded(), Dying()) == outcome(loaded(), InProcessBackend())

@@ -12,8 +12,8 @@ from types import FrameType
 
 import pytest
 
-from raysim.core.errors import RunError
-from raysim.engine.timelimit import TurnTimeout, limit
+from raysim.common.errors import RunError
+from raysim.engine.workers.time_limit import ClientTimeoutError, limit
 
 WHAT = "client 7 took longer than failure.client_timeout_s (60 s)"
 
@@ -30,7 +30,7 @@ def _untouched() -> Iterator[None]:
 def test_an_endless_loop() -> None:
     began = time.monotonic()
     with (
-        pytest.raises(TurnTimeout, match=r"^client 7 took longer than failure\.client_timeout_s \(60 s\)$"),
+        pytest.raises(ClientTimeoutError, match=r"^client 7 took longer than failure\.client_timeout_s \(60 s\)$"),
         limit(0.1, WHAT),
     ):
         while True:
@@ -41,7 +41,7 @@ def test_an_endless_loop() -> None:
 @pytest.mark.parametrize("wait", [time.sleep, lambda s: threading.Event().wait(s)], ids=["sleep", "lock"])
 def test_a_wait(wait) -> None:
     began = time.monotonic()
-    with pytest.raises(TurnTimeout), limit(0.1, WHAT):
+    with pytest.raises(ClientTimeoutError), limit(0.1, WHAT):
         wait(60)
     assert time.monotonic() - began < 50
 
@@ -66,14 +66,14 @@ def test_an_exception_inside_passes() -> None:
 
 
 def test_it_is_a_run_error_that_travels_between_processes() -> None:
-    error = pickle.loads(pickle.dumps(TurnTimeout(WHAT)))
+    error = pickle.loads(pickle.dumps(ClientTimeoutError(WHAT)))
     assert isinstance(error, RunError)
     assert str(error) == WHAT
 
 
 def test_a_block_that_swallows_the_exception() -> None:
     caught = 0
-    with pytest.raises(TurnTimeout), limit(0.05, WHAT):
+    with pytest.raises(ClientTimeoutError), limit(0.05, WHAT):
         try:
             time.sleep(10)
         except Exception:
@@ -89,7 +89,7 @@ class _Slow:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_exception_that_python_drops_is_raised_again() -> None:
     began = time.monotonic()
-    with pytest.raises(TurnTimeout), limit(0.1, WHAT):
+    with pytest.raises(ClientTimeoutError), limit(0.1, WHAT):
         one = _Slow()
         del one  # the first ring falls in here
         time.sleep(60)
@@ -103,7 +103,7 @@ def test_in_a_thread_it_is_told_at_the_end() -> None:
         try:
             with limit(most, WHAT):
                 time.sleep(seconds)
-        except TurnTimeout as error:
+        except ClientTimeoutError as error:
             told.append(str(error))
 
     for seconds, most in ((0.1, 0.05), (0.0, 5.0)):
@@ -115,13 +115,13 @@ def test_in_a_thread_it_is_told_at_the_end() -> None:
 
 def test_without_a_timer_it_is_told_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(signal, "setitimer")
-    with pytest.raises(TurnTimeout), limit(0.05, WHAT):
+    with pytest.raises(ClientTimeoutError), limit(0.05, WHAT):
         time.sleep(0.1)
 
 
 def test_the_inner_of_two_limits() -> None:
     with limit(10, "outer"):
-        with pytest.raises(TurnTimeout, match="inner"), limit(0.05, "inner"):
+        with pytest.raises(ClientTimeoutError, match="inner"), limit(0.05, "inner"):
             time.sleep(5)
         left, _ = signal.getitimer(signal.ITIMER_REAL)
         assert 5 < left <= 10
@@ -129,13 +129,13 @@ def test_the_inner_of_two_limits() -> None:
 
 def test_the_outer_of_two_limits() -> None:
     began = time.monotonic()
-    with pytest.raises(TurnTimeout, match="outer"), limit(0.1, "outer"), limit(10, "inner"):
+    with pytest.raises(ClientTimeoutError, match="outer"), limit(0.1, "outer"), limit(10, "inner"):
         time.sleep(60)
     assert time.monotonic() - began < 50
 
 
 def test_the_outer_limit_goes_on_after_the_inner() -> None:
-    with pytest.raises(TurnTimeout, match="outer"), limit(2.0, "outer"):
+    with pytest.raises(ClientTimeoutError, match="outer"), limit(2.0, "outer"):
         with limit(1.9, "inner"):
             time.sleep(0.1)
         time.sleep(60)
@@ -150,7 +150,7 @@ def test_somebody_elses_timer_goes_on() -> None:
     before = signal.signal(signal.SIGALRM, theirs)
     try:
         signal.setitimer(signal.ITIMER_REAL, 2)
-        with contextlib.suppress(TurnTimeout), limit(0.1, WHAT):
+        with contextlib.suppress(ClientTimeoutError), limit(0.1, WHAT):
             time.sleep(5)
         assert signal.getsignal(signal.SIGALRM) is theirs
         assert rung == []
@@ -163,8 +163,8 @@ def test_somebody_elses_timer_goes_on() -> None:
 
 
 def test_many_that_end_just_in_time() -> None:
-    """Wherever the ring falls, the exception is `TurnTimeout` and nothing is left behind."""
+    """Wherever the ring falls, the exception is `ClientTimeoutError` and nothing is left behind."""
     for i in range(300):
-        with contextlib.suppress(TurnTimeout), limit(0.0005, WHAT):
+        with contextlib.suppress(ClientTimeoutError), limit(0.0005, WHAT):
             time.sleep(0.0004 + i % 10 * 0.00002)
         assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

@@ -10,11 +10,11 @@ import pytest
 
 from raysim.cli.main import main
 from raysim.launch import verify as module
-from raysim.launch.verify import Placement, Trace, difference
+from raysim.launch.verify import Trace, Variation, difference
 from tests.conftest import REPOSITORY
 from tests.engine.scenarios import loaded
 
-HERE = Placement(None)
+HERE = Variation(None)
 
 
 def trace(**changes: Any) -> Trace:
@@ -24,7 +24,7 @@ def trace(**changes: Any) -> Trace:
 
 
 def test_equal_traces() -> None:
-    other = trace(placement=Placement(4, kill=True), restarts=1)
+    other = trace(placement=Variation(4, kill=True), restarts=1)
     other.metrics[1]["time/round_s"] = 9.0  # type: ignore[index]
     assert difference(trace(), other) is None
     assert other.placement.name == "4 actors, one killed"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raysim.engine.inprocess import InProcess
-from raysim.engine.placement import Machine, make_plan
+from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.policies.placement import ClusterResources, make_plan
 from raysim.engine.run import Progress, Schedule, run_rounds, state_digest
 from raysim.launch.check import check
-from raysim.launch.prepare import deal, read_data, world_of
+from raysim.launch.prepare import deal, make_run_spec, read_data
 from raysim.tracking.memory import MemoryTracker
 from tests.engine.scenarios import loaded
 
@@ -23,10 +23,10 @@ def on(device: str, method: str) -> tuple[str, list[float]]:
     """State digest and test losses of three rounds."""
     checked = check(loaded(f"algorithm={{name: {method}}}"))
     data = read_data(checked)
-    world = world_of(checked, data, deal(checked, data), make_plan(checked.asks, Machine(1, 0)))
-    backend, memory = InProcess(device), MemoryTracker()
-    backend.start(world, lambda: data.image_MHWC)
-    run_rounds(world, Schedule(3, checked.participants), backend, [memory], Progress())
+    spec = make_run_spec(checked, data, deal(checked, data), make_plan(checked.requests, ClusterResources(1, 0)))
+    backend, memory = InProcessBackend(device), MemoryTracker()
+    backend.start(spec, lambda: data.image_MHWC)
+    run_rounds(spec, Schedule(3, checked.participants), backend, [memory], Progress())
     digest = state_digest(backend)
     backend.close()
     return digest, [float(v) for v in memory.series("loss/test")]

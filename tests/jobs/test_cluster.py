@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from raysim.core.errors import RunError, ScenarioError
+from raysim.common.errors import RunError, ScenarioError
 from raysim.jobs.cluster import DEFAULT, VARIABLES, Address, connect, find_address, find_token
 from raysim.jobs.submit import check_versions
 from tests.jobs.fakes import cluster, dashboard, details
@@ -143,9 +143,9 @@ class TestToken:
         file.parent.mkdir()
         file.write_text("right\n")
         file.chmod(0o644)
-        (note,) = connect(guarded).notes
-        assert "chmod 600" in note
-        assert "right" not in note
+        (notify,) = connect(guarded).notes
+        assert "chmod 600" in notify
+        assert "right" not in notify
         file.chmod(0o600)
         assert connect(guarded).notes == ()
 

@@ -13,7 +13,7 @@ import pytest
 
 from raysim.cli.main import main
 from raysim.jobs.cluster import Cluster
-from raysim.jobs.marks import PREFIX
+from raysim.jobs.job_log import PREFIX
 from raysim.jobs.versions import Versions
 from raysim.jobs.watch import Job
 from tests.conftest import REPOSITORY

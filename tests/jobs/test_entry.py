@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from raysim.core.errors import RunError, ScenarioError
+from raysim.common.errors import RunError, ScenarioError
 from raysim.jobs import entry
-from raysim.jobs.marks import Marks, read_log
+from raysim.jobs.job_log import Marks, read_log
 from raysim.jobs.versions import VARIABLE, Versions
 from raysim.launch.run import resume
 from raysim.scenario.load import Loaded

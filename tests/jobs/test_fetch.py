@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from raysim.core.errors import RunError, ScenarioError
+from raysim.common.errors import RunError, ScenarioError
 from raysim.jobs import archive
 from raysim.jobs.fetch import Receiver, fetch, unpack
-from raysim.jobs.marks import PREFIX, Lines
+from raysim.jobs.job_log import PREFIX, Lines
 from tests.jobs.fakes import cluster, details
 
 

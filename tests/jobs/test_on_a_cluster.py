@@ -26,8 +26,8 @@ import pytest
 
 import algorithms
 from raysim.cli.main import main
-from raysim.engine.commits import Commits
-from raysim.engine.store import open_store
+from raysim.engine.checkpoint.storage import open_storage
+from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.jobs.archive import listed
 from raysim.jobs.cluster import connect, find_address
 from raysim.jobs.fetch import fetch
@@ -59,7 +59,9 @@ class Head:
 
     def nodes_of_clients(self) -> set[str]:
         """Ids of the nodes that client actors live or lived on."""
-        found = self.ask("/api/v0/actors?filter_keys=class_name&filter_predicates=%3D&filter_values=HostActor&detail=1")
+        found = self.ask(
+            "/api/v0/actors?filter_keys=class_name&filter_predicates=%3D&filter_values=ClientActor&detail=1"
+        )
         return {actor["node_id"] for actor in found["data"]["result"]["result"]}
 
     def alive_actors(self) -> list[str]:
@@ -172,13 +174,13 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-class Told(str):
+class JobLog(str):
     """What a command printed; `code` is its exit code."""
 
     code: int
 
 
-def command(*words: str, address: str) -> Told:
+def command(*words: str, address: str) -> JobLog:
     """Run a command; returns what it printed."""
     add_commands()
     shown = io.StringIO()
@@ -188,7 +190,7 @@ def command(*words: str, address: str) -> Told:
             main([*words, "--address", address])
     except SystemExit as ended:
         code = ended.code or 0
-    told = Told(shown.getvalue())
+    told = JobLog(shown.getvalue())
     told.code = code
     return told
 
@@ -200,7 +202,7 @@ def raysim(head: Head, workplace: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def first(head: Head, mine: None, tracking_store: str) -> Told:
+def first(head: Head, mine: None, tracking_store: str) -> JobLog:
     """What `submit` printed of a job that has run with two actors on the two nodes; its id is "first"."""
     store = f"MLFLOW_TRACKING_URI={tracking_store}"
     words = ["submit", QUICKSTART, *settings(*SMALL), "--wait", "--id", "first", "--env", store]
@@ -219,7 +221,9 @@ def _submitted(there: Any) -> list[str]:
     return sorted(job.submission_id for job in there.call("list_jobs") if job.submission_id)
 
 
-def test_a_job_runs_as_it_would_here_and_comes_back(head: Head, first: Told, raysim: Any, tracking_store: str) -> None:
+def test_a_job_runs_as_it_would_here_and_comes_back(
+    head: Head, first: JobLog, raysim: Any, tracking_store: str
+) -> None:
     assert first.code == 0, first
     assert "round 2/2" in first
     assert "raysim-job" not in first  # marks are not for people
@@ -250,7 +254,7 @@ def test_a_job_runs_as_it_would_here_and_comes_back(head: Head, first: Told, ray
     assert "first: there is no such" not in raysim("logs", "first")
 
 
-def test_a_run_goes_on(head: Head, first: Told, raysim: Any, tracking_store: str) -> None:
+def test_a_run_goes_on(head: Head, first: JobLog, raysim: Any, tracking_store: str) -> None:
     """Named by its job alone, to the bits of a run that was never interrupted."""
     there = connect(find_address(head.address))
     folder = look(there, "first")[1].run_folder
@@ -312,7 +316,7 @@ def test_stop(head: Head, raysim: Any, tracking_store: str, id_: str, long: str,
     while not rounds.wait(0.2):
         assert follower.is_alive() and time.monotonic() < until, "".join(shown)
     assert "progress   round" in raysim("status", id_)
-    assert sorted(head.alive_actors()) == ["HostActor", "ServerActor"]
+    assert sorted(head.alive_actors()) == ["ClientActor", "ServerActor"]
     told = raysim("stop", id_)
     assert told.code == 0, told
     assert f"{id_}: STOPPED" in told
@@ -324,9 +328,11 @@ def test_stop(head: Head, raysim: Any, tracking_store: str, id_: str, long: str,
     assert summary == json.loads((Path(summary["folder"]) / "summary.json").read_text())
     assert summary["status"] == "interrupted"
     assert f"go on with:  raysim submit --resume {summary['folder']}" in "".join(shown)
-    commit = Commits.open(open_store(summary["commit"]["folder"])).latest()  # what `--resume` would go on from
-    assert commit is not None or long != "rounds=100000"
-    assert summary["rounds"] == (commit.round if commit else 0)
+    checkpoint = CheckpointStore.open(
+        open_storage(summary["checkpoint"]["folder"])
+    ).latest()  # what `--resume` would go on from
+    assert checkpoint is not None or long != "rounds=100000"
+    assert summary["rounds"] == (checkpoint.round if checkpoint else 0)
 
 
 def test_a_cluster_with_a_token(raysim: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

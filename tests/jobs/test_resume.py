@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from raysim.core.errors import ScenarioError
-from raysim.jobs.marks import PREFIX
+from raysim.common.errors import ScenarioError
+from raysim.jobs.job_log import PREFIX
 from raysim.jobs.resume import find_run
 from tests.jobs.fakes import cluster, details
 

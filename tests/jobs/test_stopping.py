@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from raysim.engine.commits import Commits
+from raysim.engine.checkpoint.storage import open_storage
+from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.run import Stop
-from raysim.engine.store import open_store
 from raysim.jobs.versions import VARIABLE, Versions
 from raysim.launch.signals import interruptible, sigterm_kept
 from tests.conftest import REPOSITORY
@@ -72,12 +72,12 @@ def test_a_job_whose_round_goes_on_is_asked_twice(how: str, signals: int) -> Non
 # Ray, the driver's handler of SIGTERM is Ray's from the start of the backend on: it ends the process wherever it is.
 JOB = """
 import os, signal, sys, time
-from raysim.engine.inprocess import InProcess
+from raysim.engine.inprocess import InProcessBackend
 from raysim.jobs import entry, stopping
 from raysim.launch import session
 
 round_s, insist_s, scenario, *sets = sys.argv[1:]
-play, close, make_backend = InProcess.round, InProcess.close, session.make_backend
+play, close, make_backend = InProcessBackend.round, InProcessBackend.close, session.make_backend
 
 def tell(text):  # a line of its own, whoever else is in the middle of one
     os.write(1, f"\\n{text}\\n".encode())
@@ -97,7 +97,7 @@ def of_ray(*given):
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
     return make_backend(*given)
 
-InProcess.round, InProcess.close, session.make_backend = slow_round, slow_close, of_ray
+InProcessBackend.round, InProcessBackend.close, session.make_backend = slow_round, slow_close, of_ray
 entry.stoppable = lambda: stopping.stoppable(float(insist_s))
 code = entry.main([scenario, *(word for item in sets for word in ("--set", item))])
 time.sleep(0.3)  # for a SIGTERM that is late
@@ -106,14 +106,14 @@ entry._leave(code)
 
 
 @pytest.mark.parametrize(
-    ("round_s", "insist_s", "again", "rounds", "committed"),
+    ("round_s", "insist_s", "again", "rounds", "saved_round"),
     [
         ("60", "1", False, 1, None),  # the second SIGTERM comes in the round and cuts it off
         ("0", "60", True, 2, 2),  # and in the closing, which goes on
     ],
 )
 def test_a_stopped_job_writes_what_was_done(
-    tmp_path: Path, tracking_store: str, round_s: str, insist_s: str, again: bool, rounds: int, committed: int | None
+    tmp_path: Path, tracking_store: str, round_s: str, insist_s: str, again: bool, rounds: int, saved_round: int | None
 ) -> None:
     sets = ["backend=in_process", "clients.count=4", "clients.models=[digits_mlp64]", "checkpoint.every=100"]
     sets += [f"output={tmp_path}/runs", f"tracking.uri={tracking_store}"]
@@ -134,8 +134,8 @@ def test_a_stopped_job_writes_what_was_done(
     (folder,) = (tmp_path / "runs" / "quickstart").iterdir()
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["status"], summary["rounds"]) == ("interrupted", rounds), told
-    commit = Commits.open(open_store(summary["commit"]["folder"])).latest()
-    assert (commit.round if commit else None) == committed
+    checkpoint = CheckpointStore.open(open_storage(summary["checkpoint"]["folder"])).latest()
+    assert (checkpoint.round if checkpoint else None) == saved_round
 
 
 def until(run: subprocess.Popen[str], line: str) -> str:
@@ -159,7 +159,7 @@ class TestHandlers:
         assert signal.getsignal(signal.SIGTERM) == before
 
     def test_rounds_end_after_the_first_and_at_once_after_the_second(self) -> None:
-        stop = Stop(possible=True, committed=lambda: False)
+        stop = Stop(possible=True, saved_round=lambda: False)
         with pytest.raises(KeyboardInterrupt), interruptible(stop):
             signal.raise_signal(signal.SIGTERM)
             assert stop.requested
@@ -167,7 +167,7 @@ class TestHandlers:
             pytest.fail("the second did not end it")
 
     def test_the_second_does_not_cut_what_follows_the_rounds(self) -> None:
-        stop = Stop(possible=True, committed=lambda: False)
+        stop = Stop(possible=True, saved_round=lambda: False)
         with interruptible(stop):
             signal.raise_signal(signal.SIGTERM)
             stop.closing = True

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import algorithms
-from raysim.core.errors import RunError, ScenarioError
+from raysim.common.errors import RunError, ScenarioError
 from raysim.jobs.cluster import Cluster
 from raysim.jobs.stage import code, stage
 from raysim.jobs.submit import Work, environment, facts_of, new_id, parse_env, submit

@@ -8,7 +8,7 @@ from importlib import metadata
 import pytest
 
 from raysim.jobs import versions
-from raysim.jobs.versions import Versions, caution, misfit, missing
+from raysim.jobs.versions import Versions, incompatibility, missing, warning
 
 HERE = Versions.here()
 
@@ -19,8 +19,8 @@ def test_they_survive_an_environment_variable() -> None:
 
 
 def test_the_same_fits() -> None:
-    assert misfit(HERE, HERE) == ""
-    assert caution(HERE, HERE) == ""
+    assert incompatibility(HERE, HERE) == ""
+    assert warning(HERE, HERE) == ""
 
 
 @pytest.mark.parametrize(
@@ -34,18 +34,18 @@ def test_the_same_fits() -> None:
     ],
 )
 def test_what_does_not_fit(change: dict[str, str], told: str) -> None:
-    assert told in misfit(HERE, replace(HERE, **change))
+    assert told in incompatibility(HERE, replace(HERE, **change))
 
 
 def test_a_patch_of_ray_fits() -> None:
-    assert misfit(replace(HERE, ray="2.60.0"), replace(HERE, ray="2.60.3")) == ""
+    assert incompatibility(replace(HERE, ray="2.60.0"), replace(HERE, ray="2.60.3")) == ""
 
 
 def test_another_torch_is_only_told() -> None:
     other = replace(HERE, torch="1.0.0")
-    assert misfit(HERE, other) == ""
-    assert "torch 1.0.0" in caution(HERE, other)
-    assert caution(replace(HERE, torch="2.6.0+cpu"), replace(HERE, torch="2.6.0+cu126")) == ""
+    assert incompatibility(HERE, other) == ""
+    assert "torch 1.0.0" in warning(HERE, other)
+    assert warning(replace(HERE, torch="2.6.0+cpu"), replace(HERE, torch="2.6.0+cu126")) == ""
 
 
 def test_requirements_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,6 +58,6 @@ def test_requirements_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> Non
         return "0.1" if name == "pyarrow" else real(name)
 
     monkeypatch.setattr(versions.metadata, "version", version)
-    told = misfit(HERE, HERE)
+    told = incompatibility(HERE, HERE)
     assert told.startswith("the cluster lacks pyarrow>=15, mlflow")
     assert "pytest" not in told

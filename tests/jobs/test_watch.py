@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from raysim.core.errors import RunError
+from raysim.common.errors import RunError
 from raysim.jobs import watch
-from raysim.jobs.marks import PREFIX, Told, Unmarked, read_log
+from raysim.jobs.job_log import PREFIX, JobLog, LogFilter, read_log
 from raysim.jobs.watch import Job, follow, look, stop, why
 from tests.jobs.fakes import cluster, details
 
@@ -26,7 +26,7 @@ class TestLog:
         assert told.summary == {"rounds": 3, "status": "finished"}
 
     def test_nothing_yet(self) -> None:
-        assert read_log("") == Told()
+        assert read_log("") == JobLog()
 
     @pytest.mark.parametrize("mark", ["[]", "null", "7", "[" * 9999, '"x"', '{"run_id": []}', '{"summary": []}'])
     def test_a_mark_that_is_none(self, mark: str) -> None:
@@ -35,11 +35,11 @@ class TestLog:
     def test_text_is_fit_for_a_terminal(self) -> None:
         told = read_log("round 1/3 \x1b[31mred\x1b[0m\r\nraysim: a\x9bb\x07\ud800\u202ec\n")
         assert (told.progress, told.problem) == ("round 1/3 red", "abc")
-        lines = Unmarked()
+        lines = LogFilter()
         assert lines.feed("\x1b]0;title\x07a\tb\r\n\x1b[2J") + lines.end() == "a\tb\n\n"
 
     def test_a_line_without_end_is_cut(self) -> None:
-        lines = Unmarked()
+        lines = LogFilter()
         assert len(lines.feed("x" * (5 << 20))) > 4 << 20
 
     def test_a_mark_that_was_cut_off(self) -> None:
@@ -52,12 +52,12 @@ class TestLog:
 
     def test_marks_are_not_for_people_wherever_pieces_end(self) -> None:
         for at in range(len(LOG)):
-            lines = Unmarked()
+            lines = LogFilter()
             shown = lines.feed(LOG[:at]) + lines.feed(LOG[at:]) + lines.end()
             assert shown == "quickstart: 3 rounds\nround 1/3  accuracy 10.0% all\nround 3/3  accuracy 30.0% all\n"
 
     def test_a_last_line_without_an_end(self) -> None:
-        lines = Unmarked()
+        lines = LogFilter()
         assert lines.feed("a\nb") + lines.end() == "a\nb\n"
 
 
@@ -82,12 +82,12 @@ class TestJob:
 
     def test_why(self) -> None:
         failed = details("j", "FAILED", driver_exit_code=127, message="Job failed\nlast lines")
-        assert "no `python` on the cluster's PATH" in why(Job.of(failed), Told())
-        assert why(Job.of(failed), Told(problem="no data")) == "no data"
+        assert "no `python` on the cluster's PATH" in why(Job.of(failed), JobLog())
+        assert why(Job.of(failed), JobLog(problem="no data")) == "no data"
         failed.driver_exit_code = -9
-        assert "exit code -9" in why(Job.of(failed), Told())
+        assert "exit code -9" in why(Job.of(failed), JobLog())
         failed.driver_exit_code = None
-        assert why(Job.of(failed), Told()) == "Job failed"
+        assert why(Job.of(failed), JobLog()) == "Job failed"
 
     def test_look(self) -> None:
         job, told = look(cluster(details("j"), logs={"j": LOG}), "j")

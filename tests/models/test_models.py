@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from raysim.models import MODELS, ModelSpec, build_model, common_feature_dim, misfit
+from raysim.models import MODELS, ModelSpec, build_model, common_feature_dim, incompatibility
 from raysim.models.split import SplitNet
 
 CIFAR = (3, 32, 32)
@@ -138,7 +138,7 @@ def test_shapes(name: str) -> None:
 
 
 def test_the_tests_know_what_a_model_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [name for name, spec in MODELS.items() if misfit(name, image_shape(spec))] == []
+    assert [name for name, spec in MODELS.items() if incompatibility(name, image_shape(spec))] == []
     monkeypatch.setitem(MODELS, "mine", replace(MODELS["hks_resnet8"], name="mine", min_size=32))
     test_shapes("mine")
     monkeypatch.setitem(MODELS, "mine", replace(MODELS["vit_small"], name="mine", min_size=34))
@@ -231,7 +231,7 @@ def test_general_models_read_grey_images(name: str) -> None:
     ],
 )
 def test_misfit(name: str, shape: tuple[int, int, int], why: str | None) -> None:
-    assert misfit(name, shape) == why
+    assert incompatibility(name, shape) == why
 
 
 def test_refusals_are_one_sentence() -> None:
@@ -256,7 +256,7 @@ def test_unknown_names_get_the_nearest_one(wrong: str, hint: str) -> None:
     with pytest.raises(ValueError, match=f"^unknown model '{wrong}': {hint}"):
         build_model(wrong, num_classes=10, image_shape=CIFAR, feature_dim=500)
     with pytest.raises(ValueError, match="unknown model"):
-        misfit(wrong, CIFAR)
+        incompatibility(wrong, CIFAR)
 
 
 def test_common_feature_dim() -> None:

@@ -14,41 +14,41 @@ pytestmark = pytest.mark.ray
 JOIN = """
 import ray
 from ray.cluster_utils import Cluster
-from raysim.engine import ray_crew
-from raysim.engine.inprocess import InProcess
-from raysim.engine.placement import Ask, make_plan
-from raysim.engine.ray_backend import RayBackend
-from raysim.engine.ray_crew import Crew
-from raysim.engine.ray_session import machine
+from raysim.engine.ray import pool as pool_module
+from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.policies.placement import ResourceRequest, make_plan
+from raysim.engine.ray.backend import RayBackend
+from raysim.engine.ray.pool import ActorPool
+from raysim.engine.ray.session import machine
 from tests.engine.scenarios import loaded
 from tests.engine.test_survival import outcome
 from tests.ray.test_recovery import GIVEN, Killing
 
-ray_crew.LOOK_FOR_NODES_S = 0.0
+pool_module.LOOK_FOR_NODES_S = 0.0
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
 ray.init(address=cluster.address, logging_level="ERROR")
-asks = [Ask(tuple(range(8)), None, None, 1.0, 0.0)]
+requests = [ResourceRequest(tuple(range(8)), None, None, 1.0, 0.0)]
 notes = []
-plan = make_plan(asks, machine())
-crew = Crew(plan, replan=lambda found: make_plan(asks, found), note=notes.append)
-backend = RayBackend(crew)
-assert len(crew.hosts) == 1
+plan = make_plan(requests, machine())
+pool = ActorPool(plan, replan=lambda found: make_plan(requests, found), notify=notes.append)
+backend = RayBackend(pool)
+assert len(pool.clients) == 1
 nodes = []
 
 def join(backend):
     if not nodes:
         nodes.append(cluster.add_node(num_cpus=2))
     else:
-        assert len(crew.joining) == 2
-        ray.wait([answer for _, _, answer in crew.joining], num_returns=2, timeout=120)
+        assert len(pool.starting) == 2
+        ray.wait([answer for _, _, answer in pool.starting], num_returns=2, timeout=120)
 
 killing = Killing(backend, [1, 2], join)
 found = outcome(loaded(GIVEN), backend)
 assert not killing.left
-assert found == outcome(loaded(GIVEN), InProcess())
-assert len(crew.everyone) == 3 + 1
-assert all(member.usage for member in crew.everyone)  # all three actors and the server had work
-assert len({member.node for member in crew.everyone}) == 2
+assert found == outcome(loaded(GIVEN), InProcessBackend())
+assert len(pool.everyone) == 3 + 1
+assert all(worker.usage for worker in pool.everyone)  # all three actors and the server had work
+assert len({worker.node for worker in pool.everyone}) == 2
 print(*notes, sep=" | ")
 backend.close()
 ray.shutdown()
@@ -67,45 +67,45 @@ WORKERS_ONLY = """
 import time
 import ray
 from ray.cluster_utils import Cluster
-from raysim.engine import ray_crew
-from raysim.engine.placement import Ask, make_plan
-from raysim.engine.ray_backend import RayBackend
-from raysim.engine.ray_crew import Crew
-from raysim.engine.ray_session import machine
+from raysim.engine.ray import pool as pool_module
+from raysim.engine.policies.placement import ResourceRequest, make_plan
+from raysim.engine.ray.backend import RayBackend
+from raysim.engine.ray.pool import ActorPool
+from raysim.engine.ray.session import machine
 from tests.engine.scenarios import loaded
 from tests.engine.test_survival import world_for
 from tests.ray.test_recovery import GIVEN, kill
 
-ray_crew.LOOK_FOR_NODES_S = 0.0
+pool_module.LOOK_FOR_NODES_S = 0.0
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
 cluster.add_node(num_cpus=1)
 ray.init(address=cluster.address, logging_level="ERROR")
-asks = [Ask(tuple(range(8)), None, None, 1.0, 0.0)]
-crew = Crew(make_plan(asks, machine(False)), head=False, replan=lambda found: make_plan(asks, found))
-backend = RayBackend(crew)
-world, images, _ = world_for(loaded(GIVEN))
-backend.start(world, images)
+requests = [ResourceRequest(tuple(range(8)), None, None, 1.0, 0.0)]
+pool = ActorPool(make_plan(requests, machine(False)), head=False, replan=lambda found: make_plan(requests, found))
+backend = RayBackend(pool)
+spec, images, _ = world_for(loaded(GIVEN))
+backend.start(spec, images)
 
 def until(done):
     for _ in range(600):
-        crew.take_in()
+        pool.add_new_actors()
         if done():
             return
         time.sleep(0.1)
-    raise AssertionError(f"{len(crew.hosts)} hosts, {len(crew.joining)} joining")
+    raise AssertionError(f"{len(pool.clients)} hosts, {len(pool.starting)} joining")
 
 def away():
-    return [member.node != crew.here for member in crew.hosts]
+    return [worker.node != pool.driver_node for worker in pool.clients]
 
 assert away() == [True]
-kill(crew.hosts[0])
+kill(pool.clients[0])
 assert backend.recover() == [] and away() == [True]  # the head has more room, but is not to be used
 cluster.add_node(num_cpus=1)
-until(lambda: crew.joining)
-kill(crew.hosts[0])
+until(lambda: pool.starting)
+kill(pool.clients[0])
 assert backend.recover() == []
-until(lambda: len(crew.hosts) == 2)  # the one that was joining is asked for again
-assert away() == [True, True] and crew.plan.num_actors == 2
+until(lambda: len(pool.clients) == 2)  # the one that was starting is asked for again
+assert away() == [True, True] and pool.plan.num_actors == 2
 backend.close()
 ray.shutdown()
 cluster.shutdown()

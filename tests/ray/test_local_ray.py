@@ -22,7 +22,8 @@ PROBE = """
 import json, os, stat, subprocess, sys
 from pathlib import Path
 import psutil, ray
-from raysim.engine import ray_local, ray_session
+from raysim.engine.ray import local_cluster
+from raysim.engine.ray import session
 
 before = dict(os.environ)
 assert ray_session.connect(1.0)
@@ -32,7 +33,7 @@ class Worker:
 ray.get(Worker.remote().pid.remote())
 found = {
     "ips": sorted({c.laddr.ip for c in psutil.net_connections("inet") if c.status == psutil.CONN_LISTEN}),
-    "mode": stat.S_IMODE(ray_local._folder.stat().st_mode),
+    "mode": stat.S_IMODE(local_cluster._folder.stat().st_mode),
     "tokens": [str(path) for path in Path.home().rglob("*token*")],
 }
 address = ray.get_runtime_context().gcs_address
@@ -42,9 +43,9 @@ guess = {**clean, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
 for who, environ in (("owner", dict(os.environ)), ("stranger", clean), ("guesser", guess)):
     done = subprocess.run([sys.executable, "-c", join, address], env=environ, capture_output=True, text=True)
     found[who] = [done.returncode, done.stdout + done.stderr]
-folder = ray_local._folder
-ray_local.stop(remove_logs=True)
-names = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", ray_local.LOOPBACK
+folder = local_cluster._folder
+local_cluster.stop(remove_logs=True)
+names = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", local_cluster.LOOPBACK
 found["left"] = [name for name in names if os.environ.get(name) != before.get(name)]
 found["removed"] = not folder.exists()
 print(json.dumps(found))

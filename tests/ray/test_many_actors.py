@@ -18,12 +18,12 @@ import pytest
 import yaml
 
 from raysim.cli.main import cli
-from raysim.core.errors import ScenarioError
-from raysim.engine.backend import Startup
-from raysim.engine.placement import Ask, Machine, make_plan
-from raysim.launch.bring_up import make_backend
+from raysim.common.errors import ScenarioError
+from raysim.engine.policies.placement import ClusterResources, ResourceRequest, make_plan
+from raysim.engine.records import Startup
+from raysim.launch.backend_factory import make_backend
 from raysim.launch.check import Checked, check
-from raysim.launch.prepare import deal, read_data, world_of
+from raysim.launch.prepare import deal, make_run_spec, read_data
 from raysim.launch.preview import preview
 from raysim.launch.run import run
 from raysim.scenario.load import load_scenario
@@ -85,7 +85,7 @@ def run_many() -> tuple[Any, list[int]]:
 
     with two_nodes():
         result = run(loaded(*MANY, "backend=ray"))
-        nodes = [one["Address"]["NodeID"] for one in actors().values() if one["ActorClassName"] == "HostActor"]
+        nodes = [one["Address"]["NodeID"] for one in actors().values() if one["ActorClassName"] == "ClientActor"]
         return result.summary, list(Counter(nodes).values())
 
 
@@ -117,22 +117,22 @@ def test_only_the_first_start_counts() -> None:
     """Neither idle time before a second run nor what replaces the dead is time to come up."""
     import ray
 
-    from raysim.engine.ray_backend import RayBackend
-    from raysim.engine.ray_crew import Crew
+    from raysim.engine.ray.backend import RayBackend
+    from raysim.engine.ray.pool import ActorPool
 
     checked = check(loaded())
     data = read_data(checked)
     # Pinned, so that the actor without participants stays a bare process.
-    plan = make_plan([Ask(tuple(range(8)), None, 4, 1.0, 0.0)], Machine(8, 0))
+    plan = make_plan([ResourceRequest(tuple(range(8)), None, 4, 1.0, 0.0)], ClusterResources(8, 0))
     notes: list[str] = []
-    backend = RayBackend(Crew(plan, note=notes.append, participants=1))
+    backend = RayBackend(ActorPool(plan, notify=notes.append, participants=1))
     try:
         assert backend.startup() is None
-        backend.start(world_of(checked, data, deal(checked, data), plan), lambda: data.image_MHWC)
+        backend.start(make_run_spec(checked, data, deal(checked, data), plan), lambda: data.image_MHWC)
         first = backend.startup()
         assert first is not None and first.actors == 2 and 0 < first.slowest_s <= first.seconds
-        ray.kill(backend.crew.hosts[1].actor)
-        wait_until_dead(backend.crew.hosts[1])
+        ray.kill(backend.pool.clients[1].actor)
+        wait_until_dead(backend.pool.clients[1])
         backend.recover()
         assert len(backend.pids()) == 3
         assert backend.startup() is first
@@ -154,14 +154,14 @@ def held(checked: Checked) -> tuple[list[Any], dict[str, float]]:
     """(each actor's node, GPUs and shares; what is left), once all are up."""
     import ray
 
-    from raysim.engine.ray_backend import RayBackend
-    from raysim.engine.ray_session import nodes
+    from raysim.engine.ray.backend import RayBackend
+    from raysim.engine.ray.session import nodes
 
     with ExitStack() as cleanup:
         plan, backend = make_backend(checked, None, cleanup, lambda text: None, lambda: True)
         assert isinstance(backend, RayBackend)
         names = {node.id: node.name for node in nodes()}
-        answers = ray.get([host.actor.__ray_call__.remote(holding) for host in backend.crew.hosts])
+        answers = ray.get([host.actor.__ray_call__.remote(holding) for host in backend.pool.clients])
         actors = [[names[node], gpus, shares["CPU"], shares["GPU"]] for node, gpus, shares in answers]
         return actors, left_over(plan.cpus, plan.gpus)
 
@@ -230,7 +230,7 @@ def planned() -> dict[str, Any]:
     for name, resources in PLANS.items():
         try:
             shown = preview(check(loaded("backend=ray", resources=resources)))
-            found[name] = [shown.machine.nodes, sorted(one.holds for one in shown.seating)]
+            found[name] = [shown.machine.nodes, sorted(one.holds for one in shown.placement)]
         except ScenarioError as error:
             found[name] = str(error)
     return found

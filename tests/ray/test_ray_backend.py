@@ -13,17 +13,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from algorithms.standalone import Standalone
-from raysim.core.errors import RunError, ScenarioError
-from raysim.core.results import ClientRow
+from raysim.common.errors import RunError, ScenarioError
+from raysim.common.results import ClientRow
 from raysim.engine.backend import Backend
-from raysim.engine.hooks import HookError
-from raysim.engine.inprocess import InProcess
-from raysim.engine.placement import Ask, Machine, make_plan
-from raysim.engine.ray_backend import RayBackend
-from raysim.engine.ray_crew import Crew
+from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.policies.placement import ClusterResources, ResourceRequest, make_plan
+from raysim.engine.ray.backend import RayBackend
+from raysim.engine.ray.pool import ActorPool
 from raysim.engine.run import Progress, Schedule, run_rounds, state_digest
+from raysim.engine.workers.hooks import HookError
 from raysim.launch.check import check
-from raysim.launch.prepare import deal, read_data, world_of
+from raysim.launch.prepare import deal, make_run_spec, read_data
 from raysim.launch.run import run
 from raysim.launch.session import Result
 from raysim.scenario.load import Loaded
@@ -34,8 +34,8 @@ from tests.engine.scenarios import loaded, of_method
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
 PLANS = {
-    "one actor": [Ask(tuple(range(8)), 1, None, 1.0, 0.0)],
-    "three actors": [Ask(tuple(range(8)), 3, None, 1.0, 0.0)],
+    "one actor": [ResourceRequest(tuple(range(8)), 1, None, 1.0, 0.0)],
+    "three actors": [ResourceRequest(tuple(range(8)), 3, None, 1.0, 0.0)],
 }
 
 
@@ -63,7 +63,9 @@ def actors_at_work() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def backends(ray_session: None) -> Iterator[dict[str, RayBackend]]:
     """A backend per plan, used by every method: actors are slow to start and can begin a new run at any time."""
-    made = {name: RayBackend(Crew(make_plan(asks, Machine(8, 2)))) for name, asks in PLANS.items()}
+    made = {
+        name: RayBackend(ActorPool(make_plan(requests, ClusterResources(8, 2)))) for name, requests in PLANS.items()
+    }
     yield {**made}
     for backend in made.values():
         backend.close()
@@ -73,11 +75,11 @@ def rounds_on(backend: Backend, given: Loaded) -> tuple[str, list[ClientRow], li
     """Run three rounds: state digest, client rows and round values without timings, clients moved."""
     checked = check(given)
     data = read_data(checked)
-    plan = make_plan(checked.asks, Machine(8, 2))
-    world = world_of(checked, data, deal(checked, data), plan)
+    plan = make_plan(checked.requests, ClusterResources(8, 2))
+    spec = make_run_spec(checked, data, deal(checked, data), plan)
     memory = MemoryTracker()
-    backend.start(world, lambda: data.image_MHWC)
-    run_rounds(world, Schedule(3, checked.participants), backend, [memory], Progress())
+    backend.start(spec, lambda: data.image_MHWC)
+    run_rounds(spec, Schedule(3, checked.participants), backend, [memory], Progress())
     rows = [replace(row, train_s=0.0, evaluate_s=0.0) for row in memory.clients]
     varying = ("time/", "memory/", "engine/")
     values = [{k: v for k, v in row.items() if not k.startswith(varying)} for row in memory.rounds]
@@ -91,7 +93,7 @@ def test_bit_identical_on_any_placement(method: str, backends: dict[str, RayBack
     if method == "fedavg":
         sets.append("clients.models=[hks_resnet8]")
     given = loaded(*sets)
-    here = InProcess()
+    here = InProcessBackend()
     digest, rows, values, _ = rounds_on(here, given)
     here.close()
     assert len(rows) == 8 + 3 * 4

@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from raysim.core.errors import RunError
-from raysim.engine.backend import LostError
-from raysim.engine.commits import Commits
-from raysim.engine.inprocess import InProcess
-from raysim.engine.placement import Ask, Machine, make_plan
-from raysim.engine.ray_backend import RayBackend
-from raysim.engine.ray_calls import Calls
-from raysim.engine.ray_crew import Crew, Member
-from raysim.engine.store import LocalStore
-from raysim.engine.survival import Keeper
+from raysim.common.errors import RunError
+from raysim.engine.checkpoint.manager import CheckpointManager
+from raysim.engine.checkpoint.storage import LocalStorage
+from raysim.engine.checkpoint.store import CheckpointStore
+from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.policies.placement import ClusterResources, ResourceRequest, make_plan
+from raysim.engine.ray.backend import RayBackend
+from raysim.engine.ray.calls import ActorCalls
+from raysim.engine.ray.pool import ActorPool, Worker
+from raysim.engine.records import LostError
 from tests.conftest import REPOSITORY
 from tests.engine.scenarios import loaded
 from tests.engine.test_survival import ROUNDS, outcome, world_for
@@ -35,12 +35,14 @@ GIVEN = "algorithm={name: fedgh}"
 
 @pytest.fixture(scope="module")
 def expected() -> Any:
-    return outcome(loaded(GIVEN), InProcess())
+    return outcome(loaded(GIVEN), InProcessBackend())
 
 
 @pytest.fixture
 def backend(ray_session: None) -> Iterator[RayBackend]:
-    made = RayBackend(Crew(make_plan([Ask(tuple(range(8)), 2, None, 1.0, 0.0)], Machine(8, 2))))
+    made = RayBackend(
+        ActorPool(make_plan([ResourceRequest(tuple(range(8)), 2, None, 1.0, 0.0)], ClusterResources(8, 2)))
+    )
     yield made
     made.close()
 
@@ -60,7 +62,7 @@ class Killing:
         return self.collect(streams, where, progress)
 
 
-def kill(member: Member) -> None:
+def kill(member: Worker) -> None:
     import ray
 
     # Asked of Ray, not of the actor, which is at work.
@@ -72,7 +74,7 @@ def kill(member: Member) -> None:
     assert ray.is_initialized()
 
 
-def wait_until_dead(member: Member) -> None:
+def wait_until_dead(member: Worker) -> None:
     """It takes Ray a moment to end an actor."""
     import ray
 
@@ -84,39 +86,39 @@ def wait_until_dead(member: Member) -> None:
 
 def test_client_and_server_actors_are_killed(backend: RayBackend, expected: Any, tmp_path: Path) -> None:
     notes: list[str] = []
-    keeper = Keeper(Commits(LocalStore(tmp_path)), 2, ROUNDS)
+    checkpoints = CheckpointManager(CheckpointStore(LocalStorage(tmp_path)), 2, ROUNDS)
 
     def one(backend: RayBackend) -> None:
-        kill(backend.crew.server if len(killing.left) == 1 else backend.crew.hosts[0])
+        kill(backend.pool.server if len(killing.left) == 1 else backend.pool.clients[0])
 
     killing = Killing(backend, [1, 2, 4], one)
-    assert outcome(loaded(GIVEN), backend, keeper, notes.append) == expected  # type: ignore[arg-type]
+    assert outcome(loaded(GIVEN), backend, checkpoints, notes.append) == expected  # type: ignore[arg-type]
     assert not killing.left
     assert len(notes) == 3, notes
     assert notes[0].startswith(
         "round 1: client actor 1 of 2 died: its process ended unexpectedly; going back to the start"
     )
     assert "the server actor died" in notes[1]
-    assert "going back to the commit of round 2 and repeating 1 round" in notes[2]
+    assert "going back to the checkpoint of round 2 and repeating 1 round" in notes[2]
 
 
 def test_a_control_store_that_died_ends_the_run(ray_session: None, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
-    calls = Calls(lambda actor_id: None)
+    calls = ActorCalls(lambda actor_id: None)
     ref = ray.put(1)
     assert calls.get(ref, "round 1") == 1
-    monkeypatch.setattr("raysim.engine.ray_calls.LOOK_S", 0.0)
-    monkeypatch.setattr("raysim.engine.ray_calls.control_store_answers", lambda: False)
+    monkeypatch.setattr("raysim.engine.ray.calls.LOOK_S", 0.0)
+    monkeypatch.setattr("raysim.engine.ray.calls.gcs_answers", lambda: False)
     assert calls.get(ref, "round 2") == 1  # a cluster may start it again
-    monkeypatch.setattr("raysim.engine.ray_calls.GONE_S", 0.0)
+    monkeypatch.setattr("raysim.engine.ray.calls.GONE_S", 0.0)
     with pytest.raises(RunError, match=r"round 3: Ray's control store \(gcs_server\) has died"):
         calls.get(ref, "round 3")
 
 
 def test_who_is_waited_for_is_named(ray_session: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raysim.engine.ray_calls.STALL_S", 0.2)
-    monkeypatch.setattr("raysim.engine.ray_calls.LOOK_S", 0.1)
+    monkeypatch.setattr("raysim.engine.ray.calls.STALL_S", 0.2)
+    monkeypatch.setattr("raysim.engine.ray.calls.LOOK_S", 0.1)
     notes: list[str] = []
     stopped: list[int] = []
 
@@ -125,11 +127,13 @@ def test_who_is_waited_for_is_named(ray_session: None, monkeypatch: pytest.Monke
             notes.append(text)
             os.kill(stopped.pop(), signal.SIGCONT)
 
-    crew = Crew(make_plan([Ask(tuple(range(8)), 2, None, 1.0, 0.0)], Machine(8, 2)), note=heard)
-    backend = RayBackend(crew)
+    pool = ActorPool(
+        make_plan([ResourceRequest(tuple(range(8)), 2, None, 1.0, 0.0)], ClusterResources(8, 2)), notify=heard
+    )
+    backend = RayBackend(pool)
     try:
-        world, images, _ = world_for(loaded(GIVEN))
-        backend.start(world, images)
+        spec, images, _ = world_for(loaded(GIVEN))
+        backend.start(spec, images)
         backend.round(1, range(8), False, lambda done: None)
         pids = backend.pids()
         for pid in (pids[0], pids[-1]):
@@ -153,21 +157,21 @@ def sleep(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def test_going_back_does_not_wait_for_a_commit_behind_a_long_round(
+def test_going_back_does_not_wait_for_a_checkpoint_behind_a_long_round(
     backend: RayBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import ray
 
-    monkeypatch.setattr("raysim.engine.ray_calls.ANSWER_S", 0.5)
+    monkeypatch.setattr("raysim.engine.ray.calls.ANSWER_S", 0.5)
     busy = ray.remote(sleep).options(num_cpus=0)
     soon = [busy.remote(1)]
-    assert backend.calls.in_time(soon, "the commit of round 1") == soon  # nothing is lost: it is waited for
+    assert backend.calls.within_deadline(soon, "the checkpoint of round 1") == soon  # nothing is lost: it is waited for
     assert ray.get(soon) == [None]
     answers = [busy.remote(600), busy.remote(0)]
     backend.calls.lost("client actor 1 of 2 died")
     began = time.perf_counter()
-    with pytest.raises(LostError, match=r"the commit of round 2: .* still at work"):
-        backend.calls.in_time(answers, "the commit of round 2")
+    with pytest.raises(LostError, match=r"the checkpoint of round 2: .* still at work"):
+        backend.calls.within_deadline(answers, "the checkpoint of round 2")
     assert time.perf_counter() - began < 500  # who writes it is at work for 600
     ray.cancel(answers[0], force=True)
 
@@ -194,7 +198,7 @@ def test_the_images_are_lost_from_the_object_store(backend: RayBackend, expected
             for _ in range(300):
                 ray.get(backend.image_ref, timeout=10)
                 time.sleep(0.1)
-        kill(backend.crew.hosts[1])
+        kill(backend.pool.clients[1])
 
     killing = Killing(backend, [3], lose)
     assert outcome(loaded(GIVEN), backend, None, notes.append) == expected  # type: ignore[arg-type]
@@ -212,15 +216,15 @@ import psutil
 from ray._private.state import actors
 from ray.cluster_utils import Cluster
 from pathlib import Path
-from raysim.engine.backend import LostError
-from raysim.engine.commits import Commits
-from raysim.engine.inprocess import InProcess
-from raysim.engine.placement import Ask, Machine, make_plan
-from raysim.engine.ray_backend import RayBackend
-from raysim.engine.ray_crew import Crew
-from raysim.engine.ray_session import nodes
-from raysim.engine.store import LocalStore
-from raysim.engine.survival import Keeper
+from raysim.engine.records import LostError
+from raysim.engine.checkpoint.store import CheckpointStore
+from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.policies.placement import ResourceRequest, ClusterResources, make_plan
+from raysim.engine.ray.backend import RayBackend
+from raysim.engine.ray.pool import ActorPool
+from raysim.engine.ray.session import nodes
+from raysim.engine.checkpoint.storage import LocalStorage
+from raysim.engine.checkpoint.manager import CheckpointManager
 from tests.engine.scenarios import loaded
 from tests.conftest import REPOSITORY
 from tests.engine.scenarios import loaded
@@ -232,25 +236,25 @@ second = cluster.add_node(num_cpus=2)
 import ray
 ray.init(address=cluster.address, logging_level="ERROR")
 assert len(nodes()) == 2
-crew = Crew(make_plan([Ask(tuple(range(8)), 3, None, 1.0, 0.0)], Machine(4, 0)))
-backend = RayBackend(crew)
+pool = ActorPool(make_plan([ResourceRequest(tuple(range(8)), 3, None, 1.0, 0.0)], ClusterResources(4, 0)))
+backend = RayBackend(pool)
 notes = []
-keeper = Keeper(Commits(LocalStore(Path(sys.argv[1]))), 1, ROUNDS)
+checkpoints = CheckpointManager(CheckpointStore(LocalStorage(Path(sys.argv[1]))), 1, ROUNDS)
 where = []
 
 def leave(backend):
-    where.extend(sorted({member.node for member in crew.everyone} | {crew.here}))
-    there = [one["Pid"] for one in actors().values() if one["Address"]["NodeID"] != crew.here]
+    where.extend(sorted({worker.node for worker in pool.everyone} | {pool.driver_node}))
+    there = [one["Pid"] for one in actors().values() if one["Address"]["NodeID"] != pool.driver_node]
     assert there
     cluster.remove_node(second, allow_graceful=False)
     # Its processes notice on their own that their node is gone.
     psutil.wait_procs([psutil.Process(pid) for pid in there if psutil.pid_exists(pid)], timeout=30)
 
 killing = Killing(backend, [3], leave)
-found = outcome(loaded(GIVEN), backend, keeper, notes.append)
+found = outcome(loaded(GIVEN), backend, checkpoints, notes.append)
 assert len(where) == 2, where  # actors of both nodes were at work
-assert found == outcome(loaded(GIVEN), InProcess())
-assert {member.node for member in crew.everyone} == {crew.here}
+assert found == outcome(loaded(GIVEN), InProcessBackend())
+assert {worker.node for worker in pool.everyone} == {pool.driver_node}
 print(*notes, sep=" | ")
 backend.close()
 ray.shutdown()
@@ -266,5 +270,5 @@ def test_a_node_leaves_in_the_middle_of_a_round(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
     told = run.stdout.strip().splitlines()[-1]
     # On a busy machine its processes may live long enough to finish round 3.
-    assert re.search(r"going back to the commit of round [23]\b", told)
+    assert re.search(r"going back to the checkpoint of round [23]\b", told)
     assert "there is room for 2 of 3 actors: the run goes on with them" in told

@@ -1,4 +1,4 @@
-"""Commits behind the rounds: nobody waits for somebody who waits for them, and no longer than is worth it."""
+"""Checkpoints behind the rounds: nobody waits for somebody who waits for them, and no longer than is worth it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from typing import Any
 
 import pytest
 
-from raysim.engine.backend import LostError
-from raysim.engine.commits import Commits, Part
-from raysim.engine.inprocess import InProcess
-from raysim.engine.placement import Ask, Machine, make_plan
-from raysim.engine.ray_actors import Place
-from raysim.engine.ray_backend import RayBackend
-from raysim.engine.ray_calls import Calls
-from raysim.engine.ray_crew import Crew, Member
-from raysim.engine.ray_saving import Saving
-from raysim.engine.store import LocalStore
-from raysim.engine.survival import Keeper
+from raysim.engine.checkpoint.format import CheckpointFile
+from raysim.engine.checkpoint.manager import CheckpointManager
+from raysim.engine.checkpoint.storage import LocalStorage
+from raysim.engine.checkpoint.store import CheckpointStore
+from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.policies.placement import ClusterResources, ResourceRequest, make_plan
+from raysim.engine.ray.actors import Place
+from raysim.engine.ray.backend import RayBackend
+from raysim.engine.ray.calls import ActorCalls
+from raysim.engine.ray.pool import ActorPool, Worker
+from raysim.engine.ray.saving import CheckpointWrite
+from raysim.engine.records import LostError
 from tests.engine.scenarios import loaded
 from tests.engine.test_survival import outcome
 from tests.ray.test_recovery import GIVEN, sleep, wait_until_dead
@@ -43,12 +44,12 @@ class Near:
     def __init__(self, taken: Path) -> None:
         self.taken = taken
 
-    def save(self, t: int, store: Any) -> None:
+    def save(self, t: int, storage: Any) -> None:
         pass
 
-    def saved(self, t: int) -> list[Part]:
-        assert wait_for(self.taken, 60)
-        return [Part("clients-000001-00000.safetensors", 1, 0, (0,))]
+    def saved(self, t: int) -> list[CheckpointFile]:
+        assert wait_for(self.taken, 300)
+        return [CheckpointFile("clients-000001-00000.safetensors", 1, 0, (0,))]
 
 
 class Far:
@@ -57,32 +58,36 @@ class Far:
     def __init__(self, taken: Path) -> None:
         self.taken = taken
 
-    def relay(self, t: int) -> Iterator[tuple[Part, bytes]]:
+    def forward(self, t: int) -> Iterator[tuple[CheckpointFile, bytes]]:
         for k in range(1, 9):
-            yield Part(f"clients-{t:06d}-{k:05d}.safetensors", 1, 0, (k,)), b"x"
+            yield CheckpointFile(f"clients-{t:06d}-{k:05d}.safetensors", 1, 0, (k,)), b"x"
         self.taken.touch()
 
 
 class Server:
-    def save(self, t: int, store: Any) -> tuple[Part, None]:
-        return Part("server-000001.safetensors", 1, 0), None
+    def save(self, t: int, storage: Any) -> tuple[CheckpointFile, None]:
+        return CheckpointFile("server-000001.safetensors", 1, 0), None
 
 
 def test_who_relays_is_heard_before_others_are_waited_for(tmp_path: Path) -> None:
-    """On two nodes a client moves from far to near while both are committed: near waits for far, far to be heard."""
+    """On two nodes a client moves from far to near while both are saved: near waits for far, far to be heard."""
     import ray
 
     made = {cls: ray.remote(cls).options(num_cpus=0) for cls in (Near, Far, Server)}
-    near, far = (Member(made[cls].remote(tmp_path / "taken"), place=Place(cls.__name__, "", 0)) for cls in (Near, Far))
-    server = Member(made[Server].remote(), place=Place("Near", "", 0))
-    crew: Any = SimpleNamespace(
-        hosts=[near, far], server=server, here="Near", far=False, calls=Calls(lambda actor: None)
+    near, far = (Worker(made[cls].remote(tmp_path / "taken"), place=Place(cls.__name__, "", 0)) for cls in (Near, Far))
+    server = Worker(made[Server].remote(), place=Place("Near", "", 0))
+    pool: Any = SimpleNamespace(
+        clients=[near, far],
+        server=server,
+        driver_node="Near",
+        via_ray_client=False,
+        calls=ActorCalls(lambda actor: None),
     )
-    files = Saving(1, LocalStore(tmp_path), crew).with_server()
+    files = CheckpointWrite(1, LocalStorage(tmp_path), pool).with_server()
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(files()), daemon=True)
     thread.start()
-    thread.join(60)
+    thread.join(300)
     for member in (near, far, server):
         ray.kill(member.actor)
     assert found, "near and far wait for each other"
@@ -93,7 +98,9 @@ def test_who_relays_is_heard_before_others_are_waited_for(tmp_path: Path) -> Non
 
 @pytest.fixture
 def backend() -> Iterator[RayBackend]:
-    made = RayBackend(Crew(make_plan([Ask(tuple(range(8)), 2, None, 1.0, 0.0)], Machine(8, 2))))
+    made = RayBackend(
+        ActorPool(make_plan([ResourceRequest(tuple(range(8)), 2, None, 1.0, 0.0)], ClusterResources(8, 2)))
+    )
     yield made
     made.close()
 
@@ -103,33 +110,33 @@ def patch_work(backend: RayBackend, at: int, do: Any) -> None:
     import ray
 
     def patch(actor: Any) -> None:
-        from raysim.engine.host import ClientHost
+        from raysim.engine.workers.client import ClientWorker
 
-        work = ClientHost.work
+        work = ClientWorker.train
 
         def later(self: Any, t: int, *rest: Any) -> Any:
             if t == at:
                 do()
             yield from work(self, t, *rest)
 
-        ClientHost.work = later  # type: ignore[method-assign, assignment]
+        ClientWorker.train = later  # type: ignore[method-assign, assignment]
 
-    ray.get([host.actor.__ray_call__.remote(patch) for host in backend.crew.hosts])
+    ray.get([host.actor.__ray_call__.remote(patch) for host in backend.pool.clients])
 
 
-def test_after_a_long_round_the_commit_does_not_wait_for_the_next(
+def test_after_a_long_round_the_checkpoint_does_not_wait_for_the_next(
     backend: RayBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def see() -> None:
-        assert wait_for(tmp_path / "commit-000001.json", 60), "round 2 is at work, and round 1 not committed"
+        assert wait_for(tmp_path / "checkpoint-000001.json", 60), "round 2 is at work, and round 1 not saved"
 
-    monkeypatch.setattr("raysim.engine.ray_backend.LONG_ROUND_S", 0.0)
+    monkeypatch.setattr("raysim.engine.ray.backend.LONG_ROUND_S", 0.0)
     patch_work(backend, 2, see)
-    keeper = Keeper(Commits(LocalStore(tmp_path)), 1, 4)
-    assert outcome(loaded(GIVEN), backend, keeper) == outcome(loaded(GIVEN), InProcess())  # type: ignore[arg-type]
+    checkpoints = CheckpointManager(CheckpointStore(LocalStorage(tmp_path)), 1, 4)
+    assert outcome(loaded(GIVEN), backend, checkpoints) == outcome(loaded(GIVEN), InProcessBackend())  # type: ignore[arg-type]
 
 
-def test_who_interrupts_does_not_wait_for_a_commit_behind_a_turn(backend: RayBackend, tmp_path: Path) -> None:
+def test_who_interrupts_does_not_wait_for_a_checkpoint_behind_a_turn(backend: RayBackend, tmp_path: Path) -> None:
     began: list[float] = []
     collect = backend._collect
 
@@ -140,47 +147,47 @@ def test_who_interrupts_does_not_wait_for_a_commit_behind_a_turn(backend: RayBac
 
     backend._collect = interrupted  # type: ignore[method-assign]
     patch_work(backend, 2, lambda: sleep(300))
-    keeper = Keeper(Commits(LocalStore(tmp_path)), 1, 4)
+    checkpoints = CheckpointManager(CheckpointStore(LocalStorage(tmp_path)), 1, 4)
     with pytest.raises(KeyboardInterrupt):
-        outcome(loaded(GIVEN), backend, keeper)  # type: ignore[arg-type]
+        outcome(loaded(GIVEN), backend, checkpoints)  # type: ignore[arg-type]
     assert time.monotonic() - began[0] < 250  # the turn takes 300
-    assert keeper.committed is None  # that of round 1 was given up
+    assert checkpoints.saved_round is None  # that of round 1 was given up
 
 
 def test_hurry_only_ever_shortens(backend: RayBackend) -> None:
     import ray
 
     busy = ray.remote(sleep).options(num_cpus=0).remote(600)
-    backend.hurry(0.0)
-    backend.hurry(1000.0)
-    with pytest.raises(LostError, match="the commit of round 7: those who write it are still at work"):
-        backend.calls.in_time([busy], "the commit of round 7")
+    backend.set_deadline(0.0)
+    backend.set_deadline(1000.0)
+    with pytest.raises(LostError, match="the checkpoint of round 7: those who write it are still at work"):
+        backend.calls.within_deadline([busy], "the checkpoint of round 7")
     ray.cancel(busy, force=True)
 
 
 def test_an_actor_that_dies_before_it_is_taken_in_is_no_death_of_the_run(backend: RayBackend) -> None:
     import ray
 
-    crew = backend.crew
-    member = crew._new_host(crew.plan.groups[0])
+    pool = backend.pool
+    member = pool._new_client(pool.plan.groups[0])
     answer = member.actor.pid.remote()
     ray.get(answer)
     ray.kill(member.actor)
     wait_until_dead(member)
-    crew.joining.append((0, member, answer))
-    crew.take_in()
-    assert not crew.joining and len(crew.hosts) == crew.plan.num_actors == 2
-    assert crew.calls.until_s is None
+    pool.starting.append((0, member, answer))
+    pool.add_new_actors()
+    assert not pool.starting and len(pool.clients) == pool.plan.num_actors == 2
+    assert pool.calls.deadline_s is None
 
 
 def test_closing_ends_those_that_were_to_join(backend: RayBackend) -> None:
     import ray
 
-    crew = backend.crew
-    member = crew._new_host(crew.plan.groups[0])
+    pool = backend.pool
+    member = pool._new_client(pool.plan.groups[0])
     answer = member.actor.pid.remote()
     ray.get(answer)
-    crew.joining.append((0, member, answer))
+    pool.starting.append((0, member, answer))
     backend.close()
-    for one in [member, *crew.everyone]:
+    for one in [member, *pool.everyone]:
         wait_until_dead(one)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raysim.core.results import RunCard
+from raysim.common.results import RunCard
 from raysim.report import progress as progress_module
 from raysim.report.progress import make_progress
 
@@ -35,7 +35,7 @@ def run(stream, rounds=30):
     for t in range(rounds + 1):
         progress.log(t, values(t), [])
         if t == 5:
-            progress.note("actor 3 [died]; went on")
+            progress.notify("actor 3 [died]; went on")
     progress.close("finished", {})
     return stream.getvalue()
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from raysim.cli.main import cli, main
-from raysim.core.results import METRICS, ClientRow
+from raysim.common.results import METRICS, ClientRow
 from raysim.data.partition import PARTITIONS
 from raysim.data.specs import DATASETS
 from raysim.launch.check import check
@@ -139,8 +139,8 @@ def test_describe_a_file_gives_its_columns(capfd: pytest.CaptureFixture[str], mo
 
 def test_adam_says_that_momentum_is_not_used(capfd: pytest.CaptureFixture[str]):
     code, _, err = run(capfd, "validate", QUICKSTART, "--set", "training.optimizer=adam")
-    note = "note: training.momentum: 0.9 is not used, as the optimizer is adam\n"
-    assert (code, err) == (0, f"{note}{QUICKSTART}: valid\n")
+    notify = "note: training.momentum: 0.9 is not used, as the optimizer is adam\n"
+    assert (code, err) == (0, f"{notify}{QUICKSTART}: valid\n")
     without = ["--set", "training.optimizer=adam", "--set", "training.momentum=0"]
     assert run(capfd, "validate", QUICKSTART, *without)[2] == f"{QUICKSTART}: valid\n"
 

@@ -10,7 +10,7 @@ import pytest
 
 import algorithms
 from algorithms.standalone import Standalone
-from raysim.core.errors import ScenarioError
+from raysim.common.errors import ScenarioError
 from raysim.scenario import declared as module
 from raysim.scenario.declared import declaration_of, declared, read
 from raysim.scenario.registry import algorithm_class, algorithm_file, algorithm_names

@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from raysim.cli.main import main
-from raysim.core.errors import ScenarioError
-from raysim.engine.placement import Machine, make_plan
-from raysim.engine.timelimit import limit
+from raysim.common.errors import ScenarioError
+from raysim.engine.policies.placement import ClusterResources, make_plan
+from raysim.engine.workers.time_limit import limit
 from raysim.launch.check import check
 from raysim.scenario.load import load_scenario
 
@@ -331,7 +331,7 @@ def accepted(path: Path) -> bool:
         with limit(30, "reading and planning took longer than 30 s"):
             checked = check(load_scenario(path))
             checked.loaded.resolved_yaml()
-            plan = make_plan(checked.asks, Machine(8, 0, elastic=True), checked.participants)
+            plan = make_plan(checked.requests, ClusterResources(8, 0, oversubscribable=True), checked.participants)
     except ScenarioError as error:
         text = str(error)
         assert text.startswith((str(path), "resources.")), text

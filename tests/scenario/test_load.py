@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from algorithms.fedgh import FedGH
-from raysim.core.errors import ScenarioError
+from raysim.common.errors import ScenarioError
 from raysim.data.specs import DATASETS
 from raysim.launch.check import check
 from raysim.scenario.load import Loaded, load_scenario
@@ -403,7 +403,7 @@ def test_one_architecture_is_enough_for_fedavg_if_only_one_is_used():
 
 def test_overrides_divide_the_clients_and_the_first_match_counts():
     sets = ["resources.overrides=[{clients: '0-3,7', actors: 2}, {models: [digits_mlp64], cpus_per_actor: 3}]"]
-    first, second, rest = check(load_scenario(mapping(), sets)).asks
+    first, second, rest = check(load_scenario(mapping(), sets)).requests
     assert (first.clients, first.actors, first.cpus_per_actor) == ((0, 1, 2, 3, 7), 2, 1.0)
     assert (second.clients, second.actors, second.cpus_per_actor) == ((5, 10, 15), None, 3.0)
     assert rest.clients == (4, 6, 8, 9, 11, 12, 13, 14, 16, 17, 18, 19)

@@ -9,7 +9,7 @@ import pytest
 
 import algorithms
 from raysim.cli.main import main
-from raysim.core.errors import ScenarioError
+from raysim.common.errors import ScenarioError
 from raysim.scenario.registry import algorithm_class, algorithm_names
 
 HALF = """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raysim.core.results import ClientRow, RunCard
+from raysim.common.results import ClientRow, RunCard
 
 
 @pytest.fixture(autouse=True)

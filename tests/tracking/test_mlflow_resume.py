@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raysim.core.errors import ScenarioError
+from raysim.common.errors import ScenarioError
 from raysim.tracking.database import load_mlflow
 from raysim.tracking.mlflow import MlflowTracker
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from raysim.core.errors import RunError, ScenarioError
+from raysim.common.errors import RunError, ScenarioError
 from raysim.tracking.database import load_mlflow, new_database
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.mlflow import MlflowTracker
@@ -219,7 +219,7 @@ def test_close_without_open_is_nothing(store):
 
 SCRIPT = """
 import sys, pathlib
-from raysim.core.results import RunCard
+from raysim.common.results import RunCard
 from raysim.tracking.database import load_mlflow, new_database
 from raysim.tracking.mlflow import MlflowTracker
 uri, name = sys.argv[1:]

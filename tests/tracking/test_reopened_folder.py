@@ -1,4 +1,4 @@
-"""A run folder can be gone on with however its run ended, and then holds what an undisturbed one would."""
+"""A run folder can be resumed however its run ended, and then holds what an undisturbed one would."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from raysim.core.errors import RunError, ScenarioError
+from raysim.common.errors import RunError, ScenarioError
 from raysim.report.load import read_clients, read_rounds, read_summary
 from raysim.tracking import files
 from raysim.tracking.files import set_aside
@@ -81,10 +81,10 @@ def ideal(begin):
 
 
 @pytest.fixture
-def go_on(make_card, tell):
+def continue_run(make_card, tell):
     """Take the folder at `path` back to round `t`, and from there to its end."""
 
-    def go_on(path, t):
+    def continue_run(path, t):
         folder = RunFolder.reopen(path)
         folder.rewind(t)
         folder.open(make_card(path))
@@ -92,7 +92,7 @@ def go_on(make_card, tell):
         folder.close("finished", {})
         return contents(path)
 
-    return go_on
+    return continue_run
 
 
 def unmeasured(row):
@@ -111,22 +111,22 @@ def kill(folder):
     folder._let_go()
 
 
-def test_a_killed_run_ends_as_if_it_had_not_been(begin, go_on, ideal):
+def test_a_killed_run_ends_as_if_it_had_not_been(begin, continue_run, ideal):
     folder = begin(5)
     folder.sync()
     kill(folder)
-    assert go_on(folder.path, 4) == ideal
+    assert continue_run(folder.path, 4) == ideal
 
 
 @pytest.mark.parametrize("status", ["finished", "failed", "interrupted"])
 @pytest.mark.parametrize("t", [-1, 0, 3, 5])
-def test_a_run_that_ended_ends_again(begin, go_on, ideal, status, t):
+def test_a_run_that_ended_ends_again(begin, continue_run, ideal, status, t):
     folder = begin(5)
     folder.close(status, {})
-    assert go_on(folder.path, t) == ideal
+    assert continue_run(folder.path, t) == ideal
 
 
-def test_again_and_again(begin, go_on, ideal, make_card, tell):
+def test_again_and_again(begin, continue_run, ideal, make_card, tell):
     folder = begin(5)
     path = folder.path
     folder.sync()
@@ -142,10 +142,10 @@ def test_again_and_again(begin, go_on, ideal, make_card, tell):
             folder.close("failed", {})
         else:
             kill(folder)
-    assert go_on(path, 4) == ideal
+    assert continue_run(path, 4) == ideal
 
 
-def test_a_run_that_begins_anew(begin, go_on, ideal, make_card):
+def test_a_run_that_begins_anew(begin, continue_run, ideal, make_card):
     folder = begin(0)
     kill(folder)
     (folder.path / "rounds.parquet").write_bytes(b"PAR1 and no more")
@@ -157,13 +157,13 @@ def test_a_run_that_begins_anew(begin, go_on, ideal, make_card):
     with pytest.raises(ScenarioError, match="no round is done yet"):
         read_rounds(folder.path)
     kill(folder)
-    assert go_on(folder.path, -1) == ideal
+    assert continue_run(folder.path, -1) == ideal
 
 
-def test_a_run_that_was_killed_before_it_was_opened(tmp_path, go_on, ideal):
+def test_a_run_that_was_killed_before_it_was_opened(tmp_path, continue_run, ideal):
     folder = RunFolder.create(tmp_path / "runs", "quick", "r1")
     kill(folder)
-    assert go_on(folder.path, -1) == ideal
+    assert continue_run(folder.path, -1) == ideal
 
 
 def test_a_stream_that_was_cut_off_anywhere(begin, make_rows, monkeypatch):
@@ -208,7 +208,7 @@ class KilledError(BaseException):
     """Stands for SIGKILL: nothing in the code catches it."""
 
 
-def test_a_kill_at_any_moment_of_going_on(begin, go_on, ideal, tmp_path, monkeypatch):
+def test_a_kill_at_any_moment_of_going_on(begin, continue_run, ideal, tmp_path, monkeypatch):
     ended, running = begin(5), begin(5, "running")
     ended.close("failed", {})
     running.sync()
@@ -240,14 +240,14 @@ def test_a_kill_at_any_moment_of_going_on(begin, go_on, ideal, tmp_path, monkeyp
                 except KilledError:
                     moments += 1
                     kill(folder)
-                    assert go_on(path, 4) == ideal, (source, n)
+                    assert continue_run(path, 4) == ideal, (source, n)
                     continue
             kill(folder)
             break
     assert moments >= 10  # twice two files synced and put in place, a folder synced, a file removed
 
 
-def test_of_two_files_of_client_rows_the_one_with_more_is_read(begin, go_on, ideal):
+def test_of_two_files_of_client_rows_the_one_with_more_is_read(begin, continue_run, ideal):
     folder = begin(5)
     folder.close("failed", {})
     names = ("rounds.parquet", "clients.parquet")
@@ -257,7 +257,7 @@ def test_of_two_files_of_client_rows_the_one_with_more_is_read(begin, go_on, ide
     kill(folder)
     for name in names:  # as if it had been killed before these were changed
         (folder.path / name).write_bytes(ended[name])
-    assert go_on(folder.path, 4) == ideal
+    assert continue_run(folder.path, 4) == ideal
 
 
 def test_what_was_kept(begin):
@@ -408,7 +408,7 @@ def test_five_hundred_damaged_folders_all_go_on(begin, make_card, make_rows, mon
             assert read_clients(folder.path)["round"].to_pylist()[-2:] == [3, 3]
 
 
-def test_a_full_disk_stops_the_way_back_and_loses_nothing(begin, go_on, ideal, monkeypatch):
+def test_a_full_disk_stops_the_way_back_and_loses_nothing(begin, continue_run, ideal, monkeypatch):
     folder = begin(5)
     folder.close("failed", {})
     folder = RunFolder.reopen(folder.path)
@@ -417,7 +417,7 @@ def test_a_full_disk_stops_the_way_back_and_loses_nothing(begin, go_on, ideal, m
         with pytest.raises(RunError, match="no space left on device"):
             folder.rewind(4)
     folder.close("failed", {})
-    assert go_on(folder.path, 4) == ideal
+    assert continue_run(folder.path, 4) == ideal
 
 
 def test_what_a_killed_process_left_half_written_is_removed(begin):
@@ -501,9 +501,7 @@ def test_what_is_no_run_folder_or_cannot_be_written_is_refused(begin, tmp_path, 
     shutil.rmtree(folder.path / "logs")  # a copy may lack it
     RunFolder.reopen(folder.path)
     monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(
-        ScenarioError, match=f"The run in {folder.path} cannot be gone on with .no space left on device."
-    ):
+    with pytest.raises(ScenarioError, match=f"The run in {folder.path} cannot be resumed .no space left on device."):
         RunFolder.reopen(folder.path)
 
 
@@ -525,7 +523,7 @@ def test_sync_makes_every_round_durable(begin, monkeypatch):
 
 SCRIPT = """
 import sys, pathlib
-from raysim.core.results import ClientRow, RunCard
+from raysim.common.results import ClientRow, RunCard
 from raysim.tracking.files import set_aside
 from raysim.tracking.folder import RunFolder
 folder = RunFolder.create(pathlib.Path(sys.argv[1]), "quick", "killed")

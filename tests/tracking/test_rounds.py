@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raysim.core.results import METRICS
+from raysim.common.results import METRICS
 from raysim.report.load import read_rounds
 from raysim.tracking.rounds import RoundRows
 

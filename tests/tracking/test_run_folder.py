@@ -13,8 +13,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from raysim.core.errors import RunError, ScenarioError
-from raysim.core.results import METRICS, ClientRow
+from raysim.common.errors import RunError, ScenarioError
+from raysim.common.results import METRICS, ClientRow
 from raysim.report.load import read_clients, read_rounds, read_summary
 from raysim.tracking import folder as folder_module
 from raysim.tracking.folder import CLIENT_SCHEMA, RunFolder

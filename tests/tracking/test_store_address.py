@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from raysim.core.errors import ScenarioError
-from raysim.core.text import holds_secret
+from raysim.common.errors import ScenarioError
+from raysim.common.text import holds_secret
 from raysim.tracking.store import ANSWER_S, PASSWORD, USER, VARIABLE, check_uri, resolve_uri, shown
 
 

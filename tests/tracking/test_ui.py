@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from raysim.core.errors import ScenarioError
+from raysim.common.errors import ScenarioError
 from raysim.tracking.database import load_mlflow
 from raysim.tracking.mlflow import MlflowTracker, serve_ui, ui_command, ui_environment
 from raysim.tracking.store import experiment_pages

@@ -1,0 +1,138 @@
+"""What a run reports: a row per round and a row per round and measured client, and who takes them in.
+
+The names here are the names everywhere: MLflow metrics, Parquet columns and the table in the terminal agree.
+Accuracies are fractions in [0, 1] in data and per cent only where printed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+Scalar = str | int | float | bool | None
+
+Status = Literal["running", "closing", "finished", "failed", "interrupted"]
+"""How far a run is. "closing": all rounds are done, but plots or MLflow may lack something that `resume` adds."""
+
+METRICS: Mapping[str, str] = {
+    "accuracy/participants": "mean test accuracy of the round's participants, each on its own test samples",
+    "accuracy/all": "mean test accuracy of all clients, each with its latest model",
+    "accuracy/all_std": "standard deviation of that accuracy over clients",
+    "accuracy/worst_decile": "mean of that accuracy over the tenth of the clients that is worst off",
+    "accuracy/val": "mean accuracy of all clients on their own validation samples, each with its latest model",
+    "accuracy/best": "greatest accuracy/all so far: the round is chosen by the test samples themselves",
+    "accuracy/at_best_val": "accuracy/all of the round with the greatest accuracy/val so far",
+    "accuracy/best_participants": "greatest accuracy/participants so far",
+    "accuracy/global": "mean accuracy of the participants' models on the whole published test set",
+    "loss/train": "mean over participants of their mean training loss per sample",
+    "loss/test": "mean over all clients of the mean test loss per sample, each with its latest model",
+    "comm/up_bytes": "bytes that the participants sent in this round",
+    "comm/down_bytes": "bytes that the server sent in this round",
+    "comm/total_bytes": "bytes in both directions, from the first round on",
+    "comm/up_params": "numbers that the participants sent in this round",
+    "comm/down_params": "numbers that the server sent in this round",
+    "compute/flops": "floating-point operations of the participants in this round, evaluation apart",
+    "compute/server_flops": "floating-point operations of the server in this round",
+    "compute/total_flops": "operations of clients and server, from the first round on",
+    "time/round_s": "seconds of the round",
+    "time/train_s": "seconds that client hooks took, summed over participants",
+    "time/aggregate_s": "seconds of the server's hooks",
+    "time/evaluate_s": "seconds of evaluation, summed over clients",
+    "time/total_s": "seconds since the first round began",
+    "engine/restarts": "times that the run went back to a checkpoint because a part of it died, so far",
+    "engine/failed_clients": "participants that failed in this round, which went on without them",
+    "engine/moved_clients": "clients whose state moved to another actor in this round",
+    "memory/host_mb": "resident memory of the run's processes, in MiB",
+    "memory/gpu_peak_mb": "greatest GPU memory of any actor so far, in MiB",
+}
+"""Every metric the engine reports and what it means; algorithms add `client/<name>` and `server/<name>`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRow:
+    """One client in one round: a row of `clients.parquet`. Names that end in `_s` are timings."""
+
+    round: int
+    """round, from 1; 0: before the first round"""
+    client: int
+    """id, from 0"""
+    model: str
+    """architecture"""
+    participated: bool
+    """whether it took part in this round"""
+    accuracy: float | None
+    """test accuracy, correct / total; null when it was not measured in this round, as all that tests measure"""
+    correct: int | None
+    """test samples that it classified rightly"""
+    total: int | None
+    """its test samples"""
+    loss: float | None
+    """mean test cross-entropy per sample"""
+    val_correct: int | None
+    """validation samples that it classified rightly"""
+    val_total: int | None
+    """its validation samples"""
+    global_accuracy: float | None
+    """accuracy on the whole published test set, where the scenario asks for it"""
+    train_loss: float | None
+    """mean training loss per sample of the round; null for a client that did not train"""
+    train_samples: int
+    """samples seen in training, counted once per epoch"""
+    up_bytes: int
+    """bytes that it sent"""
+    down_bytes: int
+    """bytes that the server sent it"""
+    up_params: int
+    """numbers that it sent"""
+    down_params: int
+    """numbers that the server sent it"""
+    flops: float
+    """floating-point operations of its training, evaluation apart"""
+    train_s: float
+    """seconds that its hooks took"""
+    evaluate_s: float
+    """seconds of its tests"""
+
+
+@dataclass(frozen=True)
+class RunCard:
+    """What identifies a run, for whoever records it."""
+
+    name: str  # of the scenario
+    run_id: str
+    folder: Path
+    parameters: Mapping[str, Scalar]  # the resolved scenario, flat, dotted keys
+    tags: Mapping[str, str]
+    dataset: str
+    dataset_source: str
+    dataset_digest: str
+    partition_digest: str
+    num_samples: int
+    num_clients: int
+    label: str  # method, seed and what was overridden, in short: "fedgh-s1 lr=0.1"
+    facts: Mapping[str, object]  # what `summary.json` says from the beginning, whatever becomes of the run
+
+
+def written(overrides: Iterable[tuple[str, object]]) -> list[str]:
+    """Keys and values as they are typed after `--set`: "training.lr=0.1"."""
+    return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in overrides]
+
+
+LOCK = "logs/.lock"
+"""The file of a run folder that the run's process holds locked, from the beginning to the end."""
+
+
+class Tracker(Protocol):
+    """Whoever takes in a run's results. Calls come from one thread, rounds in order."""
+
+    def open(self, card: RunCard) -> None:
+        """The run begins. Raises `ScenarioError` when results could not be taken in."""
+
+    def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
+        """Round `t` is done (0: the state before the first). `values` are metrics by name; absent: not measured."""
+
+    def close(self, status: Status, summary: Mapping[str, object]) -> None:
+        """The run ended. `summary` is what goes into `summary.json`."""

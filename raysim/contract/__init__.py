@@ -1,0 +1,86 @@
+"""The contract of an algorithm as a program: `check_algorithm(MyMethod())` says which rule it breaks, and where.
+
+It runs the algorithm for a few rounds in a toy world (`toy.py`: C = 4 classes, D = 8, images of 4 x 4 pixels, a handful
+of clients with three architectures) and compares what the hooks did with what they may do. Seconds on one CPU, no Ray.
+What an algorithm cannot meet it says in an attribute, never by its name: `one_architecture` (whole models are
+exchanged) and `static_downlink` (what the server sends, and so what comes back, may stay as it is).
+
+Shapes: N samples of one client, B batch, C classes, D representation width, H x W pixels.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+from raysim.contract.hooks import down_untouched, losses, messages, own_state_only, ups_untouched
+from raysim.contract.repeatable import (
+    any_order,
+    deterministic,
+    logits,
+    server_state_visible,
+    state_dict_is_all,
+    torch_random_only,
+)
+from raysim.contract.running import (
+    absent_unchanged,
+    class_gap,
+    connected,
+    learns,
+    messages_move,
+    one_client,
+    runs,
+    single_samples,
+)
+from raysim.contract.source import defined, documented, fields_read, frozen, imports, picklable
+from raysim.contract.toy import ContractError
+from raysim.core.algorithm import Algorithm, AnyAlgorithm
+
+__all__ = ["CLAUSES", "ContractError", "check_algorithm"]
+
+
+def check_algorithm(algorithm: AnyAlgorithm) -> None:
+    """Check every clause in turn. Raises `ContractError` at the first that is broken.
+
+    All global random states are left as they were.
+    """
+    if not isinstance(algorithm, Algorithm):
+        given = algorithm if inspect.isclass(algorithm) else type(algorithm)
+        problem = "a class" if inspect.isclass(algorithm) else f"a {given.__name__}, which is no Algorithm"
+        example = given.__name__ if issubclass(given, Algorithm) else "MyMethod"
+        raise TypeError(f"check_algorithm was given {problem}; give it an object, such as {example}()")
+    for clause in CLAUSES.values():
+        clause(algorithm)
+
+
+CLAUSES: dict[str, Callable[[AnyAlgorithm], None]] = {
+    clause.__name__: clause
+    for clause in (
+        defined,
+        runs,
+        frozen,
+        picklable,
+        documented,
+        fields_read,
+        imports,
+        messages,
+        own_state_only,
+        down_untouched,
+        ups_untouched,
+        torch_random_only,
+        deterministic,
+        any_order,
+        logits,
+        state_dict_is_all,
+        server_state_visible,
+        absent_unchanged,
+        losses,
+        learns,
+        messages_move,
+        connected,
+        one_client,
+        single_samples,
+        class_gap,
+    )
+}
+"""Every clause by name, in the order they are checked: each takes an algorithm and raises `ContractError`."""

@@ -1,0 +1,152 @@
+"""What hooks may touch and send, and what a loss may do."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from raysim.contract.compare import differing, fingerprint, identical
+from raysim.contract.source import is_frozen, tree
+from raysim.contract.toy import ContractError, Toy, toy_seed
+from raysim.core.algorithm import AnyAlgorithm, ClientId
+from raysim.core.data import Batch
+from raysim.core.fit import FitJob, FitResult, fit_one, loss_and_rows
+from raysim.core.messages import counted, mapped, nonfinite, pack, unpack, wire_size
+
+
+def messages(algorithm: AnyAlgorithm) -> None:
+    """Messages are `@message` dataclasses or None; they arrive as they were sent and weigh what their tensors do."""
+
+    def check(toy: Toy, name: str, k: ClientId, msg: Any) -> None:
+        if msg is None:
+            return
+        place = f"what {name} returns for client {k}"
+        if not is_dataclass(msg) or isinstance(msg, type) or type(msg) not in pytree.SUPPORTED_NODES:
+            raise toy.broken(
+                f"{place} is a {type(msg).__name__}", "return a dataclass that is declared with @message, or None"
+            )
+        if not is_frozen(type(msg)):
+            raise toy.broken(f"{place} can be changed", "declare it with @message, which freezes it")
+        leaves = [leaf for leaf in pytree.tree_leaves(msg) if leaf is not None]
+        for leaf in leaves:
+            if not isinstance(leaf, Tensor | bool | int | float):
+                raise toy.broken(f"{place} holds a {type(leaf).__name__}", "send tensors and numbers only")
+        if nonfinite(msg):
+            raise toy.broken(
+                f"{place} holds a NaN or infinity, on finite images",
+                "look for a division by zero, the logarithm of zero, or steps that are too long",
+            )
+        plain = mapped(Tensor, lambda tensor: tensor, msg)  # with dicts for torch's ordered ones, as it arrives
+        if not identical(unpack(pack(msg)), plain):
+            raise toy.broken(f"{place} does not arrive as it was sent", "send plain dense tensors and numbers")
+        if not isinstance(counted(msg), type(msg)):
+            raise toy.broken(f"`counted` of {place} is no {type(msg).__name__}", "return the same message, counted so")
+        leaves = pytree.tree_leaves(counted(msg))
+        size = sum(leaf.nbytes if isinstance(leaf, Tensor) else 8 for leaf in leaves if leaf is not None)
+        if wire_size(msg).bytes != size:
+            raise toy.broken(
+                f"{place} weighs {wire_size(msg).bytes} bytes instead of {size}", "send plain dense tensors"
+            )
+
+    Toy(algorithm, "messages", returned=check).run(2)
+
+
+def own_state_only(algorithm: AnyAlgorithm) -> None:
+    """A client hook changes its own client and nothing else, a server hook the server and nothing else."""
+
+    @contextmanager
+    def watch(toy: Toy, name: str, who: ClientId | None, msg: Any) -> Iterator[None]:
+        before = toy.states()
+        yield
+        for changed in differing(before, toy.states()):
+            if changed != (f"client {who}" if who is not None else "the server's state"):
+                place = name + (f" of client {who}" if who is not None else "")
+                raise toy.broken(f"{place} changes {changed}", "a hook may change only its own client or server")
+
+    Toy(algorithm, "own_state_only", watch=watch).run(2)
+
+
+def down_untouched(algorithm: AnyAlgorithm) -> None:
+    """`client_receive` and `client_update` leave the server's message as it is; other clients share it."""
+    _untouched(algorithm, "down_untouched", ("client_receive", "client_update"), "down", "copy what you want to change")
+
+
+def ups_untouched(algorithm: AnyAlgorithm) -> None:
+    """`server_update` leaves the uploads as they are."""
+    _untouched(algorithm, "ups_untouched", ("server_update",), "ups", "sum into a new tensor, for example a clone")
+
+
+def _untouched(algorithm: AnyAlgorithm, clause: str, hooks: Sequence[str], what: str, remedy: str) -> None:
+    @contextmanager
+    def watch(toy: Toy, name: str, who: ClientId | None, msg: Any) -> Iterator[None]:
+        before = fingerprint(msg) if name in hooks else ""
+        yield
+        if name in hooks and fingerprint(msg) != before:
+            raise toy.broken(f"{name} changes `{what}`", remedy)
+
+    Toy(algorithm, clause, watch=watch).run(2)
+
+
+def losses(algorithm: AnyAlgorithm) -> None:
+    """Losses reduce with `batch.mean`, read trained tensors through `net`, and take no number out of a tensor."""
+    for function in ast.walk(tree(algorithm, "losses")):
+        if isinstance(function, ast.FunctionDef) and (function.name == "loss" or function.name.endswith("_loss")):
+            for node in ast.walk(function):
+                if isinstance(node, ast.Attribute) and node.attr in ("item", "tolist", "numpy"):
+                    raise ContractError(
+                        algorithm,
+                        "losses",
+                        f"{function.name} calls .{node.attr}() in line {node.lineno}",
+                        "keep a loss in tensors from end to end, so that clients can be trained together",
+                    )
+
+    def checked(job: FitJob) -> FitResult:
+        batches = list(job.batches)
+        if batches:
+            _check_loss(toy, job, batches[0])
+        return fit_one(replace(job, batches=batches))
+
+    toy = Toy(algorithm, "losses", trainer=checked)
+    toy.run(2)
+
+
+def _check_loss(toy: Toy, job: FitJob, batch: Batch) -> None:
+    """The loss of a batch, with and without two samples of padding, on a copy of the network."""
+    net, name = copy.deepcopy(job.net).eval(), getattr(job.loss, "__name__", "loss")
+    ones = torch.ones(len(batch.y))
+
+    def loss(seen: Batch, draw: int) -> Tensor:
+        with toy_seed("loss", draw):
+            return loss_and_rows(replace(job, net=net), seen)[0]
+
+    plain, again = loss(batch, 0), loss(batch, 1)
+    trained = [weight for weight in job.net.parameters() if weight.requires_grad]
+    outside = torch.autograd.grad(plain, trained, allow_unused=True, retain_graph=True)
+    if any(gradient is not None for gradient in outside):
+        raise toy.broken(
+            f"the loss {name} reads weights of client.net from outside its argument `net`",
+            "read every trained tensor through `net`",
+        )
+    if not torch.equal(plain, again):
+        return  # it draws random numbers, and would draw others for a longer batch
+    two = torch.arange(2) % len(batch.y)
+    padded = Batch(
+        torch.cat([batch.x, 1 - batch.x[two]]),
+        torch.cat([batch.y, batch.y[two]]),
+        torch.cat([batch.index, batch.index[two]]),
+        torch.cat([ones, torch.zeros(2)]),
+        None if batch.second is None else torch.cat([batch.second, 1 - batch.second[two]]),
+    )
+    if not torch.allclose(loss(padded, 0), plain, rtol=1e-4, atol=1e-6):
+        raise toy.broken(
+            f"the loss {name} changes when a batch is padded with samples of weight 0",
+            "reduce per-sample losses with batch.mean(...), and not with .mean() or a default reduction",
+        )

@@ -1,0 +1,152 @@
+"""One seed, one result: whoever runs first, whatever was saved and loaded again."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from raysim.contract.compare import (
+    differing,
+    identical,
+    modules_in,
+    other_random_states,
+    random_states_kept,
+)
+from raysim.contract.toy import SEED, C, Toy, ToyTransform, toy_samples
+from raysim.core.algorithm import AnyAlgorithm, ClientId
+from raysim.core.messages import weights
+from raysim.core.meter import FlopMeter
+from raysim.core.state import Serialized, deserialize, modules_of, serialize, state_tensors
+
+
+def deterministic(algorithm: AnyAlgorithm) -> None:
+    """The same seeds give the same states and messages, bit for bit, whatever other generators are at.
+
+    In the second run operations are counted too, which runs each piece of work once more and must leave no trace.
+    """
+    with random_states_kept(SEED):
+        first = Toy(algorithm, "deterministic").run(2)
+        random.seed(1)
+        np.random.seed(1)
+        torch.manual_seed(1)
+        second = Toy(pickle.loads(pickle.dumps(algorithm)), "deterministic", meter=FlopMeter()).run(2)
+    for (name, k, one), (_, _, other) in zip(first.sent, second.sent, strict=True):
+        if not identical(one, other):
+            raise first.broken(
+                f"{name} of client {k} sends something else when the run is repeated",
+                "draw random numbers with torch in the hook, from client.rng or from server.rng",
+            )
+    for changed in differing(first.states(), second.states()):
+        raise first.broken(
+            f"{changed} ends up different when the run is repeated",
+            "draw random numbers with torch in the hook, from client.rng or from server.rng",
+        )
+
+
+def any_order(algorithm: AnyAlgorithm) -> None:
+    """The result does not depend on which client of a round runs first."""
+    forward, backward = Toy(algorithm, "any_order").run(2), Toy(algorithm, "any_order").run(2, reverse=True)
+    for changed in differing(forward.states(), backward.states()):
+        raise forward.broken(
+            f"{changed} depends on the order in which clients run",
+            "let client hooks read and write nothing but their client and their message",
+        )
+
+
+def torch_random_only(algorithm: AnyAlgorithm) -> None:
+    """Hooks leave the global random states of numpy and of Python alone."""
+
+    @contextmanager
+    def watch(toy: Toy, name: str, who: ClientId | None, msg: Any) -> Iterator[None]:
+        before = other_random_states()
+        yield
+        for library, state in other_random_states().items():
+            if state != before[library]:
+                raise toy.broken(
+                    f"{name} draws from the global generator of {library}",
+                    "draw with torch (seeded before each hook), from client.rng or from server.rng",
+                )
+
+    with random_states_kept(SEED):
+        Toy(algorithm, "torch_random_only", watch=watch).run(2)
+
+
+def state_dict_is_all(algorithm: AnyAlgorithm) -> None:
+    """A client is its `state_dict`: loaded into a fresh `client_model`, it goes on exactly as it would have."""
+    first = Toy(algorithm, "state_dict_is_all").run(2)
+    remedy = "register what must live on as a parameter or buffer of the network that client_model returns"
+    second = Toy(pickle.loads(pickle.dumps(algorithm)), "state_dict_is_all")
+    for k, net in second.nets.items():
+        try:
+            net.load_state_dict(weights(first.nets[k]))
+        except RuntimeError as error:
+            text = " ".join(str(error).split())
+            raise first.broken(f"client {k}'s state_dict does not fit a fresh client_model ({text})", remedy) from None
+    second.server.state = copy.deepcopy(first.server.state)
+    first.round(3)
+    second.round(3)
+    for changed in differing(first.states(), second.states()):
+        raise first.broken(f"{changed} ends up different when clients go on from their state_dict", remedy)
+
+
+def server_state_visible(algorithm: AnyAlgorithm) -> None:
+    """All that the server keeps is in `server.state`, in forms that can be stored and put together again."""
+    toy = Toy(algorithm, "server_state_visible").run(2)
+    try:
+        state_tensors(toy.server.state)
+    except TypeError as error:
+        raise toy.broken(f"server.state cannot be stored ({error})", "keep it in those forms") from None
+    extra = set(vars(toy.server)) - {field.name for field in fields(toy.server)}
+    if extra:
+        raise toy.broken(f"a server hook sets server.{min(extra)}", "keep everything in server.state")
+    for module in modules_in(toy.server.state):
+        hidden = {name for name, value in vars(module).items() if isinstance(value, Tensor)}
+        hidden |= module._non_persistent_buffers_set
+        if hidden:
+            raise toy.broken(
+                f"{type(module).__name__}.{min(hidden)} in server.state is not in its state_dict",
+                "register it as a parameter or a persistent buffer",
+            )
+    second = Toy(algorithm, "server_state_visible").start()
+    apart = serialize(toy.server.state)
+    stored = Serialized(json.loads(json.dumps(apart.tree)), apart.tensors)
+    remedy = "keep modules where server_start puts them, and dataclasses at the top of the algorithm's file"
+    try:
+        second.server.state = deserialize(stored, second.server.state, modules_of(algorithm))
+    except ValueError as error:
+        raise toy.broken(f"server.state cannot be put together again ({error})", remedy) from None
+    second.nets = copy.deepcopy(toy.nets)
+    toy.round(3)
+    second.round(3)
+    for changed in differing(toy.states(), second.states()):
+        raise toy.broken(f"{changed} ends up different when the server goes on from a stored server.state", remedy)
+
+
+def logits(algorithm: AnyAlgorithm) -> None:
+    """`client_model` gives an `nn.Module` that can be copied, whose forward gives logits [B, C]."""
+    toy = Toy(algorithm, "logits")
+    for net in toy.nets.values():
+        if not isinstance(net, nn.Module):
+            raise toy.broken(f"client_model returns a {type(net).__name__}", "return an nn.Module")
+    toy.run(1)
+    for k, trained in toy.nets.items():
+        for size in (1, 3):
+            x = ToyTransform().plain(toy_samples([0, 1, 2][:size], k).raw_NHWC)
+            with torch.no_grad():
+                found = copy.deepcopy(trained).eval()(x)
+            if not isinstance(found, Tensor) or found.shape != (size, C) or not found.is_floating_point():
+                shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+                raise toy.broken(
+                    f"the network of client_model gives {shape} for {size} images",
+                    f"its forward returns logits [B, C], here ({size}, {C})",
+                )

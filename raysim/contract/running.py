@@ -1,0 +1,174 @@
+"""How a run goes: it learns, it sends what it learnt, and odd data does not break it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from raysim.contract.compare import differing, identical, visible_tensors
+from raysim.contract.toy import FOUR, GAP, ContractError, Labels, Toy
+from raysim.core.algorithm import Algorithm, AnyAlgorithm, ClientId
+from raysim.core.messages import nonfinite
+
+PATIENCE = 24
+"""Rounds within which something is sent: some methods train alone for a while."""
+
+
+def runs(algorithm: AnyAlgorithm) -> None:
+    """Every hook runs without an exception, on four clients of different sizes."""
+    Toy(algorithm, "runs").run(2)
+
+
+def absent_unchanged(algorithm: AnyAlgorithm) -> None:
+    """A client that takes no part in a round is as it was, and can come back."""
+    toy = Toy(algorithm, "absent_unchanged").start()
+    for t, cohort in enumerate(([0, 1], [1, 2], [3], [0, 3]), 1):
+        before = toy.states()
+        toy.round(t, cohort)
+        for changed in differing(before, toy.states()):
+            if changed != "the server's state" and int(changed.split()[-1]) not in cohort:
+                raise toy.broken(
+                    f"{changed} changes in a round that client takes no part in",
+                    "let hooks change only the client they are given",
+                )
+
+
+def learns(algorithm: AnyAlgorithm) -> None:
+    """Over some rounds on an easy task the loss falls, by a tenth at least, and the accuracy rises."""
+    toy = Toy(algorithm, "learns").start()
+    loss_before, accuracy_before = toy.score()
+    for t in range(1, 9):
+        toy.round(t)
+    loss, accuracy = toy.score()
+    # `not <`, so that NaN counts as broken. A tenth: a header that is merely received may be a little better.
+    if not loss < 0.9 * loss_before or not accuracy > accuracy_before:
+        raise toy.broken(
+            f"in 8 rounds the loss went from {loss_before:.3g} to {loss:.3g} and the accuracy from "
+            f"{accuracy_before:.0%} to {accuracy:.0%}",
+            "client_update should call client.fit with a loss whose gradient reaches the network",
+        )
+
+
+def messages_move(algorithm: AnyAlgorithm) -> None:
+    """What is sent, up and down, changes from round to round, unless the algorithm says `static_downlink`."""
+    if getattr(algorithm, "static_downlink", False):
+        return
+    toy = Toy(algorithm, "messages_move").run(4)
+    for k in toy.samples:
+        if count := _standing_still(toy, "server_send", k):
+            raise toy.broken(
+                f"server_send gave client {k} the same values in {count} rounds",
+                "server_update must change what is sent (does its optimizer own those parameters?), or the "
+                "algorithm says static_downlink = True",
+            )
+        if count := _standing_still(toy, "client_update", k):
+            raise toy.broken(
+                f"client_update of client {k} gave the same values in {count} rounds",
+                "send what local training changed; what never changes is sent once, by client_register",
+            )
+
+
+def _standing_still(toy: Toy, hook: str, k: ClientId) -> int:
+    """How many messages of this hook, all alike, went to or from a client; 0 where they differ, or there is but one."""
+    sent = [msg for name, who, msg in toy.sent if name == hook and who == k and msg is not None]
+    # Numbers such as the round, and ids, move or stand still for reasons of their own.
+    learnt = [[leaf for leaf in pytree.tree_leaves(m) if _is_float(leaf)] or pytree.tree_leaves(m) for m in sent]
+    return len(sent) if len(sent) > 1 and all(identical(later, learnt[0]) for later in learnt[1:]) else 0
+
+
+def connected(algorithm: AnyAlgorithm) -> None:
+    """What one side sends, the other side gets and reads: with other messages the run would be another."""
+
+    def overridden(hook: str) -> bool:
+        return getattr(type(algorithm), hook) is not getattr(Algorithm, hook)
+
+    for hook, side in (("client_update", "the server"), ("server_send", "any client")):
+        toy = Toy(algorithm, "connected").start()
+        for t in range(1, PATIENCE + 1):
+            before = toy.fork()
+            if any(name == hook and msg is not None for name, _, msg in toy.round(t).sent):
+                break
+        else:
+            if hook == "client_update" and overridden("server_update"):
+                problem = f"server_update is overridden but nothing is ever uploaded, in {PATIENCE} rounds"
+                raise toy.broken(problem, "let client_update return a message, and before the last of them")
+            if overridden(hook) and hook == "server_send":
+                problem = f"server_send is overridden but nothing is ever sent, in {PATIENCE} rounds"
+                raise toy.broken(problem, "return a message, and before the last of them")
+            continue
+        if hook == "client_update" and getattr(algorithm, "static_downlink", False):
+            continue
+        if hook == "client_update" and not overridden("server_update"):
+            raise toy.broken(
+                "client_update uploads, but server_update is not overridden", "override it, or send nothing"
+            )
+        if not _differs(before, hook, t):
+            raise toy.broken(
+                f"what {hook} returns changes nothing at {side}",
+                "server_update puts what it makes of `ups` into server.state"
+                if hook == "client_update"
+                else "client_receive loads it into client.net, or client_update reads `down`, with a weight above 0",
+            )
+
+
+def _differs(before: Toy, hook: str, t: int) -> bool:
+    """Whether three rounds from `t` on differ when the messages of this hook hold other numbers."""
+    plain, other = before.fork(), before.fork()
+    other.tamper = lambda name, msg: pytree.tree_map(_another, msg) if name == hook else msg
+    for later in range(t, t + 3):
+        plain.round(later)
+        try:
+            other.round(later)
+        except ContractError:  # nonsense where sense is needed: it was read
+            return True
+        if plain.states() != other.states() or plain.server.values != other.server.values:
+            return True
+    return False
+
+
+def _another(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor) and leaf.is_floating_point():
+        ramp = torch.linspace(0.5, 1.5, leaf.numel(), dtype=leaf.dtype).reshape(leaf.shape)
+        return leaf * ramp + ramp
+    if isinstance(leaf, Tensor) and leaf.dtype == torch.bool:
+        return ~leaf
+    return leaf if leaf is None else leaf + 1
+
+
+def one_client(algorithm: AnyAlgorithm) -> None:
+    """A federation of one client runs and stays finite."""
+    _finite(algorithm, "one_client", FOUR[:1], ([0], [0], [0]))
+
+
+def single_samples(algorithm: AnyAlgorithm) -> None:
+    """Two clients with a single training sample each run and stay finite."""
+    _finite(algorithm, "single_samples", ([0], [3]), ([0, 1], [0, 1]))
+
+
+def class_gap(algorithm: AnyAlgorithm) -> None:
+    """A class that nobody holds, in a round or ever, does no harm."""
+    _finite(algorithm, "class_gap", GAP, ([0, 1], [0, 1, 2], [0, 1], [2], [0]))
+
+
+def _finite(algorithm: AnyAlgorithm, clause: str, labels: Labels, cohorts: Sequence[Sequence[ClientId]]) -> None:
+    toy = Toy(algorithm, clause, labels).start()
+    for t, cohort in enumerate(cohorts, 1):
+        already = len(toy.sent)
+        toy.round(t, cohort)
+        remedy = "divide by counts only where they are positive, and mask terms that have nothing to say"
+        for name, k, msg in toy.sent[already:]:
+            if nonfinite(msg):
+                raise toy.broken(f"{name} of client {k} sends a NaN or infinity in round {t}", remedy)
+        for k, net in toy.nets.items():
+            if nonfinite(dict(net.state_dict())):
+                raise toy.broken(f"client {k} holds a NaN or infinity after round {t}", remedy)
+        if nonfinite(list(visible_tensors(toy.server.state))):
+            raise toy.broken(f"server.state holds a NaN or infinity after round {t}", remedy)
+
+
+def _is_float(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()

@@ -1,0 +1,175 @@
+"""What an algorithm is as an object and as a file: frozen, picklable, documented, and importing what it may."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import inspect
+import pickle
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
+
+from raysim.contract.compare import differing, fingerprint, identical
+from raysim.contract.toy import ContractError, Toy
+from raysim.core.algorithm import AnyAlgorithm, ClientId
+from raysim.core.definition import first_slip, unread_field
+from raysim.core.fields import settings_fields
+from raysim.core.messages import pack, unpack
+
+
+def defined(algorithm: AnyAlgorithm) -> None:
+    """Its hooks are hooks and its fields fields: nothing in its class is silently ignored."""
+    if slip := first_slip(type(algorithm)):
+        raise ContractError(algorithm, "defined", slip.problem, slip.remedy)
+
+
+def fields_read(algorithm: AnyAlgorithm) -> None:
+    """Its file reads every field that a scenario may set."""
+    if name := unread_field(type(algorithm)):
+        raise ContractError(algorithm, "fields_read", f"no line reads its field {name}", f"use self.{name}, or drop it")
+
+
+def frozen(algorithm: AnyAlgorithm) -> None:
+    """A frozen dataclass, and no hook changes it or its class."""
+    cls = type(algorithm)
+    if not is_dataclass(cls) or "__dataclass_fields__" not in vars(cls) or not is_frozen(cls):
+        raise ContractError(
+            algorithm, "frozen", f"{cls.__name__} is no frozen dataclass", "put @dataclass(frozen=True) above it"
+        )
+
+    def attributes() -> dict[str, str]:
+        own = {f"self.{name}": fingerprint(value) for name, value in vars(algorithm).items()}
+        of_class = {
+            f"{cls.__name__}.{name}": fingerprint(value)
+            for name, value in vars(cls).items()
+            if not name.startswith(("__", "_abc_")) and not callable(value)
+        }
+        return own | of_class
+
+    @contextmanager
+    def watch(toy: Toy, name: str, who: ClientId | None, msg: Any) -> Iterator[None]:
+        before = attributes()
+        yield
+        for attribute in differing(before, attributes()):
+            raise toy.broken(f"{name} changes {attribute}", "keep state in client.net or server.state")
+
+    Toy(algorithm, "frozen", watch=watch).run(2)
+
+
+def picklable(algorithm: AnyAlgorithm) -> None:
+    """The algorithm and its packed messages survive pickle, and the algorithm survives copying."""
+    for way, copied in (
+        ("pickle", lambda: pickle.loads(pickle.dumps(algorithm))),
+        ("copy", lambda: copy.deepcopy(algorithm)),
+    ):
+        try:
+            same = bool(copied() == algorithm)
+        except Exception as error:
+            raise ContractError(
+                algorithm, "picklable", f"{way} fails ({error})", "keep plain settings in its fields, no open objects"
+            ) from error
+        if not same:
+            raise ContractError(
+                algorithm, "picklable", f"its {way} is not equal to it", "keep settings that compare with == in fields"
+            )
+    toy = Toy(algorithm, "picklable").run(1)
+    for name, k, msg in toy.sent:
+        packed = pack(msg)
+        try:
+            back = pickle.loads(pickle.dumps(packed))
+        except Exception as error:
+            raise toy.broken(
+                f"what {name} returns for client {k} cannot be pickled ({error})",
+                "a message holds tensors and numbers, in a class at the top of a module",
+            ) from error
+        if not identical(unpack(back), unpack(packed)):
+            raise toy.broken(
+                f"what {name} returns for client {k} comes back from pickle as something else",
+                "a message holds tensors and numbers only",
+            )
+
+
+def documented(algorithm: AnyAlgorithm) -> None:
+    """File, class and every field say what they are, and `paper` says where it comes from."""
+    cls = type(algorithm)
+
+    def lacks(what: str, remedy: str) -> ContractError:
+        return ContractError(algorithm, "documented", f"it lacks {what}", remedy)
+
+    if not ast.get_docstring(tree(algorithm, "documented")):
+        raise lacks("a docstring at the top of its file", "say the idea, the citation and the protocol there")
+    # A dataclass without a docstring is given its signature as one.
+    if not cls.__doc__ or cls.__doc__.startswith(f"{cls.__name__}("):
+        raise lacks("a docstring under its class", "say in one sentence what it does")
+    if not cls.paper:
+        raise lacks("a paper", 'write paper: ClassVar[str] = "authors, venue, address"')
+    for info in settings_fields(cls):
+        if not info.doc:
+            raise lacks(f"a docstring under its field {info.name}", "say below the field what it means")
+
+
+def imports(algorithm: AnyAlgorithm) -> None:
+    """Its file needs raysim.core, torch, numpy, scipy and the standard library, and names no device."""
+    for node in ast.walk(tree(algorithm, "imports")):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = ["." * node.level + (node.module or "")]
+            if node.module == "raysim":
+                names = [f"raysim.{alias.name}" for alias in node.names]
+        line = getattr(node, "lineno", 0)
+        for name in names:
+            root = name.split(".")[0]
+            allowed = root in {"torch", "numpy", "scipy", "__future__"} | sys.stdlib_module_names
+            if not allowed and name != "raysim.core" and not name.startswith("raysim.core."):
+                raise ContractError(
+                    algorithm,
+                    "imports",
+                    f"its file imports {name} in line {line}",
+                    "import only raysim.core, torch, numpy, scipy and the standard library",
+                )
+        if isinstance(node, ast.Attribute) and node.attr == "num_rounds" and not algorithm.scheduled:
+            raise ContractError(
+                algorithm,
+                "imports",
+                f"its file reads num_rounds in line {line}",
+                "say scheduled: ClassVar[bool] = True, as a run of it cannot go on for more rounds than it was given",
+            )
+        device = _names_device(node)
+        if device:
+            raise ContractError(
+                algorithm,
+                "imports",
+                f"its file says {device} in line {line}",
+                "leave devices to the engine, which runs each hook with the right one as the default",
+            )
+
+
+def is_frozen(cls: type) -> bool:
+    return bool(cls.__dataclass_params__.frozen)  # type: ignore[attr-defined]
+
+
+def tree(algorithm: AnyAlgorithm, clause: str) -> ast.Module:
+    """The parsed file that holds the algorithm's class."""
+    try:
+        file = inspect.getsourcefile(type(algorithm))
+        assert file is not None
+        return ast.parse(Path(file).read_text(encoding="utf-8"))
+    except (OSError, TypeError, AssertionError):
+        raise ContractError(algorithm, clause, "its source cannot be read", "put the algorithm into a file") from None
+
+
+def _names_device(node: ast.AST) -> str:
+    if isinstance(node, ast.Attribute) and node.attr == "cuda":
+        return ".cuda"
+    if isinstance(node, ast.Attribute) and node.attr == "device" and isinstance(node.value, ast.Name):
+        return "torch.device" if node.value.id == "torch" else ""
+    if isinstance(node, ast.keyword) and node.arg == "device":
+        # Tensors on `meta` have a shape and no values: for what a message is counted as.
+        return "" if isinstance(node.value, ast.Constant) and node.value.value == "meta" else "device="
+    return ""

@@ -1,0 +1,321 @@
+"""The toy world that the contract runs algorithms in: C = 4 classes, D = 8, images of 4 x 4 pixels, a few clients.
+
+`Toy(algorithm, clause)` is a run of an algorithm on one CPU, seeded and ordered as the engine does it. Clauses look at
+its networks, its server and its messages, or put a watch around every hook; tests of algorithms borrow its parts.
+
+Shapes: N samples of one client, B batch, C classes, D representation width, H x W pixels.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import FrozenInstanceError
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from raysim.contract.compare import fingerprint
+from raysim.core.algorithm import Algorithm, AnyAlgorithm, Client, ClientId, Server, Task, pixels
+from raysim.core.data import Samples
+from raysim.core.fit import LocalTraining, Trainer, fit_one
+from raysim.core.messages import pack, unpack
+from raysim.core.meter import FlopMeter, flops_of
+from raysim.core.seeds import seed_for, seeded
+from raysim.core.state import digest
+
+SEED, C, D, SIDE, ROUNDS = 7, 4, 8, 4, 8
+LOCAL = LocalTraining(epochs=1, batch_size=6, lr=0.1, momentum=0.5)
+
+Labels = Sequence[Sequence[int]]
+FOUR: Labels = ([0, 1] * 8, [1, 2] * 6 + [1], [2, 3] * 7, [3, 0, 1] * 4)
+"""Four clients of different sizes; the second one's last batch holds a single sample."""
+GAP: Labels = ([0, 1] * 4, [1, 0] * 3, [2] * 5)
+"""Nobody ever holds class 3, and class 2 is held by the last client alone."""
+
+
+class ContractError(AssertionError):
+    """An algorithm breaks a clause; one sentence says which, by which hook, and how to mend it."""
+
+    def __init__(self, algorithm: AnyAlgorithm, clause: str, problem: str, remedy: str) -> None:
+        super().__init__(f"{type(algorithm).__name__} breaks the clause {clause!r}: {problem}; {remedy}")
+        self.clause = clause
+
+
+class ToyTransform:
+    """Pixels to [0, 1]; augmentation adds a little noise, so that every draw from `rng` shows in the result."""
+
+    def plain(self, raw_BHWC: Tensor) -> Tensor:
+        """Images [B, 1, H, W] in [0, 1]."""
+        return raw_BHWC.permute(0, 3, 1, 2).float() / 255
+
+    def augmented(self, raw_BHWC: Tensor, rng: torch.Generator) -> Tensor:
+        """As `plain`, with noise."""
+        x = self.plain(raw_BHWC)
+        return x + 0.02 * torch.randn(x.shape, generator=rng)
+
+
+class ToyNet(nn.Module):
+    """One of three tiny architectures; `norm` has a convolution and BatchNorm."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        pixels = SIDE * SIDE
+        layers: Mapping[str, Callable[[], list[nn.Module]]] = {
+            "flat": lambda: [nn.Flatten(), nn.Linear(pixels, D)],
+            "deep": lambda: [nn.Flatten(), nn.Linear(pixels, 12), nn.ReLU(), nn.Linear(12, D)],
+            "norm": lambda: [nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, D)],
+        }
+        self.extractor = nn.Sequential(*layers[name](), nn.ReLU())
+        self.header = nn.Linear(D, C)
+
+    def features(self, x: Tensor) -> Tensor:
+        """The representation [B, D]."""
+        return self.extractor(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits [B, C]."""
+        return self.header(self.features(x))
+
+
+@contextmanager
+def toy_seed(purpose: str, *key: int | str) -> Iterator[None]:
+    """Seed torch's global generator for a while, then put it back: `global_seed` where there is only the CPU.
+
+    `torch.manual_seed` also notes down, stack and all, what to seed on devices that are not there: half a millisecond,
+    longer than most hooks take here.
+    """
+    before = torch.get_rng_state()
+    torch.default_generator.manual_seed(seed_for(SEED, purpose, *key))
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
+
+
+def toy_model(name: str, *key: str) -> ToyNet:
+    """A fresh network with the initial weights of its architecture (and purpose)."""
+    with toy_seed("init", name, *key):
+        return ToyNet(name)
+
+
+def toy_encoder(name: str) -> Callable[[Tensor], Tensor]:
+    """The pixels, whatever encoder is asked for."""
+    return pixels
+
+
+def toy_samples(labels: Sequence[int], k: ClientId) -> Samples:
+    """Noise with one bright quarter, which is the class."""
+    rng = seeded(SEED, "toy", k)
+    raw_NHWC = torch.randint(0, 90, (len(labels), SIDE, SIDE, 1), generator=rng, dtype=torch.uint8)
+    half = SIDE // 2
+    for i, label in enumerate(labels):
+        top, left = half * (label // 2), half * (label % 2)
+        raw_NHWC[i, top : top + half, left : left + half] += 150
+    return Samples(raw_NHWC, torch.tensor(labels), ToyTransform())
+
+
+Watch = Callable[["Toy", str, ClientId | None, Any], AbstractContextManager[None]]
+"""(world, hook, client or None for the server, the message the hook was given): entered around every hook."""
+
+Returned = Callable[["Toy", str, ClientId, Any], None]
+"""(world, hook, client, message): called with every message as the hook returned it."""
+
+DROPPED = {
+    "client_receive": "what goes up is returned by client_update",
+    "server_update": "assign the new state to server.state",
+}
+"""Hooks whose return value nobody takes, and what was probably meant."""
+
+
+class Toy:
+    """A run of an algorithm in the toy world, seeded and ordered as the engine does it."""
+
+    def __init__(
+        self,
+        algorithm: AnyAlgorithm,
+        clause: str,
+        labels: Labels = FOUR,
+        watch: Watch | None = None,
+        trainer: Trainer = fit_one,
+        meter: FlopMeter | None = None,
+        returned: Returned | None = None,
+    ) -> None:
+        self.algorithm, self.clause, self.trainer = algorithm, clause, trainer
+        # The one architecture is the one with BatchNorm, which is the hardest to exchange.
+        self.architectures = ("norm",) if algorithm.one_architecture else ("flat", "norm", "deep")
+        self.task = Task(C, D, self.architectures[: len(labels)], toy_model, ROUNDS, toy_encoder)
+        self.samples = {k: toy_samples(y, k) for k, y in enumerate(labels)}
+        self.meter = meter
+        self.watch: Watch = watch or (lambda toy, name, who, msg: nullcontext())
+        self.returned: Returned = returned or (lambda toy, name, who, msg: None)
+        self.tamper: Callable[[str, Any], Any] = lambda name, msg: msg  # changes what a hook is given
+        self.sent: list[tuple[str, ClientId, Any]] = []  # every message as it was sent, in memory of its own
+        self.server: Server[Any] = Server(
+            self.task,
+            seeded(SEED, "server_start", 0),
+            {k: len(samples) for k, samples in self.samples.items()},
+            local=LOCAL,
+        )
+        self.nets: dict[ClientId, nn.Module] = {}
+        self.server.state = None
+        try:
+            algorithm.check(self.task)
+        except ValueError as error:
+            raise self.broken(f"check refuses a task with C={C}, D={D}: {error}", "a small task should do") from error
+        for k in self.samples:
+            self.nets[k] = self._call("client_model", k, 0, partial(self.fresh_net, k), seed_it=False)
+
+    def start(self) -> Toy:
+        """Clients join and the server makes its first state."""
+        registrations: dict[ClientId, Any] = {}
+        if type(self.algorithm).client_register is not Algorithm.client_register:
+            for k in self.samples:
+                registration = self._call(
+                    "client_register", k, 0, partial(self.algorithm.client_register, self._client(k, 0))
+                )
+                packed_hello = self._packed("client_register", k, registration)
+                registrations[k] = unpack(packed_hello)
+                self.sent.append(("client_register", k, unpack(packed_hello)))
+        start = partial(self.algorithm.server_start, self.server, registrations)
+        state = self._call("server_start", None, 0, start)
+        if state is None and self.server.state is not None:
+            raise self.broken("server_start sets server.state, but returns nothing, which replaces it", "return it")
+        self.server.state = state
+        return self
+
+    def round(self, t: int, cohort: Sequence[ClientId] | None = None, reverse: bool = False) -> Toy:
+        """One round. `reverse`: the clients run in the opposite order; uploads are handed over in id order anyway."""
+        algorithm, members = self.algorithm, list(self.samples if cohort is None else cohort)
+        self._begin("server_send", t)
+        outgoing = {
+            k: self._call("server_send", None, t, partial(algorithm.server_send, self.server, k)) for k in members
+        }
+        # One copy for all clients that get the same message, as on a host of the engine.
+        arrived: dict[int, Any] = {id(None): None}
+        kept: dict[int, Any] = {id(None): None}
+        for k, msg in outgoing.items():
+            if id(msg) not in arrived:
+                packed_once = self._packed("server_send", k, msg)
+                arrived[id(msg)] = self.tamper("server_send", unpack(packed_once))
+                kept[id(msg)] = unpack(packed_once)
+            self.sent.append(("server_send", k, kept[id(msg)]))
+        packed: dict[ClientId, Any] = {}
+        for k in reversed(members) if reverse else members:
+            down, client = arrived[id(outgoing[k])], self._client(k, t)
+            if down is not None:
+                self._call("client_receive", k, t, partial(algorithm.client_receive, client, down), down)
+            up = self._call("client_update", k, t, partial(algorithm.client_update, client, down), down)
+            packed[k] = self._packed("client_update", k, up)
+            self.sent.append(("client_update", k, unpack(packed[k])))
+            if client.net is not self.nets[k]:
+                raise self.broken(
+                    f"a hook of client {k} puts another network into client.net, which is forgotten",
+                    "change the weights of the one that is there, for example with load_state_dict",
+                )
+        self._begin("server_update", t)
+        ups = {k: self.tamper("client_update", unpack(packed[k])) for k in sorted(packed) if packed[k] is not None}
+        if ups:
+            update = partial(algorithm.server_update, self.server, ups)
+            # The engine counts operations there, under which not every way of asking for gradients works.
+            self._call("server_update", None, t, partial(flops_of, update) if self.meter else update, ups)
+        return self
+
+    def run(self, rounds: int, reverse: bool = False) -> Toy:
+        """Start, and run rounds of everybody."""
+        self.start()
+        for t in range(1, rounds + 1):
+            self.round(t, reverse=reverse)
+        return self
+
+    def fresh_net(self, k: ClientId) -> nn.Module:
+        """A client's network before round 1."""
+        arch = self.architectures[k % len(self.architectures)]
+        model = toy_model(arch)
+        with toy_seed("client_model", arch):
+            return self.algorithm.client_model(model, self.task)
+
+    def states(self) -> dict[str, str]:
+        """A digest of every client, its data and the server."""
+        found = {f"client {k}": fingerprint(net) for k, net in self.nets.items()}
+        found |= {f"the data of client {k}": digest([s.raw_NHWC, s.y]) for k, s in self.samples.items()}
+        return found | {"the server's state": fingerprint(self.server.state)}
+
+    @torch.no_grad()
+    def score(self) -> tuple[float, float]:
+        """(mean loss, accuracy) over all clients' samples."""
+        losses, hits = [], []
+        for k, samples in self.samples.items():
+            logits_NC = self.nets[k].eval()(samples.x)
+            losses.append(F.cross_entropy(logits_NC, samples.y, reduction="none"))
+            hits.append((logits_NC.argmax(1) == samples.y).float())
+        return float(torch.cat(losses).mean()), float(torch.cat(hits).mean())
+
+    def broken(self, problem: str, remedy: str) -> ContractError:
+        """The error of this world's clause."""
+        return ContractError(self.algorithm, self.clause, problem, remedy)
+
+    def fork(self) -> Toy:
+        """The same world once more, which goes on apart from this one."""
+        other = copy.copy(self)
+        other.nets, other.server, other.sent = copy.deepcopy(self.nets), copy.copy(self.server), []
+        other.server.state = copy.deepcopy(self.server.state)
+        return other
+
+    def _packed(self, name: str, k: ClientId, msg: Any) -> Any:
+        """A message that a hook returned, as bytes: what the hook's owner does to it later changes nothing."""
+        self.returned(self, name, k, msg)
+        try:
+            return pack(msg)
+        except Exception as error:
+            problem = f"what {name} returns for client {k} cannot be sent ({error})"
+            raise self.broken(problem, "send plain dense tensors and numbers") from error
+
+    def _client(self, k: ClientId, t: int) -> Client:
+        return Client(
+            id=k,
+            task=self.task,
+            data=self.samples[k],
+            net=self.nets[k],
+            local=LOCAL,
+            rng=seeded(SEED, "client", t, k),
+            t=t,
+            arch=self.architectures[k % len(self.architectures)],
+            meter=self.meter,
+            trainer=self.trainer,
+        )
+
+    def _begin(self, purpose: str, t: int) -> None:
+        self.server.t, self.server.values = t, {}
+        self.server.rng = seeded(SEED, purpose, t)
+
+    def _call(
+        self, name: str, who: ClientId | None, t: int, work: Callable[[], Any], msg: Any = None, seed_it: bool = True
+    ) -> Any:
+        seed = toy_seed(name, t, -1 if who is None else who) if seed_it else nullcontext()
+        with self.watch(self, name, who, msg):
+            try:
+                with seed:
+                    found = work()
+                if found is not None and name in DROPPED and not self.meter:
+                    raise self.broken(f"{name} returns a {type(found).__name__}, which nobody takes", DROPPED[name])
+                return found
+            except ContractError:
+                raise
+            except FrozenInstanceError as error:
+                raise ContractError(
+                    self.algorithm,
+                    "frozen",
+                    f"{name}: {error} (algorithms and messages are frozen)",
+                    "keep state in client.net or server.state, and send a new message",
+                ) from error
+            except Exception as error:
+                place = name + (f" of client {who}" if who is not None else "")
+                raise self.broken(
+                    f"{place} raises {type(error).__name__} in round {t} ({error})",
+                    "hooks must work on every small task, with state only in client.net and server.state",
+                ) from error

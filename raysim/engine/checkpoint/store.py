@@ -1,0 +1,217 @@
+"""Checkpoints: the state of a run after a round. Whenever a process dies, a whole checkpoint is left.
+
+A checkpoint is a manifest, `checkpoint-<round>.json`, that names safetensors files with their sizes and checksums. A
+file never changes: a client's file is written when the client has changed, and later checkpoints name the same file
+for as long as the client has not. The manifest is written last, in one step; files that no manifest names are ignored.
+The two latest checkpoints are kept, and no file that neither names.
+
+    clients-000012-00007.safetensors   the state after round 12 of client 7 (and of small clients after it, together)
+    server-000012.safetensors          what the server keeps after round 12
+    checkpoint-000012.json             the manifest
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from safetensors import SafetensorError
+
+from raysim.common.errors import RunError
+from raysim.core.algorithm import ClientId
+from raysim.core.messages import Weights
+from raysim.engine.checkpoint.format import CheckpointFile, checksum, read_clients
+from raysim.engine.checkpoint.storage import Storage
+
+FORMAT = 3
+KEPT = 2
+"""Checkpoints that stay, so that a damaged one has a predecessor."""
+
+_OURS = re.compile(r"\.?(?:checkpoint|clients|server)-(\d{6,})")
+"""How our files' names begin, which say the round."""
+
+_MANIFEST = re.compile(r"checkpoint-\d{6,18}\.json")
+_PART = re.compile(r"(?:clients-\d{6,18}-\d{5,18}|server-\d{6,18})\.safetensors")
+"""The names that a manifest may hold: it may come from elsewhere, and what it names is read and removed."""
+
+
+class CheckpointError(RunError):
+    """A checkpoint could not be written or read."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A whole run after a round, in files."""
+
+    round: int
+    client_files: tuple[CheckpointFile, ...]  # whose states to take from which file; a client in none is untouched
+    server: CheckpointFile
+    facts: Mapping[str, Any]  # what else a run that goes on must know
+
+    @property
+    def files(self) -> list[CheckpointFile]:
+        """Every file that this checkpoint needs."""
+        return [*self.client_files, self.server]
+
+
+@dataclass
+class CheckpointStore:
+    """A run's checkpoints in a store."""
+
+    storage: Storage
+    kept: list[Checkpoint] = field(default_factory=list)  # oldest first; all of them were whole when last looked at
+    damage: list[str] = field(default_factory=list)  # a sentence for each checkpoint that cannot be used
+    has_orphans: bool = True  # whether there may be files that no checkpoint needs, as after a death
+
+    @classmethod
+    def open(cls, storage: Storage) -> CheckpointStore:
+        """The checkpoints in `storage`, however the run ended. Only reads; `add` removes orphan files.
+
+        Raises `CheckpointError` when the place cannot be read.
+        """
+        store = cls(storage)
+        try:
+            for name in storage.names():
+                if _MANIFEST.fullmatch(name):
+                    try:
+                        store.kept.append(_manifest(name, storage.read(name)))
+                    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                        store.damage.append(f"{storage.where}/{name} is damaged")
+        except OSError as error:
+            raise CheckpointError(f"the checkpoints in {storage.where} cannot be read ({_reason(error)})") from error
+        return store
+
+    def latest(self) -> Checkpoint | None:
+        """The newest checkpoint all of whose files are whole; every byte is looked at. `damage` tells of others."""
+        while self.kept:
+            wrong = next((problem for file in self.kept[-1].files if (problem := self._problem(file))), None)
+            if wrong is None:
+                return self.kept[-1]
+            self.damage.append(f"the checkpoint of round {self.kept.pop().round} cannot be used: {wrong}")
+        return None
+
+    def add(
+        self, t: int, changed: Sequence[CheckpointFile], server: CheckpointFile, facts: Mapping[str, Any]
+    ) -> Checkpoint:
+        """Checkpoints round `t`: `changed` and `server` are written, the clients in no part of `changed` are as before.
+
+        Raises `CheckpointError` when that fails; the checkpoints before are not touched.
+        """
+        now = {k for file in changed for k in file.clients}
+        before = self.kept[-1].client_files if self.kept else ()
+        older = [
+            CheckpointFile(p.name, p.size, p.checksum, tuple(k for k in p.clients if k not in now)) for p in before
+        ]
+        checkpoint = Checkpoint(t, (*(file for file in older if file.clients), *changed), server, facts)
+        try:
+            self.storage.fsync([file.name for file in (*changed, server)])
+            self.storage.publish(_name(t), _manifest_bytes(checkpoint))
+        except OSError as error:
+            raise self.failure(t, error) from error
+        gone, self.kept = self.kept[: 1 - KEPT], [*self.kept[1 - KEPT :], checkpoint]
+        try:
+            self._remove(t, gone)
+        except OSError as error:
+            raise CheckpointError(
+                f"an old checkpoint in {self.storage.where} cannot be removed ({_reason(error)})"
+            ) from error
+        return checkpoint
+
+    def _remove(self, t: int, gone: Sequence[Checkpoint]) -> None:
+        """Let go of what no kept checkpoint needs; manifests first, so that none is left without its files."""
+        needed = {file.name for checkpoint in self.kept for file in checkpoint.files} | {
+            _name(c.round) for c in self.kept
+        }
+        found = [name for c in gone for name in (_name(c.round), *(file.name for file in c.files))]
+        if self.has_orphans:
+            ours = {name: int(match[1]) for name in self.storage.names() if (match := _OURS.match(name))}
+            # Files of later rounds may be those of the next checkpoint, which is being written already.
+            found = [name for name, of in ours.items() if of <= t]
+            self.has_orphans = len(found) < len(ours)
+        for name in sorted(set(found) - needed, key=lambda name: (not name.startswith("checkpoint-"), name)):
+            self.storage.remove(name)
+
+    def clients(self, checkpoint: Checkpoint) -> Iterator[dict[ClientId, Weights]]:
+        """The states of a checkpoint's clients, a file at a time. Raises `CheckpointError` when one is damaged."""
+        for file in checkpoint.client_files:
+            yield self._whole(file, lambda data, file=file: read_clients(data, file.clients))
+
+    def server(self, checkpoint: Checkpoint) -> bytes:
+        """The file with the server's state, for `read_server`. Raises `CheckpointError` when it is damaged."""
+        data: bytes = self._whole(checkpoint.server, bytes)
+        return data
+
+    def failure(self, t: int, error: OSError) -> CheckpointError:
+        """The sentence about a checkpoint that could not be written."""
+        last = (
+            f"the last whole checkpoint is that of round {self.kept[-1].round}" if self.kept else "there is none before"
+        )
+        place = error.filename or self.storage.where
+        return CheckpointError(
+            f"the checkpoint of round {t} could not be written to {place} ({_reason(error)}); {last}"
+        )
+
+    def _problem(self, file: CheckpointFile) -> str | None:
+        """What is wrong with a file, in a few words."""
+        try:
+            size = self.storage.size(file.name)
+            if size != file.size:
+                return f"{self.storage.where}/{file.name} has {size} bytes instead of {file.size}"
+            if checksum(self.storage.read(file.name)) != file.checksum:
+                return f"{self.storage.where}/{file.name} does not hold what was written"
+        except OSError as error:
+            return f"{self.storage.where}/{file.name} cannot be read ({_reason(error)})"
+        return None
+
+    def _whole(self, file: CheckpointFile, read: Any) -> Any:
+        try:
+            data = self.storage.read(file.name)
+            if checksum(data) != file.checksum:
+                raise ValueError("it does not hold what was written")
+            return read(data)
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            reason = _reason(error) if isinstance(error, OSError) else str(error)
+            raise CheckpointError(f"{self.storage.where}/{file.name} cannot be read ({reason})") from error
+
+
+def _name(t: int) -> str:
+    return f"checkpoint-{t:06d}.json"
+
+
+def _manifest_bytes(checkpoint: Checkpoint) -> bytes:
+    body = {
+        "format": FORMAT,
+        "round": checkpoint.round,
+        "parts": [[p.name, p.size, p.checksum, list(p.clients)] for p in checkpoint.client_files],
+        "server": [checkpoint.server.name, checkpoint.server.size, checkpoint.server.checksum],
+        "facts": dict(checkpoint.facts),
+    }
+    text = json.dumps(body)
+    return json.dumps({"crc32": zlib.crc32(text.encode()), "checkpoint": text}).encode()
+
+
+def _manifest(name: str, data: bytes) -> Checkpoint:
+    """Raises ValueError, KeyError or TypeError when this is not what `_manifest_bytes` made for that name."""
+    outer = json.loads(data)
+    if zlib.crc32(outer["checkpoint"].encode()) != outer["crc32"]:
+        raise ValueError("damaged")
+    body = json.loads(outer["checkpoint"])
+    if body["format"] != FORMAT or name != _name(body["round"]):
+        raise ValueError("of another version")
+    files = tuple(CheckpointFile(file, size, crc, tuple(clients)) for file, size, crc, clients in body["parts"])
+    checkpoint = Checkpoint(body["round"], files, CheckpointFile(*body["server"]), body["facts"])
+    for file in checkpoint.files:
+        numbers = (checkpoint.round, file.size, file.checksum, *file.clients)
+        if not _PART.fullmatch(file.name) or any(type(n) is not int or n < 0 for n in numbers):
+            raise ValueError("not as raysim writes it")
+    if not isinstance(checkpoint.facts, dict):
+        raise ValueError("not as raysim writes it")
+    return checkpoint
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error) or type(error).__name__).lower()

@@ -1,0 +1,71 @@
+"""Numbers of a round from the rows of its clients: pure functions, sums in client-id order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from raysim.common.results import ClientRow
+
+Rows = Sequence[ClientRow]
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """The mean; None of nothing."""
+    return math.fsum(values) / len(values) if values else None
+
+
+def std(values: Sequence[float]) -> float | None:
+    """The standard deviation over the population (divided by n); None of nothing."""
+    middle = mean(values)
+    return None if middle is None else math.sqrt(math.fsum((v - middle) ** 2 for v in values) / len(values))
+
+
+def worst_decile(values: Sequence[float]) -> float | None:
+    """The mean of the smallest tenth of the values, at least one; None of nothing."""
+    return mean(sorted(values)[: math.ceil(len(values) / 10)])
+
+
+def accuracies(rows: Rows) -> list[float]:
+    """The accuracies that were measured; clients without test samples do not count as 0."""
+    return [row.accuracy for row in rows if row.accuracy is not None]
+
+
+def validation(rows: Rows) -> float | None:
+    """The mean accuracy on validation samples; None where a row is of a run that began when none were looked at."""
+    if any(row.val_total is None for row in rows):
+        return None
+    return mean([(row.val_correct or 0) / row.val_total for row in rows if row.val_total])
+
+
+PARTICIPANTS: Mapping[str, Callable[[Rows], float | int | None]] = {
+    "accuracy/participants": lambda rows: mean(accuracies(rows)),
+    "accuracy/global": lambda rows: mean([r.global_accuracy for r in rows if r.global_accuracy is not None]),
+    "loss/train": lambda rows: mean([r.train_loss for r in rows if r.train_loss is not None]),
+    "comm/up_bytes": lambda rows: sum(r.up_bytes for r in rows),
+    "comm/down_bytes": lambda rows: sum(r.down_bytes for r in rows),
+    "comm/up_params": lambda rows: sum(r.up_params for r in rows),
+    "comm/down_params": lambda rows: sum(r.down_params for r in rows),
+    "compute/flops": lambda rows: math.fsum(r.flops for r in rows),
+    "time/train_s": lambda rows: math.fsum(r.train_s for r in rows),
+    "time/evaluate_s": lambda rows: math.fsum(r.evaluate_s for r in rows),
+}
+"""Of the round's participants. A new metric is a function here or below, and its meaning in `core/results.METRICS`."""
+
+EVERYBODY: Mapping[str, Callable[[Rows], float | int | None]] = {
+    "accuracy/all": lambda rows: mean(accuracies(rows)),
+    "accuracy/all_std": lambda rows: std(accuracies(rows)),
+    "accuracy/worst_decile": lambda rows: worst_decile(accuracies(rows)),
+    "accuracy/val": validation,
+    "loss/test": lambda rows: mean([r.loss for r in rows if r.loss is not None]),
+}
+"""Of all clients, each with the last row in which it was measured."""
+
+
+def compute_metrics(
+    functions: Mapping[str, Callable[[Rows], float | int | None]], rows: Rows
+) -> dict[str, float | int]:
+    """Apply every function to the rows in client-id order; those without an answer are left out."""
+    ordered = sorted(rows, key=lambda row: row.client)
+    found = {name: f(ordered) for name, f in functions.items()}
+    return {name: value for name, value in found.items() if value is not None}

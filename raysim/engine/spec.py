@@ -1,0 +1,70 @@
+"""What every process of a run is told once: who the clients are and how they train. Plain data, no behaviour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raysim.common.shards import Shards
+from raysim.core.algorithm import AnyAlgorithm, ClientId, Task, only_pixels
+from raysim.core.data import Transform
+from raysim.core.fit import LocalTraining
+from raysim.core.seeds import global_seed
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run, as its hosts and its server need to know it. Picklable; the images travel apart."""
+
+    algorithm: AnyAlgorithm
+    seed: int
+    num_classes: int
+    feature_dim: int
+    models: tuple[str, ...]  # client k has models[k % len(models)]
+    build_model: Callable[[str], Any]  # name -> a fresh SplitModel; weights from torch's global generator
+    transform: Transform
+    local: LocalTraining
+    train: Shards
+    val: Shards
+    test: Shards
+    threads: tuple[int, ...]  # intra-op threads of client k's work: threads[k % len(threads)]
+    global_test: NDArray[np.int64] | None = None  # positions of the published test images, where asked for
+    evaluate_when: Literal["after_update", "after_receive"] = "after_update"
+    independent_init: bool = False  # True: each client draws initial weights of its own
+    server_threads: int = 1
+    tolerates_failures: bool = False  # whether a round may go on without a client that fails
+    client_timeout_s: float | None = None  # what a client's turn may take
+    num_rounds: int = 1
+    labels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    image_shape_HWC: tuple[int, int, int] = (1, 1, 1)
+    encoder: Callable[[str], Any] = only_pixels  # as in Task; picklable
+
+    @property
+    def num_clients(self) -> int:
+        """N."""
+        return len(self.train)
+
+    def arch(self, k: ClientId) -> str:
+        """Client k's architecture."""
+        return self.models[k % len(self.models)]
+
+    def fresh_model(self, name: str, *key: int | str) -> Any:
+        """A new model with the initial weights of `name` (and `key`: of one client, or one purpose)."""
+        with global_seed(self.seed, "init", name, *key):
+            return self.build_model(name)
+
+    @cached_property
+    def task(self) -> Task:
+        """What algorithms see of this."""
+        used = dict.fromkeys(self.models[: self.num_clients])
+        return Task(self.num_classes, self.feature_dim, tuple(used), self.fresh_model, self.num_rounds, self.encoder)
+
+    @cached_property
+    def num_samples(self) -> dict[ClientId, int]:
+        """n_k: training samples of each client."""
+        return dict(enumerate(self.train.size_N.tolist()))

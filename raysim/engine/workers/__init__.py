@@ -1,0 +1,1 @@
+"""What runs beside the clients and the server: building models, running hooks, measuring."""

@@ -1,0 +1,328 @@
+"""A host holds clients: it builds them, runs their part of a round, and measures them.
+
+A plain class: the in-process backend has one, the Ray backend makes each actor one. What a client does depends on its
+state, its message, the run's seed and the round, never on the host or on who else lives there.
+"""
+
+from __future__ import annotations
+
+import copy
+import mmap
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from raysim.common.errors import RunError
+from raysim.common.shards import Shards
+from raysim.core.algorithm import Algorithm, Client, ClientId
+from raysim.core.data import Samples
+from raysim.core.fit import set_training
+from raysim.core.messages import Weights, WireSize, nonfinite, pack, unpack, weights, wire_size
+from raysim.core.meter import FlopMeter
+from raysim.core.seeds import global_seed, seeded
+from raysim.core.state import digest, state_tensors
+from raysim.engine.checkpoint.format import Bytes, CheckpointFile, client_files
+from raysim.engine.records import (
+    Broadcast,
+    ClientEvaluation,
+    ClientFailure,
+    ClientReport,
+    ClientState,
+    EvaluationResult,
+    NonFiniteUpload,
+)
+from raysim.engine.spec import RunSpec
+from raysim.engine.workers.hooks import errors_from, hook
+from raysim.engine.workers.time_limit import limit
+
+EVALUATION_BATCH = 512
+LARGE = 1 << 20  # bytes from which a network's weights have memory of their own
+ALIGNMENT = 64  # bytes, as torch aligns tensors: another alignment may choose another kernel
+
+
+class ShardTensors:
+    """`Shards` as tensors: which images each client has."""
+
+    def __init__(self, shards: Shards) -> None:
+        self.index = torch.from_numpy(shards.index)
+        self.offset = shards.offset.tolist()
+
+    def of(self, k: ClientId) -> Tensor:
+        """One client's, ascending: [N] int64, a view."""
+        return self.index[self.offset[k] : self.offset[k + 1]]
+
+
+class ClientWorker:
+    """Some of a run's clients, with their models, on one device."""
+
+    def __init__(self, spec: RunSpec, image_MHWC: NDArray[np.uint8], device: str = "cpu") -> None:
+        self.spec = spec
+        self.device = torch.device(device)
+        with warnings.catch_warnings():
+            # Images and positions are read-only shared memory; nothing here writes to them.
+            warnings.simplefilter("ignore")
+            self.image_MHWC = torch.from_numpy(image_MHWC)
+            self.label_M = torch.from_numpy(spec.labels)
+            self.train_shards = ShardTensors(spec.train)
+            self.val_shards = ShardTensors(spec.val)
+            self.test_shards = ShardTensors(spec.test)
+            self.published = None if spec.global_test is None else torch.from_numpy(spec.global_test)
+        self.nets: dict[ClientId, nn.Module] = {}
+        self.unsaved: set[ClientId] = set()  # had a turn since the last checkpoint
+        self.templates: dict[str, nn.Module] = {}
+        self.template_digests: dict[str, str] = {}
+        self.meter = FlopMeter()
+
+    # -- the round ---------------------------------------------------------------------------------
+
+    def register(self, ids: Iterable[ClientId]) -> dict[ClientId, Any]:
+        """The hello of every client that has samples, packed."""
+        registrations = {}
+        for k in (k for k in ids if self.spec.num_samples[k]):
+            client = self._client(k, t=0)
+            with self._hook("client_register", 0, k):
+                registration = self.spec.algorithm.client_register(client)
+                wire_size(registration)  # what is no message is this hook's mistake
+                registrations[k] = pack(registration)
+        return registrations
+
+    def train(
+        self,
+        t: int,
+        ids: Sequence[ClientId],
+        broadcast: Broadcast,
+        evaluate: bool,
+        without: Collection[ClientId] = (),
+    ) -> Iterator[tuple[ClientId, Any, ClientReport | ClientFailure]]:
+        """Round `t` of these clients, one after another: (client, packed upload, turn).
+
+        evaluate: measure them, if models are measured before they train; else `evaluate` does when all is done.
+        without: clients that count as failed and do not get a turn.
+        """
+        received: dict[int | None, tuple[Any, WireSize]] = {None: (None, wire_size(None))}
+        for k in ids:
+            position = broadcast.of[k]
+            if position is not None and position not in received:
+                down = unpack(broadcast.messages[position], self.device)
+                received[position] = down, wire_size(down)
+            if k in without:
+                yield k, ClientFailure("it failed before"), ClientFailure("it failed before")
+            elif self.spec.tolerates_failures:
+                yield self._train_tolerating(k, t, *received[position], evaluate)
+            else:
+                yield self._train(k, t, *received[position], evaluate)
+
+    def evaluate(self, ids: Iterable[ClientId]) -> dict[ClientId, ClientEvaluation]:
+        """Test clients' models as they are."""
+        return {k: self._evaluate(k) for k in ids}
+
+    # -- state -------------------------------------------------------------------------------------
+
+    def release(self, ids: Iterable[ClientId]) -> dict[ClientId, ClientState]:
+        """Give clients away: gone from here."""
+        return {k: ClientState(pack(weights(self.nets.pop(k))), self._forget(k)) for k in ids if k in self.nets}
+
+    def adopt(self, moved: Mapping[ClientId, ClientState]) -> None:
+        """Take in clients that another host released, or that come from a checkpoint."""
+        for k, one in moved.items():
+            state: Weights = unpack(one.state)
+            self._net(k).load_state_dict(state)
+            if one.unsaved:
+                self.unsaved.add(k)
+
+    def save(self, t: int) -> Iterator[tuple[CheckpointFile, Bytes]]:
+        """The files of the clients that changed since the last time, after round `t`, to be written by the caller."""
+        changed = sorted(self.unsaved)
+        self.unsaved = set()
+        yield from client_files(t, ((k, self.nets[k].state_dict()) for k in changed))
+
+    def _forget(self, k: ClientId) -> bool:
+        """Whether a client was unsaved; it is no longer known as such."""
+        unsaved = k in self.unsaved
+        self.unsaved.discard(k)
+        return unsaved
+
+    def digests(self, ids: Iterable[ClientId]) -> dict[ClientId, str]:
+        """SHA-256 of each client's state."""
+        found = {}
+        for k in ids:
+            if k in self.nets or self.spec.independent_init:
+                found[k] = digest(self._net(k))
+            else:
+                # Untouched clients of one architecture are all alike.
+                arch = self.spec.arch(k)
+                if arch not in self.template_digests:
+                    self.template_digests[arch] = digest(self._template(arch))
+                found[k] = self.template_digests[arch]
+        return found
+
+    def fingerprints(self, ids: Iterable[ClientId]) -> dict[ClientId, dict[str, str]]:
+        """SHA-256 of each tensor of each client."""
+        return {k: {name: digest(value) for name, value in state_tensors(self._net(k)).items()} for k in ids}
+
+    def gpu_peak_mb(self) -> float:
+        """Greatest GPU memory this process has used, in MiB; 0 on a CPU."""
+        return torch.cuda.max_memory_allocated(self.device) / 2**20 if self.device.type == "cuda" else 0.0
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _train_tolerating(
+        self, k: ClientId, t: int, down: Any, down_size: WireSize, evaluate: bool
+    ) -> tuple[ClientId, Any, ClientReport | ClientFailure]:
+        """A turn after which, if it fails, the client is as before: what is kept must not depend on where it failed."""
+        before = weights(self.nets[k]) if k in self.nets else None
+        try:
+            return self._train(k, t, down, down_size, evaluate)
+        except RunError as error:
+            if before is None:
+                self.nets.pop(k, None)
+                self.unsaved.discard(k)
+            else:
+                self.nets[k].load_state_dict(before)
+            failed = ClientFailure(str(error), getattr(error, "trace", ""))
+            return k, failed, failed
+
+    def _train(
+        self, k: ClientId, t: int, down: Any, down_size: WireSize, evaluate: bool
+    ) -> tuple[ClientId, Any, ClientReport]:
+        limit_s = self.spec.client_timeout_s
+        if limit_s is None:
+            return self._train_untimed(k, t, down, down_size, evaluate)
+        with limit(limit_s, f"client {k} took longer than failure.client_timeout_s ({limit_s:g} s) in round {t}"):
+            return self._train_untimed(k, t, down, down_size, evaluate)
+
+    def _train_untimed(
+        self, k: ClientId, t: int, down: Any, down_size: WireSize, evaluate: bool
+    ) -> tuple[ClientId, Any, ClientReport]:
+        algorithm, spec = self.spec.algorithm, self.spec
+        client = self._client(k, t)
+        evaluation = None
+        start = perf_counter()
+        if down is not None:
+            with self._hook("client_receive", t, k, down):
+                algorithm.client_receive(client, down)
+        if evaluate and spec.evaluate_when == "after_receive":
+            evaluation = self._evaluate(k)
+        with self._hook("client_update", t, k, down):
+            up = algorithm.client_update(client, down)
+            up_size = wire_size(up)  # here: what is no message is this hook's mistake
+        # A NaN or infinity would spoil the server's state for good: it is told so instead (algorithms.md, 1.4).
+        packed = NonFiniteUpload() if nonfinite(up) else pack(up)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        train_s = perf_counter() - start - (evaluation.seconds if evaluation else 0.0)
+        stats = client.stats
+        train_loss = stats.train_loss if stats.samples else None
+        client_report = ClientReport(
+            train_loss, stats.samples, up_size, down_size, stats.flops, train_s, stats.values, evaluation
+        )
+        return k, packed, client_report
+
+    def _evaluate(self, k: ClientId) -> ClientEvaluation:
+        start = perf_counter()
+        self._set_threads(k)
+        net = self.nets.get(k)
+        if net is None:
+            # A client that never had a turn is its architecture's template; no copy is made to look at it.
+            net = self._net(k) if self.spec.independent_init else self._template(self.spec.arch(k))
+        test_M, val_M = self.test_shards.of(k), self.val_shards.of(k)
+        with errors_from(lambda: f"the test of client {k} with model {self.spec.arch(k)} failed"):
+            set_training(net, False)
+            local, val_correct = self._score(net, test_M, val_M)
+            everyone = None if self.published is None else self._score(net, self.published, val_M[:0])[0]
+        return ClientEvaluation(local, val_correct, len(val_M), everyone, perf_counter() - start)
+
+    @torch.inference_mode()
+    def _score(self, net: nn.Module, test_M: Tensor, val_M: Tensor) -> tuple[EvaluationResult, int]:
+        """The result on test samples, and how many validation samples are right; both pass through together."""
+        samples = self._samples(torch.cat((test_M, val_M)))
+        logits_MC = torch.cat([net(batch.x) for batch in samples.in_order(EVALUATION_BATCH)])
+        right_M = logits_MC.argmax(1) == samples.y
+        tested = len(test_M)
+        loss = F.cross_entropy(logits_MC[:tested].double(), samples.y[:tested], reduction="sum")
+        evaluate = EvaluationResult(int(right_M[:tested].count_nonzero()), tested, float(loss))
+        return evaluate, int(right_M[tested:].count_nonzero())
+
+    def _samples(self, index_M: Tensor) -> Samples:
+        raw_NHWC = self.image_MHWC.index_select(0, index_M).to(self.device)
+        return Samples(raw_NHWC, self.label_M.index_select(0, index_M).to(self.device), self.spec.transform)
+
+    def _client(self, k: ClientId, t: int) -> Client:
+        spec = self.spec
+        self._set_threads(k)
+        self.unsaved.add(k)
+        return Client(
+            id=k,
+            task=spec.task,
+            data=self._samples(self.train_shards.of(k)),
+            net=self._net(k),
+            local=spec.local,
+            rng=seeded(spec.seed, "client", t, k),
+            t=t,
+            arch=spec.arch(k),
+            meter=self.meter,
+        )
+
+    def _net(self, k: ClientId) -> nn.Module:
+        if k not in self.nets:
+            arch = self.spec.arch(k)
+            net = self._build(arch, k) if self.spec.independent_init else copy.deepcopy(self._template(arch))
+            move_to_own_memory(net)
+            self.nets[k] = net
+        return self.nets[k]
+
+    def _template(self, arch: str) -> nn.Module:
+        if arch not in self.templates:
+            self.templates[arch] = self._build(arch)
+        return self.templates[arch]
+
+    def _build(self, arch: str, *key: int) -> nn.Module:
+        spec = self.spec
+        model = spec.fresh_model(arch, *key)
+        with global_seed(spec.seed, "client_model", arch, *key):
+            net = spec.algorithm.client_model(model, spec.task)
+        # Images come channels last; convolutions on CPU are 1.2 to 1.35 times faster when weights are too.
+        return net.to(device=self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def _set_threads(self, k: ClientId) -> None:
+        threads = self.spec.threads[k % len(self.spec.threads)]
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+
+    def _hook(self, name: str, t: int, k: ClientId, msg: Any = None) -> Any:
+        return hook(self.spec.seed, name, t, k, self.spec.algorithm, self.device, msg, self.spec.arch(k))
+
+
+def move_to_own_memory(net: nn.Module) -> None:
+    """Move a large network's weights, on a CPU, to memory of their own, which goes back to the system with it.
+
+    Between the short-lived blocks of training steps, networks that come and go leave holes: 50 MB in an actor that
+    holds 50 CNNs. Nothing else changes: shapes, strides and alignment stay as they were.
+    """
+    dense = [
+        tensor
+        for tensor in (*net.parameters(), *net.buffers())
+        if tensor.device.type == "cpu"
+        and (tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)))
+    ]
+    ends = list(accumulate(-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in dense))
+    if not ends or ends[-1] < LARGE:
+        return
+    block = torch.frombuffer(mmap.mmap(-1, ends[-1], mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8)
+    for tensor, begin in zip(dense, [0, *ends], strict=False):
+        place = block[begin : begin + tensor.nbytes].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+        place.copy_(tensor.detach())
+        tensor.data = place
+
+
+def registers(algorithm: Algorithm[Any, Any, Any]) -> bool:
+    """Whether clients have anything to tell the server before round 1."""
+    return type(algorithm).client_register is not Algorithm.client_register

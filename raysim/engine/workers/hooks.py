@@ -1,0 +1,96 @@
+"""Around every hook: seed torch, choose the device, and say where it happened when it fails."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from raysim.common.errors import RaysimError, RunError
+from raysim.core.seeds import seed_for
+
+_open = os.open(os.devnull, os.O_RDONLY)  # whoever closes what is not theirs closes this, too
+_null = os.fstat(_open)
+
+
+class HookError(RunError):
+    """An algorithm's hook raised; the message says which, for whom and when, and carries its traceback."""
+
+    def __init__(self, message: str, trace: str = "") -> None:
+        super().__init__(message)
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[type[HookError], tuple[str, str]]:
+        return type(self), (str(self), self.trace)
+
+
+def shapes(msg: object) -> str:
+    """A message in a few words, for an error: its type and the shapes of its tensors."""
+    leaves = [tuple(leaf.shape) if isinstance(leaf, Tensor) else leaf for leaf in pytree.tree_leaves(msg)]
+    return f"{type(msg).__name__}{leaves}"
+
+
+@contextmanager
+def hook(
+    seed: int,
+    name: str,
+    t: int,
+    who: int | None,
+    algorithm: object,
+    device: torch.device,
+    msg: object = None,
+    model: str = "",
+) -> Iterator[None]:
+    """Run one hook: torch's global generators start at a seed keyed by hook, round and client.
+
+    Raises `HookError` with the algorithm, hook, client, its model, round and message shapes when the hook raises.
+    """
+    key = seed_for(seed, name, t, -1 if who is None else who)
+    torch.default_generator.manual_seed(key)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(key)
+    place = f"{type(algorithm).__name__}.{name}" + (f" of client {who}" if who is not None else "")
+    whose = f" with model {model}" if model else ""
+    # As a context, a device makes every torch call slower; the CPU is the default anyway.
+    slow = nullcontext() if device.type == "cpu" else device
+    with errors_from(lambda: f"{place} failed in round {t}{whose}{_given(name, msg)}"), slow:
+        yield
+
+
+@contextmanager
+def errors_from(place: Callable[[], str]) -> Iterator[None]:
+    """Raises `HookError` that begins with `place()` when what is done inside raises an error of its own."""
+    try:
+        yield
+        _refuse_closed()
+    except (KeyboardInterrupt, SystemExit, RaysimError):
+        raise
+    except BaseException as error:  # a method may raise GeneratorExit
+        import traceback
+
+        # A generator's context manager lets a StopIteration that is the cause of another error through.
+        cause = None if isinstance(error, StopIteration) else error
+        raise HookError(f"{place()}: {type(error).__name__}: {error}", traceback.format_exc()) from cause
+
+
+def _refuse_closed() -> None:
+    """Raises `OSError` when descriptors were closed, here where it is known who did: later anything may fail of it."""
+    global _open
+    try:
+        if os.path.samestat(os.fstat(_open), _null):  # another thread may have opened a file under this number since
+            return
+    except OSError:
+        pass
+    _open = os.open(os.devnull, os.O_RDONLY)
+    raise OSError("it closed file descriptors that others use")
+
+
+def _given(name: str, msg: object) -> str:
+    """What a hook was given, for an error; of the hooks that may go without a message, that there was none."""
+    if msg is not None:
+        return f" on {shapes(msg)}"
+    return " (the server sent it no message)" if name == "client_update" else ""

@@ -1,0 +1,139 @@
+"""The server's part of a run: it holds the algorithm's state, sends, and folds uploads in client-id order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raysim.common.errors import RunError
+from raysim.core.algorithm import ClientId, Server
+from raysim.core.messages import leaves, pack, unpack, wire_size
+from raysim.core.meter import flops_of
+from raysim.core.seeds import seeded
+from raysim.core.state import deserialize, digest, modules_of, serialize, state_tensors
+from raysim.engine.checkpoint.format import Bytes, CheckpointFile, read_server, server_file
+from raysim.engine.records import Broadcast, ClientFailure, NonFiniteUpload, ServerReport
+from raysim.engine.spec import RunSpec
+from raysim.engine.workers.hooks import hook
+
+
+@dataclass
+class ServerWorker:
+    """The one server of a run. A plain class: the Ray backend makes it an actor."""
+
+    spec: RunSpec
+    server: Server[Any] = field(init=False)
+    _flops: dict[Any, int] = field(default_factory=dict)
+    _send_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        spec = self.spec
+        self.server = Server(spec.task, seeded(spec.seed, "server_start", 0), spec.num_samples, local=spec.local)
+
+    def start(self, registrations: Sequence[Mapping[ClientId, Any]] = ()) -> None:
+        """Make the state before round 1."""
+        torch.set_num_threads(self.spec.server_threads)
+        heard = {k: registration for part in registrations for k, registration in part.items()}
+        unpacked = {k: unpack(heard[k]) for k in sorted(heard)}
+        with self._hook("server_start", 0):
+            self.server.state = self.spec.algorithm.server_start(self.server, unpacked)
+            state_tensors(self.server.state)  # here: what cannot be kept is this hook's mistake
+
+    def send(self, t: int, cohort: Iterable[ClientId]) -> Broadcast:
+        """Ask the algorithm for each participant's message; what is the same object is packed once."""
+        start = perf_counter()
+        self._begin("server_send", t)
+        messages: list[Any] = []
+        position: dict[int, int] = {}
+        of: dict[ClientId, int | None] = {}
+        for k in cohort:
+            with self._hook("server_send", t):
+                down = self.spec.algorithm.server_send(self.server, k)
+                if id(down) not in position:
+                    wire_size(down)  # what is no message is this hook's mistake
+            if down is None:
+                of[k] = None
+                continue
+            if id(down) not in position:
+                position[id(down)] = len(messages)
+                messages.append(down)
+            of[k] = position[id(down)]
+        # Packed together, so that messages that share tensors share their bytes.
+        broadcast = Broadcast(tuple(pack(messages)), of)
+        self._send_s = perf_counter() - start
+        return broadcast
+
+    def update(self, t: int, uploads: Sequence[Mapping[ClientId, Any]]) -> ServerReport:
+        """Fold a round's uploads into the state."""
+        start = perf_counter()
+        self._begin("server_update", t)
+        packed = {
+            k: up for part in uploads for k, up in part.items() if up is not None and not isinstance(up, ClientFailure)
+        }
+        rejected = [k for k in sorted(packed) if isinstance(packed[k], NonFiniteUpload)]
+        ups = unpack({k: packed[k] for k in sorted(packed) if k not in rejected})
+        flops = 0
+        if ups:
+            # Counting slows small operations down, so it is done once per signature of the uploads.
+            key = tuple(tuple(leaf.shape) for leaf in leaves(ups) if isinstance(leaf, Tensor))
+            with self._hook("server_update", t, next(iter(ups.values()))):
+                if key in self._flops:
+                    self.spec.algorithm.server_update(self.server, ups)
+                else:
+                    self._flops[key] = flops_of(lambda: self.spec.algorithm.server_update(self.server, ups))
+                    state_tensors(self.server.state)  # as in `start`; once, since a state may have many parts
+            flops = self._flops[key]
+        seconds = perf_counter() - start + self._send_s
+        return ServerReport(dict(self.server.values), float(flops), seconds, tuple(rejected))
+
+    def save(self, t: int) -> tuple[CheckpointFile, Bytes]:
+        """The file of the state after round `t`, to be written by the caller."""
+        with self._visible():
+            frozen = serialize(self.server.state)
+        return server_file(t, frozen, {"flops": list(map(list, self._flops.items()))})
+
+    def restore(self, data: bytes) -> None:
+        """Go on from what `save` wrote; called after `start`, whose state gives the modules. Raises `RunError`."""
+        frozen, facts = read_server(data)
+        try:
+            self.server.state = deserialize(frozen, self.server.state, modules_of(self.spec.algorithm))
+        except ValueError as error:
+            raise RunError(f"the server's state cannot be put together again: {error}") from error
+        self._flops = {_tuples(key): count for key, count in facts["flops"]}
+
+    def fingerprints(self) -> dict[str, str]:
+        """SHA-256 of each tensor of the server's state."""
+        with self._visible():
+            return {name: digest(value) for name, value in state_tensors(self.server.state).items()}
+
+    def digest(self) -> str:
+        """SHA-256 of the server's state."""
+        with self._visible():
+            return digest(self.server.state)
+
+    @contextmanager
+    def _visible(self) -> Iterator[None]:
+        try:
+            yield
+        except TypeError as error:
+            raise RunError(f"the server's state after round {self.server.t} cannot be kept: {error}") from error
+
+    def _begin(self, purpose: str, t: int) -> None:
+        torch.set_num_threads(self.spec.server_threads)
+        self.server.t = t
+        self.server.rng = seeded(self.spec.seed, purpose, t)
+        self.server.values = {}
+
+    def _hook(self, name: str, t: int, msg: Any = None) -> Any:
+        return hook(self.spec.seed, name, t, None, self.spec.algorithm, torch.device("cpu"), msg)
+
+
+def _tuples(nested: Any) -> Any:
+    """JSON's lists as the tuples they were."""
+    return tuple(_tuples(part) for part in nested) if isinstance(nested, list) else nested

@@ -1,0 +1,243 @@
+"""What a run that goes on must share with the run that it goes on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from raysim.common.errors import ScenarioError
+from raysim.common.results import Scalar, written
+from raysim.common.text import expanded, is_name, redacted
+from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
+from raysim.launch.code import UNKNOWN, Code
+from raysim.scenario.load import Loaded, load_scenario
+from raysim.scenario.schema import Scenario
+
+FREE = ("name", "backend", "output", "resources", "tracking", "checkpoint", "failure", "data.root", "data.format")
+"""Keys, with all below them, that may differ: they say where and how a run takes place, not what comes out."""
+
+
+_RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
+
+_FOLDERS = ("logs", "plots", "checkpoints")
+_FILES = (
+    "run.json", "scenario.yaml", "resolved.yaml", "summary.json", "rounds.parquet", "clients.parquet", "clients.arrows",
+    "partition.parquet", "plots/partition.png", "plots/accuracy.png", "logs/.lock", "logs/error.txt",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a run is known by, besides its scenario: `run.json` in its folder."""
+
+    run_id: str
+    tracking: str  # MLflow's address, resolved
+    checkpoints: str  # address of its checkpoints; one that is relative begins at the run folder, which may be moved
+    dataset_digest: str
+    partition_digest: str
+    versions: Mapping[str, str]
+    code: Code = field(default_factory=Code)
+    code_changes: Sequence[Mapping[str, Any]] = ()  # for each --code-changed: after which round, and what changed
+    overrides: Mapping[str, Scalar] = field(default_factory=dict)  # what `--set` gave so far, with dotted keys
+
+    @classmethod
+    def of(cls, folder: Path) -> Identity:
+        """Of an existing run. Raises `ScenarioError` when there is none, or it is not as raysim writes it."""
+        try:
+            found = TypeAdapter(cls).validate_json((folder / "run.json").read_bytes(), strict=True)
+        except FileNotFoundError:
+            raise ScenarioError(
+                f"{folder} cannot be resumed: it holds no run.json, so it is no run folder or was never begun"
+            ) from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = "".join(f"{part}: " for part in first["loc"])
+            raise ScenarioError(f"{folder / 'run.json'} cannot be read ({where}{first['msg']})") from None
+        except OSError as error:
+            raise ScenarioError(f"{folder / 'run.json'} cannot be read ({error})") from None
+        if not _RUN_ID.fullmatch(found.run_id):
+            raise ScenarioError(f"{folder / 'run.json'}: run_id: {found.run_id!r} given, which is no run id")
+        if not _is_of_run(found.checkpoints, found.run_id):
+            raise ScenarioError(
+                f"{folder / 'run.json'}: checkpoints: {found.checkpoints!r} given; allowed: 'checkpoints', in the run "
+                f"folder, or a folder <name>/{found.run_id} of this run alone"
+            )
+        # An earlier raysim kept passwords.
+        return replace(found, tracking=redacted(found.tracking), checkpoints=redacted(found.checkpoints))
+
+    def checkpoints_of(self, folder: Path) -> str:
+        """The address of the checkpoints of the run in `folder`."""
+        return self.checkpoints if "://" in self.checkpoints else str(folder / self.checkpoints)
+
+    def json(self) -> str:
+        """As the file's text."""
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+    def refuse_other_data(self, folder: Path, dataset: str, partition: str) -> None:
+        """Raises `ScenarioError` when the images, or who has which, are not those of the run."""
+        for what, had, has in (
+            ("images", self.dataset_digest, dataset),
+            ("partition", self.partition_digest, partition),
+        ):
+            if had != has:
+                raise ScenarioError(
+                    f"{folder} cannot be resumed: its {what} had the digest {had[:12]}, those found now have "
+                    f"{has[:12]}; the results would not be of one run"
+                )
+
+    def refuse_other_code(self, folder: Path, now: Code) -> None:
+        """Raises `ScenarioError` when the method, or what computes it, is not as it was."""
+        if changes := self.code.changes(now):
+            raise ScenarioError(
+                f"{folder} cannot be resumed: its code had another SHA-256: {', '.join(changes)}; the results "
+                "would not be of one method; --code-changed (code_changed=True in Python) goes on with the code as it "
+                "is now"
+            )
+
+    def with_code(self, now: Code, t: int) -> Identity:
+        """As it is of a run that goes on after round `t` with the code as it is now."""
+        changes = self.code.changes(now)
+        noted = [*self.code_changes, {"after_round": t, "files": changes}] if changes else self.code_changes
+        # Without a checkpoint everything is computed anew, with one code.
+        return replace(self, code=now, code_changes=noted if t >= 0 else ())
+
+    def warnings_(self, versions: Mapping[str, str], now: Code) -> list[str]:
+        """What may make the rest of a run that goes on differ, a sentence each. versions, now: of this process."""
+        other = [
+            f"{name} {had} there, {versions[name]} here"
+            for name, had in self.versions.items()
+            if versions.get(name, had) != had
+        ]
+        found = []
+        if other:
+            found.append(f"other versions than the run began with ({', '.join(other)}): last digits may differ")
+        if changes := self.code.changes(now):
+            found.append(f"other code from here on: {', '.join(changes)}")
+        return found if self.code.files else [*found, UNKNOWN]
+
+
+def find_run(text: str, output: Path = Path("runs")) -> Path:
+    """The run folder of this path, or of this run id below `output`. Raises `ScenarioError` when there is none."""
+    path = expanded(text)
+    if path.is_dir():
+        return path.absolute()
+    found = sorted(output.glob(f"*/{text}")) if "/" not in text else []
+    if len(found) == 1:
+        return found[0].absolute()
+    known = sorted((p.parent for p in output.glob("*/*/run.json")), key=lambda p: p.name)
+    latest = f"; the latest run here: {known[-1]}" if known else ""
+    raise ScenarioError(f"{text} given, but there is no such run folder, and no such run below {output}{latest}")
+
+
+def own_scenario(folder: Path, sets: Sequence[str] = ()) -> Loaded:
+    """The scenario of an existing run, with `--set` overrides. Raises `ScenarioError`."""
+    if not folder.is_dir():
+        raise ScenarioError(f"{folder} given, but there is no such run folder")
+    refuse_strange_files(folder)
+    Identity.of(folder)
+    return load_scenario(folder / "resolved.yaml", sets)
+
+
+def refuse_strange_files(folder: Path) -> None:
+    """Raises `ScenarioError` unless a run folder holds files and folders only, and those of raysim are what they were.
+
+    It may be somebody else's: through a link, raysim would read and write files that are in no run folder.
+    """
+    for where, folders, files in os.walk(folder):
+        for path in (Path(where, name) for name in (*folders, *files)):
+            if path.is_symlink():
+                raise ScenarioError(f"{path} is a link; a run is resumed only in a folder that holds none: copy it")
+            if not (path.is_file() or path.is_dir()):
+                raise ScenarioError(f"{path} is neither a file nor a folder; remove it to go on with the run")
+    for names, expected in ((_FOLDERS, False), (_FILES, True)):
+        for path in (folder / name for name in names):
+            if path.exists() and path.is_file() != expected:
+                raise ScenarioError(f"{path} is a {'folder' if expected else 'file'}, so {folder} is no run folder")
+
+
+def refuse_incompatible(folder: Path, checkpoint: Checkpoint, scenario: Scenario) -> None:
+    """Raises `ScenarioError` when a checkpoint is of later rounds, or other clients, than the run has."""
+    if checkpoint.round > scenario.rounds:
+        raise ScenarioError(
+            f"{folder} cannot be resumed: it has a checkpoint of round {checkpoint.round}, but {scenario.rounds} rounds"
+        )
+    clients = [k for part in checkpoint.client_files for k in part.clients]
+    if strange := [k for k in clients if k >= scenario.clients.count]:
+        raise ScenarioError(
+            f"{folder} cannot be resumed: its checkpoint holds client {strange[0]}, but it has "
+            f"{scenario.clients.count} clients"
+        )
+
+
+def refuse_differences(folder: Path, loaded: Loaded) -> None:
+    """Raises `ScenarioError`, naming the keys, when the scenario would not give the same result as the run's own."""
+    before = own_scenario(folder)
+    had, has = before.flat(), loaded.flat()
+    differing = [
+        key for key in dict.fromkeys([*had, *has]) if had.get(key) != has.get(key) and not _free(key, before, loaded)
+    ]
+    if differing:
+        named = [f"{key} ({_shown(had.get(key))} there, {_shown(has.get(key))} here)" for key in differing]
+        place = loaded.origin.of(tuple(differing[0].split(".")))
+        raise ScenarioError(
+            f"{place}: {folder} is a run with another {', '.join(named)}; a run goes on only with "
+            f"what gives the same result: {', '.join(FREE)}, and a later last round, may differ"
+        )
+
+
+def refuse_lost_checkpoints(folder: Path, store: CheckpointStore, summary: Mapping[str, Any]) -> None:
+    """Raises `ScenarioError` when a run's summary names a checkpoint, but there is none at all: it would begin anew."""
+    saved = summary.get("checkpoint")
+    if store.kept or store.damage or not isinstance(saved, Mapping) or saved.get("round") is None:
+        return
+    raise ScenarioError(
+        f"{folder} cannot be resumed: its summary.json says that a checkpoint of round {saved['round']} was saved in "
+        f"{saved.get('folder')}, but there is none in {store.storage.where}; allowed: put it back there, or begin anew "
+        "with `raysim launch`"
+    )
+
+
+def _is_of_run(checkpoints: str, run_id: str) -> bool:
+    """Whether checkpoints are in the run folder, or in a folder that can hold nothing but this run's."""
+    if checkpoints == "checkpoints":
+        return True
+    parts = checkpoints.split("/")
+    whole = checkpoints.startswith("/") or "://" in checkpoints
+    return whole and checkpoints.isprintable() and ".." not in parts and is_name(parts[-2]) and parts[-1] == run_id
+
+
+def _free(key: str, before: Loaded, now: Loaded) -> bool:
+    if key == "rounds":
+        # More rounds are the same rounds and then some, unless the method looks at how many there will be.
+        return now.scenario.rounds > before.scenario.rounds and not now.declared.scheduled
+    return _says_where(key)
+
+
+def _says_where(key: str) -> bool:
+    return any(key == free or key.startswith(f"{free}.") for free in FREE)
+
+
+def label(algorithm: str, seed: int, overrides: Mapping[str, Scalar]) -> str:
+    """What tells a run from others: method, seed, and what was overridden of what decides the result.
+
+    Such as "fedgh-s1 lr=0.1 data=cifar10"; at most 120 characters, since names have little room.
+    """
+    short = [
+        (key.removesuffix(".name").rpartition(".")[2], value)
+        for key, value in overrides.items()
+        if key not in ("algorithm.name", "seed") and not _says_where(key)
+    ]
+    text = " ".join([f"{algorithm}-s{seed}", *written(short)])
+    return text if len(text) <= 120 else f"{text[:119]}…"
+
+
+def _shown(value: Any) -> str:
+    return yaml.safe_dump(value, default_flow_style=True).strip().removesuffix("...").strip()
