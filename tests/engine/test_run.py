@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -206,23 +205,6 @@ def test_global_test_set(workplace: Path) -> None:
     assert values["accuracy/global"] == pytest.approx(np.mean([row.global_accuracy for row in rows]))
     # 360 published test images: every accuracy on them is a multiple of 1/360.
     assert all(math.isclose(row.global_accuracy * 360, round(row.global_accuracy * 360)) for row in rows)
-
-
-def test_clients_without_samples_are_said_to_take_no_part(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-
-    class Progress(MemoryTracker):
-        def notify(self, text: str) -> None:
-            told.append(text)
-
-        def within(self, done: int, of: int) -> None:
-            pass
-
-    monkeypatch.setattr("raysim.launch.run.make_progress", lambda *_: Progress())
-    few = "data.partition={name: hks, alpha: 0.01}"
-    monkeypatch.setattr("raysim.data.partition._HKS_MIN_SAMPLES", 0)
-    run(loaded(few, "data.split=published", "clients.count=60", "rounds=1", seed=3))
-    assert any(re.fullmatch(r"\d+ of 60 clients hold no training samples and never take part", text) for text in told)
 
 
 def test_seeds_matter_and_repeat(workplace: Path) -> None:
