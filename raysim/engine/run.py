@@ -16,7 +16,7 @@ from raysim.core.algorithm import ClientId
 from raysim.core.state import combined_digest
 from raysim.engine.backend import Backend, RoundReport
 from raysim.engine.checkpoint.manager import CheckpointManager
-from raysim.engine.memory import Watch
+from raysim.engine.memory import ResourceMonitor
 from raysim.engine.policies.metrics import EVERYBODY, PARTICIPANTS, compute_metrics, mean
 from raysim.engine.policies.sampling import cohort
 from raysim.engine.records import client_row
@@ -184,7 +184,7 @@ def run_rounds(
             found = survive(lambda: backend.evaluate(unknown))
             progress.latest |= {k: client_row(spec, progress.t, k, None, one) for k, one in found.items()}
         progress.started = perf_counter()
-        watch, looked_s = Watch(), 0.0
+        monitor, looked_s = ResourceMonitor(), 0.0
         if stop is not None:
             stop.possible = True
         for t in range(progress.t + 1, schedule.rounds + 1):
@@ -217,7 +217,7 @@ def run_rounds(
             values["memory/host_mb"], values["memory/gpu_peak_mb"] = backend.memory()
             if perf_counter() - looked_s > WATCH_EVERY_S:
                 looked_s = perf_counter()
-                for text in watch.look(backend.memory_usage()):
+                for text in monitor.check_memory(backend.memory_usage()):
                     notify(text)
             for k in report.server.rejected:
                 notify(f"round {t}: the upload of client {k} held a NaN or infinity and was left out")

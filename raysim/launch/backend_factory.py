@@ -21,7 +21,6 @@ from raysim.engine.policies.placement import (
     make_plan,
     place_actors,
 )
-from raysim.engine.ray.orphans import orphaned_processes
 from raysim.engine.recovery import Notify
 from raysim.launch.check import Checked
 
@@ -66,8 +65,6 @@ def make_backend(
     pool = ActorPool(plan, pack, resources.head, None if owned else planned, notify, checked.participants)
     backend = RayBackend(pool)
     cleanup.callback(backend.close)
-    for left in orphaned_processes():
-        notify(left.sentence)
     return plan, backend
 
 

@@ -21,7 +21,7 @@ from raysim.data.shards import Partition
 from raysim.engine.backend import Backend
 from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
-from raysim.engine.memory import Watch, disk_usage
+from raysim.engine.memory import ResourceMonitor, disk_usage
 from raysim.engine.policies.placement import Plan
 from raysim.engine.records import Startup
 from raysim.engine.run import Progress, Schedule, Stop, run_rounds
@@ -83,7 +83,7 @@ class Session:
     stop: Stop
     identity: Identity
     resumed: tuple[CheckpointStore, Checkpoint | None] | None = None  # what a run that goes on has
-    watch: Watch = field(default_factory=Watch)
+    monitor: ResourceMonitor = field(default_factory=ResourceMonitor)
     resume_command: str = RESUME
     warnings_: Sequence[str] = ()  # what the user is told as a run goes on
     startup: Startup | None = None  # how long actors took to come up
@@ -234,7 +234,7 @@ class Session:
     def _sync(self) -> None:
         """Before a checkpoint: let the run folder be as far; a word if its disk is nearly full."""
         self.folder.sync()
-        for text in self.watch.look_at_disks([disk_usage(self.folder.path)]):
+        for text in self.monitor.check_disk(disk_usage(self.folder.path)):
             self.notify(text)
 
     def _saved(self, t: int) -> None:

@@ -48,7 +48,7 @@ def backend(ray_session: None) -> Iterator[RayBackend]:
 
 
 class Killing:
-    """Kills somebody when a round's work lists were handed out, once per round given."""
+    """Calls `kill` in each of these rounds once the actors have their work lists."""
 
     def __init__(self, backend: RayBackend, rounds: Sequence[int], kill: Callable[[RayBackend], None]) -> None:
         self.backend, self.left, self.kill = backend, list(rounds), kill
@@ -62,25 +62,25 @@ class Killing:
         return self.collect(streams, where, progress)
 
 
-def kill(member: Worker) -> None:
+def kill(worker: Worker) -> None:
     import ray
 
-    # Asked of Ray, not of the actor, which is at work.
+    # Ray knows the pid; the actor itself is busy.
     from ray._private.state import actors
 
-    pid = actors()[member.actor._actor_id.hex()]["Pid"]
+    pid = actors()[worker.actor._actor_id.hex()]["Pid"]
     assert pid > 0
     os.kill(pid, signal.SIGKILL)
     assert ray.is_initialized()
 
 
-def wait_until_dead(member: Worker) -> None:
-    """It takes Ray a moment to end an actor."""
+def wait_until_dead(worker: Worker) -> None:
+    """Wait until Ray has ended an actor."""
     import ray
 
     with pytest.raises(ray.exceptions.RayActorError):
         for _ in range(600):
-            ray.get(member.actor.pid.remote())
+            ray.get(worker.actor.pid.remote())
             time.sleep(0.05)
 
 
@@ -88,10 +88,10 @@ def test_client_and_server_actors_are_killed(backend: RayBackend, expected: Any,
     notes: list[str] = []
     checkpoints = CheckpointManager(CheckpointStore(LocalStorage(tmp_path)), 2, ROUNDS)
 
-    def one(backend: RayBackend) -> None:
+    def kill_one(backend: RayBackend) -> None:
         kill(backend.pool.server if len(killing.left) == 1 else backend.pool.clients[0])
 
-    killing = Killing(backend, [1, 2, 4], one)
+    killing = Killing(backend, [1, 2, 4], kill_one)
     assert outcome(loaded(GIVEN), backend, checkpoints, notes.append) == expected  # type: ignore[arg-type]
     assert not killing.left
     assert len(notes) == 3, notes
@@ -102,33 +102,33 @@ def test_client_and_server_actors_are_killed(backend: RayBackend, expected: Any,
     assert "going back to the checkpoint of round 2 and repeating 1 round" in notes[2]
 
 
-def test_a_control_store_that_died_ends_the_run(ray_session: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_gcs_ends_the_run(ray_session: None, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     calls = ActorCalls(lambda actor_id: None)
     ref = ray.put(1)
     assert calls.get(ref, "round 1") == 1
-    monkeypatch.setattr("raysim.engine.ray.calls.LOOK_S", 0.0)
+    monkeypatch.setattr("raysim.engine.ray.calls.POLL_S", 0.0)
     monkeypatch.setattr("raysim.engine.ray.calls.gcs_answers", lambda: False)
-    assert calls.get(ref, "round 2") == 1  # a cluster may start it again
-    monkeypatch.setattr("raysim.engine.ray.calls.GONE_S", 0.0)
-    with pytest.raises(RunError, match=r"round 3: Ray's control store \(gcs_server\) has died"):
+    assert calls.get(ref, "round 2") == 1  # a cluster may restart its GCS
+    monkeypatch.setattr("raysim.engine.ray.calls.GCS_TIMEOUT_S", 0.0)
+    with pytest.raises(RunError, match=r"round 3: Ray's GCS \(gcs_server\) has died"):
         calls.get(ref, "round 3")
 
 
-def test_who_is_waited_for_is_named(ray_session: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stall_names_the_actor(ray_session: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raysim.engine.ray.calls.STALL_S", 0.2)
-    monkeypatch.setattr("raysim.engine.ray.calls.LOOK_S", 0.1)
+    monkeypatch.setattr("raysim.engine.ray.calls.POLL_S", 0.1)
     notes: list[str] = []
     stopped: list[int] = []
 
-    def heard(text: str) -> None:
+    def notify(text: str) -> None:
         if stopped and f"pid {stopped[0]} " in text:
             notes.append(text)
             os.kill(stopped.pop(), signal.SIGCONT)
 
     pool = ActorPool(
-        make_plan([ResourceRequest(tuple(range(8)), 2, None, 1.0, 0.0)], ClusterResources(8, 2)), notify=heard
+        make_plan([ResourceRequest(tuple(range(8)), 2, None, 1.0, 0.0)], ClusterResources(8, 2)), notify=notify
     )
     backend = RayBackend(pool)
     try:
@@ -153,31 +153,32 @@ def test_who_is_waited_for_is_named(ray_session: None, monkeypatch: pytest.Monke
 
 
 def sleep(seconds: float) -> None:
-    """What Ray takes for a task; it does not take a builtin."""
+    """A Python function, as Ray does not accept a builtin as a task."""
     time.sleep(seconds)
 
 
-def test_going_back_does_not_wait_for_a_checkpoint_behind_a_long_round(
+def test_recovery_does_not_wait_for_a_checkpoint_behind_a_long_round(
     backend: RayBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import ray
 
-    monkeypatch.setattr("raysim.engine.ray.calls.ANSWER_S", 0.5)
+    monkeypatch.setattr("raysim.engine.ray.calls.RECOVERY_DEADLINE_S", 0.5)
     busy = ray.remote(sleep).options(num_cpus=0)
     soon = [busy.remote(1)]
-    assert backend.calls.within_deadline(soon, "the checkpoint of round 1") == soon  # nothing is lost: it is waited for
+    backend.calls.wait_all(soon, "the checkpoint of round 1")  # without a deadline it waits
     assert ray.get(soon) == [None]
     answers = [busy.remote(600), busy.remote(0)]
-    backend.calls.lost("client actor 1 of 2 died")
+    with pytest.raises(LostError), backend.calls.translate_errors("round 2"):
+        raise ray.exceptions.RayActorError()
     began = time.perf_counter()
     with pytest.raises(LostError, match=r"the checkpoint of round 2: .* still at work"):
-        backend.calls.within_deadline(answers, "the checkpoint of round 2")
-    assert time.perf_counter() - began < 500  # who writes it is at work for 600
+        backend.calls.wait_all(answers, "the checkpoint of round 2")
+    assert time.perf_counter() - began < 500  # the actor that writes it is busy for 600
     ray.cancel(answers[0], force=True)
 
 
 class Owner:
-    """Owns an object, which is lost with it."""
+    """Owns an object, which Ray loses when this actor dies."""
 
     def make(self) -> list[Any]:
         import ray
@@ -185,7 +186,7 @@ class Owner:
         return [ray.put(bytes(1 << 20))]
 
 
-def test_the_images_are_lost_from_the_object_store(backend: RayBackend, expected: Any) -> None:
+def test_lost_images_are_shared_again(backend: RayBackend, expected: Any) -> None:
     import ray
 
     notes: list[str] = []
@@ -242,19 +243,19 @@ notes = []
 checkpoints = CheckpointManager(CheckpointStore(LocalStorage(Path(sys.argv[1]))), 1, ROUNDS)
 where = []
 
-def leave(backend):
-    where.extend(sorted({worker.node for worker in pool.everyone} | {pool.driver_node}))
+def remove_node(backend):
+    where.extend(sorted({worker.node for worker in pool.workers} | {pool.driver_node}))
     there = [one["Pid"] for one in actors().values() if one["Address"]["NodeID"] != pool.driver_node]
     assert there
     cluster.remove_node(second, allow_graceful=False)
     # Its processes notice on their own that their node is gone.
     psutil.wait_procs([psutil.Process(pid) for pid in there if psutil.pid_exists(pid)], timeout=30)
 
-killing = Killing(backend, [3], leave)
+killing = Killing(backend, [3], remove_node)
 found = outcome(loaded(GIVEN), backend, checkpoints, notes.append)
 assert len(where) == 2, where  # actors of both nodes were at work
 assert found == outcome(loaded(GIVEN), InProcessBackend())
-assert {worker.node for worker in pool.everyone} == {pool.driver_node}
+assert {worker.node for worker in pool.workers} == {pool.driver_node}
 print(*notes, sep=" | ")
 backend.close()
 ray.shutdown()
@@ -262,13 +263,13 @@ cluster.shutdown()
 """
 
 
-def test_a_node_leaves_in_the_middle_of_a_round(tmp_path: Path) -> None:
+def test_a_node_dies_in_the_middle_of_a_round(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-c", TWO_NODES, str(tmp_path)],
         cwd=REPOSITORY, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout + run.stderr
-    told = run.stdout.strip().splitlines()[-1]
+    notes = run.stdout.strip().splitlines()[-1]
     # On a busy machine its processes may live long enough to finish round 3.
-    assert re.search(r"going back to the checkpoint of round [23]\b", told)
-    assert "there is room for 2 of 3 actors: the run goes on with them" in told
+    assert re.search(r"going back to the checkpoint of round [23]\b", notes)
+    assert "only 2 of 3 actors fit now: the run continues with them" in notes

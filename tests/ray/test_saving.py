@@ -18,7 +18,7 @@ from raysim.engine.checkpoint.storage import LocalStorage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import ClusterResources, ResourceRequest, make_plan
-from raysim.engine.ray.actors import Place
+from raysim.engine.ray.actors import Location
 from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.calls import ActorCalls
 from raysim.engine.ray.pool import ActorPool, Worker
@@ -74,8 +74,10 @@ def test_who_relays_is_heard_before_others_are_waited_for(tmp_path: Path) -> Non
     import ray
 
     made = {cls: ray.remote(cls).options(num_cpus=0) for cls in (Near, Far, Server)}
-    near, far = (Worker(made[cls].remote(tmp_path / "taken"), place=Place(cls.__name__, "", 0)) for cls in (Near, Far))
-    server = Worker(made[Server].remote(), place=Place("Near", "", 0))
+    near, far = (
+        Worker(made[cls].remote(tmp_path / "taken"), location=Location(cls.__name__, "", 0)) for cls in (Near, Far)
+    )
+    server = Worker(made[Server].remote(), location=Location("Near", "", 0))
     pool: Any = SimpleNamespace(
         clients=[near, far],
         server=server,
@@ -154,14 +156,14 @@ def test_who_interrupts_does_not_wait_for_a_checkpoint_behind_a_turn(backend: Ra
     assert checkpoints.saved_round is None  # that of round 1 was given up
 
 
-def test_hurry_only_ever_shortens(backend: RayBackend) -> None:
+def test_a_deadline_is_only_ever_shortened(backend: RayBackend) -> None:
     import ray
 
     busy = ray.remote(sleep).options(num_cpus=0).remote(600)
     backend.set_deadline(0.0)
     backend.set_deadline(1000.0)
-    with pytest.raises(LostError, match="the checkpoint of round 7: those who write it are still at work"):
-        backend.calls.within_deadline([busy], "the checkpoint of round 7")
+    with pytest.raises(LostError, match="the checkpoint of round 7: the actors that write it are still at work"):
+        backend.calls.wait_all([busy], "the checkpoint of round 7")
     ray.cancel(busy, force=True)
 
 
@@ -189,5 +191,5 @@ def test_closing_ends_those_that_were_to_join(backend: RayBackend) -> None:
     ray.get(answer)
     pool.starting.append((0, member, answer))
     backend.close()
-    for one in [member, *pool.everyone]:
+    for one in [member, *pool.workers]:
         wait_until_dead(one)

@@ -38,7 +38,12 @@ class ClusterResources:
     cpus: float
     gpus: float
     nodes: int = 1
-    oversubscribable: bool = False  # True: CPUs are ours to share out (a local Ray), so actors may outnumber them
+    oversubscribable: bool = False  # whether actors may reserve more CPUs than there are, as on a run's own Ray
+
+    @classmethod
+    def of(cls, nodes: Sequence[Node]) -> ClusterResources:
+        """Those of all these nodes."""
+        return cls(sum(node.cpus for node in nodes), sum(node.gpus for node in nodes), len(nodes))
 
 
 @dataclass(frozen=True)

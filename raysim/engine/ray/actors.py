@@ -1,6 +1,6 @@
-"""The actors of the Ray backend: a host of clients, or the server, in a process of its own.
+"""The actors of the Ray backend: a process that trains clients, and the server's.
 
-Nothing heavy is imported here: torch costs a process 4 s and 250 MB, which only those that have work should pay.
+This module imports nothing heavy: torch costs a process 4 s and 250 MB, which an actor without work should not pay.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 import ray
+from ray._private.utils import get_system_memory, get_used_memory
 
-from raysim.engine.memory import MemoryUsage, gpu_memory, host_memory
+from raysim.engine.memory import MemoryUsage, gpu_memory
 
 if TYPE_CHECKING:
     from raysim.core.algorithm import ClientId
@@ -37,13 +38,13 @@ if TYPE_CHECKING:
     from raysim.engine.workers.server import ServerWorker
 
 STREAM_S = 1.0
-"""A work list longer than this hands over what it has, so that progress is visible."""
+"""How often an actor hands over the results of its work list, so that progress is visible."""
 
 TRIM_EVERY_S = 5.0
-"""How often an actor gives back what the largest of its models freed; asking for it again costs about 10 ms."""
+"""How often an actor returns freed memory to the system; getting it back costs about 10 ms."""
 
-LOOK_S = 2.0
-"""How often it is looked how full the machine is."""
+MEMORY_CHECK_S = 2.0
+"""How often an actor measures how full its machine is."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,12 @@ class ProcessMemory:
 
     private_mb: float
     gpu_peak_mb: float = 0.0
-    memory_usage: tuple[MemoryUsage, MemoryUsage | None] | None = (
-        None  # of its machine and its GPU; None: not looked at now
-    )
+    memory_usage: tuple[MemoryUsage, MemoryUsage | None] | None = None
+    """Of its machine and its GPU; None: not measured this time."""
 
 
 def private_mb() -> float:
-    """Resident memory that this process shares with nobody, in MiB (the object store counts once, elsewhere)."""
+    """Resident memory of this process alone, in MiB: without the object store, which counts once, elsewhere."""
     info = psutil.Process().memory_info()
     return (info.rss - getattr(info, "shared", 0)) / 2**20
 
@@ -66,78 +66,78 @@ def private_mb() -> float:
 def keep_freed_memory() -> None:
     """Ask glibc to reuse freed memory instead of giving it back to the system after every training step.
 
-    A step frees and allocates its gradients and activations anew; each time the system hands out pages again costs a
-    fault per 4 KiB: 3,000 faults and a fifth of the time of a CNN-1 step on a CPU. Only in processes of our
-    own. Without glibc nothing changes.
+    A step frees its gradients and activations and the next one allocates them again. New pages of the system cost a
+    fault per 4 KiB: 3,000 faults and a fifth of the time of a CNN-1 step on a CPU. Call it in actors only, not in a
+    user's process. Without glibc it does nothing.
     """
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
         libc.mallopt(trim_threshold, 1 << 30)
         if not libc.mallopt(mmap_threshold, 1 << 28):
-            libc.mallopt(mmap_threshold, 1 << 25)  # the most that older versions take
+            libc.mallopt(mmap_threshold, 1 << 25)  # the maximum of older versions
 
 
 def return_freed_memory() -> None:
-    """Let the system have the pages that nothing uses; each that is used again costs a page fault."""
+    """Return unused pages to the system; each costs a page fault when it is used again."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def leave_out_of_collections() -> None:
-    """Exempt what was imported from garbage collection: walking torch's 200,000 objects takes 0.2 s each time.
+def freeze_imports() -> None:
+    """Exempt imported modules from garbage collection: a walk over torch's 200,000 objects takes 0.2 s each time.
 
-    Only in processes of our own.
+    Call it in actors only, not in a user's process.
     """
     gc.collect()
     gc.freeze()
 
 
-class Place(NamedTuple):
-    """Where an actor is to be found."""
+class Location(NamedTuple):
+    """The process of an actor."""
 
-    node: str  # Ray's id of it
-    machine: str  # its address
+    node: str  # Ray's id of the node
+    address: str  # of the node
     pid: int
 
 
-def place() -> Place:
-    """Where this process is to be found."""
-    return Place(str(ray.get_runtime_context().get_node_id()), ray.util.get_node_ip_address(), os.getpid())
+def location() -> Location:
+    """The location of this process."""
+    return Location(str(ray.get_runtime_context().get_node_id()), ray.util.get_node_ip_address(), os.getpid())
 
 
 class ClientActor:
     """A `ClientWorker` in a process of its own, made when it is first needed."""
 
     _worker: ClientWorker | None = None
-    writer: BackgroundWriter  # since `_worker`
-    inputs: Sequence[Any] = ()  # references to the world and the images
+    writer: BackgroundWriter  # exists once `_worker` does
+    inputs: Sequence[Any] = ()  # references to the RunSpec and the images
     gpu_share: float = 0.0
-    trimmed_s: float = 0.0  # perf_counter() when freed memory was last given back
-    looked_s: float = 0.0  # perf_counter() when it was last looked how full the machine is
+    trimmed_s: float = 0.0  # perf_counter() when this process last returned freed memory
+    checked_s: float = 0.0  # perf_counter() when it last measured how full its machine is
 
     def pid(self) -> int:
-        """This process; answering means that it is up."""
+        """The id of this process; an answer means that the actor is up."""
         return os.getpid()
 
     def preload(self) -> None:
         """Import what training needs, while the driver still reads its data."""
         import raysim.engine.workers.client  # noqa: F401
 
-    def setup(self, inputs: Sequence[Any], gpu_share: float) -> Place:
-        """Be as before round 1. what: references to the world and its images."""
+    def setup(self, inputs: Sequence[Any], gpu_share: float) -> Location:
+        """Reset to the state before round 1. inputs: references to the RunSpec and the images."""
         if self._worker:
             self.writer.wait()
         self._worker, self.inputs, self.gpu_share = None, inputs, gpu_share
-        return place()
+        return location()
 
     def ready(self) -> None:
-        """Make the host now."""
+        """Make the worker now."""
         _ = self.worker
 
     @property
     def worker(self) -> ClientWorker:
-        """The clients. An actor of which nothing is asked stays a bare process, a fifth of the memory."""
+        """The clients. An actor without work never makes it, and takes a fifth of the memory."""
         if self._worker is None:
             keep_freed_memory()
             import torch
@@ -148,14 +148,14 @@ class ClientActor:
             device = "cpu"
             if self.gpu_share and torch.cuda.is_available():
                 device = "cuda"
-                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS is not deterministic
-                # Only here: it imports torch's compiler, 100 MB and seconds, and one thread of a CPU needs no asking.
+                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # makes cuBLAS deterministic
+                # Only with a GPU: it imports torch's compiler, 100 MB and seconds, and a CPU is deterministic anyway.
                 torch.use_deterministic_algorithms(True, warn_only=True)
                 if self.gpu_share < 1:
                     torch.cuda.set_per_process_memory_fraction(self.gpu_share)
             spec, image_MHWC = ray.get(list(self.inputs))
             self._worker, self.writer = ClientWorker(spec, image_MHWC, device), BackgroundWriter()
-            leave_out_of_collections()
+            freeze_imports()
         return self._worker
 
     def register(self, ids: Sequence[ClientId]) -> dict[ClientId, Any]:
@@ -171,20 +171,20 @@ class ClientActor:
         broadcast: Broadcast,
         *moved: Mapping[ClientId, ClientState],
     ) -> Iterator[Any]:
-        """Round `t`: yields uploads {client: packed} and (turns, usage) by turns, about once a second."""
+        """Round `t`: yields in turn uploads {client: packed} and (reports, memory), about once a second."""
         for clients in moved:
             self.worker.adopt(clients)
         uploads: dict[ClientId, Any] = {}
-        client_reports: dict[ClientId, ClientReport | ClientFailure] = {}
+        reports: dict[ClientId, ClientReport | ClientFailure] = {}
         since = perf_counter()
-        for k, up, client_report in self.worker.train(t, ids, broadcast, evaluate, without):
-            uploads[k], client_reports[k] = up, client_report
-            if perf_counter() - since > STREAM_S and len(client_reports) < len(ids):
+        for k, up, report in self.worker.train(t, ids, broadcast, evaluate, without):
+            uploads[k], reports[k] = up, report
+            if perf_counter() - since > STREAM_S and len(reports) < len(ids):
                 yield uploads
-                yield client_reports, self._usage()
-                uploads, client_reports, since = {}, {}, perf_counter()
+                yield reports, self._memory()
+                uploads, reports, since = {}, {}, perf_counter()
         yield uploads
-        yield client_reports, self._usage()
+        yield reports, self._memory()
         if perf_counter() - self.trimmed_s > TRIM_EVERY_S:
             return_freed_memory()
             self.trimmed_s = perf_counter()
@@ -192,11 +192,11 @@ class ClientActor:
     def train_all(
         self, *args: Any
     ) -> tuple[dict[ClientId, Any], tuple[dict[ClientId, ClientReport | ClientFailure], ProcessMemory]]:
-        """As `train`, for a list so short that progress within it is not worth a stream: (uploads, (turns, usage))."""
+        """As `train`, without a stream, for a short list: (uploads, (reports, memory))."""
         parts = list(self.train(*args))
         uploads = {k: up for part in parts[::2] for k, up in part.items()}
-        client_reports = {k: client_report for part, _ in parts[1::2] for k, client_report in part.items()}
-        return uploads, (client_reports, parts[-1][1])
+        reports = {k: report for part, _ in parts[1::2] for k, report in part.items()}
+        return uploads, (reports, parts[-1][1])
 
     def evaluate(self, ids: Sequence[ClientId]) -> dict[ClientId, ClientEvaluation]:
         """See `ClientWorker.evaluate`."""
@@ -211,16 +211,16 @@ class ClientActor:
         self.worker.adopt(moved)
 
     def save(self, t: int, storage: Storage) -> None:
-        """Begin to write the clients that changed, as they are after round `t`; `saved` tells when that is done."""
+        """Begin to write the clients that changed since the last checkpoint; `saved` waits until they are written."""
         for part, data in self.forward(t):
             self.writer.write(t, storage, part, data)
 
     def saved(self, t: int) -> list[CheckpointFile]:
-        """The files that `save` began to write, once they are there."""
+        """The files of round `t`, once `save` has written them."""
         return self.writer.written(t) if self._worker else []
 
     def forward(self, t: int) -> Iterator[tuple[CheckpointFile, Bytes]]:
-        """The files of the clients that changed, where this machine does not reach the store."""
+        """The files of the clients that changed, for the driver to write where this node does not reach the storage."""
         yield from self.worker.save(t) if self._worker else ()
 
     def forward_all(self, t: int) -> list[tuple[CheckpointFile, Bytes]]:
@@ -232,7 +232,7 @@ class ClientActor:
         return self.worker.fingerprints(ids)
 
     def mark_saved(self) -> None:
-        """What came from a checkpoint need not be saved again, nor what joined."""
+        """Take the clients' state for saved: it was restored from a checkpoint, or registration has just made it."""
         if self._worker:
             self._worker.unsaved.clear()
 
@@ -240,12 +240,14 @@ class ClientActor:
         """See `ClientWorker.digests`."""
         return self.worker.digests(ids)
 
-    def _usage(self) -> ProcessMemory:
-        memory_usage = None
-        if perf_counter() - self.looked_s > LOOK_S:
-            self.looked_s = perf_counter()
-            memory_usage = host_memory(), gpu_memory() if self.worker.device.type == "cuda" else None
-        return ProcessMemory(private_mb(), self.worker.gpu_peak_mb(), memory_usage)
+    def _memory(self) -> ProcessMemory:
+        usage = None
+        if perf_counter() - self.checked_s > MEMORY_CHECK_S:
+            self.checked_s = perf_counter()
+            # Ray counts what its memory monitor counts: within a container the container's limit, else the machine.
+            host = MemoryUsage(get_used_memory(), get_system_memory())
+            usage = host, gpu_memory() if self.worker.device.type == "cuda" else None
+        return ProcessMemory(private_mb(), self.worker.gpu_peak_mb(), usage)
 
 
 class ServerActor:
@@ -254,27 +256,27 @@ class ServerActor:
     worker: ServerWorker
 
     def pid(self) -> int:
-        """This process."""
+        """The id of this process."""
         return os.getpid()
 
     def preload(self) -> None:
         """Import what the server needs, while the driver still reads its data."""
         import raysim.engine.workers.server  # noqa: F401
 
-    def setup(self, spec: RunSpec) -> Place:
-        """Make the server anew."""
+    def setup(self, spec: RunSpec) -> Location:
+        """Reset to the state before round 1."""
         from raysim.engine.workers.server import ServerWorker
 
         self.worker = ServerWorker(spec)
-        leave_out_of_collections()
-        return place()
+        freeze_imports()
+        return location()
 
     def start(self, *registrations: Mapping[ClientId, Any]) -> None:
         """See `ServerWorker.start`."""
         self.worker.start(registrations)
 
     def send(self, t: int, cohort: Sequence[ClientId]) -> Broadcast:
-        """See `ServerWorker.send`. Ray puts the answer into the object store once."""
+        """See `ServerWorker.send`. Ray puts the result into the object store once."""
         return self.worker.send(t, cohort)
 
     def update(self, t: int, *uploads: Mapping[ClientId, Any]) -> tuple[ServerReport, ProcessMemory]:
@@ -282,7 +284,7 @@ class ServerActor:
         return self.worker.update(t, uploads), ProcessMemory(private_mb())
 
     def save(self, t: int, storage: Storage | None) -> tuple[CheckpointFile, Bytes | None]:
-        """Write the state after round `t`. Without a store: hand the file's content over."""
+        """Write the state after round `t`; without a storage, return the file's content."""
         part, data = self.worker.save(t)
         if storage is None:
             return part, data

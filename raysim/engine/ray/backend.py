@@ -8,7 +8,6 @@ kept alive is in `pool`, how they are asked in `calls`, how a checkpoint leaves 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -124,7 +123,7 @@ class RayBackend:
             broadcast = server.send.remote(t, cohort)
             # Old owners give up before any new work is queued behind it.
             given = {(old, new): old.actor.release.remote(ids) for (old, new), ids in moves.items()}
-            self.calls.needs = [broadcast, *given.values()]
+            self.calls.inputs = [broadcast, *given.values()]
             work: dict[Any, tuple[Worker, Any]] = {}  # what to wait for -> (host, uploads, None if they are streamed)
             for worker, ids in lists.items():
                 moved = [states for (_, new), states in given.items() if new is worker]
@@ -183,13 +182,13 @@ class RayBackend:
         self.calls.set_deadline(patience_s)
 
     def memory(self) -> tuple[float, float]:
-        used = [worker.usage for worker in self.pool.everyone if worker.usage is not None]
+        used = [worker.usage for worker in self.pool.workers if worker.usage is not None]
         private = private_mb() + sum(usage.private_mb for usage in used)
         return private, max((usage.gpu_peak_mb for usage in used), default=0.0)
 
     def memory_usage(self) -> Mapping[str, tuple[MemoryUsage, MemoryUsage | None]]:
         looked = [
-            (m.place.machine, m.usage.memory_usage) for m in self.pool.everyone if m.usage and m.usage.memory_usage
+            (m.location.address, m.usage.memory_usage) for m in self.pool.workers if m.usage and m.usage.memory_usage
         ]
         by_node: dict[str, tuple[MemoryUsage, MemoryUsage | None]] = {}
         for name, (worker, gpu) in looked:
@@ -205,14 +204,14 @@ class RayBackend:
 
     def pids(self) -> list[int]:
         """Processes of the client actors, then of the server."""
-        return list(self.calls.get([m.actor.pid.remote() for m in self.pool.everyone], "asking for processes"))
+        return list(self.calls.get([m.actor.pid.remote() for m in self.pool.workers], "asking for processes"))
 
     # -- inside ------------------------------------------------------------------------------------
 
     def _share(self) -> None:
         """Put what every actor needs into the object store, where it stays."""
-        put = partial(self.calls.translated, where="sharing the images")
-        self.image_ref, self.spec_ref = put(partial(ray.put, self.images())), put(partial(ray.put, self.spec))
+        with self.calls.translate_errors("sharing the images"):
+            self.image_ref, self.spec_ref = ray.put(self.images()), ray.put(self.spec)
 
     def _begin(self) -> None:
         """Make every host and the server as they are before round 1."""
@@ -243,7 +242,7 @@ class RayBackend:
         client_reports: dict[ClientId, ClientReport | ClientFailure] = {}
         left = dict(work)
         while left:
-            ready = self.calls.first(list(left), where)
+            ready = self.calls.wait_any(list(left), where)
             worker, uploads = left[ready]
             report = ready
             if uploads is not None:

@@ -1,11 +1,10 @@
-"""The actors of a run: brought up where there is room, replaced when they die, more of them when nodes join."""
+"""The actors of a run: started where they fit, replaced when they die, and added when nodes join."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -17,54 +16,54 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raysim.common.errors import RunError, ScenarioError
 from raysim.core.algorithm import ClientId
 from raysim.engine.policies.placement import ActorGroup, ClusterResources, Node, Plan, place_actors
-from raysim.engine.ray.actors import ClientActor, Place, ProcessMemory, ServerActor
-from raysim.engine.ray.calls import ANSWER_S, LOOK_S, ActorCalls, answered, gcs_answers
+from raysim.engine.ray.actors import ClientActor, Location, ProcessMemory, ServerActor
+from raysim.engine.ray.calls import POLL_S, RECOVERY_DEADLINE_S, ActorCalls, gcs_answers, succeeded
 from raysim.engine.ray.session import nodes
 from raysim.engine.records import Startup
 
 START_TIMEOUT_S = 300.0
-"""How long it is waited for one more actor to come up; a thousand may take longer together."""
+"""How long the run waits for one more actor to start; a thousand may take longer together."""
 
 SLOW_START_S = 30.0
-"""After how long a user is told that actors are not up yet."""
+"""After how long the user is notified that some actors have not started."""
 
-MOMENT_S = 2.0
-"""How often it is looked whether there still is room for actors that do not come up."""
+RETRY_S = 2.0
+"""How often the pool checks that actors that have not started still fit."""
 
 MANY_ACTORS = 10
-"""From so many on a user is told how long they took to come up: then it is worth knowing what one more costs."""
+"""From so many actors on the user is notified how long they took to start, which is the price of one more."""
 
-LOOK_FOR_NODES_S = 5.0
-"""How often it is looked for nodes that joined; a look costs a millisecond of a round."""
+NODE_CHECK_S = 5.0
+"""How often the pool looks for new nodes; a look costs a millisecond of a round."""
 
 
 @dataclass(eq=False)
 class Worker:
-    """An actor of the run: a host of clients, or the server."""
+    """An actor of the run: one that trains clients, or the server's."""
 
     actor: Any  # Ray's handle
-    asked_s: float = 0.0  # perf_counter() when it was asked for
-    place: Place = Place("", "", 0)  # as it said itself; so until it is up
-    usage: ProcessMemory | None = None  # what it last said of its memory
-    pending_clients: list[ClientId] = field(default_factory=list)  # clients of this round that it has not handed over
+    requested_s: float = 0.0  # perf_counter() when the driver asked Ray for it
+    location: Location = Location("", "", 0)  # this value until it has started
+    usage: ProcessMemory | None = None  # its last measurement of its memory
+    pending_clients: list[ClientId] = field(default_factory=list)  # clients of this round without a result yet
 
     @property
     def node(self) -> str:
-        """Id of the node that it lives on; "" until it is up."""
-        return self.place.node
+        """Id of its node; "" until it has started."""
+        return self.location.node
 
 
 class ActorPool:
-    """All actors of a run, created at once, so that they import meanwhile; `begin` waits for them.
+    """All actors of a run. Ray starts them at once, and they import torch meanwhile; `begin` waits for them.
 
     Attributes:
-        plan: what there is, which is less than was planned once there is no room, and more once nodes joined.
-        hosts: client actors, group by group, as `plan` has them.
-        server: the server's.
-        here: id of the node that this process is on; "" through Ray Client, and until `begin`.
-        far: whether this process reaches Ray through Ray Client, which has no streams.
-        calls: how to ask them.
-        startup: how long they took to come up when the run began; None: not begun, or something died meanwhile.
+        plan: the actors of the pool: fewer than planned when some no longer fit, more when nodes have joined.
+        clients: the client actors, group by group as in `plan`.
+        server: the server's actor.
+        driver_node: id of the node of this process; "" through Ray Client, and until `begin`.
+        via_ray_client: whether this process reaches Ray through Ray Client, which has no streams.
+        calls: waits for the actors' answers.
+        startup: how long the client actors took to start when the run began; None before.
     """
 
     def __init__(
@@ -76,13 +75,13 @@ class ActorPool:
         notify: Callable[[str], None] = lambda text: None,
         participants: int | None = None,
     ) -> None:
-        """Ask for them all.
+        """Ask Ray for all actors.
 
         pack: fill one node after another.
-        head: whether client actors may live on the head node.
-        replan: what to have when nodes joined; None: what `plan` says.
-        note: tells the user.
-        participants: per round; as many actors test clients that never had a turn. None: all do.
+        head: whether client actors may run on the head node.
+        replan: makes the plan for a cluster that nodes have joined; None: the plan never grows.
+        notify: shows the user a sentence.
+        participants: per round; with pinned clients as many actors test clients that never trained. None: all do.
         """
         self.plan, self.pack, self.head, self.replan = plan, pack, head, replan
         self.notify, self.participants = notify, participants
@@ -90,36 +89,35 @@ class ActorPool:
         self.driver_node = ""
         self.calls = ActorCalls(self._name, notify, self._detail)
         self.startup: Startup | None = None
-        self._begun = False
-        self._what: Sequence[Any] = ()  # references to the world and the images
-        self._known = {node.id for node in nodes(head)}  # when it was last looked; later ones have joined
-        self._looked_s = perf_counter()  # when it was last looked for nodes that joined
-        self.starting: list[tuple[int, Worker, Any]] = []  # (group, member, its answer), started on such nodes
+        self._inputs: Sequence[Any] = ()  # references to the RunSpec and the images
+        self._known_nodes = {node.id for node in nodes(head)}
+        self._checked_s = perf_counter()  # of the last look for new nodes
+        self.starting: list[tuple[int, Worker, Any]] = []  # on new nodes: (group, worker, its first answer)
         self.clients: list[Worker] = []
-        for group, placed in zip(self.plan.groups, self._room(), strict=True):
+        for group, placed in zip(self.plan.groups, self._place(), strict=True):
             self.clients += [self._new_client(group, *placed[i : i + 1]) for i in range(group.actors)]
         self.server = self._new_server()
         for worker in [*self.initial_workers, self.server]:
             worker.actor.preload.remote()
 
     @property
-    def everyone(self) -> list[Worker]:
-        """The hosts, then the server."""
+    def workers(self) -> list[Worker]:
+        """The client actors, then the server's."""
         return [*self.clients, self.server]
 
     @property
     def initial_workers(self) -> list[Worker]:
-        """Hosts that have work from the start: all, but where clients are pinned, as many as test before round 1."""
+        """Client actors with work before round 1: of a group with pinned clients one per participant, else all."""
         found: list[Worker] = []
         base = 0
         for group in self.plan.groups:
-            some = min(group.actors, self.participants or group.actors) if group.pinned else group.actors
-            found += self.clients[base : base + some]
+            count = min(group.actors, self.participants or group.actors) if group.pinned else group.actors
+            found += self.clients[base : base + count]
             base += group.actors
         return found
 
     def default_owner(self) -> dict[ClientId, Worker]:
-        """Where each client goes that nobody holds yet: they are dealt out in their group."""
+        """The actor of each client that has not trained yet: the clients of a group take its actors in turn."""
         found: dict[ClientId, Worker] = {}
         base = 0
         for group in self.plan.groups:
@@ -128,200 +126,205 @@ class ActorPool:
         return found
 
     def begin(self, spec: Any, images: Any) -> None:
-        """Wait until all are up, and make each as it is before round 1. Both are references.
+        """Wait until all actors have started, and reset each to its state before round 1. Both are references.
 
         Raises:
-            LostError: one died meanwhile.
-            RunError: no more came up for `START_TIMEOUT_S`.
+            LostError: an actor died meanwhile.
+            RunError: no further actor started within `START_TIMEOUT_S`.
         """
-        self._what = spec, images
+        first, self._inputs = not self._inputs, (spec, images)
         shares = [group.gpus_per_actor for group in self.plan.groups for _ in range(group.actors)]
-        begun = [m.actor.setup.remote(self._what, share) for m, share in zip(self.clients, shares, strict=True)]
-        begun.append(self.server.actor.setup.remote(spec))
-        first, self._begun = not self._begun, True
-        up_s = self._await(begun)
-        for worker, found in zip(self.everyone, self.calls.get(begun, "starting"), strict=True):
-            worker.place, worker.usage, worker.pending_clients = found, None, []
+        setups = [
+            worker.actor.setup.remote(self._inputs, share) for worker, share in zip(self.clients, shares, strict=True)
+        ]
+        setups.append(self.server.actor.setup.remote(spec))
+        started_s = self._wait_until_started(setups)
+        for worker, location in zip(self.workers, self.calls.get(setups, "starting"), strict=True):
+            worker.location, worker.usage, worker.pending_clients = location, None, []
         if first:
-            self.startup = Startup.of([m.asked_s for m in self.clients], up_s[:-1])
-            self._report_startup(self.startup)
+            self.startup = Startup.of([worker.requested_s for worker in self.clients], started_s[:-1])
+            if self.startup.actors >= MANY_ACTORS:
+                self.notify(
+                    f"{self.startup.actors} client actors started in {self.startup.seconds:.3g} s "
+                    f"({self.startup.per_actor_s:.2g} s per actor)"
+                )
         self.driver_node = "" if self.via_ray_client else str(ray.get_runtime_context().get_node_id())
         self.calls.get([worker.actor.ready.remote() for worker in self.initial_workers], "starting")
 
     def replace_dead(self) -> list[str]:
-        """New actors for those that do not answer, where there is room, until all that there is room for are up.
+        """Replace actors that do not answer where the new ones fit, and wait until all have started.
 
-        Returns what a user should know, in sentences.
+        Returns what the user should know, in sentences.
         """
         notes = self._replace_dead()
         began = perf_counter()
-        while not self._up() and perf_counter() - began < START_TIMEOUT_S:
-            # It takes Ray a while to see that a node is gone, and with it the room for an actor.
-            if any(len(placed) < group.actors for group, placed in zip(self.plan.groups, self._room(), strict=True)):
+        while not self._all_answer() and perf_counter() - began < START_TIMEOUT_S:
+            # Ray takes a while to see that a node is gone; only then do fewer actors fit.
+            if any(len(placed) < group.actors for group, placed in zip(self.plan.groups, self._place(), strict=True)):
                 notes += self._replace_dead()
         return notes
 
     def add_new_actors(self) -> None:
-        """Let actors on nodes that joined take part from now on; look for such nodes now and then."""
-        for new in list(self.starting):
-            group, worker, answer = new
+        """Add actors that have started on new nodes; every `NODE_CHECK_S` look for new nodes."""
+        for entry in list(self.starting):
+            group, worker, answer = entry
             if not ray.wait([answer], timeout=0)[0]:
                 continue
-            self.starting.remove(new)
-            if answered(answer):
+            self.starting.remove(entry)
+            if succeeded(answer):
                 self._add_actor(group, worker)
-        if self.replan is None or perf_counter() - self._looked_s < LOOK_FOR_NODES_S:
+        if self.replan is None or perf_counter() - self._checked_s < NODE_CHECK_S:
             return
-        self._looked_s = perf_counter()
-        self.calls.wait_for_gcs("looking for nodes that joined")
+        self._checked_s = perf_counter()
+        self.calls.wait_for_gcs("looking for new nodes")
         found = nodes(self.head)
-        more = [node for node in found if node.id not in self._known]
-        self._known = {node.id for node in found}
-        if more:
-            self._start_on_new_nodes(found, more)
+        new = [node for node in found if node.id not in self._known_nodes]
+        self._known_nodes = {node.id for node in found}
+        if new:
+            self._start_on_new_nodes(found, new)
 
     def close(self) -> None:
-        """End them all, and let go of what they were given; safe to call twice."""
-        if ray.is_initialized() and gcs_answers():  # else Ray waits for a minute
-            for worker in [*self.everyone, *(new for _, new, _ in self.starting)]:
+        """End all actors and release their inputs; safe to call twice."""
+        if ray.is_initialized() and gcs_answers():  # Ray waits for a dead GCS for a minute
+            for worker in [*self.workers, *(worker for _, worker, _ in self.starting)]:
                 ray.kill(worker.actor)
-        self.starting, self._what = [], ()
+        self.starting, self._inputs = [], ()
 
-    def _new_client(self, group: ActorGroup, seat: Node | None = None) -> Worker:
-        """An actor on this node; without one, where Ray finds room. Others may have taken the room meanwhile, so a seat
-        is a wish, unless the head node is to be kept free."""
-        strategy: Any = "SPREAD" if seat is None else NodeAffinitySchedulingStrategy(seat.id, soft=self.head)
+    def _new_client(self, group: ActorGroup, node: Node | None = None) -> Worker:
+        """A client actor on this node; without one, where Ray finds room.
+
+        Another program may have taken the room meanwhile, so the node is a preference, unless the head node is to
+        have no clients.
+        """
+        strategy: Any = "SPREAD" if node is None else NodeAffinitySchedulingStrategy(node.id, soft=self.head)
         options = ray.remote(ClientActor).options(
             num_cpus=group.cpus_per_actor, num_gpus=group.gpus_per_actor, scheduling_strategy=strategy
         )
-        asked_s = perf_counter()
-        return Worker(options.remote(), asked_s)
+        requested_s = perf_counter()
+        return Worker(options.remote(), requested_s)
 
     def _new_server(self) -> Worker:
         # The server works while the clients wait, so it takes no CPU away from them.
         return Worker(ray.remote(ServerActor).options(num_cpus=0).remote())
 
     def _name(self, actor_id: str) -> str | None:
-        for i, worker in enumerate(self.everyone):
+        for i, worker in enumerate(self.workers):
             if worker.actor._actor_id.hex() == actor_id:
                 return "the server actor" if worker is self.server else f"client actor {i + 1} of {len(self.clients)}"
         return None
 
     def _detail(self, actor_id: str) -> str:
-        worker = next((m for m in self.everyone if m.actor._actor_id.hex() == actor_id), None)
+        worker = next((one for one in self.workers if one.actor._actor_id.hex() == actor_id), None)
         if worker is None:
             return ""
         clients = ", ".join(map(str, worker.pending_clients[:5])) + (", ..." if len(worker.pending_clients) > 5 else "")
-        where = f"pid {worker.place.pid} on {worker.place.machine}"
-        return f" ({where}{f', at client {clients}' if clients else ''})"
+        process = f"pid {worker.location.pid} on {worker.location.address}"
+        return f" ({process}{f', at client {clients}' if clients else ''})"
 
-    def _room(self) -> list[list[Node]]:
+    def _place(self) -> list[list[Node]]:
         self.calls.wait_for_gcs("placing actors")
         return place_actors(self.plan.groups, nodes(self.head), self.pack)
 
-    def _await(self, begun: Sequence[Any]) -> list[float]:
-        """Until all are up; says so when it takes long. Returns perf_counter() when each had answered."""
+    def _wait_until_started(self, setups: Sequence[Any]) -> list[float]:
+        """Wait for all setups, and notify the user when that takes long. Returns perf_counter() of each answer."""
         began = latest = perf_counter()
-        reported = False
-        up_s: dict[Any, float] = {}
-        left = list(begun)
+        notified = False
+        started_s: dict[Any, float] = {}
+        left = list(setups)
         while left:
             self.calls.wait_for_gcs("starting")
-            self.calls.translated(partial(ray.wait, left, num_returns=1, timeout=LOOK_S), "starting")
-            # All that answered by now, so that a thousand actors are not a thousand looks at a thousand.
-            ready, left = self.calls.translated(partial(ray.wait, left, num_returns=len(left), timeout=0), "starting")
+            with self.calls.translate_errors("starting"):
+                ray.wait(left, num_returns=1, timeout=POLL_S)
+                # All answers at once, so that a thousand actors do not take a thousand waits for a thousand.
+                ready, left = ray.wait(left, num_returns=len(left), timeout=0)
             if ready:
-                self.calls.get(ready, "starting")  # an error is an answer, too
+                self.calls.get(ready, "starting")  # raises the error of a failed setup
                 latest = perf_counter()
-                up_s |= dict.fromkeys(ready, latest)
+                started_s |= dict.fromkeys(ready, latest)
             if left and perf_counter() - latest >= START_TIMEOUT_S:
                 raise RunError(
-                    f"starting: no more actors came up within {START_TIMEOUT_S:.0f} s; on a cluster `ray status` shows "
-                    "what they wait for"
+                    f"starting: no further actor started within {START_TIMEOUT_S:.0f} s; on a cluster `ray status` "
+                    "shows what they wait for"
                 )
-            if left and not reported and perf_counter() - began >= SLOW_START_S:
-                reported = True
+            if left and not notified and perf_counter() - began >= SLOW_START_S:
+                notified = True
                 self.notify(
-                    f"{len(up_s)} of {len(begun)} actors are up; the others are starting, or wait for CPUs or GPUs in "
-                    f"use (on a cluster `ray status` shows it; the run gives up if none comes up for "
+                    f"{len(started_s)} of {len(setups)} actors have started; the others are starting, or wait for CPUs "
+                    f"or GPUs in use (on a cluster `ray status` shows it; the run ends if none starts for "
                     f"{START_TIMEOUT_S:.0f} s)"
                 )
-        return [up_s[answer] for answer in begun]
-
-    def _report_startup(self, found: Startup) -> None:
-        if found.actors >= MANY_ACTORS:
-            each = f"{found.per_actor_s:.2g} s per actor"
-            self.notify(f"{found.actors} client actors were up after {found.seconds:.3g} s ({each})")
+        return [started_s[answer] for answer in setups]
 
     def _replace_dead(self) -> list[str]:
-        """New actors for those that do not answer, where there is room; a group that had more goes on with fewer."""
+        """Replace actors that do not answer where the new ones fit; a group with more than fit gets fewer."""
         notes = []
-        answers = {worker: worker.actor.pid.remote() for worker in self.everyone}
-        # Those that are alive may be at work on the round that was cut off: not worth a long wait.
-        ray.wait(list(answers.values()), num_returns=len(answers), timeout=ANSWER_S)
-        alive = {worker for worker, ref in answers.items() if answered(ref)}
-        for worker in [*(m for m in self.everyone if m not in alive), *(m for _, m, _ in self.starting)]:
-            ray.kill(worker.actor)  # one that joins may be on a node that is gone; if not, it is asked for again
+        answers = {worker: worker.actor.pid.remote() for worker in self.workers}
+        # Living actors may be busy with the round that was cut off, which is not worth a long wait.
+        ray.wait(list(answers.values()), num_returns=len(answers), timeout=RECOVERY_DEADLINE_S)
+        alive = {worker for worker, ref in answers.items() if succeeded(ref)}
+        # Actors that are starting may be on the node that is gone; if not, `add_new_actors` starts them again.
+        for worker in [*(one for one in self.workers if one not in alive), *(one for _, one, _ in self.starting)]:
+            ray.kill(worker.actor)
         if self.server not in alive:
             self.server = self._new_server()
         self.starting = []
-        # A node that is to have none of ours has joined, as far as `add_new_actors` is concerned.
-        self._known = {worker.node for worker in self.clients if worker in alive}
+        # Nodes without an actor count as new for `add_new_actors`.
+        self._known_nodes = {worker.node for worker in self.clients if worker in alive}
         clients: list[Worker] = []
         groups: list[ActorGroup] = []
         base = 0
-        for group, placed in zip(self.plan.groups, self._room(), strict=True):
+        for group, placed in zip(self.plan.groups, self._place(), strict=True):
             left = [worker for worker in self.clients[base : base + group.actors] if worker in alive]
             base += group.actors
-            wanted = max(min(group.actors, len(placed)), len(left), 1)
+            count = max(min(group.actors, len(placed)), len(left), 1)
             taken = Counter(worker.node for worker in left)
             free: list[Node] = []
-            for seat in placed:
-                if taken[seat.id]:
-                    taken[seat.id] -= 1
+            for node in placed:
+                if taken[node.id]:
+                    taken[node.id] -= 1
                 else:
-                    free.append(seat)
-            free = free[: wanted - len(left)]
-            self._known |= {seat.id for seat in free}
-            clients += left + [self._new_client(group, *free[i : i + 1]) for i in range(wanted - len(left))]
-            groups.append(replace(group, actors=wanted))
-            if wanted < group.actors:
-                notes.append(f"there is room for {wanted} of {group.actors} actors: the run goes on with them")
+                    free.append(node)
+            free = free[: count - len(left)]
+            self._known_nodes |= {node.id for node in free}
+            clients += left + [self._new_client(group, *free[i : i + 1]) for i in range(count - len(left))]
+            groups.append(replace(group, actors=count))
+            if count < group.actors:
+                notes.append(f"only {count} of {group.actors} actors fit now: the run continues with them")
         self.clients, self.plan = clients, replace(self.plan, groups=tuple(groups))
         return notes
 
-    def _up(self) -> bool:
-        """Whether every actor answers, or is known to be dead, within a moment."""
-        answers = [worker.actor.pid.remote() for worker in self.everyone]
-        ready, _ = ray.wait(answers, num_returns=len(answers), timeout=MOMENT_S)
+    def _all_answer(self) -> bool:
+        """Whether every actor answers, or is known to be dead, within `RETRY_S`."""
+        answers = [worker.actor.pid.remote() for worker in self.workers]
+        ready, _ = ray.wait(answers, num_returns=len(answers), timeout=RETRY_S)
         return len(ready) == len(answers)
 
     def _start_on_new_nodes(self, found: Sequence[Node], new: Sequence[Node]) -> None:
-        """Start what the nodes that joined have room for, of what the plan would be with them."""
+        """Start those actors on the new nodes that a plan for all nodes has and this pool has not."""
         assert self.replan is not None
         try:
-            wanted = self.replan(ClusterResources(sum(n.cpus for n in found), sum(n.gpus for n in found), len(found)))
+            wanted = self.replan(ClusterResources.of(found))
         except ScenarioError:
             return
-        coming = Counter(group for group, _, _ in self.starting)
+        starting = Counter(group for group, _, _ in self.starting)
         more = [
-            # A pinned group's clients stay where they are, and shares stay what they were.
-            replace(has, actors=0 if has.pinned else max(0, wants.actors - has.actors - coming[g]))
+            # Pinned clients do not move, so their group never grows; CPUs and GPUs per actor stay.
+            replace(has, actors=0 if has.pinned else max(0, wants.actors - has.actors - starting[g]))
             for g, (has, wants) in enumerate(zip(self.plan.groups, wanted.groups, strict=True))
         ]
         for g, placed in enumerate(place_actors(more, new, self.pack)):
-            for seat in placed:
-                worker = self._new_client(more[g], seat)
+            for node in placed:
+                worker = self._new_client(more[g], node)
                 self.starting.append((g, worker, worker.actor.pid.remote()))
 
-    def _add_actor(self, group: int, worker: Worker) -> None:
-        """Count an actor that is up among the hosts of this group, unless it has died by now: nothing was on it."""
+    def _add_actor(self, g: int, worker: Worker) -> None:
+        """Add an actor to group `g`, unless it has died since it started."""
         groups = list(self.plan.groups)
         try:
-            worker.place = ray.get(worker.actor.setup.remote(self._what, groups[group].gpus_per_actor))
+            worker.location = ray.get(worker.actor.setup.remote(self._inputs, groups[g].gpus_per_actor))
         except RayError:
             return
-        self.clients.insert(sum(one.actors for one in groups[: group + 1]), worker)
-        groups[group] = replace(groups[group], actors=groups[group].actors + 1)
+        self.clients.insert(sum(group.actors for group in groups[: g + 1]), worker)
+        groups[g] = replace(groups[g], actors=groups[g].actors + 1)
         self.plan = replace(self.plan, groups=tuple(groups))
-        self.notify(f"an actor on a node that joined takes part: {len(self.clients)} client actors now")
+        self.notify(f"an actor on a new node takes part: {len(self.clients)} client actors now")

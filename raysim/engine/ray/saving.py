@@ -64,13 +64,14 @@ class CheckpointWrite:
             if self.pool.via_ray_client:
                 parts += [self._written(one) for one in calls.get(answer, self.where)]
             else:
-                parts += calls.translated(partial(self._all_written, answer), self.where)
+                with calls.translate_errors(self.where):
+                    parts += self._all_written(answer)
         calls.get([begun for _, begun in self._begun], self.where)
         # Called behind the rounds; when no round follows, nobody else asks.
         self._done.wait(PATIENCE_S)
         self.ask()
-        answers = calls.within_deadline(self._asked, self.where)
-        parts += [part for written in calls.get(answers, self.where) for part in written]
+        calls.wait_all(self._asked, self.where)
+        parts += [part for written in calls.get(self._asked, self.where) for part in written]
         return sorted(parts, key=lambda part: part.name), self._written(calls.get(server, self.where))
 
     def _reachable(self, worker: Worker) -> Storage | None:

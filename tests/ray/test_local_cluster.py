@@ -1,4 +1,4 @@
-"""A run's own Ray is reachable from nowhere else, and by nobody who does not hold its token."""
+"""Only a process on this machine that holds the token reaches a run's own Ray."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ PROBE = """
 import json, os, stat, subprocess, sys
 from pathlib import Path
 import psutil, ray
-from raysim.engine.ray import local_cluster
-from raysim.engine.ray import session
+from raysim.engine.ray import local_cluster, session
 
 before = dict(os.environ)
-assert ray_session.connect(1.0)
+assert session.connect(1.0)
 @ray.remote
 class Worker:
     def pid(self): return os.getpid()
@@ -40,9 +39,9 @@ address = ray.get_runtime_context().gcs_address
 join = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1]).get_all_node_info(timeout=30.0)"
 clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
 guess = {**clean, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
-for who, environ in (("owner", dict(os.environ)), ("stranger", clean), ("guesser", guess)):
+for visitor, environ in (("owner", dict(os.environ)), ("stranger", clean), ("guesser", guess)):
     done = subprocess.run([sys.executable, "-c", join, address], env=environ, capture_output=True, text=True)
-    found[who] = [done.returncode, done.stdout + done.stderr]
+    found[visitor] = [done.returncode, done.stdout + done.stderr]
 folder = local_cluster._folder
 local_cluster.stop(remove_logs=True)
 names = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", local_cluster.LOOPBACK
@@ -81,8 +80,8 @@ def test_only_the_owner_on_this_machine_gets_in(namespace: list[str], tmp_path: 
     assert found["mode"] == 0o700
     assert found["tokens"] == []  # no file holds the token
     assert found["owner"][0] == 0, found["owner"][1]
-    for who in ("stranger", "guesser"):
-        code, text = found[who]
+    for visitor in ("stranger", "guesser"):
+        code, text = found[visitor]
         assert code != 0, text
         assert "auth" in text.lower(), text
     assert found["left"] == []  # a later Ray of this process is as if there had been none

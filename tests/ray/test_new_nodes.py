@@ -1,4 +1,4 @@
-"""A node that joins during a run is used from a later round on, and no bit changes."""
+"""A run starts actors on nodes that are added to the cluster, and no bit changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.conftest import REPOSITORY
 
 pytestmark = pytest.mark.ray
 
-JOIN = """
+NEW_NODE = """
 import ray
 from ray.cluster_utils import Cluster
 from raysim.engine.ray import pool as pool_module
@@ -24,7 +24,7 @@ from tests.engine.scenarios import loaded
 from tests.engine.test_survival import outcome
 from tests.ray.test_recovery import GIVEN, Killing
 
-pool_module.LOOK_FOR_NODES_S = 0.0
+pool_module.NODE_CHECK_S = 0.0
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
 ray.init(address=cluster.address, logging_level="ERROR")
 requests = [ResourceRequest(tuple(range(8)), None, None, 1.0, 0.0)]
@@ -35,20 +35,20 @@ backend = RayBackend(pool)
 assert len(pool.clients) == 1
 nodes = []
 
-def join(backend):
+def add_node(backend):
     if not nodes:
         nodes.append(cluster.add_node(num_cpus=2))
     else:
         assert len(pool.starting) == 2
         ray.wait([answer for _, _, answer in pool.starting], num_returns=2, timeout=120)
 
-killing = Killing(backend, [1, 2], join)
+killing = Killing(backend, [1, 2], add_node)
 found = outcome(loaded(GIVEN), backend)
 assert not killing.left
 assert found == outcome(loaded(GIVEN), InProcessBackend())
-assert len(pool.everyone) == 3 + 1
-assert all(worker.usage for worker in pool.everyone)  # all three actors and the server had work
-assert len({worker.node for worker in pool.everyone}) == 2
+assert len(pool.workers) == 3 + 1
+assert all(worker.usage for worker in pool.workers)  # all three actors and the server had work
+assert len({worker.node for worker in pool.workers}) == 2
 print(*notes, sep=" | ")
 backend.close()
 ray.shutdown()
@@ -56,11 +56,11 @@ cluster.shutdown()
 """
 
 
-def test_a_node_that_joins_is_used() -> None:
-    run = subprocess.run([sys.executable, "-c", JOIN], cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+def test_actors_start_on_a_new_node() -> None:
+    run = subprocess.run([sys.executable, "-c", NEW_NODE], cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stdout + run.stderr
-    told = run.stdout.strip().splitlines()[-1]
-    assert "an actor on a node that joined takes part: 3 client actors now" in told
+    notes = run.stdout.strip().splitlines()[-1]
+    assert "an actor on a new node takes part: 3 client actors now" in notes
 
 
 WORKERS_ONLY = """
@@ -76,7 +76,7 @@ from tests.engine.scenarios import loaded
 from tests.engine.test_survival import world_for
 from tests.ray.test_recovery import GIVEN, kill
 
-pool_module.LOOK_FOR_NODES_S = 0.0
+pool_module.NODE_CHECK_S = 0.0
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
 cluster.add_node(num_cpus=1)
 ray.init(address=cluster.address, logging_level="ERROR")
@@ -92,19 +92,19 @@ def until(done):
         if done():
             return
         time.sleep(0.1)
-    raise AssertionError(f"{len(pool.clients)} hosts, {len(pool.starting)} joining")
+    raise AssertionError(f"{len(pool.clients)} client actors, {len(pool.starting)} starting")
 
 def away():
     return [worker.node != pool.driver_node for worker in pool.clients]
 
 assert away() == [True]
 kill(pool.clients[0])
-assert backend.recover() == [] and away() == [True]  # the head has more room, but is not to be used
+assert backend.recover() == [] and away() == [True]  # the head has more room, but must stay free
 cluster.add_node(num_cpus=1)
 until(lambda: pool.starting)
 kill(pool.clients[0])
 assert backend.recover() == []
-until(lambda: len(pool.clients) == 2)  # the one that was starting is asked for again
+until(lambda: len(pool.clients) == 2)  # recovery started it again
 assert away() == [True, True] and pool.plan.num_actors == 2
 backend.close()
 ray.shutdown()
@@ -112,7 +112,7 @@ cluster.shutdown()
 """
 
 
-def test_a_death_neither_fills_the_head_nor_forgets_who_joins() -> None:
+def test_recovery_keeps_the_head_node_free_and_uses_new_nodes() -> None:
     code = [sys.executable, "-c", WORKERS_ONLY]
     run = subprocess.run(code, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stdout + run.stderr

@@ -1,0 +1,87 @@
+"""The driver notices the death of Ray's GCS before it asks a question that only the GCS answers."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import ray
+
+from raysim.common.errors import RunError
+from raysim.engine.memory import MemoryUsage
+from raysim.engine.ray import calls, local_cluster
+from raysim.engine.ray.actors import Location, ProcessMemory
+from raysim.engine.ray.backend import RayBackend
+from raysim.engine.ray.calls import ActorCalls, GcsDiedError
+from raysim.engine.ray.pool import ActorPool, Worker
+
+
+@pytest.fixture
+def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """A listening socket in the place of the GCS; closing it is the GCS's death."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        context = SimpleNamespace(gcs_address=f"127.0.0.1:{listening.getsockname()[1]}")
+        monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+        yield listening
+
+
+def no_nodes() -> list[object]:
+    raise AssertionError("the driver asks the GCS for nodes")
+
+
+def test_a_run_on_its_own_ray_ends_at_once(gcs: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "nodes", no_nodes)
+    monkeypatch.setattr(local_cluster, "is_running", lambda: True)
+    calls = ActorCalls(lambda actor_id: None)
+    pool = ActorPool.__new__(ActorPool)
+    pool.calls, pool.starting, pool.replan, pool._checked_s = calls, [], lambda machine: pytest.fail("asked"), -1e9
+    calls.wait_for_gcs("round 1")
+    gcs.close()
+    for ask in (
+        lambda: calls.wait_all([object()], "the checkpoint of round 2"),
+        lambda: calls.get([], "round 2"),
+        lambda: calls.wait_any([], "round 2"),
+        pool._place,
+        pool.add_new_actors,
+        RayBackend(pool).recover,
+    ):
+        with pytest.raises(GcsDiedError, match=r": Ray's GCS \(gcs_server\) has died"):
+            ask()
+
+
+def test_a_call_on_a_cluster_waits_for_a_gcs_that_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([False, False, True])
+    monkeypatch.setattr(calls, "gcs_answers", lambda: next(answers))
+    monkeypatch.setattr(calls, "POLL_S", 0.0)
+    ActorCalls(lambda actor_id: None).wait_for_gcs("recovering")
+    assert not list(answers)
+
+
+def test_a_ray_that_does_not_start_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(**options: object) -> None:
+        raise Exception("The current node timed out during startup.\nMore of it.")
+
+    monkeypatch.setattr(ray, "init", dies)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    before = dict(os.environ)
+    with pytest.raises(RunError, match=r"^Ray did not start on this machine: The current node timed out .*startup\.$"):
+        local_cluster.start()
+    assert dict(os.environ) == before
+    assert not local_cluster.is_running()
+
+
+def test_memory_usage_does_not_ask_the_gcs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "nodes", no_nodes)
+    low, high = MemoryUsage(1, 10), MemoryUsage(9, 10)
+    pool = ActorPool.__new__(ActorPool)
+    pool.calls = ActorCalls(lambda actor_id: None)
+    pool.clients = [
+        Worker(None, location=Location("a", "10.0.0.1", 1), usage=ProcessMemory(0.0, 0.0, (low, None))),
+        Worker(None, location=Location("a", "10.0.0.1", 2), usage=ProcessMemory(0.0, 0.0, (high, None))),
+        Worker(None, location=Location("b", "10.0.0.2", 3), usage=ProcessMemory(0.0, 0.0, (low, None))),
+    ]
+    pool.server = Worker(None)
+    assert RayBackend(pool).memory_usage() == {"10.0.0.1": (high, None), "10.0.0.2": (low, None)}
