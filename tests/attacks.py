@@ -381,7 +381,7 @@ class FolderAttack:
 
         stack = ExitStack()
         stack.enter_context(chdir(place))
-        stack.enter_context(patch("raysim.launch.run.MlflowTracker", _NoMlflow))
+        stack.enter_context(patch("raysim.launch.session.MlflowTracker", _NoMlflow))
         for name in ("draw_heatmap", "plot_accuracy"):
             stack.enter_context(patch(f"raysim.launch.session.{name}", no_picture))
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}

@@ -11,8 +11,8 @@ import pytest
 
 from raysim.cli.main import main
 from raysim.common.errors import ScenarioError
+from raysim.launch.assemble import attach
 from raysim.launch.check import check
-from raysim.launch.prepare import joined
 from raysim.scenario.load import load_scenario
 from tests.conftest import REPOSITORY
 
@@ -121,7 +121,7 @@ def test_joining_a_cluster_leaves_sigterm_to_whoever_had_it(workplace: Path, mon
     monkeypatch.setitem(sys.modules, "ray", None)  # as in a new process
     monkeypatch.setenv("RAY_ADDRESS", "there:1")
     before = signal.getsignal(signal.SIGTERM)
-    assert joined(check(load_scenario(QUICKSTART)))
+    assert attach(check(load_scenario(QUICKSTART)))
     assert signal.getsignal(signal.SIGTERM) is before
 
 

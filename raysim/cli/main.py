@@ -121,11 +121,11 @@ def resume_(run_: str, sets: tuple[str, ...], quiet: bool, code_changed: bool, a
         raysim resume 20261121-101500-ab12 --set resources.actors=4
     """
     _attach(address)
-    from raysim.launch.resume import find_run, own_scenario
+    from raysim.launch.resume import find_run, run_scenario
     from raysim.launch.run import resume
 
     folder = find_run(run_)
-    loaded = own_scenario(folder, sets)
+    loaded = run_scenario(folder, sets)
     _close(resume(folder, loaded, quiet=quiet, code_changed=code_changed).summary, loaded.scenario.tracking.uri)
 
 
@@ -170,7 +170,7 @@ def validate(scenario: str, sets: tuple[str, ...]) -> None:
     loaded = load_scenario(scenario, sets)
     checked = check(loaded)
     click.echo(checked.loaded.resolved_yaml(), nl=False)
-    for notify in checked.notes:
+    for notify in checked.warnings:
         click.echo(f"note: {notify}", err=True)
     click.echo(f"{scenario}: valid", err=True)
 

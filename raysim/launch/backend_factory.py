@@ -1,11 +1,11 @@
-"""From a plan to a backend: join or start Ray, seat the actors, say what each node holds."""
+"""From an assembled run to its backend: attach to Ray or start it, place the actors, report what each node holds."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -22,54 +22,52 @@ from raysim.engine.policies.placement import (
     place_actors,
 )
 from raysim.engine.recovery import Notify
+from raysim.launch.assemble import Assembly
 from raysim.launch.check import Checked
+from raysim.report.units import plural
 
 
 def make_backend(
-    checked: Checked, plan: Plan | None, cleanup: contextlib.ExitStack, notify: Notify, well: Callable[[], bool]
-) -> tuple[Plan, Backend]:
-    """The scenario's backend, not yet started, and the plan that it follows. `cleanup` closes it.
+    assembly: Assembly, cleanup: contextlib.ExitStack, notify: Notify, succeeded: Callable[[], bool]
+) -> Backend:
+    """The scenario's backend, not yet started. `cleanup` closes it, and stops the Ray that is started here.
 
-    well: whether the run ended well, so that nobody needs Ray's logs of it.
+    succeeded: whether the run has all its rounds when `cleanup` runs; Ray's logs are then of no use.
     """
-    scenario = checked.loaded.scenario
-    backend: Backend
+    checked, plan = assembly.checked, assembly.plan
+    assert plan is not None
+    scenario, resources = checked.loaded.scenario, checked.loaded.scenario.resources
     if scenario.backend == "in_process":
-        assert plan is not None
         wanted = any(group.gpus_per_actor for group in plan.groups)
-        backend = InProcessBackend("cuda" if wanted and torch.cuda.is_available() else "cpu")
-        plan = replace(plan, groups=tuple(replace(group, actors=0) for group in plan.groups))
+        in_process = InProcessBackend("cuda" if wanted and torch.cuda.is_available() else "cpu")
+        cleanup.callback(in_process.close)
         for text in plan.notes:
             notify(text)
-        cleanup.callback(backend.close)
-        return plan, backend
+        return in_process
     from raysim.engine.ray import local_cluster, session
     from raysim.engine.ray.backend import RayBackend
     from raysim.engine.ray.pool import ActorPool
 
-    owned = session.connect(plan.cpus if plan else None)
-    if owned:
-        cleanup.callback(lambda: local_cluster.stop(remove_logs=well()))
-    resources = scenario.resources
-
-    def planned(machine: ClusterResources) -> Plan:
-        return make_plan(checked.requests, machine, checked.participants)
-
-    if plan is None:
-        plan = planned(session.machine(resources.head))
+    started = session.connect(plan.cpus)
+    if started:
+        cleanup.callback(lambda: local_cluster.stop(remove_logs=succeeded()))
     nodes = session.nodes(resources.head)
     pack = resources.placement == "pack"
     check_fits(plan, nodes, pack)
-    for text in (*plan.notes, *(seat.sentence for seat in placement(checked, plan, nodes))):
+    for text in (*plan.notes, *(one.sentence for one in placement(checked, plan, nodes))):
         notify(text)
-    pool = ActorPool(plan, pack, resources.head, None if owned else planned, notify, checked.participants)
+
+    def replan(machine: ClusterResources) -> Plan:
+        return make_plan(checked.requests, machine, checked.participants)
+
+    pool = ActorPool(plan, pack, resources.head, None if started else replan, notify, checked.participants)
     backend = RayBackend(pool)
     cleanup.callback(backend.close)
-    return plan, backend
+    return backend
 
 
-def metrics_of(backend: str) -> Tracker | None:
-    """What shows the run to a cluster's Prometheus; a Ray of our own has none."""
+def metrics_tracker(backend: str) -> Tracker | None:
+    """The tracker for a cluster's Prometheus; a Ray that the run starts itself has none."""
     if backend != "ray":
         return None
     from raysim.engine.ray.metrics import RayMetrics
@@ -86,17 +84,17 @@ class Placement:
     actors: int  # client actors
     cpus: float  # that they reserve
     gpus: float
-    apart: Mapping[str, int]  # whom an override is for -> its actors here
+    overrides: Mapping[str, int]  # what an override is for, such as an architecture -> its actors on this node
 
     @property
     def holds(self) -> str:
         """Such as "4 client actors (2 for cnn1)"."""
-        apart = ", ".join(f"{count} for {whom}" for whom, count in self.apart.items())
-        return f"{self.actors} client actor{'' if self.actors == 1 else 's'}" + (f" ({apart})" if apart else "")
+        some = ", ".join(f"{count} for {target}" for target, count in self.overrides.items())
+        return plural(self.actors, "client actor") + (f" ({some})" if some else "")
 
     @property
     def sentence(self) -> str:
-        """For whoever watches the run begin."""
+        """As a run reports it when it begins."""
         return f"node {self.node.name}: {self.holds}"
 
 
@@ -105,22 +103,22 @@ def placement(checked: Checked, plan: Plan, nodes: Sequence[Node]) -> list[Place
     if len(nodes) < 2:
         return []
     resources = checked.loaded.scenario.resources
-    whom = {
-        ask.clients: ", ".join(override.models or [f"clients {override.clients}"])
-        for ask, override in zip(checked.requests[:-1], resources.overrides, strict=True)
+    targets = {
+        request.clients: ", ".join(override.models or [f"clients {override.clients}"])
+        for request, override in zip(checked.requests[:-1], resources.overrides, strict=True)
     }
+    groups: dict[str, list[ActorGroup]] = {node.id: [] for node in nodes}
     placed = place_actors(plan.groups, nodes, resources.placement == "pack")
-    held: dict[str, list[ActorGroup]] = {node.id: [] for node in nodes}
-    for group, found in zip(plan.groups, placed, strict=True):
-        for node in found:
-            held[node.id].append(group)
+    for group, group_nodes in zip(plan.groups, placed, strict=True):
+        for node in group_nodes:
+            groups[node.id].append(group)
     return [
         Placement(
             node,
-            len(held[node.id]),
-            sum(group.cpus_per_actor for group in held[node.id]),
-            sum(group.gpus_per_actor for group in held[node.id]),
-            Counter(whom[group.clients] for group in held[node.id] if group.clients in whom),
+            len(groups[node.id]),
+            sum(group.cpus_per_actor for group in groups[node.id]),
+            sum(group.gpus_per_actor for group in groups[node.id]),
+            Counter(targets[group.clients] for group in groups[node.id] if group.clients in targets),
         )
         for node in nodes
     ]

@@ -54,7 +54,7 @@ class Checked:
         )
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def warnings(self) -> tuple[str, ...]:
         """What is allowed, but perhaps not what was meant."""
         training = self.loaded.scenario.training
         if training.optimizer == "adam" and training.momentum:
@@ -152,7 +152,7 @@ def check(loaded: Loaded) -> Checked:
             loaded.algorithm.check(checked.task)
         except ValueError as error:
             raise origin.error(("algorithm",), str(error)) from None
-    return replace(checked, requests=_asks(loaded))
+    return replace(checked, requests=_requests(loaded))
 
 
 def _refuse_secrets(loaded: Loaded) -> None:
@@ -218,7 +218,7 @@ def _check_models(loaded: Loaded, dataset: DatasetSpec) -> int:
         raise _placed(ScenarioError(str(error)), loaded, ("clients", "models")) from None
 
 
-def _asks(loaded: Loaded) -> tuple[ResourceRequest, ...]:
+def _requests(loaded: Loaded) -> tuple[ResourceRequest, ...]:
     """The scenario's resources as groups of clients; the first override that matches a client counts."""
     scenario, origin = loaded.scenario, loaded.origin
     resources, count = scenario.resources, scenario.clients.count
@@ -244,13 +244,13 @@ def _asks(loaded: Loaded) -> tuple[ResourceRequest, ...]:
                 raise origin.error(
                     (*key, "clients"), f"{override.clients!r} given: {error}; allowed: 0 to {count - 1}"
                 ) from None
-        requests.append(_ask([k for k in left if k in chosen], override, resources, ".".join(key)))
+        requests.append(_request([k for k in left if k in chosen], override, resources, ".".join(key)))
         left = [k for k in left if k not in chosen]
-    requests.append(_ask(left, resources, resources, "resources"))
+    requests.append(_request(left, resources, resources, "resources"))
     return tuple(requests)
 
 
-def _ask(clients: Sequence[int], given: Override | Resources, default: Resources, key: str) -> ResourceRequest:
+def _request(clients: Sequence[int], given: Override | Resources, default: Resources, key: str) -> ResourceRequest:
     cpus = default.cpus_per_actor if given.cpus_per_actor is None else given.cpus_per_actor
     gpus = default.gpus_per_actor if given.gpus_per_actor is None else given.gpus_per_actor
     return ResourceRequest(

@@ -108,6 +108,19 @@ def own_modules(module: str) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
+def versions() -> dict[str, str]:
+    """The versions that can change a number."""
+    import numpy
+    import torch
+
+    return {
+        "raysim": metadata.version("raysim"),
+        "python": sys.version.split()[0],
+        "torch": str(torch.__version__),
+        "numpy": numpy.__version__,
+    }
+
+
 @cache
 def checkout() -> tuple[str | None, bool | None]:
     """The commit of the checkout that raysim is imported from, and whether its code differs; (None, None) without."""

@@ -14,9 +14,9 @@ from raysim.core.fit import FitJob, fit_one
 from raysim.core.ops import cross_entropy
 from raysim.data.datasets import DATASETS, missing
 from raysim.engine.policies.placement import ActorGroup, ClusterResources, Plan, check_fits, make_plan
+from raysim.launch.assemble import attach, check_local, find_machine
 from raysim.launch.backend_factory import Placement, placement
 from raysim.launch.check import Checked
-from raysim.launch.prepare import check_local, joined, local_machine
 
 SPLIT_TRAIN: Mapping[str, float] = {"pooled811": 0.8, "published": 1.0, "pfedhn": 0.8}
 """Share of a split's images that train: of all images for pooled811, of the published training images otherwise."""
@@ -61,12 +61,11 @@ def preview(checked: Checked) -> Preview:
     """
     scenario = checked.loaded.scenario
     check_local(checked)
-    if joined(checked):
+    machine, nodes = find_machine(checked), []
+    if attach(checked):
         from raysim.engine.ray import session
 
-        machine, nodes = session.machine(scenario.resources.head), session.nodes(scenario.resources.head)
-    else:
-        machine, nodes = local_machine(), []
+        nodes = session.nodes(scenario.resources.head)
     plan = make_plan(checked.requests, machine, checked.participants)
     if nodes:
         check_fits(plan, nodes, scenario.resources.placement == "pack")
@@ -74,7 +73,7 @@ def preview(checked: Checked) -> Preview:
     if missing(data.name, data.root, data.format):
         text = f"{data.name} is not on this machine; a run looks for it and, without data.root, tries to download it"
         plan = replace(plan, notes=(*plan.notes, text))
-    plan = replace(plan, notes=(*checked.notes, *plan.notes))
+    plan = replace(plan, notes=(*checked.warnings, *plan.notes))
     models = tuple(_measure(checked, name) for name in checked.task.architectures)
     count = scenario.clients.count
     dataset = checked.dataset

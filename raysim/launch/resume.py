@@ -109,7 +109,7 @@ class Identity:
         # Without a checkpoint everything is computed anew, with one code.
         return replace(self, code=now, code_changes=noted if t >= 0 else ())
 
-    def warnings_(self, versions: Mapping[str, str], now: Code) -> list[str]:
+    def warnings(self, versions: Mapping[str, str], now: Code) -> list[str]:
         """What may make the rest of a run that goes on differ, a sentence each. versions, now: of this process."""
         other = [
             f"{name} {had} there, {versions[name]} here"
@@ -137,7 +137,7 @@ def find_run(text: str, output: Path = Path("runs")) -> Path:
     raise ScenarioError(f"{text} given, but there is no such run folder, and no such run below {output}{latest}")
 
 
-def own_scenario(folder: Path, sets: Sequence[str] = ()) -> Loaded:
+def run_scenario(folder: Path, sets: Sequence[str] = ()) -> Loaded:
     """The scenario of an existing run, with `--set` overrides. Raises `ScenarioError`."""
     if not folder.is_dir():
         raise ScenarioError(f"{folder} given, but there is no such run folder")
@@ -179,7 +179,7 @@ def refuse_incompatible(folder: Path, checkpoint: Checkpoint, scenario: Scenario
 
 def refuse_differences(folder: Path, loaded: Loaded) -> None:
     """Raises `ScenarioError`, naming the keys, when the scenario would not give the same result as the run's own."""
-    before = own_scenario(folder)
+    before = run_scenario(folder)
     had, has = before.flat(), loaded.flat()
     differing = [
         key for key in dict.fromkeys([*had, *has]) if had.get(key) != has.get(key) and not _free(key, before, loaded)

@@ -1,4 +1,4 @@
-"""One run from the moment its folder exists until it is closed: whatever happens, the folder says how it ended."""
+"""One run from the moment its folder exists until it is closed: however it ends, the folder holds how it ended."""
 
 from __future__ import annotations
 
@@ -10,30 +10,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow.parquet as pq
 
 from raysim.common.errors import RaysimError, RunError
-from raysim.common.results import RunCard, Status
+from raysim.common.results import RunCard, Status, Tracker
 from raysim.data.heatmap import draw_heatmap
-from raysim.data.shards import Partition
 from raysim.engine.backend import Backend
 from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
 from raysim.engine.memory import ResourceMonitor, disk_usage
-from raysim.engine.policies.placement import Plan
-from raysim.engine.records import Startup
-from raysim.engine.run import Progress, Schedule, Stop, run_rounds
-from raysim.engine.spec import RunSpec
+from raysim.engine.run import Progress, Stop, run_rounds
 from raysim.engine.workers.hooks import HookError
-from raysim.launch.backend_factory import make_backend, metrics_of
-from raysim.launch.check import Checked
-from raysim.launch.prepare import DatasetHandle, checkpoint_storage, make_run_spec
+from raysim.launch.assemble import Assembly, checkpoint_storage
+from raysim.launch.backend_factory import make_backend, metrics_tracker
 from raysim.launch.resume import Identity
-from raysim.launch.signals import sigterm_kept
+from raysim.launch.signals import interruptible, sigterm_kept
 from raysim.report.load import read_clients, read_rounds
 from raysim.report.plots import plot_accuracy
+from raysim.report.progress import Display
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.mlflow import MlflowTracker
 
@@ -41,7 +37,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 RESUME = "raysim resume"
-"""What goes on with a run, with the run's folder behind it."""
+"""The command that resumes a run, with the run's folder behind it."""
 
 
 @dataclass(frozen=True)
@@ -67,207 +63,224 @@ class Result:
         return read_clients(self.folder).to_pandas()
 
 
+class Resumed(NamedTuple):
+    """What a run is resumed from."""
+
+    store: CheckpointStore
+    checkpoint: Checkpoint | None  # None: no round was saved, so the run begins anew
+    warnings: Sequence[str]
+
+
 @dataclass
 class Session:
-    """One run from the moment its folder exists: whatever happens, the folder says how it ended."""
+    """One run from the moment its folder exists; `run` or `complete` closes it."""
 
-    checked: Checked
-    own: DatasetHandle
-    partition: Partition
+    assembly: Assembly
+    identity: Identity
     card: RunCard
     folder: RunFolder
-    mlflow: MlflowTracker
-    trackers: list[Any]
-    notify: Callable[[str], None]
-    within: Callable[[int, int], None]
-    stop: Stop
-    identity: Identity
-    resumed: tuple[CheckpointStore, Checkpoint | None] | None = None  # what a run that goes on has
-    monitor: ResourceMonitor = field(default_factory=ResourceMonitor)
-    resume_command: str = RESUME
-    warnings_: Sequence[str] = ()  # what the user is told as a run goes on
-    startup: Startup | None = None  # how long actors took to come up
+    display: Display
+    trackers: list[Tracker]  # the caller's
+    resume_command: str
+    resumed: Resumed | None = None
+    stop: Stop = field(init=False, default_factory=Stop)
+    facts: dict[str, Any] = field(init=False, default_factory=dict)  # what the summary holds besides the progress
 
-    def run(self, plan: Plan | None, cleanup: contextlib.ExitStack) -> Result:
-        """Start everything, run every round, end everything."""
-        scenario = self.checked.loaded.scenario
+    def __post_init__(self) -> None:
+        scenario = self.assembly.checked.loaded.scenario
+        self.notify = self.display.notify
+        self.mlflow = MlflowTracker(
+            self.identity.tracking, scenario.tracking.experiment or scenario.name, scenario.tracking.tags
+        )
+        self.trackers = [self.display, *self.trackers, self.folder, self.mlflow]
+        self.checkpoint_folder = self.identity.checkpoints_of(self.card.folder)
+        self.monitor = ResourceMonitor()
+
+    def run(self) -> Result:
+        """Run every round that is left and close the run."""
         progress = Progress()
         checkpoints: CheckpointManager | None = None
-        under_way = False  # whether the folder is as this run has it
+        restored = False  # whether the folder holds the rounds that the run resumes from
         began = time.perf_counter()
         status: Status = "failed"
-        facts: dict[str, Any] = {}
-        try:
-            progress, checkpoints = self._where_it_stands()
-            under_way = True
-            self.stop.saved_round = lambda: checkpoints is None or checkpoints.saved_round == progress.t
-            self._write_inputs()
-            for tracker in self.trackers:
-                tracker.open(self.card)
-            if checkpoints is not None and checkpoints.saved_round is not None:
-                self._saved(checkpoints.saved_round)
-            with sigterm_kept():
-                plan, backend = make_backend(self.checked, plan, cleanup, self.notify, lambda: "state_digest" in facts)
-            if metrics := metrics_of(scenario.backend):
-                metrics.open(self.card)
-                self.trackers.append(metrics)
-            facts["actors"] = plan.num_actors
-            spec = make_run_spec(self.checked, self.own.data, self.partition, plan)
-            for text in self.checked.notes:
-                self.notify(text)
-            if idle := sum(not count for count in spec.num_samples.values()):
-                self.notify(f"{idle} of {spec.num_clients} clients hold no training samples and never take part")
-            schedule = Schedule(
-                scenario.rounds,
-                self.checked.participants,
-                scenario.evaluation.every,
-                scenario.failure.max_failed_fraction,
-                scenario.failure.max_attempts,
-            )
-            facts["state_digest"] = run_rounds(
-                spec,
-                schedule,
-                backend,
-                self.trackers,
-                progress,
-                self.notify,
-                self.within,
-                checkpoints,
-                self.stop,
-                partial(self._start, backend, spec),
-            )
-            status = "finished"
-        except KeyboardInterrupt:
-            status = "interrupted"
-            raise
-        except OSError as error:
-            facts["error"] = self.folder.gone() or str(_in_words(error, self.card.folder))
-            raise RunError(facts["error"]) from error
-        except BaseException as error:
-            if gone := self.folder.gone():
-                facts["error"] = gone
-                raise RunError(gone) from error
-            facts["error"] = str(error) or type(error).__name__
-            if isinstance(error, HookError) and error.trace:
-                self.folder.write_text("logs/error.txt", error.trace)
-            if self.resumed and isinstance(error, Exception) and not isinstance(error, RaysimError):
-                raise self._unfit(error) from error
-            raise
-        finally:
-            self.stop.closing = True
-            facts["seconds"] = time.perf_counter() - began
-            if status != "finished" and under_way:
-                if not self.folder.gone():
-                    self.notify(f"what was done until round {progress.rounds} is kept in {self.card.folder}")
-                    self.notify(f"go on with:  {self.resume_command} {shlex.quote(str(self.card.folder))}")
-                self._shut_down(cleanup)  # first: actors may still be at work on a round that was cut off
-            summary = self._summary(status, progress, checkpoints, facts)
-            self._close(status, summary, cleanup)
+        with interruptible(self.stop), contextlib.ExitStack() as cleanup:
+            try:
+                progress, checkpoints = self._restore()
+                restored = True
+                self.stop.saved_round = lambda: checkpoints is None or checkpoints.saved_round == progress.t
+                self._open(checkpoints)
+                self._run_rounds(progress, checkpoints, cleanup)
+                status = "finished"
+            except KeyboardInterrupt:
+                status = "interrupted"
+                raise
+            except BaseException as error:
+                if (failure := self._failure(error)) is error:
+                    raise
+                raise failure from error
+            finally:
+                self.stop.closing = True
+                self.facts["seconds"] = time.perf_counter() - began
+                if status != "finished" and restored:
+                    if not self.folder.why_missing():
+                        self.notify(f"what was done until round {progress.rounds} is kept in {self.card.folder}")
+                        self.notify(f"resume with:  {self._resume_line}")
+                    self._shut_down(cleanup)  # first: actors may still work on a round that was cut off
+                summary = self._summary(status, progress, checkpoints)
+                self._close(status, summary, cleanup)
         return Result(self.card.folder, summary)
 
     def complete(self, summary: dict[str, Any]) -> Result:
-        """Close a run that has all its rounds and whose closing was cut off, without Ray. summary: what it left."""
+        """Close a run that has all its rounds and whose closing was cut off, without Ray. summary: the folder's."""
         self.stop.closing = True
         self.notify("closing the run: what plots and MLflow lack is added")
         summary = {**summary, "status": "finished", "folder": str(self.card.folder)}
-        try:
-            rows = read_rounds(self.card.folder).to_pylist()
-            self.mlflow.resume([{name: value for name, value in row.items() if value is not None} for row in rows])
-        except (ValueError, TypeError, LookupError) as error:
-            raise self._unfit(error) from error
-        for tracker in self.trackers:
-            if tracker is not self.folder:
-                tracker.open(self.card)
-        self._close("finished", summary, contextlib.ExitStack())
+        with interruptible(self.stop):
+            try:
+                rows = read_rounds(self.card.folder).to_pylist()
+                self.mlflow.resume([{name: value for name, value in row.items() if value is not None} for row in rows])
+            except (ValueError, TypeError, LookupError) as error:
+                raise self._incompatible(error) from error
+            self.trackers.remove(self.display)
+            for tracker in self.trackers:
+                if tracker is not self.folder:
+                    tracker.open(self.card)
+            self._close("finished", summary, contextlib.ExitStack())
         return Result(self.card.folder, {**summary, "completed": True})
 
-    def _unfit(self, error: Exception) -> RunError:
-        """The sentence about an error in a run that goes on: nothing in its folder is known to be what raysim wrote."""
-        self.folder.write_text("logs/error.txt", traceback.format_exc())
-        return RunError(
-            f"the run cannot go on with what {self.card.folder} holds ({type(error).__name__}: {error}); "
-            "logs/error.txt there says where that showed"
-        )
-
-    @property
-    def checkpoints(self) -> str:
-        """Where the checkpoints are."""
-        return self.identity.checkpoints_of(self.card.folder)
-
-    def _where_it_stands(self) -> tuple[Progress, CheckpointManager | None]:
-        """What is done already, and who checkpoints what follows."""
-        scenario = self.checked.loaded.scenario
-        every = scenario.checkpoint.every
+    def _restore(self) -> tuple[Progress, CheckpointManager | None]:
+        """The progress that the run begins or resumes with, and what checkpoints the rounds that follow."""
+        scenario = self.assembly.checked.loaded.scenario
         if self.resumed is None:
-            store, checkpoint = CheckpointStore(checkpoint_storage(self.checkpoints)), None
+            store = CheckpointStore(checkpoint_storage(self.checkpoint_folder))
         else:
-            store, checkpoint = self.resumed
+            store = self.resumed.store
         checkpoints = None
-        if every != 0:
+        if (every := scenario.checkpoint.every) != 0:
             checkpoints = CheckpointManager(
-                store, None if every == "auto" else every, scenario.rounds, self._sync, self._saved
+                store, None if every == "auto" else every, scenario.rounds, self._sync, self._log_checkpoint
             )
         if self.resumed is None:
             return Progress(), checkpoints
-        for text in (*store.damage, *self.warnings_):
+        checkpoint = self.resumed.checkpoint
+        for text in (*store.damage, *self.resumed.warnings):
             self.notify(text)
         t = checkpoint.round if checkpoint else -1
-        latest = self.folder.rewind(t)
+        latest = self.folder.truncate(t)
         for text in self.folder.damage:
             self.notify(text)
-        self.mlflow.resume(self.folder.kept)
+        self.mlflow.resume(self.folder.rounds)
         if checkpoint is None:
             self.notify("there is no checkpoint: the run begins anew in its folder")
             return Progress(), checkpoints
-        self.notify(f"going on after round {t}")
+        self.notify(f"resuming after round {t}")
         if checkpoints is not None:
             checkpoints.round = t
         return Progress.resumed(t, checkpoint.facts, latest), checkpoints
 
-    def _start(self, backend: Backend, spec: RunSpec) -> None:
-        backend.start(spec, self.own.images)
-        self.startup = backend.startup()
-        store, checkpoint = self.resumed or (None, None)
-        if store and checkpoint:
+    def _open(self, checkpoints: CheckpointManager | None) -> None:
+        """Write what is known before the first round, and open the trackers."""
+        if self.resumed is None:
+            self.folder.write_text("scenario.yaml", self.assembly.checked.loaded.text)
+            table = self.assembly.partition.table(self.assembly.data.label_M)
+            pq.write_table(table, self.card.folder / "partition.parquet")
+        self.folder.write_text("resolved.yaml", self.assembly.checked.loaded.resolved_yaml())
+        self.folder.write_text("run.json", self.identity.json())
+        for tracker in self.trackers:
+            tracker.open(self.card)
+        if checkpoints is not None and checkpoints.saved_round is not None:
+            self._log_checkpoint(checkpoints.saved_round)
+
+    def _run_rounds(
+        self, progress: Progress, checkpoints: CheckpointManager | None, cleanup: contextlib.ExitStack
+    ) -> None:
+        assembly, spec = self.assembly, self.assembly.spec
+        assert assembly.plan is not None
+        with sigterm_kept():
+            backend = make_backend(assembly, cleanup, self.notify, lambda: "state_digest" in self.facts)
+        if metrics := metrics_tracker(assembly.checked.loaded.scenario.backend):
+            metrics.open(self.card)
+            self.trackers.append(metrics)
+        self.facts["actors"] = assembly.plan.num_actors
+        for text in assembly.checked.warnings:
+            self.notify(text)
+        if idle := sum(not count for count in spec.num_samples.values()):
+            self.notify(f"{idle} of {spec.num_clients} clients hold no training samples and never take part")
+        self.facts["state_digest"] = run_rounds(
+            spec,
+            assembly.schedule,
+            backend,
+            self.trackers,
+            progress,
+            self.notify,
+            self.display.within,
+            checkpoints,
+            self.stop,
+            partial(self._start, backend),
+        )
+
+    def _start(self, backend: Backend) -> None:
+        backend.start(self.assembly.spec, self.assembly.images)
+        startup = backend.startup()
+        self.facts["startup"] = startup.facts() if startup else None
+        if self.resumed and (checkpoint := self.resumed.checkpoint):
+            store = self.resumed.store
             backend.restore(store.clients(checkpoint), store.server(checkpoint))
 
     def _sync(self) -> None:
-        """Before a checkpoint: let the run folder be as far; a word if its disk is nearly full."""
+        """Before a checkpoint: write every round so far to the run folder; warn if its disk is nearly full."""
         self.folder.sync()
         for text in self.monitor.check_disk(disk_usage(self.folder.path)):
             self.notify(text)
 
-    def _saved(self, t: int) -> None:
-        """Write down that there is a checkpoint: a resumption that finds none must not begin anew."""
-        self.folder.running({"checkpoint": {"round": t, "folder": self.checkpoints}})
+    def _log_checkpoint(self, t: int) -> None:
+        """Write into the summary that a checkpoint exists: a resumed run that finds none must not begin anew."""
+        self.folder.update_summary({"checkpoint": {"round": t, "folder": self.checkpoint_folder}})
 
-    def _write_inputs(self) -> None:
-        if self.resumed is None:
-            self.folder.write_text("scenario.yaml", self.checked.loaded.text)
-            pq.write_table(self.partition.table(self.own.data.label_M), self.card.folder / "partition.parquet")
-        self.folder.write_text("resolved.yaml", self.checked.loaded.resolved_yaml())
-        self.folder.write_text("run.json", self.identity.json())
+    def _failure(self, error: BaseException) -> BaseException:
+        """What to raise for an error that ended the run. The summary and `logs/error.txt` keep it."""
+        failure: BaseException = error
+        if missing := self.folder.why_missing():
+            failure = RunError(missing)
+        elif isinstance(error, OSError):
+            failure = _disk_error(error, self.card.folder)
+        self.facts["error"] = str(failure) or type(failure).__name__
+        if failure is not error:
+            return failure
+        if isinstance(error, HookError) and error.trace:
+            self.folder.write_text("logs/error.txt", error.trace)
+        if self.resumed and isinstance(error, Exception) and not isinstance(error, RaysimError):
+            return self._incompatible(error)
+        return error
+
+    def _incompatible(self, error: Exception) -> RunError:
+        """The sentence about an error in a resumed run, whose folder may hold files that raysim did not write."""
+        self.folder.write_text("logs/error.txt", traceback.format_exc())
+        return RunError(
+            f"the run cannot be resumed with what {self.card.folder} holds ({type(error).__name__}: {error}); "
+            "logs/error.txt there has the traceback"
+        )
 
     def _close(self, status: Status, summary: dict[str, Any], cleanup: contextlib.ExitStack) -> None:
-        """End the folder, stop Ray, draw the plots, let MLflow take all. A step that fails does not stop the others.
+        """Close the folder, stop Ray, draw plots, complete MLflow's run. A step that fails does not stop the others.
 
-        The folder of a run that has all its rounds says "closing" until every step is done, so `resume` can do them
-        again, whatever cut them off.
+        The folder of a run that has all its rounds says "closing" until every step is done, so `resume` can repeat
+        them, whatever cut them off.
         """
         over = status == "finished"
-        complete = f"complete it with:  {self.resume_command} {shlex.quote(str(self.card.folder))}"
+        complete = f"complete it with:  {self._resume_line}"
         failed: list[Exception] = []
 
         def attempt(step: Callable[..., None], *given: Any) -> None:
             try:
                 step(*given)
             except OSError as error:
-                failed.append(_in_words(error, self.card.folder))
+                failed.append(_disk_error(error, self.card.folder))
             except Exception as error:
                 failed.append(error)
 
         try:
-            with self.folder.held():  # nobody else gets it before all is done
+            with self.folder.locked():  # no other process resumes the run before all is done
                 summary["mlflow"] = self.mlflow.where
                 attempt(self.folder.close, "closing" if over else status, summary)
                 if failed:
@@ -282,13 +295,13 @@ class Session:
                     self.notify(text)
                 if over and not failed:
                     summary["mlflow"] = self.mlflow.where
-                    attempt(self.folder.conclude, summary)
+                    attempt(self.folder.mark_finished, summary)
         except KeyboardInterrupt:
             if over:
                 self.notify(f"all rounds are done, but not everything is written; {complete}")
             raise
         if over and failed:
-            if isinstance(failed[0], RaysimError) and not self.folder.gone():
+            if isinstance(failed[0], RaysimError) and not self.folder.why_missing():
                 raise RunError(f"{str(failed[0]).rstrip('.')}. All rounds are done; {complete}") from failed[0]
             raise failed[0]
 
@@ -297,21 +310,23 @@ class Session:
             cleanup.close()
 
     def _draw(self) -> None:
-        if self.folder.gone():  # not to be made again for pictures alone
+        if self.folder.why_missing():  # the pictures alone are no reason to make it again
             return
         plots = self.card.folder / "plots"
         plots.mkdir(exist_ok=True)
         title = f"{self.card.name}: {self.card.label}"
-        classes = self.checked.dataset.num_classes
-        draw_heatmap(self.partition, self.own.data.label_M, classes, plots / "partition.png", title=title)
+        classes, label_M = self.assembly.checked.dataset.num_classes, self.assembly.data.label_M
+        draw_heatmap(self.assembly.partition, label_M, classes, plots / "partition.png", title=title)
         rounds = read_rounds(self.card.folder)
         if rounds.num_rows:
             plot_accuracy(rounds, plots / "accuracy.png", title=title)
 
-    def _summary(
-        self, status: Status, progress: Progress, checkpoints: CheckpointManager | None, facts: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        client_reports = max(1, progress.client_rounds)
+    @property
+    def _resume_line(self) -> str:
+        return f"{self.resume_command} {shlex.quote(str(self.card.folder))}"
+
+    def _summary(self, status: Status, progress: Progress, checkpoints: CheckpointManager | None) -> dict[str, Any]:
+        client_rounds = max(1, progress.client_rounds)
         up, down = sum(progress.up_components.values()), sum(progress.down_components.values())
         return {
             **self.card.facts,
@@ -320,21 +335,21 @@ class Session:
             "best_round": progress.best_round,
             "best_val_round": progress.best_val_round,
             "final": dict(progress.final),
-            "up_bytes_per_participant": up / client_reports,
-            "down_bytes_per_participant": down / client_reports,
+            "up_bytes_per_participant": up / client_rounds,
+            "down_bytes_per_participant": down / client_rounds,
             "up_bytes_by_field": progress.up_components,
             "down_bytes_by_field": progress.down_components,
             "rejected_uploads": progress.rejected,
             "failed_clients": progress.failed,
             "restarts": progress.restarts,
-            "checkpoint": {"round": checkpoints.saved_round, "folder": self.checkpoints} if checkpoints else None,
-            "state_digest": facts.get("state_digest"),
-            "error": facts.get("error"),
-            "actors": facts.get("actors", 0),
-            "startup": self.startup.facts() if self.startup else None,
-            "seconds": {"total": facts["seconds"], **progress.seconds},
+            "checkpoint": {"round": checkpoints.saved_round, "folder": self.checkpoint_folder} if checkpoints else None,
+            "state_digest": self.facts.get("state_digest"),
+            "error": self.facts.get("error"),
+            "actors": self.facts.get("actors", 0),
+            "startup": self.facts.get("startup"),
+            "seconds": {"total": self.facts["seconds"], **progress.seconds},
         }
 
 
-def _in_words(error: OSError, folder: Path) -> RunError:
+def _disk_error(error: OSError, folder: Path) -> RunError:
     return RunError(f"{error.filename or folder}: {error.strerror or error}")

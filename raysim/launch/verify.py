@@ -16,12 +16,12 @@ from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
-from raysim.engine.policies.placement import ClusterResources, make_plan
+from raysim.engine.policies.placement import ClusterResources
 from raysim.engine.policies.sampling import cohort
 from raysim.engine.recovery import Notify
-from raysim.engine.run import Progress, Schedule, run_rounds
-from raysim.launch.check import check
-from raysim.launch.prepare import deal, local_machine, make_run_spec, read_data
+from raysim.engine.run import Progress, run_rounds
+from raysim.launch.assemble import assemble
+from raysim.launch.check import Checked, check
 from raysim.scenario.load import Loaded, load_scenario
 from raysim.tracking.memory import MemoryTracker
 
@@ -92,58 +92,56 @@ def difference(one: Trace, other: Trace) -> str | None:
 
 
 def _traced(loaded: Loaded, variation: Variation, most: int, cleanup: contextlib.ExitStack) -> Trace:
-    sets = ["backend=in_process"] if variation.actors is None else [f"resources.actors={variation.actors}"]
+    sets = ["backend=in_process"]
+    if variation.actors is not None:
+        sets = ["backend=ray", f"resources.actors={variation.actors}"]
     checked = check(load_scenario(loaded.resolved, sets))
-    scenario = checked.loaded.scenario
-    data = read_data(checked)
-    partition = deal(checked, data)
+    machine = None if variation.actors is None else _start_ray(checked, most, cleanup)
+    assembly = assemble(checked, machine)
+    spec, schedule = assembly.spec, assembly.schedule
     trace = Trace(variation)
     began = perf_counter()
     with TemporaryDirectory(prefix="raysim-verify-") as folder, contextlib.ExitStack() as closing:
-        backend: Backend
-        if variation.actors is None:
-            plan = make_plan(checked.requests, local_machine(), checked.participants)
-            backend = InProcessBackend()
-        else:
-            backend, plan = _on_ray(checked, most, cleanup)
+        backend: Backend = InProcessBackend()
+        if variation.actors is not None:
+            from raysim.engine.ray.backend import RayBackend
+            from raysim.engine.ray.pool import ActorPool
+
+            assert assembly.plan is not None
+            backend = RayBackend(ActorPool(assembly.plan))
         closing.callback(backend.close)
-        spec = make_run_spec(checked, data, partition, plan)
         eligible = [k for k in range(spec.num_clients) if spec.num_samples[k]]
         memory, progress = MemoryTracker(), Progress()
 
-        def look(t: int) -> None:
+        def fingerprint(t: int) -> None:
             members = cohort(spec.seed, t, eligible, checked.participants)
             clients, server = backend.fingerprints(members)
             trace.rounds.append({**{f"client {k}": clients[k] for k in members}, "the server": server})
 
         trace.digest = run_rounds(
             spec,
-            Schedule(scenario.rounds, checked.participants, scenario.evaluation.every),
+            schedule,
             backend,
             [memory],
             progress,
-            within_round=_killer(backend, scenario.rounds, progress) if variation.kill else lambda done, of: None,
-            checkpoints=CheckpointManager(CheckpointStore(open_storage(folder)), 2, scenario.rounds),
-            begin=lambda: backend.start(spec, lambda: data.image_MHWC),
-            after_round=look,
+            within_round=_killer(backend, schedule.rounds, progress) if variation.kill else lambda done, of: None,
+            checkpoints=CheckpointManager(CheckpointStore(open_storage(folder)), 2, schedule.rounds),
+            begin=lambda: backend.start(spec, assembly.images),
+            after_round=fingerprint,
         )
         trace.metrics, trace.restarts = list(memory.rounds), progress.restarts
     trace.seconds = perf_counter() - began
     return trace
 
 
-def _on_ray(checked: Any, most: int, cleanup: contextlib.ExitStack) -> tuple[Any, Any]:
-    from raysim.engine.ray import backend, local_cluster, pool, session
+def _start_ray(checked: Checked, most: int, cleanup: contextlib.ExitStack) -> ClusterResources:
+    """Start one Ray for all placements, large enough for the largest, unless one runs; returns what it has."""
+    from raysim.engine.ray import local_cluster, session
 
-    asked = sum(ask.cpus_per_actor * (ask.actors or 1) for ask in checked.requests)
-    # One Ray for all placements: the largest must fit.
-    if session.connect(max(asked, most * checked.loaded.scenario.resources.cpus_per_actor)):
+    requested = sum(request.cpus_per_actor * (request.actors or 1) for request in checked.requests)
+    if session.connect(max(requested, most * checked.loaded.scenario.resources.cpus_per_actor)):
         cleanup.callback(local_cluster.stop)
-    machine = session.machine()
-    plan = make_plan(
-        checked.requests, ClusterResources(machine.cpus, machine.gpus, machine.nodes), checked.participants
-    )
-    return backend.RayBackend(pool.ActorPool(plan)), plan
+    return session.machine()
 
 
 def _killer(backend: Any, rounds: int, progress: Progress) -> Callable[[int, int], None]:

@@ -1,4 +1,4 @@
-"""What the terminal shows while a run goes on: one live line, or plain lines where nobody watches."""
+"""What the terminal shows while a run goes on: one live line, or plain lines where the output is no terminal."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from raysim.common.results import ClientRow, RunCard, Status, Tracker
+from raysim.common.results import ClientRow, RunCard, Status
 from raysim.report.units import human_bytes, human_seconds, per_cent, plural
 
 if TYPE_CHECKING:
@@ -21,8 +21,17 @@ _RECENT = 10  # rounds that the pace is the mean of
 _LINE_EVERY_S = 1.0
 
 
-class Progress(Tracker, Protocol):
-    """A Tracker that shows how far the run is."""
+class Display:
+    """The Tracker that shows how far the run is; this one shows nothing."""
+
+    def open(self, card: RunCard) -> None:
+        """Show what runs."""
+
+    def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
+        """Show how round `t` went."""
+
+    def close(self, status: Status, summary: Mapping[str, object]) -> None:
+        """Show the last round, if it is not shown yet."""
 
     def notify(self, text: str) -> None:
         """Print one line above whatever is shown."""
@@ -31,9 +40,11 @@ class Progress(Tracker, Protocol):
         """`done` of the round's `of` participants are done."""
 
 
-def make_progress(rounds: int, clients: int, stream: TextIO | None = None) -> Progress:
+def make_display(rounds: int, clients: int, quiet: bool = False, stream: TextIO | None = None) -> Display:
     """Progress on `stream` (standard error by default): live on a terminal, plain lines elsewhere."""
     stream = stream or sys.stderr
+    if quiet:
+        return Display()
     if stream.isatty() and os.environ.get("TERM") not in {"dumb", "unknown"}:
         return _Live(rounds, clients, stream)
     return _Plain(rounds, clients, stream)
@@ -86,49 +97,42 @@ class _Facts:
         return sum(self._pace_s) / len(self._pace_s)
 
 
-class _Plain:
+class _Plain(Display):
     """A line per round, about one a second at most; the first and the last are always there."""
 
     def __init__(self, rounds: int, clients: int, stream: TextIO) -> None:
         self._facts = _Facts(rounds, clients)
         self._stream = stream
-        self._said_s = -math.inf
-        self._unsaid = False
+        self._shown_s = -math.inf
+        self._pending = False
 
     def open(self, card: RunCard) -> None:
-        """Say what runs."""
         facts = self._facts
         self.notify(f"{card.name}: {plural(facts.rounds, 'round')}, {plural(facts.clients, 'client')}, {card.folder}")
 
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
-        """Say how round `t` went, unless something was said within the last second."""
         self._facts.take(t, values)
-        self._unsaid = True
-        if t in {0, 1, self._facts.rounds} or time.monotonic() - self._said_s >= _LINE_EVERY_S:
-            self._say()
+        self._pending = True
+        if t in {0, 1, self._facts.rounds} or time.monotonic() - self._shown_s >= _LINE_EVERY_S:
+            self._print()
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
-        """Say the last round if it was not said."""
-        if self._unsaid:
-            self._say()
+        if self._pending:
+            self._print()
 
     def notify(self, text: str) -> None:
-        """Print one line."""
         print(text, file=self._stream, flush=True)
 
-    def within(self, done: int, of: int) -> None:
-        """Lines are for rounds."""
-
-    def _say(self) -> None:
+    def _print(self) -> None:
         facts = self._facts
         width = len(str(facts.rounds))
         parts = [f"round {facts.done:>{width}}/{facts.rounds}"]
         parts += [facts.accuracy, facts.traffic, facts.pace, facts.left]
         self.notify("  ".join(part for part in parts if part))
-        self._said_s, self._unsaid = time.monotonic(), False
+        self._shown_s, self._pending = time.monotonic(), False
 
 
-class _Live:
+class _Live(Display):
     """One line that is drawn over itself."""
 
     def __init__(self, rounds: int, clients: int, stream: TextIO) -> None:
@@ -150,7 +154,6 @@ class _Live:
         self._task = self._bar.add_task("", total=rounds, accuracy="", traffic="", pace="", left="starting", within="")
 
     def open(self, card: RunCard) -> None:
-        """Begin to draw."""
         facts = self._facts
         self.notify(f"{card.name}: {plural(facts.rounds, 'round')}, {plural(facts.clients, 'client')}, {card.folder}")
         self._bar.start()
@@ -158,7 +161,6 @@ class _Live:
         atexit.register(self._bar.stop)
 
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
-        """Draw round `t`."""
         facts = self._facts
         facts.take(t, values)
         self._bar.update(
@@ -171,15 +173,13 @@ class _Live:
         )
 
     def within(self, done: int, of: int) -> None:
-        """Show how far the round is; a round that is over at once shows nothing of it."""
+        # A round that is over at once shows nothing of it.
         self._bar.update(self._task, within=f"{done}/{of} clients" if 0 < done < of else "")
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
-        """Leave the last line as it stands."""
         self._bar.update(self._task, left="" if status == "finished" else status)
         self._bar.stop()
         atexit.unregister(self._bar.stop)
 
     def notify(self, text: str) -> None:
-        """Print one line above the live one."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

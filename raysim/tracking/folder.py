@@ -1,9 +1,9 @@
 """The run folder: everything a run reports, as files that can be read while it runs and after it failed.
 
 Rounds are in `raysim.tracking.rounds`, client rows in `raysim.tracking.rows`. `summary.json` says "running" until
-the run ends, so a run that was killed never looks whole. Such a run, and one that ended, is gone on with in the same
-folder: `reopen`, then `rewind` to the round from which its state is known, then as with a new one. A run that has all
-its rounds is closed as "closing" first, and `conclude` makes it "finished" once plots and MLflow are complete, too.
+the run ends, so a run that was killed never looks complete. A run is resumed in its folder: `reopen`, then `truncate`
+to the round of its checkpoint, then as a new run. A run that has all its rounds is closed as "closing" first;
+`mark_finished` makes it "finished" once plots and MLflow are complete, too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RunFolder:
 
     Attributes:
         path: the folder, absolute.
-        damage: a sentence for each file that `rewind` found damaged, and goes on without.
+        damage: a sentence for each file that `truncate` found damaged, and goes on without.
     """
 
     def __init__(self, path: Path, lock: int) -> None:
@@ -52,12 +52,12 @@ class RunFolder:
         self.damage: list[str] = []
         # What is never closed lets go when it is collected: nobody else could go on with the run until then.
         self._lock = lock
-        self._let_go = weakref.finalize(self, _close, lock)
+        self._release = weakref.finalize(self, _close, lock)
         self._card: RunCard | None = None
         self._rounds = RoundRows(path)
         self._written = -math.inf  # time.monotonic() of the last rounds.parquet
         self._clients = ClientRows(path)
-        self._known = True  # whether what is above is what the files hold; not so between `reopen` and `rewind`
+        self._restored = True  # whether what is above is what the files hold; not so between `reopen` and `truncate`
 
     @classmethod
     def create(cls, output: Path, name: str, run_id: str) -> RunFolder:
@@ -82,7 +82,7 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path) -> RunFolder:
-        """An existing run folder, to go on in; `rewind` is to come next.
+        """An existing run folder, to go on in; `truncate` is to come next.
 
         Raises:
             ScenarioError: it is no run folder, cannot be written, or its run is still going on.
@@ -93,7 +93,7 @@ class RunFolder:
                 raise ScenarioError(f"{path} is not a run folder: it holds no summary.json.")
             (path / "logs").mkdir(exist_ok=True)
             folder = cls(path, hold(path / LOCK))
-            folder._known = False
+            folder._restored = False
             for place in (path, path / "logs"):
                 remove_leftovers(place)
         except BlockingIOError as error:
@@ -102,7 +102,7 @@ class RunFolder:
             raise ScenarioError(f"The run in {path} cannot be resumed ({_reason(error)}).") from error
         return folder
 
-    def rewind(self, t: int) -> dict[int, ClientRow]:
+    def truncate(self, t: int) -> dict[int, ClientRow]:
         """Keep rounds 0 to `t` and forget later ones; -1 keeps nothing.
 
         Returns, per client, the last of the rows kept in which it was measured. When this fails or is cut off, all that
@@ -112,11 +112,11 @@ class RunFolder:
         Raises:
             RunError: the disk does not do its part.
         """
-        self._known, self.damage = False, []
+        self._restored, self.damage = False, []
         try:
-            self._look_at_summary()
-            self._rewind_rounds(t)
-            latest = self._rewind_clients(t)
+            self._check_summary()
+            self._truncate_rounds(t)
+            latest = self._truncate_clients(t)
             if t < 0:
                 self._rounds.remove()
             else:
@@ -124,17 +124,17 @@ class RunFolder:
         except OSError as error:
             where = f"after round {t}" if t >= 0 else "from its beginning"
             raise RunError(f"The run in {self.path} cannot go on {where}: {_reason(error)}.") from error
-        self._known = True
+        self._restored = True
         return latest
 
     @property
-    def kept(self) -> Sequence[Mapping[str, float]]:
+    def rounds(self) -> Sequence[Mapping[str, float]]:
         """The rounds that are held, each with its number, "round", and the metrics that were measured."""
         return list(self._rounds)
 
     def write_text(self, name: str, text: str) -> None:
         """Put a text file such as `scenario.yaml` into the folder. Raises `RunError` when that fails."""
-        self._miss()
+        self._check_present()
         try:
             replace(self.path / name, lambda file: file.write(text.encode()))
         except OSError as error:
@@ -142,17 +142,17 @@ class RunFolder:
 
     def open(self, card: RunCard) -> None:
         """The run begins, or goes on. Raises `ScenarioError` when its files cannot be begun."""
-        assert self._known, "open before rewind"
+        assert self._restored, "open before truncate"
         self._card = card
         try:
-            self._summarise("running", {})
+            self._write_summary("running", {})
             self._clients.begin()
         except OSError as error:
             raise ScenarioError(_refusal(self.path, error)) from error
 
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
         """Take in round `t`. Raises `RunError` when the disk does not, or the folder is gone."""
-        self._miss()
+        self._check_present()
         self._rounds.append(t, values)
         at = self._clients.stream
         try:
@@ -165,7 +165,7 @@ class RunFolder:
 
     def sync(self) -> None:
         """Let every round so far outlive this process and a power cut. Raises `RunError` when the disk does not."""
-        self._miss()
+        self._check_present()
         at = self._clients.stream
         try:
             self._clients.sync()
@@ -175,10 +175,10 @@ class RunFolder:
         except OSError as error:
             raise self._failure(at, error) from error
 
-    def running(self, summary: Mapping[str, object]) -> None:
+    def update_summary(self, summary: Mapping[str, object]) -> None:
         """What the summary of the run says while it goes on. Raises `RunError` when it cannot be written."""
         try:
-            self._summarise("running", summary)
+            self._write_summary("running", summary)
         except OSError as error:
             raise self._failure(self.path / "summary.json", error) from error
 
@@ -192,21 +192,21 @@ class RunFolder:
                 "finished" is marked "failed".
         """
         try:
-            if self._known:
+            if self._restored:
                 self._end(status, summary)
         finally:
-            self._clients.leave()
-            self._let_go()
+            self._clients.close_stream()
+            self._release()
 
-    def conclude(self, summary: Mapping[str, object]) -> None:
+    def mark_finished(self, summary: Mapping[str, object]) -> None:
         """Let a run that was closed as "closing" be "finished". Raises `RunError` when that cannot be written."""
-        self._miss()
+        self._check_present()
         try:
-            self._summarise("finished", summary)
+            self._write_summary("finished", summary)
         except OSError as error:
             raise self._failure(self.path / "summary.json", error) from error
 
-    def gone(self) -> str:
+    def why_missing(self) -> str:
         """One sentence on what became of the folder, if it is no longer where this run began; else nothing."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             if _inode(self.path) == self._inode:
@@ -221,7 +221,7 @@ class RunFolder:
         return f"The run folder {self.path} is gone, with all that it held: it was deleted while the run went on."
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Until this is over nobody else gets the folder, even if `close` comes first."""
         with contextlib.ExitStack() as over:
             with contextlib.suppress(OSError):  # a method closed it
@@ -229,12 +229,12 @@ class RunFolder:
                 over.callback(_close, os.dup(self._lock))
             yield
 
-    def _miss(self) -> None:
-        if gone := self.gone():
-            raise RunError(gone)
+    def _check_present(self) -> None:
+        if missing := self.why_missing():
+            raise RunError(missing)
 
     def _end(self, status: Status, summary: Mapping[str, object]) -> None:
-        self._miss()
+        self._check_present()
         first: tuple[Path, OSError] | None = None
         for name, write in (("rounds.parquet", self._write_rounds), ("clients.parquet", self._clients.end)):
             try:
@@ -244,7 +244,7 @@ class RunFolder:
         if first is not None and status in {"closing", "finished"}:
             status = "failed"
         try:
-            self._summarise(status, summary)
+            self._write_summary(status, summary)
         except OSError as error:
             first = first or (self.path / "summary.json", error)
         if first is not None:
@@ -254,7 +254,7 @@ class RunFolder:
         self._rounds.write()
         self._written = time.monotonic()
 
-    def _summarise(self, status: Status, summary: Mapping[str, object]) -> None:
+    def _write_summary(self, status: Status, summary: Mapping[str, object]) -> None:
         known = {} if self._card is None else self._card.facts
         text = summary_text(status, {**known, **summary})
         replace(self.path / "summary.json", lambda file: file.write(text.encode()))
@@ -263,7 +263,7 @@ class RunFolder:
         kept = f"the first {self._rounds.written} of {len(self._rounds)} rounds are kept in {self.path}"
         return RunError(f"{path} could not be written ({_reason(error)}); {kept}.")
 
-    def _look_at_summary(self) -> None:
+    def _check_summary(self) -> None:
         path = self.path / "summary.json"
         try:
             if not isinstance(json.loads(path.read_bytes()), dict):
@@ -273,29 +273,29 @@ class RunFolder:
         except (ValueError, RecursionError):
             self.damage.append(f"{path} is damaged and kept as {set_aside(path)}; it is written anew")
 
-    def _rewind_rounds(self, t: int) -> None:
+    def _truncate_rounds(self, t: int) -> None:
         try:
-            missing = self._rounds.rewind(t)
+            missing = self._rounds.truncate(t)
         except _DAMAGE as error:
-            self._rounds.rewind(-1)
-            self._lose(self._rounds.parquet, error, t)
+            self._rounds.truncate(-1)
+            self._set_aside(self._rounds.parquet, error, t)
         else:
             if missing:
                 self.damage.append(f"{self._rounds.parquet} lacks {missing} of rounds 0 to {t}")
 
-    def _rewind_clients(self, t: int) -> dict[int, ClientRow]:
+    def _truncate_clients(self, t: int) -> dict[int, ClientRow]:
         parquet, stream = self._clients.parquet, self._clients.stream
         path = parquet if parquet.exists() else stream
         try:
-            return self._clients.rewind(t)
+            return self._clients.truncate(t)
         except _DAMAGE as error:
-            self._lose(path, error, t)
+            self._set_aside(path, error, t)
         if path is parquet and stream.exists():
-            return self._rewind_clients(t)  # a process that is killed at the right moment leaves all rows twice
-        self._clients.lose(t)
+            return self._truncate_clients(t)  # a process that is killed at the right moment leaves all rows twice
+        self._clients.start_after(t)
         return {}
 
-    def _lose(self, path: Path, error: Exception, t: int) -> None:
+    def _set_aside(self, path: Path, error: Exception, t: int) -> None:
         """Go on without the rows of a file. Raises the error if it is the disk's."""
         if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):  # pyarrow's own have no number
             raise error

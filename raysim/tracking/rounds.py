@@ -79,7 +79,7 @@ class RoundRows:
         replace(self.parquet, lambda file: pq.write_table(table, file))
         self.written = len(self)
 
-    def rewind(self, t: int) -> int:
+    def truncate(self, t: int) -> int:
         """Hold rounds 0 to `t` of the file, and no others; the file stays as it is until `write`.
 
         Returns how many of them the file does not hold.

@@ -66,9 +66,9 @@ class ClientRows:
         self._writer: Any = None
 
     def begin(self) -> None:
-        """Be ready for rows: the first, or those that follow the ones that `rewind` kept."""
+        """Be ready for rows: the first, or those that follow the ones that `truncate` kept."""
         if self._file is None:
-            self.rewind(-1)
+            self.truncate(-1)
 
     def append(self, t: int, rows: Sequence[ClientRow]) -> None:
         """Add the rows of round `t`; from now on a reader sees them."""
@@ -87,7 +87,7 @@ class ClientRows:
             try:
                 self._writer.close()
             finally:
-                self.leave()
+                self.close_stream()
         if not self.stream.exists():
             return
 
@@ -100,21 +100,21 @@ class ClientRows:
         sync_folder(self.parquet.parent)
         self.stream.unlink()
 
-    def lose(self, t: int) -> None:
+    def start_after(self, t: int) -> None:
         """Hold no rows, and be ready for those of rounds after `t`; the files are gone or have other names."""
         with replacing(self.stream) as file:
             writer = pa.ipc.new_stream(file, CLIENT_SCHEMA)
             _write(writer, t, _batch([]))
-        self.leave()
+        self.close_stream()
         self._file, self._writer = file, writer
 
-    def leave(self) -> None:
+    def close_stream(self) -> None:
         """Leave the files as they are."""
         if self._file is not None:
             file, self._file = self._file, None
             file.close()
 
-    def rewind(self, t: int) -> dict[int, ClientRow]:
+    def truncate(self, t: int) -> dict[int, ClientRow]:
         """Keep the rows of rounds up to `t`, in a stream that can be appended to, and forget later ones.
 
         Returns, per client, the last of them in which it was measured. A process that dies meanwhile leaves files with
@@ -133,7 +133,7 @@ class ClientRows:
                 _write(writer, first, batch)
                 latest = _latest(latest, batch)
             _write(writer, t, _batch([]))
-        self.leave()
+        self.close_stream()
         self._file, self._writer = file, writer
         if self.parquet.exists():
             sync_folder(self.parquet.parent)
@@ -144,7 +144,7 @@ class ClientRows:
         """The rows of rounds 0 to `t`."""
         if t < 0:
             return
-        # Both are there if a process was killed in `end` or `rewind`; either leaves all rows in the Parquet file.
+        # Both are there if a process was killed in `end` or `truncate`; either leaves all rows in the Parquet file.
         whole = self.parquet.exists()
         reached = -1
         for first, batch in _parquet(self.parquet) if whole else _stream(self.stream):

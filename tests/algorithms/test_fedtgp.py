@@ -34,10 +34,9 @@ from raysim.core.messages import nonfinite, wire_size
 from raysim.core.ops import cross_entropy
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
-from raysim.engine.policies.placement import ClusterResources, make_plan
 from raysim.engine.workers.server import ServerWorker
+from raysim.launch.assemble import assemble
 from raysim.launch.check import check
-from raysim.launch.prepare import deal, make_run_spec, read_data
 from tests.engine.scenarios import loaded, of_method
 from tests.engine.test_bytes import KB, one_round
 
@@ -413,9 +412,7 @@ def test_the_official_server_is_the_released_arithmetic_at_the_clients_rate(lr: 
 
 def test_the_engine_tells_the_server_how_clients_train():
     checked = check(loaded(of_method("fedtgp"), "training.lr=0.03"))
-    data = read_data(checked)
-    spec = make_run_spec(checked, data, deal(checked, data), make_plan(checked.requests, ClusterResources(1, 0), 1.0))
-    assert ServerWorker(spec).server.local.lr == 0.03
+    assert ServerWorker(assemble(checked).spec).server.local.lr == 0.03
 
 
 # -- bytes -------------------------------------------------------------------------------------------

@@ -20,11 +20,10 @@ from algorithms.fd import FD
 from raysim.common.shards import Shards
 from raysim.core.messages import Weights
 from raysim.engine.inprocess import InProcessBackend
-from raysim.engine.policies.placement import ClusterResources, make_plan
 from raysim.engine.policies.sampling import cohort
 from raysim.engine.spec import RunSpec
+from raysim.launch.assemble import assemble
 from raysim.launch.check import check
-from raysim.launch.prepare import deal, make_run_spec, read_data
 from raysim.scenario.load import load_scenario
 from tests.engine.scenarios import states_of
 
@@ -50,12 +49,12 @@ def base(data_root: str, clients: int = 10) -> tuple[RunSpec, NDArray[np.uint8]]
             }
         )
     )
-    data = read_data(checked)
-    spec = make_run_spec(checked, data, deal(checked, data), make_plan(checked.requests, ClusterResources(1, 0)))
+    assembly = assemble(checked)
+    spec = assembly.spec
     rng = np.random.default_rng(0)
     few = [np.sort(rng.choice(spec.train.of(k), PER_CLIENT, replace=False)) for k in range(clients)]
     train = Shards(np.concatenate(few), np.arange(clients + 1, dtype=np.int64) * PER_CLIENT)
-    return replace(spec, train=train), data.image_MHWC
+    return replace(spec, train=train), assembly.images()
 
 
 @cache

@@ -20,17 +20,17 @@ from algorithms.standalone import Standalone
 from raysim.common.errors import RunError
 from raysim.common.results import METRICS
 from raysim.core.messages import pack
+from raysim.data.partition import make_partition
 from raysim.data.shards import make_shards
 from raysim.engine.checkpoint.format import read_server
 from raysim.engine.checkpoint.storage import LocalStorage
 from raysim.engine.checkpoint.store import CheckpointStore
-from raysim.engine.policies.placement import ClusterResources, make_plan
 from raysim.engine.records import ClientState
 from raysim.engine.workers import hooks
 from raysim.engine.workers.client import ClientWorker
 from raysim.engine.workers.hooks import HookError
+from raysim.launch.assemble import assemble
 from raysim.launch.check import check
-from raysim.launch.prepare import deal, make_run_spec, read_data
 from raysim.launch.run import run
 from raysim.launch.session import Result
 from raysim.models import MODELS, ModelSpec
@@ -109,22 +109,19 @@ def test_rounds_add_up(finished: Result) -> None:
 @pytest.mark.parametrize("split", ["pooled811", "published"])
 def test_test_and_validation_samples_are_told_apart(split: str) -> None:
     checked = check(loaded(f"data.split={split}", "data.partition={name: dirichlet}"))
-    data = read_data(checked)
-    partition = deal(checked, data)
-    host = ClientWorker(
-        make_run_spec(checked, data, partition, make_plan(checked.requests, ClusterResources(1, 0), 1.0)),
-        data.image_MHWC,
-    )
+    assembly = assemble(checked)
+    host = ClientWorker(assembly.spec, assembly.images())
     with torch.no_grad():  # networks that say "3" to everything
         for k in range(8):
             header = host._net(k).header
             header.weight.zero_()
             header.bias.copy_(torch.arange(10) == 3)
-    threes = {part: partition.count_NC(data.label_M, 10, part)[:, 3].tolist() for part in ("val", "test")}
+    counts = {part: assembly.partition.count_NC(assembly.data.label_M, 10, part) for part in ("val", "test")}
+    threes = {part: count_NC[:, 3].tolist() for part, count_NC in counts.items()}
     found = host.evaluate(range(8)).values()
     assert [one.local.correct for one in found] == threes["test"]
     assert [one.val_correct for one in found] == threes["val"]
-    assert [one.val_total for one in found] == partition.val.size_N.tolist()
+    assert [one.val_total for one in found] == assembly.partition.val.size_N.tolist()
     # One logit is 1 and nine are 0: ln(9 + e) each, and 1 less where it is a three.
     for one in found:
         assert one.local.loss_sum == pytest.approx(one.local.total * math.log(9 + math.e) - one.local.correct)
@@ -147,12 +144,12 @@ def test_clients_without_samples_are_counted(
     said: list[str],
 ) -> None:
     def dealt(*given: Any) -> Any:
-        partition = deal(*given)
+        partition = make_partition(*given)
         kept = ~np.isin(partition.train.owner, emptied)
         train = make_shards(partition.train.index[kept], partition.train.owner[kept], partition.num_clients)
         return replace(partition, train=train)
 
-    monkeypatch.setattr("raysim.launch.run.deal", dealt)
+    monkeypatch.setattr("raysim.launch.assemble.make_partition", dealt)
     run(loaded("rounds=1"))
     lines = [line for line in capsys.readouterr().err.splitlines() if "hold no training" in line]
     assert lines == [f"{start} and never take part" for start in said]
@@ -328,9 +325,8 @@ def test_checkpoints_hold_every_state(workplace: Path) -> None:
     assert sorted(states) == took_part
     # The weights in it measure as the run's last rows say.
     checked = check(loaded())
-    data = read_data(checked)
-    spec = make_run_spec(checked, data, deal(checked, data), make_plan(checked.requests, ClusterResources(1, 0)))
-    host = ClientWorker(spec, data.image_MHWC)
+    assembly = assemble(checked)
+    host = ClientWorker(assembly.spec, assembly.images())
     host.adopt({k: ClientState(pack(state), unsaved=False) for k, state in states.items()})
     latest = {row.client: row.correct for row in memory.clients}
     assert {k: one.local.correct for k, one in host.evaluate(took_part).items()} == {k: latest[k] for k in took_part}

@@ -23,13 +23,12 @@ from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import LocalStorage, Storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
-from raysim.engine.policies.placement import ClusterResources, make_plan
 from raysim.engine.records import ClientEvaluation, LostError
 from raysim.engine.run import Progress, Schedule, Stop, run_rounds
 from raysim.engine.spec import RunSpec
 from raysim.engine.workers.hooks import HookError
+from raysim.launch.assemble import assemble
 from raysim.launch.check import check
-from raysim.launch.prepare import deal, make_run_spec, read_data
 from raysim.scenario.load import Loaded
 from raysim.scenario.registry import algorithm_names
 from raysim.tracking.memory import MemoryTracker
@@ -96,9 +95,8 @@ Outcome = tuple[str, list[ClientRow], list[dict[str, Any]]]
 
 def world_for(given: Loaded) -> tuple[RunSpec, Any, int]:
     checked = check(given)
-    data = read_data(checked)
-    spec = make_run_spec(checked, data, deal(checked, data), make_plan(checked.requests, ClusterResources(1, 0)))
-    return spec, lambda: data.image_MHWC, checked.participants
+    assembly = assemble(checked)
+    return assembly.spec, assembly.images, checked.participants
 
 
 def outcome(

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 
 from raysim.engine.inprocess import InProcessBackend
-from raysim.engine.policies.placement import ClusterResources, make_plan
-from raysim.engine.run import Progress, Schedule, run_rounds, state_digest
+from raysim.engine.run import Progress, run_rounds, state_digest
+from raysim.launch.assemble import assemble
 from raysim.launch.check import check
-from raysim.launch.prepare import deal, make_run_spec, read_data
 from raysim.scenario.registry import algorithm_names
 from raysim.tracking.memory import MemoryTracker
 from tests.engine.scenarios import loaded, of_method
@@ -35,12 +34,10 @@ def curves(method: str) -> dict[str, Any]:
     """Three rounds of a method on digits: every kept metric per round, and the digest of all state."""
     models = "[digits_cnn_s]" if method == "fedavg" else "[digits_mlp64, digits_cnn_s, digits_resnet]"
     checked = check(loaded(of_method(method), f"clients.models={models}"))
-    data = read_data(checked)
-    plan = make_plan(checked.requests, ClusterResources(1, 0))
-    spec = make_run_spec(checked, data, deal(checked, data), plan)
+    assembly = assemble(checked)
     backend, memory = InProcessBackend(), MemoryTracker()
-    backend.start(spec, lambda: data.image_MHWC)
-    run_rounds(spec, Schedule(3, checked.participants), backend, [memory], Progress())
+    backend.start(assembly.spec, assembly.images)
+    run_rounds(assembly.spec, assembly.schedule, backend, [memory], Progress())
     digest = state_digest(backend)
     backend.close()
     rounds = [{name: row[name] for name in KEPT if name in row} for row in memory.rounds]

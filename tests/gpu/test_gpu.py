@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from raysim.engine.inprocess import InProcessBackend
-from raysim.engine.policies.placement import ClusterResources, make_plan
-from raysim.engine.run import Progress, Schedule, run_rounds, state_digest
+from raysim.engine.run import Progress, run_rounds, state_digest
+from raysim.launch.assemble import assemble
 from raysim.launch.check import check
-from raysim.launch.prepare import deal, make_run_spec, read_data
 from raysim.tracking.memory import MemoryTracker
 from tests.engine.scenarios import loaded
 
@@ -22,11 +21,10 @@ pytestmark = [
 def on(device: str, method: str) -> tuple[str, list[float]]:
     """State digest and test losses of three rounds."""
     checked = check(loaded(f"algorithm={{name: {method}}}"))
-    data = read_data(checked)
-    spec = make_run_spec(checked, data, deal(checked, data), make_plan(checked.requests, ClusterResources(1, 0)))
+    assembly = assemble(checked)
     backend, memory = InProcessBackend(device), MemoryTracker()
-    backend.start(spec, lambda: data.image_MHWC)
-    run_rounds(spec, Schedule(3, checked.participants), backend, [memory], Progress())
+    backend.start(assembly.spec, assembly.images)
+    run_rounds(assembly.spec, assembly.schedule, backend, [memory], Progress())
     digest = state_digest(backend)
     backend.close()
     return digest, [float(v) for v in memory.series("loss/test")]

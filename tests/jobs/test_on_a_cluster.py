@@ -260,7 +260,7 @@ def test_a_run_goes_on(head: Head, first: JobLog, raysim: Any, tracking_store: s
     folder = look(there, "first")[1].run_folder
     told = raysim("submit", "--resume", "first", *settings("rounds=3"), "--wait", "--id", "second")
     assert told.code == 0, told
-    assert "going on after round 2" in told
+    assert "resuming after round 2" in told
     local = run(load_scenario(QUICKSTART, ["rounds=3", *SMALL[1:], "backend=in_process"]), quiet=True)
     summary = look(there, "second")[1].summary
     assert (summary["folder"], summary["rounds"]) == (folder, 3)
@@ -327,7 +327,7 @@ def test_stop(head: Head, raysim: Any, tracking_store: str, id_: str, long: str,
     summary = look(there, id_)[1].summary
     assert summary == json.loads((Path(summary["folder"]) / "summary.json").read_text())
     assert summary["status"] == "interrupted"
-    assert f"go on with:  raysim submit --resume {summary['folder']}" in "".join(shown)
+    assert f"resume with:  raysim submit --resume {summary['folder']}" in "".join(shown)
     checkpoint = CheckpointStore.open(
         open_storage(summary["checkpoint"]["folder"])
     ).latest()  # what `--resume` would go on from

@@ -15,9 +15,8 @@ from torch import Tensor
 from raysim.common.errors import ScenarioError
 from raysim.core.algorithm import only_pixels
 from raysim.core.seeds import global_seed
-from raysim.engine.policies.placement import ClusterResources, make_plan
+from raysim.launch.assemble import assemble
 from raysim.launch.check import check
-from raysim.launch.prepare import deal, make_run_spec, read_data
 from raysim.models.encoders import ENCODERS, MobileNet, _mobilenet, build_encoder, weights_file
 from raysim.scenario.load import load_scenario
 
@@ -176,8 +175,7 @@ def test_a_scenario_is_the_same_run_whatever_weights_a_machine_has(hub: Path, re
 def test_every_process_reads_its_own_weights(hub: Path, at_hand: Path):
     checked = check(load_scenario(scenario(encoder="mobilenet_v3_small")))
     assert checked.task.encoder("mobilenet_v3_small")(images(1, 1, 8)).shape == (1, 576)
-    data = read_data(checked)
-    spec = make_run_spec(checked, data, deal(checked, data), make_plan(checked.requests, ClusterResources(1, 0)))
+    spec = assemble(checked).spec
     at_hand.unlink()
     there = pickle.loads(pickle.dumps(spec))
     with pytest.raises(ScenarioError, match="no weights at"):  # a machine without what the driver has
@@ -188,15 +186,14 @@ def test_a_run_without_weights_hashes_pixels(hub: Path):
     from raysim.engine.inprocess import InProcessBackend
 
     checked = check(load_scenario(scenario(neighbours=4)))
-    data = read_data(checked)
-    spec = make_run_spec(checked, data, deal(checked, data), make_plan(checked.requests, ClusterResources(1, 0)))
+    assembly = assemble(checked)
     backend = InProcessBackend()
     try:
-        backend.start(spec, lambda: data.image_MHWC)
+        backend.start(assembly.spec, assembly.images)
         report = backend.round(1, range(4), False, lambda done: None)
     finally:
         backend.close()
     assert report.server.values == {"hash_width": 64.0, "cache_filled": 1.0}
     assert [report.client_reports[k].up.bytes for k in range(4)] == [
-        4 * 10 * int(n) for n in np.diff(spec.train.offset)
+        4 * 10 * int(n) for n in np.diff(assembly.spec.train.offset)
     ]

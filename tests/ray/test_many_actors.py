@@ -21,9 +21,9 @@ from raysim.cli.main import cli
 from raysim.common.errors import ScenarioError
 from raysim.engine.policies.placement import ClusterResources, ResourceRequest, make_plan
 from raysim.engine.records import Startup
+from raysim.launch.assemble import assemble
 from raysim.launch.backend_factory import make_backend
 from raysim.launch.check import Checked, check
-from raysim.launch.prepare import deal, make_run_spec, read_data
 from raysim.launch.preview import preview
 from raysim.launch.run import run
 from raysim.scenario.load import load_scenario
@@ -121,14 +121,14 @@ def test_only_the_first_start_counts() -> None:
     from raysim.engine.ray.pool import ActorPool
 
     checked = check(loaded())
-    data = read_data(checked)
     # Pinned, so that the actor without participants stays a bare process.
     plan = make_plan([ResourceRequest(tuple(range(8)), None, 4, 1.0, 0.0)], ClusterResources(8, 0))
     notes: list[str] = []
     backend = RayBackend(ActorPool(plan, notify=notes.append, participants=1))
     try:
         assert backend.startup() is None
-        backend.start(make_run_spec(checked, data, deal(checked, data), plan), lambda: data.image_MHWC)
+        assembly = assemble(checked)
+        backend.start(assembly.spec, assembly.images)
         first = backend.startup()
         assert first is not None and first.actors == 2 and 0 < first.slowest_s <= first.seconds
         ray.kill(backend.pool.clients[1].actor)
@@ -158,12 +158,14 @@ def held(checked: Checked) -> tuple[list[Any], dict[str, float]]:
     from raysim.engine.ray.session import nodes
 
     with ExitStack() as cleanup:
-        plan, backend = make_backend(checked, None, cleanup, lambda text: None, lambda: True)
+        assembly = assemble(checked)
+        backend = make_backend(assembly, cleanup, lambda text: None, lambda: True)
+        assert assembly.plan is not None
         assert isinstance(backend, RayBackend)
         names = {node.id: node.name for node in nodes()}
         answers = ray.get([host.actor.__ray_call__.remote(holding) for host in backend.pool.clients])
         actors = [[names[node], gpus, shares["CPU"], shares["GPU"]] for node, gpus, shares in answers]
-        return actors, left_over(plan.cpus, plan.gpus)
+        return actors, left_over(assembly.plan.cpus, assembly.plan.gpus)
 
 
 def holding(actor: Any) -> tuple[str, list[int], dict[str, float]]:

@@ -20,10 +20,10 @@ from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import ClusterResources, ResourceRequest, make_plan
 from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.pool import ActorPool
-from raysim.engine.run import Progress, Schedule, run_rounds, state_digest
+from raysim.engine.run import Progress, run_rounds, state_digest
 from raysim.engine.workers.hooks import HookError
+from raysim.launch.assemble import assemble
 from raysim.launch.check import check
-from raysim.launch.prepare import deal, make_run_spec, read_data
 from raysim.launch.run import run
 from raysim.launch.session import Result
 from raysim.scenario.load import Loaded
@@ -74,12 +74,10 @@ def backends(ray_session: None) -> Iterator[dict[str, RayBackend]]:
 def rounds_on(backend: Backend, given: Loaded) -> tuple[str, list[ClientRow], list[dict[str, Any]], int]:
     """Run three rounds: state digest, client rows and round values without timings, clients moved."""
     checked = check(given)
-    data = read_data(checked)
-    plan = make_plan(checked.requests, ClusterResources(8, 2))
-    spec = make_run_spec(checked, data, deal(checked, data), plan)
+    assembly = assemble(checked, ClusterResources(8, 2))
     memory = MemoryTracker()
-    backend.start(spec, lambda: data.image_MHWC)
-    run_rounds(spec, Schedule(3, checked.participants), backend, [memory], Progress())
+    backend.start(assembly.spec, assembly.images)
+    run_rounds(assembly.spec, assembly.schedule, backend, [memory], Progress())
     rows = [replace(row, train_s=0.0, evaluate_s=0.0) for row in memory.clients]
     varying = ("time/", "memory/", "engine/")
     values = [{k: v for k, v in row.items() if not k.startswith(varying)} for row in memory.rounds]

@@ -10,7 +10,7 @@ import pytest
 
 from raysim.common.results import RunCard
 from raysim.report import progress as progress_module
-from raysim.report.progress import make_progress
+from raysim.report.progress import make_display
 
 CARD = RunCard("quick", "r1", Path("/runs/quick/r1"), {}, {}, "digits", "s", "d", "p", 10, 20, "fedgh-s1", {})
 
@@ -30,7 +30,7 @@ def values(t):
 
 
 def run(stream, rounds=30):
-    progress = make_progress(rounds, 20, stream)
+    progress = make_display(rounds, 20, stream=stream)
     progress.open(CARD)
     for t in range(rounds + 1):
         progress.log(t, values(t), [])
@@ -58,7 +58,7 @@ def test_plain_lines_say_every_round_when_rounds_are_slow(monkeypatch):
 
 def test_last_round_is_said_when_the_run_stops_early():
     stream = io.StringIO()
-    progress = make_progress(100, 20, stream)
+    progress = make_display(100, 20, stream=stream)
     progress.open(CARD)
     for t in range(8):
         progress.log(t, {} if t == 7 else values(t), [])
@@ -86,7 +86,7 @@ def test_dumb_terminals_get_plain_lines(monkeypatch):
 def test_live_line_survives_ctrl_c(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
-    progress = make_progress(10, 20, stream)
+    progress = make_display(10, 20, stream=stream)
     with pytest.raises(KeyboardInterrupt):
         try:
             progress.open(CARD)

@@ -40,7 +40,7 @@ def _streams_are_closed(monkeypatch):
     monkeypatch.setattr(RunFolder, "__init__", init)
     yield
     for rows in all_rows:
-        rows.leave()
+        rows.close_stream()
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def continue_run(make_card, tell):
 
     def continue_run(path, t):
         folder = RunFolder.reopen(path)
-        folder.rewind(t)
+        folder.truncate(t)
         folder.open(make_card(path))
         tell(folder, t + 1, LAST)
         folder.close("finished", {})
@@ -107,8 +107,8 @@ def contents(path):
 
 def kill(folder):
     """Leave of `folder` what its process would if it were killed."""
-    folder._clients.leave()
-    folder._let_go()
+    folder._clients.close_stream()
+    folder._release()
 
 
 def test_a_killed_run_ends_as_if_it_had_not_been(begin, continue_run, ideal):
@@ -133,8 +133,8 @@ def test_again_and_again(begin, continue_run, ideal, make_card, tell):
     kill(folder)
     for back, forth in ((3, 4), (3, 3), (1, 5), (4, 5), (2, 4)):
         folder = RunFolder.reopen(path)
-        folder.rewind(back + 1 if back < 3 else back)
-        folder.rewind(back)
+        folder.truncate(back + 1 if back < 3 else back)
+        folder.truncate(back)
         folder.open(make_card(path))
         tell(folder, back + 1, forth)
         folder.sync()
@@ -151,7 +151,7 @@ def test_a_run_that_begins_anew(begin, continue_run, ideal, make_card):
     (folder.path / "rounds.parquet").write_bytes(b"PAR1 and no more")
     (folder.path / "clients.arrows").unlink()
     folder = RunFolder.reopen(folder.path)
-    assert folder.rewind(-1) == {} and folder.kept == []
+    assert folder.truncate(-1) == {} and folder.rounds == []
     folder.open(make_card(folder.path))
     assert read_clients(folder.path).num_rows == 0 and read_summary(folder.path)["status"] == "running"
     with pytest.raises(ScenarioError, match="no round is done yet"):
@@ -184,24 +184,24 @@ def test_a_stream_that_was_cut_off_anywhere(begin, make_rows, monkeypatch):
         found = [batch for _, batch in rows._until(2)]
         assert pa.Table.from_batches(found).equals(expected), cut
         if cut % 40 == 0:
-            rows.rewind(2)
-            rows.leave()
+            rows.truncate(2)
+            rows.close_stream()
             assert read_clients(path).equals(expected), cut
     for cut in range(ends[0], ends[1], 7):  # within round 2
         stream.write_bytes(whole[:cut])
         with pytest.raises(MissingRowsError, match=r"^clients\.arrows ends after round 1$"):
-            rows.rewind(2)
+            rows.truncate(2)
         assert stream.stat().st_size == cut
     for n, cut in enumerate((ends[0], ends[0] + 9, ends[1] - 1), start=1):
         stream.write_bytes(whole[:cut])
         folder = RunFolder.reopen(path)
-        assert folder.rewind(2) == {}
+        assert folder.truncate(2) == {}
         kill(folder)
         aside = path / f"clients.damaged{n if n > 1 else ''}.arrows"
         assert folder.damage == [
             f"{stream} is damaged and kept as {aside.name}: from now on the rows of rounds 0 to 2 are missing"
         ]
-        assert aside.stat().st_size == cut and len(folder.kept) == 3
+        assert aside.stat().st_size == cut and len(folder.rounds) == 3
 
 
 class KilledError(BaseException):
@@ -236,7 +236,7 @@ def test_a_kill_at_any_moment_of_going_on(begin, continue_run, ideal, tmp_path, 
                 patch.setattr(Path, "replace", count_down(Path.replace))
                 patch.setattr(Path, "unlink", count_down(Path.unlink))
                 try:
-                    folder.rewind(4)
+                    folder.truncate(4)
                 except KilledError:
                     moments += 1
                     kill(folder)
@@ -253,7 +253,7 @@ def test_of_two_files_of_client_rows_the_one_with_more_is_read(begin, continue_r
     names = ("rounds.parquet", "clients.parquet")
     ended = {name: (folder.path / name).read_bytes() for name in names}
     folder = RunFolder.reopen(folder.path)
-    folder.rewind(1)
+    folder.truncate(1)
     kill(folder)
     for name in names:  # as if it had been killed before these were changed
         (folder.path / name).write_bytes(ended[name])
@@ -265,11 +265,11 @@ def test_what_was_kept(begin):
     rows = read_clients(folder.path).to_pylist()
     folder.close("interrupted", {})
     folder = RunFolder.reopen(folder.path)
-    latest = folder.rewind(4)
+    latest = folder.truncate(4)
     expected = {row["client"]: row for row in rows if row["round"] <= 4 and row["total"] is not None}
     assert len({row["round"] for row in expected.values()}) > 1  # not all in the last round
     assert {client: dataclasses.asdict(row) for client, row in latest.items()} == expected
-    assert [dict(row) for row in folder.kept] == [
+    assert [dict(row) for row in folder.rounds] == [
         {"round": t, "accuracy/all": t / 10, "comm/up_bytes": 2.0**40 + t}
         | ({} if t % 2 else {"client/odd": 0.5})
         | ({"server/z": t} if t >= 2 else {})
@@ -284,7 +284,7 @@ def test_columns_of_rounds_that_are_forgotten_are_forgotten(begin):
     folder = begin(5)
     folder.close("failed", {})
     folder = RunFolder.reopen(folder.path)
-    folder.rewind(3)
+    folder.truncate(3)
     folder.close("failed", {})
     assert read_rounds(folder.path).column_names[-2:] == ["client/odd", "server/z"]
 
@@ -323,7 +323,7 @@ def test_a_damaged_file_costs_its_rows_and_nothing_else(begin, make_card, tell, 
     aside = path / name.replace(".", ".damaged.")
 
     folder = RunFolder.reopen(path)
-    latest = folder.rewind(4)
+    latest = folder.truncate(4)
     kept = "is not there" if damage is None else f"is damaged and kept as {aside.name}"
     read = path / ("clients.arrows" if (name, damage) == ("clients.parquet", None) else name)
     assert folder.damage == [f"{read} {kept}: from now on the rows of rounds 0 to 4 are missing"]
@@ -332,7 +332,7 @@ def test_a_damaged_file_costs_its_rows_and_nothing_else(begin, make_card, tell, 
     kill(folder)  # and so once more: what is missing stays missing, and is not damage
 
     folder = RunFolder.reopen(path)
-    assert bool(folder.rewind(4)) == (name == "rounds.parquet")
+    assert bool(folder.truncate(4)) == (name == "rounds.parquet")
     assert folder.damage == ([f"{path / name} lacks 5 of rounds 0 to 4"] if name == "rounds.parquet" else [])
     folder.open(make_card(path))
     tell(folder, 5, LAST)
@@ -341,7 +341,7 @@ def test_a_damaged_file_costs_its_rows_and_nothing_else(begin, make_card, tell, 
     assert rounds == ([5, 6] if name == "rounds.parquet" else [0, 1, 2, 3, 4, 5, 6])
     assert clients == ([0, 1, 2, 4, 5, 6] if name == "rounds.parquet" else [5, 6])
     folder = RunFolder.reopen(path)
-    assert {row.round for row in folder.rewind(6).values()} <= ({4, 5, 6} if name == "rounds.parquet" else {5, 6})
+    assert {row.round for row in folder.truncate(6).values()} <= ({4, 5, 6} if name == "rounds.parquet" else {5, 6})
     kill(folder)
 
 
@@ -362,7 +362,7 @@ def test_a_damaged_summary_is_written_anew(begin, make_card, text):
     with pytest.raises(ScenarioError, match=r"summary.json cannot be read"):
         read_summary(folder.path)
     folder = RunFolder.reopen(folder.path)
-    folder.rewind(2)
+    folder.truncate(2)
     aside = folder.path / "summary.damaged.json"
     assert folder.damage == [f"{summary} is damaged and kept as {aside}; it is written anew"]
     assert aside.read_bytes() == text.encode("latin-1")
@@ -400,7 +400,7 @@ def test_five_hundred_damaged_folders_all_go_on(begin, make_card, make_rows, mon
                             data[at:at] = dice.randbytes(dice.randrange(20))
                 (folder.path / name).write_bytes(data)
             again = RunFolder.reopen(folder.path)
-            again.rewind(2)
+            again.truncate(2)
             again.open(make_card(folder.path))
             again.log(3, {"accuracy/all": 0.5}, make_rows(3, 2))
             again.close("finished", {})
@@ -415,7 +415,7 @@ def test_a_full_disk_stops_the_way_back_and_loses_nothing(begin, continue_run, i
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full_disk)
         with pytest.raises(RunError, match="no space left on device"):
-            folder.rewind(4)
+            folder.truncate(4)
     folder.close("failed", {})
     assert continue_run(folder.path, 4) == ideal
 
@@ -462,7 +462,7 @@ def test_only_one_at_a_time(begin):
 
 def test_who_holds_it_keeps_it_beyond_close(begin):
     folder = begin(1)
-    with folder.held():
+    with folder.locked():
         folder.close("failed", {})
         with pytest.raises(ScenarioError, match="still going on"):
             RunFolder.reopen(folder.path)
@@ -486,7 +486,7 @@ def test_a_file_system_without_locks_is_put_up_with(begin, monkeypatch, answer):
     monkeypatch.setattr(files.fcntl, "flock", no_locks)
     folder = begin(1)
     second = RunFolder.reopen(folder.path)
-    assert len(second.rewind(0)) > 0
+    assert len(second.truncate(0)) > 0
 
 
 def test_what_is_no_run_folder_or_cannot_be_written_is_refused(begin, tmp_path, monkeypatch):
@@ -550,8 +550,8 @@ def test_a_process_that_is_killed(tmp_path):
     assert read_summary(path)["status"] == "died"
     t = int(lines[-1])
     folder = RunFolder.reopen(path)
-    assert folder.rewind(t)[0].round == t
-    assert [row["round"] for row in folder.kept] == list(range(t + 1))
+    assert folder.truncate(t)[0].round == t
+    assert [row["round"] for row in folder.rounds] == list(range(t + 1))
     assert read_clients(path)["round"].to_pylist() == [r for r in range(t + 1) for _ in range(50)]
     kill(folder)
 

@@ -28,20 +28,20 @@ def test_nan_is_told_from_not_measured_and_a_late_metric_has_no_past(tmp_path: P
     assert list(rounds) == [{"round": 0, "accuracy/all": 0.25}, {"round": 1, "server/late": 3.0}]
 
 
-def test_rewind_takes_rounds_from_the_file_as_they_were(tmp_path: Path) -> None:
+def test_truncate_takes_rounds_from_the_file_as_they_were(tmp_path: Path) -> None:
     rounds = RoundRows(tmp_path)
     for t in range(4):
         rounds.append(t, {"accuracy/all": t / 10, "loss/train": math.nan if t == 1 else None})
     rounds.write()
     before = read_rounds(tmp_path)
     rounds.append(4, {"server/late": 1.0})  # never written
-    rounds.rewind(2)
+    rounds.truncate(2)
     assert (len(rounds), rounds.written) == (3, 4)
     rounds.write()
     after = read_rounds(tmp_path)
     assert after.schema == before.schema
     assert str(after.to_pylist()) == str(before.slice(0, 3).to_pylist())  # as text, for NaN is not equal to itself
-    assert rounds.rewind(3) == 1  # the file holds three of the four rounds
+    assert rounds.truncate(3) == 1  # the file holds three of the four rounds
 
 
 def test_a_failed_write_does_not_hinder_the_next_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

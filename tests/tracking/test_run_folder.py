@@ -26,7 +26,7 @@ def run(tmp_path, make_card):
     run = RunFolder.create(tmp_path / "runs", "quick", "r1")
     run.open(make_card(run.path))
     yield run
-    run._clients.leave()  # what a killed process leaves to the operating system
+    run._clients.close_stream()  # what a killed process leaves to the operating system
 
 
 def test_schema_follows_client_row():
@@ -37,9 +37,9 @@ def test_schema_follows_client_row():
 
 def test_a_lock_that_a_method_closed_does_not_stop_the_closing(run):
     os.close(run._lock)
-    with run.held():
+    with run.locked():
         pass
-    run._let_go()
+    run._release()
 
 
 def test_finished_run(run, make_rows, tmp_path):
@@ -78,7 +78,7 @@ def test_killed_run_is_readable_and_does_not_look_whole(run, make_rows):
     assert read_rounds(run.path)["round"].to_pylist() == [0]  # the first at once, then every two seconds
     assert read_summary(run.path)["status"] == "running" and read_summary(run.path)["seed"] == 1
     before = {path: path.stat().st_mtime_ns for path in [run.path, *run.path.rglob("*")]}
-    run._let_go()  # as the end of the process does
+    run._release()  # as the end of the process does
     assert read_summary(run.path)["status"] == "died" and read_summary(run.path)["seed"] == 1
     assert before == {path: path.stat().st_mtime_ns for path in [run.path, *run.path.rglob("*")]}
     (run.path / "logs" / ".lock").unlink()  # a copy, which may be of a run that goes on
@@ -86,12 +86,12 @@ def test_killed_run_is_readable_and_does_not_look_whole(run, make_rows):
 
 
 def test_looking_whether_a_run_died_does_not_keep_it_from_going_on(run, monkeypatch):
-    run._let_go()
+    run._release()
     with (run.path / "logs" / ".lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
         monkeypatch.setattr("raysim.tracking.files.time.sleep", lambda _: fcntl.flock(lock, fcntl.LOCK_UN))
         again = RunFolder.reopen(run.path)
-    assert again.rewind(-1) == {}
+    assert again.truncate(-1) == {}
     again.close("interrupted", {})
     assert read_summary(run.path)["status"] == "interrupted"
 

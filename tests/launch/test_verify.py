@@ -24,10 +24,10 @@ def trace(**changes: Any) -> Trace:
 
 
 def test_equal_traces() -> None:
-    other = trace(placement=Variation(4, kill=True), restarts=1)
+    other = trace(variation=Variation(4, kill=True), restarts=1)
     other.metrics[1]["time/round_s"] = 9.0  # type: ignore[index]
     assert difference(trace(), other) is None
-    assert other.placement.name == "4 actors, one killed"
+    assert other.variation.name == "4 actors, one killed"
 
 
 @pytest.mark.parametrize(

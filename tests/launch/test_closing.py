@@ -71,7 +71,7 @@ STEPS: dict[str, tuple[Any, str]] = {
     "as Ray is shut down": (Session, "_shut_down"),
     "before plots": (Session, "_draw"),
     "before MLflow is told": (MlflowTracker, "close"),
-    "after MLflow was told": (RunFolder, "conclude"),
+    "after MLflow was told": (RunFolder, "mark_finished"),
 }
 
 

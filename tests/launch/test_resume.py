@@ -249,7 +249,7 @@ class Elsewhere(MemoryFileSystem):  # type: ignore[misc]
     """A store that outlives the process, as far as anybody can tell."""
 
     protocol = "elsewhere"
-    storage: ClassVar[dict[str, Any]] = {}
+    store: ClassVar[dict[str, Any]] = {}
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
@@ -259,7 +259,7 @@ class Elsewhere(MemoryFileSystem):  # type: ignore[misc]
 @pytest.fixture
 def elsewhere() -> None:
     fsspec.register_implementation("elsewhere", Elsewhere, clobber=True)
-    Elsewhere.storage.clear()
+    Elsewhere.store.clear()
 
 
 @pytest.mark.usefixtures("elsewhere")
@@ -277,7 +277,7 @@ def test_checkpoints_that_are_gone_are_not_begun_without(workplace: Path) -> Non
     """Hours of work would silently be repeated, and what they left in the folder thrown away."""
     result = run(loaded("checkpoint={every: 1, folder: 'elsewhere://far'}"), quiet=True)
     rows = (result.folder / "rounds.parquet").read_bytes()
-    Elsewhere.storage.clear()
+    Elsewhere.store.clear()
     with pytest.raises(
         ScenarioError, match=r"a checkpoint of round 3 was saved in elsewhere://far/tiny/.* there is none"
     ):
@@ -288,7 +288,7 @@ def test_checkpoints_that_are_gone_are_not_begun_without(workplace: Path) -> Non
 def test_a_killed_run_knows_that_it_had_checkpoints(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     close = RunFolder.close
     # As if the process were killed.
-    monkeypatch.setattr(RunFolder, "close", lambda self, *told: (self._clients.leave(), self._let_go()))
+    monkeypatch.setattr(RunFolder, "close", lambda self, *told: (self._clients.close_stream(), self._release()))
     with pytest.raises(KeyboardInterrupt):
         run(loaded("checkpoint.every=1"), quiet=True, trackers=[Cut(3)])
     (folder,) = (workplace / "runs" / "tiny").iterdir()

@@ -18,7 +18,7 @@ from raysim.core.state import Serialized, deserialize, serialize
 from raysim.engine.checkpoint.storage import LocalStorage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.run import Progress
-from raysim.launch.resume import Identity, own_scenario
+from raysim.launch.resume import Identity, run_scenario
 from raysim.tracking.store import check_recorded, check_uri
 
 RUN_ID = "20261121-101500-ab12"
@@ -55,7 +55,7 @@ def test_links_are_refused(folder: Path, name: str, target: str, tmp_path: Path)
         path.rename(tmp_path / "old")
     path.symlink_to(tmp_path / target)
     with pytest.raises(ScenarioError, match=rf"/{name} is a link; a run is resumed only in a folder that holds none"):
-        own_scenario(folder)
+        run_scenario(folder)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_links_are_refused(folder: Path, name: str, target: str, tmp_path: Path)
 def test_other_things_than_files_are_refused(folder: Path, change: Callable[[Path], object], told: str) -> None:
     change(folder)
     with pytest.raises(ScenarioError, match=told):
-        own_scenario(folder)
+        run_scenario(folder)
 
 
 @pytest.mark.parametrize(
@@ -199,6 +199,7 @@ def test_a_store_that_a_folder_names(workplace: Path, monkeypatch: pytest.Monkey
         check_recorded(f"sqlite:///{workplace}/new.db")
     (workplace / "old.db").touch()
     assert check_recorded(f"sqlite:///{workplace}/old.db") == f"sqlite:///{workplace}/old.db"
+    monkeypatch.delenv("MLFLOW_TRACKING_USERNAME", raising=False)
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
     with pytest.raises(
         ScenarioError, match=r"^MLFLOW_TRACKING_PASSWORD: is it meant for http://evil, where .* Then name"

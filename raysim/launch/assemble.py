@@ -1,0 +1,201 @@
+"""From a checked scenario to everything that its run needs: the plan of its actors, its images, and who has which."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+from numpy.typing import NDArray
+
+from raysim.common.errors import ScenarioError
+from raysim.data.datasets import ImageData, load_dataset
+from raysim.data.partition import make_partition
+from raysim.data.shards import Partition
+from raysim.data.transform import ImageTransform
+from raysim.engine.checkpoint.storage import Storage, open_storage
+from raysim.engine.policies.placement import ClusterResources, Plan, make_plan
+from raysim.engine.run import Schedule
+from raysim.engine.spec import RunSpec
+from raysim.launch.check import Checked
+from raysim.launch.signals import sigterm_kept
+
+
+@dataclass
+class Assembly:
+    """What a run of a checked scenario needs before its backend starts."""
+
+    checked: Checked
+    plan: Plan | None  # None: all rounds are done, so no actor is planned
+    data: ImageData  # without its images once `images` handed them over
+    partition: Partition
+
+    def images(self) -> NDArray[np.uint8]:
+        """All images [M, H, W, C], for the backend; they are read again when a backend starts again.
+
+        The backend holds them, once per node. The assembly drops them, or the driver would keep 200 MB for nothing.
+        """
+        images = self.data.image_MHWC
+        if not len(images):
+            return _read_data(self.checked).image_MHWC
+        self.data = replace(self.data, image_MHWC=np.zeros((0, *images.shape[1:]), dtype=np.uint8))
+        return images
+
+    @cached_property
+    def spec(self) -> RunSpec:
+        """What every process of the run gets."""
+        assert self.plan is not None
+        checked, scenario, data, partition = self.checked, self.checked.loaded.scenario, self.data, self.partition
+        threads = dict.fromkeys(range(scenario.clients.count), 1)
+        for group in self.plan.groups:
+            threads |= dict.fromkeys(group.clients, group.threads)
+        published = np.arange(data.num_train, len(data.label_M), dtype=np.int64)
+        return RunSpec(
+            algorithm=checked.loaded.algorithm,
+            seed=scenario.seed,
+            num_classes=checked.dataset.num_classes,
+            feature_dim=checked.feature_dim,
+            models=tuple(scenario.clients.models),
+            build_model=checked.build,
+            transform=ImageTransform.of(checked.dataset, scenario.data.augment),
+            local=checked.local,
+            train=partition.train,
+            val=partition.val,
+            test=partition.test,
+            threads=tuple(threads[k] for k in range(scenario.clients.count)),
+            global_test=published if scenario.evaluation.global_test else None,
+            evaluate_when=scenario.evaluation.when,
+            tolerates_failures=scenario.failure.max_failed_fraction > 0,
+            client_timeout_s=scenario.failure.client_timeout_s,
+            independent_init=scenario.clients.independent_init,
+            num_rounds=scenario.rounds,
+            labels=data.label_M,
+            image_shape_HWC=tuple(data.image_MHWC.shape[1:]),
+            encoder=checked.task.encoder,
+        )
+
+    @property
+    def schedule(self) -> Schedule:
+        """How many rounds there are, with how many participants, and what may fail."""
+        scenario = self.checked.loaded.scenario
+        return Schedule(
+            scenario.rounds,
+            self.checked.participants,
+            scenario.evaluation.every,
+            scenario.failure.max_failed_fraction,
+            scenario.failure.max_attempts,
+        )
+
+
+def assemble(checked: Checked, machine: ClusterResources | None = None, *, rounds_left: bool = True) -> Assembly:
+    """Plan the actors, read the data and partition it.
+
+    machine: what the actors may use; default: the cluster that RAY_ADDRESS names, else this machine. rounds_left: False
+    for a run whose results are only to be completed. Raises `ScenarioError`, one sentence.
+    """
+    plan = None
+    if rounds_left:
+        plan = make_plan(checked.requests, machine or find_machine(checked), checked.participants)
+        if checked.loaded.scenario.backend == "in_process":
+            plan = replace(plan, groups=tuple(replace(group, actors=0) for group in plan.groups))
+    data = _read_data(checked)
+    return Assembly(checked, plan, data, _partition(checked, data))
+
+
+def find_machine(checked: Checked) -> ClusterResources:
+    """What the run's actors may use: the cluster that it attaches to, or this machine. Raises `ScenarioError`."""
+    if not attach(checked):
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        return ClusterResources(float(os.cpu_count() or 1), float(gpus), oversubscribable=True)
+    from raysim.engine.ray import session
+
+    return session.machine(checked.loaded.scenario.resources.head)
+
+
+def attach(checked: Checked) -> bool:
+    """Attach to the Ray cluster that RAY_ADDRESS names or this process has started; False where there is none.
+
+    Raises `ScenarioError` when the cluster does not answer.
+    """
+    ray = sys.modules.get("ray")
+    if checked.loaded.scenario.backend != "ray":
+        return False
+    if not os.environ.get("RAY_ADDRESS") and (ray is None or not ray.is_initialized()):
+        return False
+    from raysim.engine.ray import session
+
+    with sigterm_kept():
+        session.connect()
+    return True
+
+
+def _read_data(checked: Checked) -> ImageData:
+    given = checked.loaded.scenario.data
+    return load_dataset(given.name, given.root, given.format)
+
+
+def _partition(checked: Checked, data: ImageData) -> Partition:
+    scenario = checked.loaded.scenario
+    return make_partition(
+        data.label_M,
+        data.num_train,
+        checked.dataset.num_classes,
+        scenario.clients.count,
+        checked.partition,
+        checked.split,
+        scenario.seed,
+        data.name,
+    )
+
+
+def check_local(checked: Checked) -> None:
+    """Raises `ScenarioError` when no run of this scenario could be begun in this folder or on this machine."""
+    try:
+        str(Path.cwd()).encode()
+    except OSError as error:
+        raise ScenarioError(
+            f"the current folder cannot be used ({error.strerror}); allowed: one that is there"
+        ) from None
+    except UnicodeEncodeError:
+        here = os.fsencode(Path.cwd()).decode(errors="replace")
+        raise ScenarioError(f"the current folder {here} has a name that is not UTF-8; allowed: one that is") from None
+    has = psutil.virtual_memory().total
+    with torch.device("meta"):  # shapes without memory
+        size = {name: sum(p.nbytes for p in checked.build(name).parameters()) for name in checked.task.architectures}
+    name = max(size, key=lambda name: size[name])
+    if size[name] > has:
+        given = checked.loaded.scenario.clients.feature_dim
+        raise checked.loaded.origin.error(
+            ("clients", "models") if given == "auto" else ("clients", "feature_dim"),
+            f"{name if given == 'auto' else given} given, but one {name} then takes {size[name] / 2**30:.0f} GiB, more "
+            f"than the {has / 2**30:.0f} GiB of this machine",
+        )
+
+
+def checkpoint_storage(address: str) -> Storage:
+    try:
+        return open_storage(address)
+    except OSError as error:
+        raise ScenarioError(
+            f"checkpoint.folder: {address} given, which cannot be used ({error.strerror}); allowed: a folder, or an "
+            "address whose fsspec package is installed"
+        ) from None
+
+
+def try_storage(address: str) -> None:
+    """See that checkpoints can be written there, before anything of the run is. Raises `ScenarioError`."""
+    storage = checkpoint_storage(address)
+    try:
+        storage.make()
+        storage.publish(".try", b"raysim")
+        storage.remove(".try")
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ScenarioError(
+            f"checkpoint.folder: {address} cannot be written ({reason}); allowed: a folder, or an address that can be"
+        ) from None
