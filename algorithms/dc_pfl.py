@@ -31,7 +31,7 @@ from raysim.core import (
     weights,
 )
 from raysim.core.fields import Range
-from raysim.core.ops import class_means, cross_entropy, header_step
+from raysim.core.ops import by_class, class_means, cross_entropy, header_step
 
 
 @message
@@ -43,13 +43,13 @@ class Global:
     mean_KD: Tensor | None
 
     def counted(self) -> "Global":
-        """C*D + C + K*D numbers. The paper's formula leaves out which classes are known, so nor do we count it."""
+        """C*D + C + K*D numbers. The paper's formula leaves out the ids of known classes, and so does this count."""
         return Global(self.w, None, self.mean_KD)
 
 
 @message
 class ClassStatistics:
-    """What a client says of its classes: count, mean and covariance of their representations.
+    """A client's statistics per class: count, mean and covariance of the representations.
 
     A covariance travels as a factor F [min(n, D), D] with F^T F = covariance, which it determines up to a rotation: the
     same message in the basis that pooling and sampling need. What is counted is its triangle, D*(D+1)/2 numbers.
@@ -132,7 +132,7 @@ class DCPFL(Algorithm[Global, ClassStatistics, Global]):
         if down.class_K is None or down.mean_KD is None or not len(down.class_K):
             client.fit(cross_entropy)
         else:
-            client.fit(self.pulled_loss, mean_table(down.class_K, down.mean_KD, client.task.num_classes))
+            client.fit(self.pulled_loss, by_class(down.class_K, down.mean_KD, client.task.num_classes))
         feature_ND = client.outputs(client.net.features)
         if self.virtual_samples:
             client.add_flops(2.0 * len(feature_ND) * feature_ND.shape[1] ** 2)  # the covariances
@@ -150,12 +150,14 @@ class DCPFL(Algorithm[Global, ClassStatistics, Global]):
         if not self.squared:
             pull_B = (pull_B + 1e-12).sqrt()  # the root alone has no gradient where a sample sits on its mean
         per_sample_B = F.cross_entropy(net.header(feature_BD), batch.y, reduction="none")
+        # Eq. A
         return batch.mean(per_sample_B + self.lambda_ * known_C[batch.y] * pull_B)
 
     def server_update(self, server: Server[Global], ups: Mapping[ClientId, ClassStatistics]) -> None:
         header = {name: w.clone().requires_grad_() for name, w in server.state.w.items()}
         loss = torch.zeros(())
         for up in ups.values():
+            # Eq. 8 and Eq. 9
             loss = header_step(header, up.mean_SD, up.class_S.long(), self.header_lr)
         server.log("header_loss", loss.item())
 
@@ -187,7 +189,7 @@ class DCPFL(Algorithm[Global, ClassStatistics, Global]):
         for _ in range(self.refit_epochs):
             loss_sum = torch.zeros(())
             for index in torch.randperm(len(label_G), generator=rng).split(self.refit_batch):
-                # Several times faster than virtual_GD[index].
+                # Eq. 12; `index_select` is several times faster than virtual_GD[index].
                 loss = header_step(header, virtual_GD.index_select(0, index), label_G[index], self.refit_lr)
                 loss_sum += loss * len(index)
         return loss_sum.item() / len(label_G)
@@ -202,22 +204,15 @@ class DCPFL(Algorithm[Global, ClassStatistics, Global]):
         return torch.tensor(classes, dtype=torch.int32), torch.stack([known[c] for c in classes])
 
 
-def mean_table(class_K: Tensor, mean_KD: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """The means by class id: mean_CD, zero where unknown, and known_C (bool)."""
-    mean_CD = mean_KD.new_zeros(num_classes, mean_KD.shape[1])
-    known_C = torch.zeros_like(mean_CD[:, 0], dtype=torch.bool)
-    mean_CD[class_K.long()], known_C[class_K.long()] = mean_KD, True
-    return mean_CD, known_C
-
-
 def class_statistics(feature_ND: Tensor, label_N: Tensor, covariance: bool) -> ClassStatistics:
     """Counts, means and, if asked for, factors of the covariances of representations, centred in float64."""
-    class_S, mean_SD, count_S = class_means(feature_ND, label_N)
+    class_S, mean_SD, count_S = class_means(feature_ND, label_N)  # Eq. 6
     if not covariance:
         return ClassStatistics(class_S.int(), count_S.int(), mean_SD, None)
     factors = []
     for c in class_S:
         value_ND = feature_ND[label_N == c].double()
+        # Eq. B
         factor_RD = (value_ND - value_ND.mean(0)) / max(len(value_ND) - 1, 1) ** 0.5
         if len(factor_RD) > factor_RD.shape[1]:
             factor_RD = torch.linalg.qr(factor_RD, mode="r").R
@@ -232,10 +227,11 @@ def pool(parts: Sequence[Gaussian]) -> Gaussian:
     as rows of a factor. Eq. 11 has n_k in place of n_k - 1 in its last line, which inflates the covariance.
     """
     size = sum(part.size for part in parts)
-    # Divided once, at the end, so that whole numbers stay exact.
+    # Eq. 10, divided once, at the end, so that whole numbers stay exact.
     mean_D = torch.stack([part.size * part.mean_D.double() for part in parts]).sum(0) / size
     rows = []
     for part in parts:
+        # Eq. 11
         rows.append(part.factor_RD.double() * ((part.size - 1) / max(size - 1, 1)) ** 0.5)
         rows.append((part.mean_D.double() - mean_D)[None] * (part.size / max(size - 1, 1)) ** 0.5)
     return Gaussian(size, mean_D, torch.cat(rows))
@@ -244,7 +240,7 @@ def pool(parts: Sequence[Gaussian]) -> Gaussian:
 def shares(counts: Sequence[int], total: int) -> list[int]:
     """`total` split in proportion to `counts` by largest remainder; ties go to the earlier one."""
     whole = sum(counts)
-    found = [total * n // whole for n in counts]
+    found = [total * n // whole for n in counts]  # Eq. C
     # `sorted` is stable. Whole numbers: no rounding can decide a tie.
     by_remainder = sorted(range(len(counts)), key=lambda i: -(total * counts[i] % whole))
     for i in by_remainder[: total - sum(found)]:
@@ -258,6 +254,7 @@ def draw(gaussian: Gaussian, num_draws: int, sampling: str, rng: torch.Generator
         return gaussian.mean_D.new_empty(0, len(gaussian.mean_D))
     root_QD = {"factor": lambda root: root, "eigh": eigh_root, "jitter": jitter_root}[sampling](gaussian.factor_RD)
     noise_GQ = torch.randn(num_draws, len(root_QD), generator=rng, dtype=torch.float64)
+    # Eq. D
     return gaussian.mean_D + noise_GQ @ root_QD
 
 

@@ -1,8 +1,8 @@
-"""FD: clients exchange the mean logits of each class and are taught by everybody else's.
+"""FD: clients exchange the mean logits of each class and are taught by all others'.
 
 Jeong, Oh, Kim, Park, Bennis, Kim. 2018. https://arxiv.org/abs/1811.11479 (HKS calls it FedDistill)
 A participant distils from the global mean logits of each sample's class while it trains, and sends the mean logits of
-each class it owns. The server averages them; who contributed to a mean gets it without its own part.
+each class it owns. The server averages them; a contributor to a mean gets it without its own part.
 
 Shapes: C classes, S classes one client owns, K of them that have a teacher, N samples of one client, B batch.
 """
@@ -15,14 +15,7 @@ import torch
 from torch import Tensor
 
 from raysim.core import Algorithm, Batch, Client, ClientId, NonNegative, Server, message
-from raysim.core.ops import class_means, cross_entropy, kl
-
-
-@message
-class Joined:
-    """Told once: which classes a client owns. Later rows are in their order, so that no message repeats them."""
-
-    class_S: Tensor  # int64, ascending
+from raysim.core.ops import by_class, class_means, cross_entropy, kl
 
 
 @message
@@ -33,8 +26,13 @@ class Teachers:
     teacher_KC: Tensor
 
     def counted(self) -> "Teachers":
-        """K*C numbers, with K = S once all is known. The formula leaves out which are known, so nor do we count it."""
+        """K*C numbers, with K = S once all is known. The formula leaves out their ids, and so does this count."""
         return Teachers(None, self.teacher_KC)
+
+    def table(self, num_classes: int) -> tuple[Tensor, Tensor]:
+        """The teachers by class id: teacher_CC, zero where there is none, and known_C (bool)."""
+        assert self.class_K is not None
+        return by_class(self.class_K, self.teacher_KC, num_classes)
 
 
 @message
@@ -48,9 +46,9 @@ class ClassLogits:
 class Table:
     """What the server keeps: the latest mean of each class, and the last round's uploads to take a client out again."""
 
-    class_S: dict[ClientId, Tensor]
+    class_S: dict[ClientId, Tensor]  # the classes of each client; rows of messages are in their order
     mean_CC: Tensor  # row c: mean logits of class c
-    known_C: Tensor  # bool: somebody has sent this class
+    known_C: Tensor  # bool: some client has sent this class
     sum_CC: Tensor  # float64: of the last round's uploads
     count_C: Tensor  # int64: how many of them have the class
     last: dict[ClientId, Tensor]  # [S, C] each: the last round's uploads
@@ -68,21 +66,18 @@ class FD(Algorithm[Teachers, ClassLogits, Table]):
     gamma: NonNegative = 1.0
     """Weight of the distillation beside the classification loss; 0 leaves it out."""
     leave_one_out: bool = True
-    """Who took part in the last round gets means without its own logits, and no teacher for a class that it alone
-    sent; `false`: everybody gets the plain means, as in HtFLlib."""
+    """A participant of the last round gets means without its own logits, and no teacher for a class that it alone
+    sent; `false`: all clients get the plain means, as in HtFLlib."""
     collect: Literal["eval_pass", "last_epoch"] = "eval_pass"
     """Which logits are averaged and sent: those of a pass in eval mode after training, or those that the last epoch's
     training steps gave, which cost nothing."""
     rebuild: bool = False
     """Forget the mean of a class that no participant sent in a round, as HtFLlib does."""
 
-    def client_register(self, client: Client) -> Joined:
-        return Joined(client.data.y.unique())
-
-    def server_start(self, server: Server[Table], registrations: Mapping[ClientId, Joined]) -> Table:
+    def server_start(self, server: Server[Table], registrations: Mapping[ClientId, Any]) -> Table:
         num_classes = server.task.num_classes
         return Table(
-            class_S={k: registration.class_S for k, registration in registrations.items()},
+            class_S=dict(server.classes),
             mean_CC=torch.zeros(num_classes, num_classes),
             known_C=torch.zeros(num_classes, dtype=torch.bool),
             sum_CC=torch.zeros(num_classes, num_classes, dtype=torch.float64),
@@ -94,7 +89,7 @@ class FD(Algorithm[Teachers, ClassLogits, Table]):
         state, class_S = server.state, server.state.class_S[to]
         teacher_SC, known_S = state.mean_CC[class_S], state.known_C[class_S]
         if self.leave_one_out and to in state.last:
-            # M_c - 1 is 0 where it was alone: unguarded, that 0/0 is why the papers report "-" for FD.
+            # Eq. C. M_c - 1 is 0 for a single holder: unguarded, that is 0/0, probably why the papers print "-" for FD.
             others_S = state.count_C[class_S] - 1
             sum_SC = state.sum_CC[class_S] - state.last[to].double()
             teacher_SC, known_S = (sum_SC / others_S.clamp(min=1)[:, None]).float(), others_S > 0
@@ -103,14 +98,9 @@ class FD(Algorithm[Teachers, ClassLogits, Table]):
         return Teachers(class_S[known_S].int(), teacher_SC[known_S])
 
     def client_update(self, client: Client, down: Teachers | None) -> ClassLogits:
-        given = None if down is None or not self.gamma else teacher_table(down, client.task.num_classes)
-        row_NC = client.fit(self.loss, given)
-        if row_NC is None:
-            row_NC = client.outputs(client.net)
-        unseen_N = row_NC.isnan().any(1)
-        if bool(unseen_N.any()):  # left out of training: BatchNorm takes no batch of one sample
-            row_NC = torch.where(unseen_N[:, None], client.outputs(client.net), row_NC)
-        _, logits_SC, _ = class_means(row_NC, client.data.y)
+        given = None if down is None or not self.gamma else down.table(client.task.num_classes)
+        row_NC = client.complete(client.fit(self.loss, given), client.net)
+        _, logits_SC, _ = class_means(row_NC, client.data.y)  # Eq. A
         return ClassLogits(logits_SC)
 
     def loss(self, net: Any, batch: Batch, given: tuple[Tensor, Tensor] | None) -> Tensor | tuple[Tensor, Tensor]:
@@ -124,6 +114,7 @@ class FD(Algorithm[Teachers, ClassLogits, Table]):
         if given is not None:
             teacher_CC, known_C = given
             kl_B = kl(logits_BC, teacher_CC[batch.y])
+            # Eq. D
             total = total + self.gamma * batch.mean(known_C[batch.y] * kl_B)
         return (total, logits_BC) if self.collect == "last_epoch" else total
 
@@ -137,18 +128,10 @@ class FD(Algorithm[Teachers, ClassLogits, Table]):
         if self.rebuild:
             state.mean_CC.zero_()
             state.known_C.zero_()
+        # Eq. B
         state.mean_CC[seen_C] = (sum_CC[seen_C] / count_C[seen_C, None]).float()
         state.known_C |= seen_C
         state.sum_CC, state.count_C = sum_CC, count_C
         state.last = {k: up.logits_SC for k, up in ups.items()}
         server.log("known_classes", float(state.known_C.sum()))
         server.log("single_holder_classes", float((count_C == 1).sum()))
-
-
-def teacher_table(down: Teachers, num_classes: int) -> tuple[Tensor, Tensor]:
-    """The teachers by class id: teacher_CC, zero where there is none, and known_C (bool)."""
-    assert down.class_K is not None
-    teacher_CC = down.teacher_KC.new_zeros(num_classes, down.teacher_KC.shape[1])
-    known_C = torch.zeros_like(teacher_CC[:, 0], dtype=torch.bool)
-    teacher_CC[down.class_K.long()], known_C[down.class_K.long()] = down.teacher_KC, True
-    return teacher_CC, known_C

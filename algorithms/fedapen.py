@@ -15,17 +15,10 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from raysim.core import Algorithm, Batch, Client, ClientId, Count, Positive, Server, Task, Weights, message, weights
+from raysim.core import Algorithm, Batch, Client, ClientId, Count, Model, Positive, Server, Task, weights
 from raysim.core.data import Samples
 from raysim.core.fields import Range
 from raysim.core.ops import cross_entropy, kl, weighted_mean
-
-
-@message
-class Shared:
-    """The small shared model: parameters and, if it has any, BatchNorm's running statistics."""
-
-    w: Weights
 
 
 class Ensemble(nn.Module):
@@ -51,11 +44,12 @@ class Ensemble(nn.Module):
 
 def ensemble(lambda_: Tensor, private_BC: Tensor, shared_BC: Tensor) -> Tensor:
     """e = lambda z + (1 - lambda) z_s."""
+    # Eq. A
     return lambda_ * private_BC + (1 - lambda_) * shared_BC
 
 
 @dataclass(frozen=True)
-class FedAPEN(Algorithm[Shared, Shared, Shared]):
+class FedAPEN(Algorithm[Model, Model, Model]):
     """Mutual learning of a private and a shared model with a learnt ensemble of the two."""
 
     paper: ClassVar[str] = "Qin et al., KDD 2023, https://doi.org/10.1145/3580305.3599344"
@@ -76,27 +70,27 @@ class FedAPEN(Algorithm[Shared, Shared, Shared]):
     def client_model(self, model: Any, task: Task) -> nn.Module:
         return Ensemble(model, task.small_model(self.small))
 
-    def server_start(self, server: Server[Shared], registrations: Mapping[ClientId, Any]) -> Shared:
-        return Shared(weights(server.task.small_model(self.small)))
+    def server_start(self, server: Server[Model], registrations: Mapping[ClientId, Any]) -> Model:
+        return Model(weights(server.task.small_model(self.small)))
 
-    def server_send(self, server: Server[Shared], to: ClientId) -> Shared:
+    def server_send(self, server: Server[Model], to: ClientId) -> Model:
         return server.state
 
-    def client_receive(self, client: Client, down: Shared) -> None:
+    def client_receive(self, client: Client, down: Model) -> None:
         net: Ensemble = client.net
         net.shared.load_state_dict(down.w)
         if bool(net.trained):  # there is nothing to learn from a private model that never trained
             self.learn_lambda(client, self.split(client.data)[0])
 
-    def client_update(self, client: Client, down: Shared | None) -> Shared:
+    def client_update(self, client: Client, down: Model | None) -> Model:
         net: Ensemble = client.net
         client.log("lambda", float(net.lambda_))
         client.fit(mutual_loss, data=self.split(client.data)[1])
         net.trained.fill_(True)
-        return Shared(weights(net.shared))
+        return Model(weights(net.shared))
 
-    def server_update(self, server: Server[Shared], ups: Mapping[ClientId, Shared]) -> None:
-        server.state = Shared(weighted_mean((1.0, up.w) for up in ups.values()))
+    def server_update(self, server: Server[Model], ups: Mapping[ClientId, Model]) -> None:
+        server.state = Model(weighted_mean((1.0, up.w) for up in ups.values()))  # Eq. E
 
     def split(self, data: Samples) -> tuple[Samples, Samples]:
         """(The adaptability set, the rest), both in data order; the rest is never empty."""
@@ -123,6 +117,7 @@ class FedAPEN(Algorithm[Shared, Shared, Shared]):
                 private_BC, shared_BC = both_BMC.unbind(1)
                 error_BC = ensemble(lambda_, private_BC, shared_BC).softmax(1) - onehot_BC
                 slope = (error_BC * (private_BC - shared_BC)).sum(1).mean()
+                # Eq. D
                 lambda_.sub_(self.lambda_lr * slope).clamp_(0, 1)
 
 
@@ -137,6 +132,7 @@ def mutual_loss(net: Any, batch: Batch, given: Any) -> Tensor:
     def ce(logits_BC: Tensor) -> Tensor:
         return cross_entropy(lambda _: logits_BC, batch, given)
 
+    # Eq. B, and Eq. C for the shared model
     private = ce(private_BC) + batch.mean(kl(private_BC, shared_BC))
     private = private + ce(ensemble(net.lambda_, private_BC, shared_BC.detach()))
     shared = ce(shared_BC) + batch.mean(kl(shared_BC, private_BC))

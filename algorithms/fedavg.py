@@ -9,15 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from raysim.core import Algorithm, Client, ClientId, Server, Weights, message, weights
+from raysim.core import Algorithm, Client, ClientId, Model, Server, Weights, weights
 from raysim.core.ops import cross_entropy, weighted_mean
-
-
-@message
-class Model:
-    """A whole model: parameters and, unless left out, BatchNorm's running statistics."""
-
-    w: Weights
 
 
 @dataclass(frozen=True)
@@ -42,10 +35,11 @@ class FedAvg(Algorithm[Model, Model, Weights]):
         client.net.load_state_dict(down.w, strict=self.avg_bn_buffers)
 
     def client_update(self, client: Client, down: Model | None) -> Model:
-        client.fit(cross_entropy)
+        client.fit(cross_entropy)  # Eq. A
         return Model(self._shared(client.net))
 
     def server_update(self, server: Server[Weights], ups: Mapping[ClientId, Model]) -> None:
+        # Eq. B
         server.state = weighted_mean((server.num_samples[k], up.w) for k, up in ups.items())
 
     def _shared(self, net: Any) -> Weights:

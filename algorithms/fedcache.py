@@ -1,9 +1,9 @@
-"""FedCache: each sample is taught by what the federation last said of the samples most like it.
+"""FedCache: each sample is taught by the latest logits of the samples most like it, of any client.
 
 Wu, Sun, Wang, Liu, Xu, Wang, Jiang, Gao, Lu. FedCache: A Knowledge Cache-driven Federated Learning Architecture for
 Personalized Edge Intelligence. IEEE Transactions on Mobile Computing, 2024. https://arxiv.org/abs/2308.07816
 Before round 1 every client sends a hash of each of its images, made by a frozen encoder, and its label. The server
-finds each sample's R nearest ones of the same label, whoever holds them, and keeps the latest logits of every sample.
+finds each sample's R nearest ones of the same label, of any client, and keeps the latest logits of every sample.
 A participant gets the logits of its samples' neighbours, is taught by their mean, and sends its own logits back.
 
 Shapes: N samples (of one client, or at the server of all), C classes, B batch, R neighbours, h width of a hash,
@@ -28,7 +28,7 @@ BLOCK = 1 << 22
 
 @message
 class Hashes:
-    """Told once: what a client's samples look like, in data order."""
+    """Sent once: a hash of each of a client's samples, in data order."""
 
     hash_Nh: Tensor
     label_N: Tensor  # int32
@@ -52,15 +52,15 @@ class Neighbours:
 
 @message
 class Logits:
-    """What a client's network said of its samples when it last trained on them, in data order."""
+    """The logits of a client's samples when it last trained on them, in data order."""
 
     logits_NC: Tensor
-    unseen_U: Tensor | None  # int32 positions that it did not train on, whose rows say nothing; None: none
+    unseen_U: Tensor | None  # int32 positions that it did not train on, whose rows are zeros; None: none
 
 
 @dataclass
 class Cache:
-    """What the server has of every sample; clients' samples stand one after another."""
+    """The server's knowledge of every sample; clients' samples stand one after another."""
 
     span: dict[ClientId, tuple[int, int]]  # where a client's samples begin and end
     near_NR: Tensor  # int32: the nearest samples of the same label, nearest first; -1: there are not so many
@@ -93,7 +93,7 @@ class FedCache(Algorithm[Means | Neighbours, Logits, Cache]):
     and are averaged by the client (the paper). The training is the same."""
 
     def check(self, task: Task) -> None:
-        task.encoder(self.encoder)  # says so if its weights are missing
+        task.encoder(self.encoder)  # raises ValueError if its weights are missing
 
     # -- before round 1 ------------------------------------------------------------------------------
     def client_register(self, client: Client) -> Hashes:
@@ -150,6 +150,7 @@ class FedCache(Algorithm[Means | Neighbours, Logits, Cache]):
         kl_B = kl(logits_BC, given.logits_NC[batch.index], self.temperature)
         if given.known_N is not None:
             kl_B = kl_B * given.known_N[batch.index]
+        # Eq. C
         return ce + self.alpha * self.temperature**2 * batch.mean(kl_B), logits_BC
 
     def server_update(self, server: Server[Cache], ups: Mapping[ClientId, Logits]) -> None:
@@ -159,6 +160,7 @@ class FedCache(Algorithm[Means | Neighbours, Logits, Cache]):
             if up.unseen_U is not None:
                 seen_N[up.unseen_U.long()] = False
             at_N = slice(*cache.span[k])
+            # Eq. D
             cache.logits_NC[at_N][seen_N] = up.logits_NC[seen_N]
             cache.written_N[at_N][seen_N] = True
         server.log("hash_width", cache.hash_width)
@@ -177,6 +179,7 @@ def mean_of(logits: Iterable[Tensor], known_NR: Tensor) -> Means:
     assert total_NC is not None
     count_N = known_NR.sum(1)
     known_N = count_N > 0
+    # Eq. B
     return Means(total_NC / count_N.clamp(min=1)[:, None], None if bool(known_N.all()) else known_N)
 
 
@@ -207,6 +210,7 @@ def nearest(hash_Mh: Tensor, count: int) -> Tensor:
     found = min(count, size - 1)
     if not found:
         return near_MR
+    # Eq. A
     unit_Mh = F.normalize(hash_Mh.double(), dim=1)
     earlier_M = torch.arange(size).flip(0)
     for own_B in torch.arange(size).split(max(1, BLOCK // size)):

@@ -16,15 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raysim.core import Algorithm, Batch, Client, ClientId, NonNegative, Positive, Server, Weights, message, weights
+from raysim.core import Algorithm, Batch, Client, ClientId, Header, NonNegative, Positive, Server, Weights, weights
 from raysim.core.ops import cross_entropy, weighted_mean
-
-
-@message
-class Header:
-    """The last linear layer."""
-
-    w: Weights  # weight [C, D], bias [C]
 
 
 @dataclass(frozen=True)
@@ -76,6 +69,7 @@ class FedClassAvg(Algorithm[Header, Header, Header]):
             loss = cross_entropy(lambda _: first_BC, batch, None) + batch.mean(self.contrast(feature_AD, batch))
         else:
             loss = cross_entropy(net, batch, None)
+        # Eq. A
         return loss if given is None else loss + self.rho * self.distance(net.header, given)
 
     def contrast(self, feature_AD: Tensor, batch: Batch) -> Tensor:
@@ -83,7 +77,7 @@ class FedClassAvg(Algorithm[Header, Header, Header]):
 
         For an anchor a with positives P (all other views of its class, its own second one among them):
         -(temperature / base_temperature) * mean over p in P of log softmax(similarity(a, .))[p], where the softmax
-        goes over all other views. Padding (weight 0) is nobody's candidate.
+        goes over all other views. Padding (weight 0) is no candidate.
         """
         if self.normalise:
             feature_AD = F.normalize(feature_AD, dim=1)
@@ -96,15 +90,18 @@ class FedClassAvg(Algorithm[Header, Header, Header]):
         log_p_AA = similar_AA.masked_fill(~other_AA, -torch.inf).log_softmax(1)
         # Clamped for padding alone: everything real has its own other view.
         mean_A = log_p_AA.where(positive_AA, 0.0).sum(1) / positive_AA.sum(1).clamp(min=1)
+        # Eq. B
         return -self.temperature / self.base_temperature * mean_A.view(2, -1).mean(0)
 
     def distance(self, header: nn.Linear, received: Weights) -> Tensor:
         """The proximal term, a scalar; no gradient where the headers are equal."""
         differences = [parameter - received[name] for name, parameter in header.named_parameters()]
+        # Eq. C
         if self.prox == "norm":
             return torch.linalg.vector_norm(torch.cat([difference.flatten() for difference in differences]))
         return torch.stack([difference.square().mean() for difference in differences]).sum() / 2
 
     def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:
+        # Eq. D
         server.state = Header(weighted_mean((server.num_samples[k], up.w) for k, up in ups.items()))
         server.log("header_norm", float(torch.linalg.vector_norm(server.state.w["weight"])))

@@ -14,20 +14,13 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from raysim.core import Algorithm, Client, ClientId, Count, Positive, Server, Weights, message, weights
+from raysim.core import Algorithm, Client, ClientId, Count, Header, Positive, Server, message, weights
 from raysim.core.ops import class_means, cross_entropy, header_step
 
 
 @message
-class Header:
-    """The last linear layer."""
-
-    w: Weights  # weight [C, D], bias [C]
-
-
-@message
 class ClassMeans:
-    """What a client says of its classes (the paper: local averaged representations, LARs)."""
+    """A client's mean representation per class (the paper: local averaged representations, LARs)."""
 
     class_S: Tensor  # int32: ids of the classes it owns, ascending
     mean_SD: Tensor  # mean representation of each
@@ -65,12 +58,12 @@ class FedGH(Algorithm[Header, ClassMeans, Header]):
         return None if server.t == 1 and self.first == "local" else server.state
 
     def client_receive(self, client: Client, down: Header) -> None:
-        client.net.header.load_state_dict(down.w)
+        client.net.header.load_state_dict(down.w)  # Eq. A
 
     def client_update(self, client: Client, down: Header | None) -> ClassMeans:
         client.fit(cross_entropy)
         feature_ND = client.outputs(client.net.features)
-        class_S, mean_SD, _ = class_means(feature_ND, client.data.y)
+        class_S, mean_SD, _ = class_means(feature_ND, client.data.y)  # Eq. B
         return ClassMeans(class_S.int(), mean_SD)
 
     def server_update(self, server: Server[Header], ups: Mapping[ClientId, ClassMeans]) -> None:
@@ -84,6 +77,7 @@ class FedGH(Algorithm[Header, ClassMeans, Header]):
         for _ in range(self.server_epochs):
             for class_S, mean_SD in self._steps(ups):
                 left_out_C = absent_C if self.mask_absent else None
+                # Eq. C
                 loss = header_step(header, mean_SD, class_S.long(), self.header_lr, left_out_C)
         server.state = Header({name: w.detach() for name, w in header.items()})
         server.log("header_loss", loss.item())
@@ -92,6 +86,6 @@ class FedGH(Algorithm[Header, ClassMeans, Header]):
         """What each server step sees: clients in id order, classes ascending."""
         for up in ups.values():
             if self.server_mode == "per_client":
-                yield up.class_S, up.mean_SD
+                yield up.class_S, up.mean_SD  # Eq. D
             else:
                 yield from zip(up.class_S.split(1), up.mean_SD.split(1), strict=True)

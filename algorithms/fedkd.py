@@ -9,7 +9,7 @@ sends the mean, cut in the same way.
 Shapes: B batch, C classes, D representation width, M x N a tensor as a matrix, R its rank as sent.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -21,6 +21,9 @@ from raysim.core import Algorithm, Batch, Client, ClientId, Fraction, Server, Ta
 from raysim.core.ops import cross_entropy, kl, weighted_mean
 
 SMALLEST_DIFFICULTY = torch.finfo(torch.float32).eps  # by which a loss is divided
+
+
+# -- messages and their versions ---------------------------------------------------------------------
 
 
 @message
@@ -52,12 +55,32 @@ class Mentee:
 
 @dataclass
 class Shared:
-    """The mentee at the server, and who has which version of it."""
+    """The mentee at the server, and the version of it that each client has."""
 
     mentee: Weights
     holds: dict[ClientId, int]  # version that a client has; missing: not known
     version: int = 0  # how often the mentee was updated
     news: Update | Mentee | None = None  # what makes the last version the present one
+
+    def message_to(self, client: ClientId, any_version: bool) -> Update | Mentee | None:
+        """What brings a client to the present version. any_version: `news` does so from each version.
+
+        An update fits only the version that it was made for: last round's participants have that, and in round 2 all
+        clients. Others get the mentee itself. Until a client answers, its version is not known; if it never does (its
+        upload is not finite), it gets the mentee itself the next time.
+        """
+        held = self.holds.pop(client, None)
+        if held == self.version:
+            return None
+        return self.news if held == self.version - 1 or any_version else Mentee({**self.mentee})
+
+    def advance(self, news: Update | Mentee, mentee: Weights, participants: Iterable[ClientId]) -> None:
+        """Make `mentee` the next version; the participants have the one before it."""
+        self.holds.update(dict.fromkeys(participants, self.version))
+        self.mentee, self.news, self.version = mentee, news, self.version + 1
+
+
+# -- the method --------------------------------------------------------------------------------------
 
 
 class MentorMentee(nn.Module):
@@ -66,7 +89,7 @@ class MentorMentee(nn.Module):
     def __init__(self, model: Any, small: Any, width: int) -> None:
         super().__init__()
         self.model = model
-        self.small = small  # between rounds: as the server has it, as far as the client has heard
+        self.small = small  # between rounds: as the client last received it
         self.projection = nn.Linear(width, width, bias=False)  # the mentee's representation to the mentor's; stays here
 
     def forward(self, x: Tensor) -> Tensor:
@@ -105,26 +128,15 @@ class FedKD(Algorithm[Update | Mentee, Update | Mentee, Shared]):
     def check(self, task: Task) -> None:
         task.small_model(self.small)
 
-    # -- once ----------------------------------------------------------------------------------------
     def client_model(self, model: Any, task: Task) -> nn.Module:
         return MentorMentee(model, task.small_model(self.small), task.feature_dim)
 
     def server_start(self, server: Server[Shared], registrations: Mapping[ClientId, Any]) -> Shared:
-        # Everybody can build the first mentee, so it is never sent.
+        # Every client can build the first mentee, so it is never sent.
         return Shared(floats(weights(server.task.small_model(self.small))), dict.fromkeys(server.num_samples, 0))
 
-    # -- every round ---------------------------------------------------------------------------------
     def server_send(self, server: Server[Shared], to: ClientId) -> Update | Mentee | None:
-        # An update fits only the mentee that it was made for: that is what last round's participants have, and in round
-        # 2 everybody. Others get the mentee itself. Until a client answers, nobody knows what it has; if it never
-        # does (its upload is not finite), it gets the mentee itself the next time.
-        state = server.state
-        held = state.holds.pop(to, None)
-        if held == state.version:
-            return None
-        if held == state.version - 1 or self.compress == "parameters":
-            return state.news
-        return Mentee({**state.mentee})
+        return server.state.message_to(to, any_version=self.compress == "parameters")
 
     def client_receive(self, client: Client, down: Update | Mentee) -> None:
         mentee = floats(client.net.small.state_dict())
@@ -153,6 +165,7 @@ class FedKD(Algorithm[Update | Mentee, Update | Mentee, Shared]):
         projected_BD = net.projection(small_BD)
         labels = cross_entropy(lambda _: logits_BC, batch, None)
         small_labels = cross_entropy(lambda _: small_BC, batch, None)
+        # Eq. A plus Eq. B
         from_labels = labels + small_labels
         # The worse both models are, the less they teach each other.
         difficulty = from_labels.clamp(min=SMALLEST_DIFFICULTY)
@@ -174,19 +187,17 @@ class FedKD(Algorithm[Update | Mentee, Update | Mentee, Shared]):
         mean = weighted_mean(
             (server.num_samples[k] if weighted else 1, restored(up.tensors, state.mentee)) for k, up in ups.items()
         )
-        # The server changes its mentee by what it sends, not by the exact mean: so all have the same.
+        # Eq. E. The server changes its mentee by what it sends, not by the exact mean: so all have the same.
         sent = compressed(mean, energy)
         new = restored(sent, state.mentee)
         if self.compress == "parameters":
-            state.news, state.mentee = Mentee(sent), new
+            state.advance(Mentee(sent), new, ups)
         else:
-            state.news = Update(sent)
-            state.mentee = {name: old + new[name] for name, old in state.mentee.items()}
-        state.holds.update(dict.fromkeys(ups, state.version))
-        state.version += 1
+            state.advance(Update(sent), {name: old + new[name] for name, old in state.mentee.items()}, ups)
 
     def energy(self, t: int, task: Task) -> float:
         """The share of the squared singular values that is kept in round t."""
+        # Eq. D
         return self.energy_start + (self.energy_end - self.energy_start) * min(t / task.num_rounds, 1.0)
 
 
@@ -206,6 +217,9 @@ def distance(one_BD: Tensor, other_BD: Tensor) -> Tensor:
     return (one_BD - other_BD).square().mean(1)
 
 
+# -- the codec ---------------------------------------------------------------------------------------
+
+
 def compressed(w: Weights, energy: float) -> Tensors:
     """Each tensor as it travels: of two dimensions or more as factors where they are smaller, else dense."""
     return {name: factors(tensor, energy) or tensor for name, tensor in w.items() if bool(tensor.any())}
@@ -216,12 +230,13 @@ def factors(tensor: Tensor, energy: float) -> Factors | None:
 
     None where that takes as many numbers as the tensor has, or more.
     """
-    # A NaN or infinity travels as it is: the engine refuses it with a better word than LAPACK's.
+    # A NaN or infinity travels as it is: the engine refuses it with a clearer error than LAPACK's.
     if tensor.dim() < 2 or not bool(tensor.isfinite().all()):
         return None
     matrix_MN = tensor.flatten(1)
     u, sigma, v = torch.linalg.svd(matrix_MN, full_matrices=False)
     kept = sigma.double().square().cumsum(0)
+    # Eq. C
     rank = 1 + int((kept < energy * kept[-1]).sum())  # the full rank is among the choices
     if rank * (sum(matrix_MN.shape) + 1) >= matrix_MN.numel():
         return None

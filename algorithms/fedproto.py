@@ -16,17 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from raysim.core import Algorithm, Batch, Client, ClientId, NonNegative, Server, Task, message
-from raysim.core.ops import class_means, cross_entropy
+from raysim.core.ops import by_class, class_means, cross_entropy
 
 UNKNOWN = -1e9
 """Logit of a class without a prototype: below all distances, but finite."""
-
-
-@message
-class Joined:
-    """Told once: which classes a client owns. Later rows are in their order, so that no message repeats them."""
-
-    class_S: Tensor  # int64, ascending
 
 
 @message
@@ -37,8 +30,13 @@ class GlobalPrototypes:
     prototype_KD: Tensor
 
     def counted(self) -> "GlobalPrototypes":
-        """K*D numbers, with K = S or C once all is known. The formula leaves out which are, so nor do we count it."""
+        """K*D numbers, with K = S or C once all is known. The formula leaves out their ids, and so does this count."""
         return GlobalPrototypes(None, self.prototype_KD)
+
+    def table(self, num_classes: int) -> tuple[Tensor, Tensor]:
+        """The prototypes by class id: prototype_CD, zero where unknown, and known_C (bool)."""
+        assert self.class_K is not None
+        return by_class(self.class_K, self.prototype_KD, num_classes)
 
 
 @message
@@ -75,15 +73,16 @@ class Nearest(nn.Module):
         logits_BC: Tensor = self.header(feature_BD)
         if self.training:
             return logits_BC
+        # Eq. D
         near_BC = -distances(feature_BD, self.prototype_CD)
         return torch.where(self.known_C.any(), near_BC.masked_fill(~self.known_C, UNKNOWN), logits_BC)
 
 
 @dataclass
 class Table:
-    """What the server keeps: who owns what, and the global prototypes."""
+    """What the server keeps: the classes of each client, and the global prototypes."""
 
-    class_S: dict[ClientId, Tensor]
+    class_S: dict[ClientId, Tensor]  # rows of messages are in their order
     prototype_CD: Tensor
     known_C: Tensor  # bool
     everything: GlobalPrototypes | None = None  # all that is known, ready for `nearest: all`
@@ -122,17 +121,10 @@ class FedProto(Algorithm[GlobalPrototypes, Prototypes, Table]):
     def client_model(self, model: Any, task: Task) -> nn.Module:
         return Nearest(model, task.num_classes, task.feature_dim) if self.inference == "nearest" else model
 
-    def client_register(self, client: Client) -> Joined:
-        return Joined(client.data.y.unique())
-
-    def server_start(self, server: Server[Table], registrations: Mapping[ClientId, Joined]) -> Table:
+    def server_start(self, server: Server[Table], registrations: Mapping[ClientId, Any]) -> Table:
         num_classes, width = server.task.num_classes, server.task.feature_dim
         known_C = torch.zeros(num_classes, dtype=torch.bool)
-        return Table(
-            {k: registration.class_S for k, registration in registrations.items()},
-            torch.zeros(num_classes, width),
-            known_C,
-        )
+        return Table(dict(server.classes), torch.zeros(num_classes, width), known_C)
 
     def server_send(self, server: Server[Table], to: ClientId) -> GlobalPrototypes | None:
         state = server.state
@@ -144,19 +136,14 @@ class FedProto(Algorithm[GlobalPrototypes, Prototypes, Table]):
 
     def client_receive(self, client: Client, down: GlobalPrototypes) -> None:
         if self.inference == "nearest":
-            prototype_CD, known_C = prototype_table(down, client.task.num_classes)
+            prototype_CD, known_C = down.table(client.task.num_classes)
             client.net.prototype_CD.copy_(prototype_CD)
             client.net.known_C.copy_(known_C)
 
     def client_update(self, client: Client, down: GlobalPrototypes | None) -> Prototypes:
-        given = None if down is None or not self.lambda_ else prototype_table(down, client.task.num_classes)
-        row_ND = client.fit(self.loss, given)
-        if row_ND is None:
-            row_ND = client.outputs(client.net.features)
-        unseen_N = row_ND.isnan().any(1)
-        if bool(unseen_N.any()):  # left out of training: BatchNorm takes no batch of one sample
-            row_ND = torch.where(unseen_N[:, None], client.outputs(client.net.features), row_ND)
-        _, prototype_SD, count_S = class_means(row_ND, client.data.y)
+        given = None if down is None or not self.lambda_ else down.table(client.task.num_classes)
+        row_ND = client.complete(client.fit(self.loss, given), client.net.features)
+        _, prototype_SD, count_S = class_means(row_ND, client.data.y)  # Eq. A
         return Prototypes(prototype_SD, count_S.int() if self.agg == "weighted" else None)
 
     def loss(self, net: Any, batch: Batch, given: tuple[Tensor, Tensor] | None) -> Tensor | tuple[Tensor, Tensor]:
@@ -170,6 +157,7 @@ class FedProto(Algorithm[GlobalPrototypes, Prototypes, Table]):
         if given is not None:
             prototype_CD, known_C = given
             pull_B = (feature_BD - prototype_CD[batch.y]).square().mean(1)
+            # Eq. C
             total = total + self.lambda_ * batch.mean(known_C[batch.y] * pull_B)
         return (total, feature_BD) if self.prototypes == "last_epoch" else total
 
@@ -185,20 +173,12 @@ class FedProto(Algorithm[GlobalPrototypes, Prototypes, Table]):
         if self.rebuild:
             state.prototype_CD.zero_()
             state.known_C.zero_()
+        # Eq. B
         state.prototype_CD[seen_C] = (sum_CD[seen_C] / weight_C[seen_C, None]).float()
         state.known_C |= seen_C
         if self.searches_all:
             state.everything = GlobalPrototypes(state.known_C.nonzero()[:, 0].int(), state.prototype_CD[state.known_C])
         server.log("known_classes", float(state.known_C.sum()))
-
-
-def prototype_table(down: GlobalPrototypes, num_classes: int) -> tuple[Tensor, Tensor]:
-    """The prototypes by class id: prototype_CD, zero where unknown, and known_C (bool)."""
-    assert down.class_K is not None
-    prototype_CD = down.prototype_KD.new_zeros(num_classes, down.prototype_KD.shape[1])
-    known_C = torch.zeros_like(prototype_CD[:, 0], dtype=torch.bool)
-    prototype_CD[down.class_K.long()], known_C[down.class_K.long()] = down.prototype_KD, True
-    return prototype_CD, known_C
 
 
 def distances(feature_BD: Tensor, prototype_CD: Tensor) -> Tensor:

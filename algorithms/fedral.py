@@ -1,4 +1,4 @@
-"""FedRAL: a square matrix between extractor and header is trained by everybody, and only its diagonal blocks are sent.
+"""FedRAL: all clients train a square matrix between extractor and header, and only its diagonal blocks are sent.
 
 Yi, Yu, Wang, Liu, Li. Federated Representation Angle Learning, ICCV 2025.
 A participant adds to each representation its product with the matrix, trains extractor, matrix and header together,
@@ -26,7 +26,7 @@ class Matrix:
     """Entries of the square matrix, row by row: all of them, or those inside the blocks."""
 
     entry_E: Tensor
-    blocks: tuple[int, ...] = ()  # numbers of blocks whose union it is; empty: everybody has the same number
+    blocks: tuple[int, ...] = ()  # numbers of blocks whose union it is; empty: all clients have the same number
 
 
 class Angled(nn.Module):
@@ -54,7 +54,7 @@ class Angled(nn.Module):
         if not self.training:
             matrix_DD = self.matrix_of_predictions()
         if matrix_DD is not None:
-            feature_BD = feature_BD + feature_BD @ matrix_DD
+            feature_BD = feature_BD + feature_BD @ matrix_DD  # Eq. A
         return self.model.header(feature_BD)
 
     def matrix_of_predictions(self) -> Tensor | None:
@@ -135,6 +135,7 @@ class FedRAL(Algorithm[Matrix, Matrix, Matrix]):
     def client_update(self, client: Client, down: Matrix | None) -> Matrix:
         client.fit(cross_entropy, rates={} if self.matrix_lr is None else {"matrix_DD": self.matrix_lr})
         matrix_DD = client.net.matrix_DD.detach()
+        # Eq. C
         return Matrix(matrix_DD[block_mask(len(matrix_DD), self._blocks(client))])
 
     def server_update(self, server: Server[Matrix], ups: Mapping[ClientId, Matrix]) -> None:
@@ -144,9 +145,10 @@ class FedRAL(Algorithm[Matrix, Matrix, Matrix]):
         total = sum(server.num_samples[k] for k in ups)
         numbers = []
         for k, up in ups.items():
-            blocks = width * width // len(up.entry_E)  # a client's r^2 / m entries say what its m is
+            blocks = width * width // len(up.entry_E)  # a client's r^2 / m entries determine its m
             mask_DD = block_mask(width, blocks)
             weight = server.num_samples[k] / total if self.agg == "weighted" else 1.0
+            # Eq. 7; Eq. D divides by the number of senders below
             sum_DD[mask_DD] += weight * up.entry_E.double()
             count_DD += mask_DD
             numbers.append(blocks)
@@ -157,7 +159,7 @@ class FedRAL(Algorithm[Matrix, Matrix, Matrix]):
         server.log("matrix_norm", float(torch.linalg.vector_norm(sent)))
 
     def _dense(self, msg: Matrix, task: Task) -> Tensor:
-        """The matrix [D, D] of a message, with zeros where it says nothing."""
+        """The matrix [D, D] of a message, with zeros outside the sent blocks."""
         width = task.feature_dim
         if len(msg.entry_E) == width * width:
             return msg.entry_E.view(width, width)
@@ -187,4 +189,5 @@ class FedRAL(Algorithm[Matrix, Matrix, Matrix]):
 def block_mask(width: int, blocks: int) -> Tensor:
     """Which entries [D, D] of a matrix lie in its diagonal blocks: i and j of the same floor(i * blocks / width)."""
     block_D = torch.arange(width) * blocks // width
+    # Eq. B
     return block_D[:, None] == block_D[None, :]

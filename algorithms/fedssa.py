@@ -27,17 +27,9 @@ class Rows:
     bias_S: Tensor
 
 
-@message
-class Joined:
-    """Told once: which classes a client owns, and with `agg: official` its initial rows of them."""
-
-    class_S: Tensor  # int64, ascending
-    rows: Rows | None
-
-
 @dataclass(frozen=True)
 class State:
-    """What the server keeps: the global header, who owns what, and the rows that count."""
+    """What the server keeps: the global header, the classes of each client, and the rows that count."""
 
     header: nn.Linear  # [C, D]
     class_S: dict[ClientId, Tensor]
@@ -69,16 +61,16 @@ class FedSSA(Algorithm[Rows, Rows, State]):
     def mu(self, t: int) -> float:
         """The weight of a client's own rows in round t (counted from 1): mu0 * cos(pi t / 2 t_stable), then 0."""
         passed = t - 1 + self.t0
+        # Eq. A
         return self.mu0 * math.cos(math.pi * passed / (2 * self.t_stable)) if passed < self.t_stable else 0.0
 
-    def client_register(self, client: Client) -> Joined:
-        class_S = client.data.y.unique()
-        return Joined(class_S, rows_of(client.net.header, class_S) if self.agg == "official" else None)
+    def client_register(self, client: Client) -> Rows | None:
+        return rows_of(client.net.header, client.data.y.unique()) if self.agg == "official" else None
 
-    def server_start(self, server: Server[State], registrations: Mapping[ClientId, Joined]) -> State:
+    def server_start(self, server: Server[State], registrations: Mapping[ClientId, Rows | None]) -> State:
         header = nn.Linear(server.task.feature_dim, server.task.num_classes)
-        initial = {k: registration.rows for k, registration in registrations.items() if registration.rows is not None}
-        return State(header, {k: registration.class_S for k, registration in registrations.items()}, initial)
+        initial = {k: rows for k, rows in registrations.items() if rows is not None}
+        return State(header, dict(server.classes), initial)
 
     def server_send(self, server: Server[State], to: ClientId) -> Rows | None:
         if server.t == 1 and not self.fuse_first:
@@ -89,6 +81,7 @@ class FedSSA(Algorithm[Rows, Rows, State]):
         header, class_S, mu = client.net.header, client.data.y.unique(), self.mu(client.t)
         scale = 1 + mu if self.fusion == "convex" else 1.0
         with torch.no_grad():
+            # Eq. 4
             header.weight[class_S] = (down.weight_SD + mu * header.weight[class_S]) / scale
             header.bias[class_S] = (down.bias_S + mu * header.bias[class_S]) / scale
 
@@ -121,5 +114,6 @@ def average_rows(header: nn.Linear, owned: list[tuple[Tensor, Rows]]) -> None:
         weight_CD[class_S] += rows.weight_SD.double()
         bias_C[class_S] += rows.bias_S.double()
     known_C = count_C > 0
+    # Eq. 3
     header.weight[known_C] = (weight_CD / count_C[:, None])[known_C].float()
     header.bias[known_C] = (bias_C / count_C)[known_C].float()

@@ -5,7 +5,7 @@ A participant trains everything while each representation is drawn towards the g
 the mean representation of each class it owns. The server trains a network that turns each class into a prototype, near
 the clients' means of the class and, by a margin that grows with their distances, far from those of other classes.
 
-Shapes: C classes, S classes one client owns, K classes somebody sent in a round, P prototypes sent in a round, D
+Shapes: C classes, S classes one client owns, K classes sent in a round, P prototypes sent in a round, D
 representation width, N samples of one client, B batch.
 """
 
@@ -32,14 +32,8 @@ class PrototypeNetwork(nn.Module):
 
     def forward(self) -> Tensor:
         """The prototypes of all classes, [C, D]."""
+        # Eq. A
         return self.out(self.hidden(self.embedding_CD).relu())
-
-
-@message
-class Joined:
-    """Told once: which classes a client owns. Later rows are in their order, so that no message repeats them."""
-
-    class_S: Tensor  # int64, ascending
 
 
 @message
@@ -50,7 +44,7 @@ class GlobalPrototypes:
     known_C: Tensor | None  # bool: some client has sent the class; None only where the message is counted
 
     def counted(self) -> "GlobalPrototypes":
-        """C*D numbers. The formula leaves out which classes are known, so nor do we count it."""
+        """C*D numbers. The formula leaves out which classes are known, and so does this count."""
         return GlobalPrototypes(self.prototype_CD, None)
 
 
@@ -87,17 +81,18 @@ class Nearest(nn.Module):
         logits_BC: Tensor = self.header(feature_BD)
         if self.training:
             return logits_BC
+        # Eq. E
         return torch.where(self.received, -distances(feature_BD, self.prototype_CD), logits_BC)
 
 
 @dataclass
 class Trained:
-    """What the server keeps: its network, who owns what, and what it sends next."""
+    """What the server keeps: its network, the classes of each client, and what it sends next."""
 
     network: PrototypeNetwork
-    class_S: dict[ClientId, Tensor]
+    class_S: dict[ClientId, Tensor]  # rows of messages are in their order
     known_C: Tensor  # bool: some client has sent the class
-    ready: GlobalPrototypes | None = None  # None: nobody has sent anything yet
+    ready: GlobalPrototypes | None = None  # None: no client has sent anything yet
 
 
 @dataclass(frozen=True)
@@ -127,14 +122,11 @@ class FedTGP(Algorithm[GlobalPrototypes, Prototypes, Trained]):
     def client_model(self, model: Any, task: Task) -> nn.Module:
         return Nearest(model, task.num_classes, task.feature_dim) if self.inference == "nearest" else model
 
-    def client_register(self, client: Client) -> Joined:
-        return Joined(client.data.y.unique())
-
-    def server_start(self, server: Server[Trained], registrations: Mapping[ClientId, Joined]) -> Trained:
+    def server_start(self, server: Server[Trained], registrations: Mapping[ClientId, Any]) -> Trained:
         num_classes, width = server.task.num_classes, server.task.feature_dim
         network = PrototypeNetwork(num_classes, width)
         known_C = torch.zeros(num_classes, dtype=torch.bool)
-        return Trained(network, {k: registration.class_S for k, registration in registrations.items()}, known_C)
+        return Trained(network, dict(server.classes), known_C)
 
     def server_send(self, server: Server[Trained], to: ClientId) -> GlobalPrototypes | None:
         return server.state.ready
@@ -155,13 +147,14 @@ class FedTGP(Algorithm[GlobalPrototypes, Prototypes, Trained]):
     def pulled_loss(self, net: Any, batch: Batch, given: tuple[Tensor, Tensor]) -> Tensor:
         """CE + lambda * mean square of f - prototype, over batch and dimensions.
 
-        given: prototype_CD, and known_C (bool). A sample of a class that nobody ever sent adds 0 to the second term,
+        given: prototype_CD, and known_C (bool). A sample of a class that no client ever sent adds 0 to the second term,
         which is divided by the whole batch all the same.
         """
         prototype_CD, known_C = given
         feature_BD = net.features(batch.x)
         ce = cross_entropy(lambda _: net.header(feature_BD), batch, None)
         pull_B = (feature_BD - prototype_CD[batch.y]).square().mean(1)
+        # Eq. B
         return ce + self.lambda_ * batch.mean(known_C[batch.y] * pull_B)
 
     def server_update(self, server: Server[Trained], ups: Mapping[ClientId, Prototypes]) -> None:
@@ -207,6 +200,7 @@ def adaptive_margin(mean_KD: Tensor, tau: float) -> float:
         return 0.0
     # Each pair by itself, in float64: norms and products would blur means that lie close together.
     gap_KK = torch.cdist(mean_KD.double(), mean_KD.double(), compute_mode="donot_use_mm_for_euclid_dist")
+    # Eq. C
     return min(float(gap_KK.fill_diagonal_(torch.inf).amin(1).max()), tau)
 
 
@@ -214,6 +208,7 @@ def margin_loss(prototype_PD: Tensor, label_P: Tensor, global_CD: Tensor, margin
     """-log(e^-(D_y + margin) / (e^-(D_y + margin) + sum over c != y of e^-D_c)), the mean over clients' prototypes."""
     distance_PC = distances(prototype_PD, global_CD)
     own_PC = F.one_hot(label_P, len(global_CD))
+    # Eq. D
     return F.cross_entropy(-(distance_PC + margin * own_PC), label_P)
 
 

@@ -13,15 +13,8 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from raysim.core import Algorithm, Batch, Client, ClientId, Fraction, Server, Task, Weights, message, weights
+from raysim.core import Algorithm, Batch, Client, ClientId, Fraction, Model, Server, Task, Weights, weights
 from raysim.core.ops import cross_entropy, kl, weighted_mean
-
-
-@message
-class Meme:
-    """The small model: parameters and BatchNorm's running statistics."""
-
-    w: Weights
 
 
 class Pair(nn.Module):
@@ -38,7 +31,7 @@ class Pair(nn.Module):
 
 
 @dataclass(frozen=True)
-class FML(Algorithm[Meme, Meme, Weights]):
+class FML(Algorithm[Model, Model, Weights]):
     """Mutual distillation between each client's own model and a small one that is averaged."""
 
     paper: ClassVar[str] = "Shen et al., 2020, https://arxiv.org/abs/2006.16765"
@@ -61,25 +54,27 @@ class FML(Algorithm[Meme, Meme, Weights]):
     def server_start(self, server: Server[Weights], registrations: Mapping[ClientId, Any]) -> Weights:
         return weights(server.task.small_model(self.small))
 
-    def server_send(self, server: Server[Weights], to: ClientId) -> Meme:
-        return Meme(server.state)
+    def server_send(self, server: Server[Weights], to: ClientId) -> Model:
+        return Model(server.state)
 
-    def client_receive(self, client: Client, down: Meme) -> None:
+    def client_receive(self, client: Client, down: Model) -> None:
         client.net.small.load_state_dict(down.w)
 
-    def client_update(self, client: Client, down: Meme | None) -> Meme:
+    def client_update(self, client: Client, down: Model | None) -> Model:
         client.fit(self.loss)
-        return Meme(weights(client.net.small))
+        return Model(weights(client.net.small))
 
     def loss(self, net: Any, batch: Batch, given: Any) -> Tensor:
         """The sum of both models' losses: no gradient reaches a teacher, so each model gets that of its own loss."""
         logits_BC, small_BC = net.model(batch.x), net.small(batch.x)
         labels = cross_entropy(lambda _: logits_BC, batch, None)
         small_labels = cross_entropy(lambda _: small_BC, batch, None)
+        # Eq. A, and Eq. B for the meme
         own_loss = self.a * labels + (1 - self.a) * batch.mean(kl(logits_BC, small_BC))
         small_loss = self.b * small_labels + (1 - self.b) * batch.mean(kl(small_BC, logits_BC))
         return own_loss + small_loss
 
-    def server_update(self, server: Server[Weights], ups: Mapping[ClientId, Meme]) -> None:
+    def server_update(self, server: Server[Weights], ups: Mapping[ClientId, Model]) -> None:
         weighted = self.agg == "weighted"
+        # Eq. C
         server.state = weighted_mean((server.num_samples[k] if weighted else 1, up.w) for k, up in ups.items())

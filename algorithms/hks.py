@@ -28,21 +28,21 @@ from raysim.core.ward import micro_clusters, ward
 
 @message
 class Teachers:
-    """What a client's samples are taught, in data order."""
+    """The teacher of each of a client's samples, in data order."""
 
     teacher_NC: Tensor  # mean logits of one cluster each; for `all` the mean of the distributions of all its clusters
 
 
 @message
 class Logits:
-    """What a client's network says of its samples, in data order."""
+    """The logits of a client's samples, in data order."""
 
     logits_NC: Tensor
 
 
 @dataclass
 class Knowledge:
-    """What the server has of every client that ever sent logits."""
+    """The server's knowledge of every client that ever sent logits."""
 
     logits: dict[ClientId, Tensor] = field(default_factory=dict)  # [N, C] each, the latest
     teachers: dict[ClientId, Tensor] = field(default_factory=dict)  # [N, C] each
@@ -119,12 +119,7 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
         row_NC = client.fit(self.loss, given, epochs=epochs)
         if client.t < self.first_upload:
             return None
-        if row_NC is None or self.logits == "eval_pass":
-            return Logits(client.outputs(client.net))
-        unseen_N = row_NC.isnan().any(1)  # left out of training: BatchNorm takes no batch of one sample
-        if bool(unseen_N.any()):
-            row_NC = torch.where(unseen_N[:, None], client.outputs(client.net), row_NC)
-        return Logits(row_NC)
+        return Logits(client.complete(None if self.logits == "eval_pass" else row_NC, client.net))
 
     def loss(self, net: Any, batch: Batch, given: Tensor | None) -> tuple[Tensor, Tensor]:
         """CE + alpha tau KL(teacher || softmax(z / T)), and the logits z. given: teachers' distributions [N, C].
@@ -140,18 +135,19 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
         log_p_BC = F.log_softmax(logits_BC / self.temperature, 1)
         kl_B = (torch.xlogy(teacher_BC, teacher_BC) - teacher_BC * log_p_BC).sum(1)
         tau = self.temperature**2 if self.square_temperature else 1.0
+        # Eq. E
         return ce + self.alpha * tau * batch.mean(kl_B), logits_BC
 
     def server_update(self, server: Server[Knowledge], ups: Mapping[ClientId, Logits]) -> None:
         state = server.state
         state.logits.update({k: up.logits_NC for k, up in ups.items()})
-        members = sorted(state.logits)  # also those that are absent: their last logits stay
-        logits_NC = torch.cat([state.logits[k] for k in members])
+        known = sorted(state.logits)  # absent clients, too: their last logits stay
+        logits_NC = torch.cat([state.logits[k] for k in known])
         tree = self.tree(logits_NC, server.task.num_classes, server.rng)
         server.log("path_length", float(tree.length_N.mean()))
         teacher_NC = torch.from_numpy(self.teachers(logits_NC.double().cpu().numpy(), tree)).to(logits_NC)
-        sizes = [len(state.logits[k]) for k in members]
-        state.teachers = dict(zip(members, teacher_NC.split(sizes), strict=True))
+        sizes = [len(state.logits[k]) for k in known]
+        state.teachers = dict(zip(known, teacher_NC.split(sizes), strict=True))
 
     # -- the parts -----------------------------------------------------------------------------------
     @property
@@ -172,8 +168,8 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
         if not self.micro:
             if distances_gb(num_samples) <= self.memory_gb:
                 merges = _scipy_linkage(point_NC.cpu().numpy(), self.linkage)
-            else:  # `server_start` saw to it that the linkage is Ward's
-                merges = ward(point_NC)
+            else:  # `server_start` refuses other linkages
+                merges = ward(point_NC)  # Eq. A
             return Tree.of(np.arange(num_samples), merges, num_classes)
         at_N = micro_clusters(point_NC, self.micro, rng)
         count_M = torch.bincount(at_N)
@@ -185,6 +181,7 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
         """What to send for each sample, [N, C]. One that is still alone where the tree ends is taught by itself."""
         if self.granularity == "all":
             return tree.path_means(_softmax(tree.means(logits_NC) / self.temperature), self.leaf)
+        # Eq. C
         if self.granularity == "bottom":
             node_N = np.arange(len(logits_NC)) if self.leaf else tree.ancestors(np.minimum(tree.length_N, 1))
         elif self.granularity == "top":
@@ -265,6 +262,7 @@ class Tree:
             if above >= 0:
                 sum_VC[above] += sum_VC[node]
                 count_V[above] += count_V[node]
+        # Eq. B
         return sum_VC / count_V[:, None]
 
     def path_means(self, value_VC: NDArray[np.float64], leaf: bool) -> NDArray[np.float64]:
@@ -279,6 +277,7 @@ class Tree:
             if self.parent_V[node] >= 0:
                 total_VC[node] += total_VC[self.parent_V[node]]
         count_N = self.length_N + 1 if leaf else np.maximum(self.length_N, 1)
+        # Eq. D
         return total_VC[: self.num_samples] / count_N[:, None]
 
 
@@ -292,6 +291,6 @@ def _softmax(value_VC: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _scipy_linkage(point_NC: NDArray[np.float64], method: str) -> NDArray[np.float64]:
-    from scipy.cluster import hierarchy  # here: clients, who import this file too, do not need it
+    from scipy.cluster import hierarchy  # here: clients import this file, too, and do not need it
 
     return hierarchy.linkage(point_NC, method) if len(point_NC) > 1 else np.zeros((0, 4))

@@ -14,15 +14,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from raysim.core import Algorithm, Client, ClientId, Server, Weights, message, weights
+from raysim.core import Algorithm, Client, ClientId, Header, Server, weights
 from raysim.core.ops import cross_entropy, weighted_mean
-
-
-@message
-class Header:
-    """The last linear layer."""
-
-    w: Weights  # weight [C, D], bias [C]
 
 
 @dataclass(frozen=True)
@@ -42,7 +35,7 @@ class LGFedAvg(Algorithm[Header, Header, Header]):
         return server.state
 
     def client_receive(self, client: Client, down: Header) -> None:
-        client.net.header.load_state_dict(down.w)
+        client.net.header.load_state_dict(down.w)  # Eq. A
 
     def client_update(self, client: Client, down: Header | None) -> Header:
         client.fit(cross_entropy)
@@ -50,5 +43,6 @@ class LGFedAvg(Algorithm[Header, Header, Header]):
 
     def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:
         weighted = self.agg == "weighted"
+        # Eq. B
         server.state = Header(weighted_mean((server.num_samples[k] if weighted else 1, up.w) for k, up in ups.items()))
         server.log("header_norm", float(torch.linalg.vector_norm(server.state.w["weight"])))

@@ -18,4 +18,4 @@ class Standalone(Algorithm[None, None, None]):
     paper: ClassVar[str] = "The baseline of every paper: local training without communication"
 
     def client_update(self, client: Client, down: None) -> None:
-        client.fit(cross_entropy)
+        client.fit(cross_entropy)  # Eq. A

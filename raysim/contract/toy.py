@@ -160,6 +160,7 @@ class Toy:
             seeded(SEED, "server_start", 0),
             {k: len(samples) for k, samples in self.samples.items()},
             local=LOCAL,
+            classes={k: samples.y.unique() for k, samples in self.samples.items()},
         )
         self.nets: dict[ClientId, nn.Module] = {}
         self.server.state = None

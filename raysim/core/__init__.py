@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from raysim.core.data import Batch, Samples
     from raysim.core.fields import Count, Fraction, NonNegative, Positive
     from raysim.core.fit import LocalTraining
-    from raysim.core.messages import Weights, message, weights
+    from raysim.core.messages import Header, Model, Weights, message, weights
 
 __all__ = [
     "Algorithm",
@@ -21,7 +21,9 @@ __all__ = [
     "ClientId",
     "Count",
     "Fraction",
+    "Header",
     "LocalTraining",
+    "Model",
     "NonNegative",
     "Positive",
     "RaysimError",

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from raysim.common.errors import ScenarioError
 from raysim.core.data import Batch, Samples
 from raysim.core.fields import check_settings
-from raysim.core.fit import FitJob, LocalTraining, Loss, Trainer, fit_one, has_batchnorm, set_training
+from raysim.core.fit import FitJob, LocalTraining, Loss, Trainer, fit_one, has_batchnorm
 from raysim.core.meter import ClientStats, FlopMeter
+from raysim.core.torch_workarounds import set_training
 
 ClientId = int
 Down = TypeVar("Down")  # server -> client message
@@ -146,6 +147,16 @@ class Client:
             self.stats.flops += len(data) * self.meter.of(key, lambda: f(first(data, 1).x))
         return found
 
+    def complete(self, row: Tensor | None, f: Callable[[Tensor], Tensor]) -> Tensor:
+        """The rows that `fit` kept, [N, ...], with `outputs(f)` for samples that it never saw; for all if it kept none.
+
+        With BatchNorm, training leaves out a last batch of one sample.
+        """
+        if row is None:
+            return self.outputs(f)
+        unseen_N = row.isnan().any(1)
+        return torch.where(unseen_N[:, None], self.outputs(f), row) if bool(unseen_N.any()) else row
+
     def add_flops(self, flops: float) -> None:
         """Count operations that neither `fit` nor `outputs` sees, 2 per multiply-add."""
         if self.meter is not None:
@@ -196,11 +207,12 @@ class Server(Generic[State]):
 
     task: Task
     rng: torch.Generator  # on the CPU; starts anew each round, keyed by run seed and round
-    num_samples: Mapping[ClientId, int] = field(default_factory=dict)  # n_k, told once when clients register
+    num_samples: Mapping[ClientId, int] = field(default_factory=dict)  # n_k, known before round 1
     t: int = 0  # round, counted from 1
     state: State = field(default=None)  # type: ignore[assignment]
     values: dict[str, float] = field(default_factory=dict)
     local: LocalTraining = field(default_factory=LocalTraining)  # how the clients train
+    classes: Mapping[ClientId, Tensor] = field(default_factory=dict)  # class ids in each client's data, int64 ascending
 
     def log(self, name: str, value: float) -> None:
         """Record a number of this round, tracked as `server/<name>`."""

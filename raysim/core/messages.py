@@ -78,6 +78,20 @@ def weights(module: nn.Module) -> Weights:
     return {name: value.detach().clone() for name, value in module.state_dict().items()}
 
 
+@message
+class Header:
+    """The last linear layer."""
+
+    w: Weights  # weight [C, D], bias [C]
+
+
+@message
+class Model:
+    """A whole model: its parameters and, unless left out, BatchNorm's running statistics."""
+
+    w: Weights
+
+
 @dataclass(frozen=True)
 class PackedTensor:
     """A tensor as bytes: readable without torch, mapped without a copy by Ray's object store."""

@@ -2,53 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-import sys
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 import torch
 
-
-@contextmanager
-def _without_triton() -> Iterator[None]:
-    """Let an import go without Triton: 7 MB in every process for a compiler of GPU kernels, none of which is used here.
-
-    torch's counter imports it to know its kernels, and warns when it is not there.
-    """
-    log = logging.getLogger("torch.utils.flop_counter")
-    level, absent = log.level, "triton" not in sys.modules
-    if absent:
-        sys.modules["triton"] = None  # type: ignore[assignment]
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
-        if absent:
-            del sys.modules["triton"]
-
-
-with _without_triton():
-    from torch.utils import flop_counter
-    from torch.utils.flop_counter import FlopCounterMode
-
-
-def _leave_the_compiler_out() -> None:
-    """Keep torch's counter from importing torch's compiler: 2 s and 140 MB in every process, never used here.
-
-    torch imports it only to exempt the counter's dispatch function from compilation. A function that carries its own
-    exemption is taken as it is; where a version of torch keeps it elsewhere, counting works and costs the import.
-    """
-    for mode in vars(flop_counter).values():
-        dispatch = vars(mode).get("__torch_dispatch__") if isinstance(mode, type) else None
-        function = getattr(dispatch, "__wrapped__", None)
-        if function is not None and not hasattr(function, "__dynamo_disable"):
-            function.__dict__["__dynamo_disable"] = function
-
-
-_leave_the_compiler_out()
+from raysim.core.torch_workarounds import FlopCounterMode
 
 
 def flops_of(work: Callable[[], object]) -> int:
@@ -77,7 +36,7 @@ class FlopMeter:
 
 @dataclass
 class ClientStats:
-    """What one client's turn cost and how its training went."""
+    """The cost of one client's round, and how its training went."""
 
     flops: float = 0.0
     loss_sum: float = 0.0
@@ -86,5 +45,5 @@ class ClientStats:
 
     @property
     def train_loss(self) -> float:
-        """Mean loss per sample over the turn's training; NaN when nothing was trained."""
+        """Mean loss per sample over the round's training; NaN when nothing was trained."""
         return self.loss_sum / self.samples if self.samples else float("nan")

@@ -26,7 +26,7 @@ def cross_entropy(net: Any, batch: Batch, given: Any) -> Tensor:
 def kl(logits_BC: Tensor, teacher_BC: Tensor, temperature: float = 1.0) -> Tensor:
     """KL(softmax(teacher / T) || softmax(logits / T)) of each sample, [B], from logits.
 
-    No gradient reaches the teacher. Summed over classes, not multiplied by T^2 (algorithms.md, section 1.1).
+    No gradient reaches the teacher. Summed over classes, not multiplied by T^2.
     """
     log_teacher_BC = F.log_softmax(teacher_BC.detach() / temperature, dim=1)
     log_student_BC = F.log_softmax(logits_BC / temperature, dim=1)
@@ -56,12 +56,20 @@ def class_means(value_ND: Tensor, label_N: Tensor) -> tuple[Tensor, Tensor, Tens
     """Mean of the rows of each class that occurs.
 
     Returns (class_S int64 ascending, mean_SD in value_ND's type, count_S int64). Exact sums over samples in
-    float64, so that the result does not depend on batching (algorithms.md, section 1.4, point 6).
+    float64, so that the result does not depend on batching.
     """
     class_S, position_N, count_S = torch.unique(label_N, return_inverse=True, return_counts=True)
     sum_SD = torch.zeros(len(class_S), value_ND.shape[1], dtype=torch.float64, device=value_ND.device)
     sum_SD.index_add_(0, position_N, value_ND.double())
     return class_S, (sum_SD / count_S[:, None]).to(value_ND.dtype), count_S
+
+
+def by_class(class_K: Tensor, row_KD: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Rows of some classes as a table of all: table_CD, zero where there is no row, and known_C (bool)."""
+    table_CD = row_KD.new_zeros(num_classes, row_KD.shape[1])
+    known_C = torch.zeros_like(table_CD[:, 0], dtype=torch.bool)
+    table_CD[class_K.long()], known_C[class_K.long()] = row_KD, True
+    return table_CD, known_C
 
 
 def weighted_mean(parts: Iterable[tuple[float, Weights]]) -> Weights:

@@ -8,7 +8,9 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from raysim.common.shards import Shards
 from raysim.core.algorithm import AnyAlgorithm, ClientId, Task, only_pixels
@@ -68,3 +70,8 @@ class RunSpec:
     def num_samples(self) -> dict[ClientId, int]:
         """n_k: training samples of each client."""
         return dict(enumerate(self.train.size_N.tolist()))
+
+    @cached_property
+    def classes(self) -> dict[ClientId, Tensor]:
+        """The classes of each client that has training samples, ascending: [S] int64."""
+        return {k: torch.from_numpy(np.unique(self.labels[self.train.of(k)])) for k, n in self.num_samples.items() if n}

@@ -1,4 +1,4 @@
-"""FedAvg, LG-FedAvg and Standalone against numbers worked out by hand (algorithms.md, sections 6.6, 6.7, 6.11)."""
+"""FedAvg, LG-FedAvg and Standalone against numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from algorithms.fedavg import FedAvg, Model
-from algorithms.lg_fedavg import Header, LGFedAvg
+from algorithms.fedavg import FedAvg
+from algorithms.lg_fedavg import LGFedAvg
 from algorithms.standalone import Standalone
 from raysim.common.shards import Shards
 from raysim.contract.toy import SEED, Toy, toy_model, toy_samples
-from raysim.core import Client, LocalTraining, Server, Task, weights
+from raysim.core import Client, Header, LocalTraining, Model, Server, Task, weights
 from raysim.core.data import Samples
 from raysim.core.messages import wire_bytes
 from raysim.core.seeds import seeded
@@ -150,7 +150,7 @@ def test_lg_fedavg_ships_the_header_with_its_bias():
 
 
 def test_lg_fedavg_bytes_are_those_of_the_paper():
-    # C = 10 and 100, 500 wide, both ways: 39.14 and 391.41 KB (algorithms.md, section 4.4).
+    # C = 10 and 100, 500 wide, both ways: 39.14 and 391.41 KB.
     kb = [2 * wire_bytes(Header(weights(nn.Linear(500, c)))) / 1024 for c in (10, 100)]
     assert [f"{value:.2f}" for value in kb] == ["39.14", "391.41"]
 

@@ -1,4 +1,4 @@
-"""DC-PFL against numbers worked out by hand (algorithms.md, section 6.5)."""
+"""DC-PFL against numbers worked out by hand."""
 
 from __future__ import annotations
 

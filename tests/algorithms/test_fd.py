@@ -1,4 +1,4 @@
-"""FD against numbers worked out by hand (algorithms.md, section 6.13)."""
+"""FD against numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from algorithms.fd import FD, ClassLogits, Joined, Table, Teachers, teacher_table
+from algorithms.fd import FD, ClassLogits, Table, Teachers
 from algorithms.standalone import Standalone
 from raysim.contract.toy import FOUR, LOCAL, ROUNDS, C, D, Toy, toy_model, toy_samples
 from raysim.core import Batch, Client, LocalTraining, Server, Task, weights
@@ -41,7 +41,8 @@ def one_thread() -> Iterator[None]:
 def server_of(method: FD, owners: dict[int, list[int]], num_classes: int = 2) -> Server[Table]:
     """A server before round 1 that has been told who owns what."""
     server: Server[Table] = Server(Task(num_classes, 8, ("flat",), toy_model), torch.Generator(), t=1)
-    server.state = method.server_start(server, {k: Joined(torch.tensor(classes)) for k, classes in owners.items()})
+    server.classes = {k: torch.tensor(classes) for k, classes in owners.items()}
+    server.state = method.server_start(server, {})
     return server
 
 
@@ -171,7 +172,7 @@ def test_ten_of_a_hundred_clients_on_a_hundred_classes_stay_finite(seed: int):
 def test_the_loss_by_hand():
     # Teacher (2/3, 1/3) against (1/2, 1/2): KL = 2/3 ln(4/3) + 1/3 ln(2/3); CE = ln 2. Class 1 has no teacher.
     net = Fixed([[0.0, 0.0], [0.0, 0.0]])
-    table = teacher_table(Teachers(torch.tensor([0], dtype=torch.int32), torch.tensor([[math.log(2.0), 0.0]])), 2)
+    table = Teachers(torch.tensor([0], dtype=torch.int32), torch.tensor([[math.log(2.0), 0.0]])).table(2)
     kl = 2 / 3 * math.log(4 / 3) + 1 / 3 * math.log(2 / 3)
     loss = FD(gamma=3.0).loss(net, batch_of([0, 0]), table)
     assert isinstance(loss, Tensor) and loss.item() == pytest.approx(math.log(2) + 3 * kl, abs=1e-6)
@@ -311,7 +312,7 @@ def test_official_gradients_are_the_released_arithmetic():
     (criterion(z, labels) + 10 * criterion(z, target.softmax(1))).backward()
     net = Fixed(rows)
     teachers = Teachers(torch.tensor([0, 2], dtype=torch.int32), torch.stack([table[0], table[2]]))
-    found = FD(**FD.profiles["official"], gamma=10.0).loss(net, batch_of([0, 1, 2]), teacher_table(teachers, 3))
+    found = FD(**FD.profiles["official"], gamma=10.0).loss(net, batch_of([0, 1, 2]), teachers.table(3))
     assert isinstance(found, tuple)  # the logits are sent
     found[0].backward()
     assert_close(net.logits_BC.grad, z.grad)

@@ -1,4 +1,4 @@
-"""FedAPEN against numbers worked out by hand (algorithms.md, section 6.10)."""
+"""FedAPEN against numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from algorithms.fedapen import Ensemble, FedAPEN, Shared, ensemble, mutual_loss
+from algorithms.fedapen import Ensemble, FedAPEN, ensemble, mutual_loss
 from raysim.contract import check_algorithm
 from raysim.contract.toy import Toy, toy_model, toy_samples
-from raysim.core import Batch, Client, LocalTraining, Server, Task, weights
+from raysim.core import Batch, Client, LocalTraining, Model, Server, Task, weights
 from raysim.core.messages import wire_size
 from raysim.core.seeds import seeded
 from raysim.models import build_model
@@ -132,7 +132,7 @@ def test_the_part_is_rounded_down_exactly() -> None:
 
 
 def test_weights_are_not_trained_on_what_is_kept_aside() -> None:
-    def trained(labels: list[int], method: FedAPEN) -> Shared:
+    def trained(labels: list[int], method: FedAPEN) -> Model:
         return method.client_update(client_of(method.client_model(toy_model("deep"), TASK), labels), None)
 
     labels = [i % 4 for i in range(40)]
@@ -182,9 +182,9 @@ def test_the_loss_in_numbers() -> None:
 
 
 def test_the_server_averages_uniformly_and_counts_batches_of_the_first() -> None:
-    server: Server[Shared] = Server(TASK, seeded(1, "server_update", 1), {5: 1, 9: 3}, 1)
+    server: Server[Model] = Server(TASK, seeded(1, "server_update", 1), {5: 1, 9: 3}, 1)
     ups = {
-        k: Shared({"w": torch.tensor([value]), "running_mean": torch.tensor([value]), "num": torch.tensor(count)})
+        k: Model({"w": torch.tensor([value]), "running_mean": torch.tensor([value]), "num": torch.tensor(count)})
         for k, value, count in ((5, 0.0, 7), (9, 4.0, 9))
     }
     FedAPEN().server_update(server, ups)
@@ -194,11 +194,11 @@ def test_the_server_averages_uniformly_and_counts_batches_of_the_first() -> None
 
 @pytest.mark.parametrize(("classes", "floats"), [(10, 670_058), (100, 715_148)])
 def test_bytes_are_those_of_the_small_model(classes: int, floats: int) -> None:
-    # P_s each way, with CNN-5 as the small one (algorithms.md, sections 2.1 and 4.3).
+    # P_s each way, with CNN-5 as the small one.
     build = lambda name, *key: build_model(name, num_classes=classes, image_shape=(3, 32, 32), feature_dim=500)  # noqa: E731
     task = Task(classes, 500, ("cnn1", "cnn5"), build)
     for method in (FedAPEN(), FedAPEN(small="cnn5")):
-        server: Server[Shared] = Server(task, seeded(1, "server_start", 0), {0: 1}, 1)
+        server: Server[Model] = Server(task, seeded(1, "server_start", 0), {0: 1}, 1)
         server.state = method.server_start(server, {})
         down = wire_size(method.server_send(server, 0))
         assert (down.bytes, down.params) == (4 * floats, floats)
@@ -252,7 +252,7 @@ def test_lambda_moves_to_the_better_model(where: str) -> None:
     net.trained.fill_(True)
     method = FedAPEN()
     client = client_of(net, [1] * 40)
-    method.client_receive(client, Shared(weights(net.shared)))
+    method.client_receive(client, Model(weights(net.shared)))
     assert net.lambda_ > 0.5 if where == "private" else net.lambda_ < 0.5
 
 

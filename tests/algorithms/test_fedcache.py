@@ -1,4 +1,4 @@
-"""FedCache against numbers worked out by hand (algorithms.md, section 6.16)."""
+"""FedCache against numbers worked out by hand."""
 
 from __future__ import annotations
 

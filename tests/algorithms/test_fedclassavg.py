@@ -1,4 +1,4 @@
-"""FedClassAvg against numbers worked out by hand (algorithms.md, section 6.12)."""
+"""FedClassAvg against numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from algorithms.fedclassavg import FedClassAvg, Header
+from algorithms.fedclassavg import FedClassAvg
 from algorithms.lg_fedavg import LGFedAvg
 from raysim.contract.toy import Toy, toy_model, toy_samples
-from raysim.core import Batch, Client, LocalTraining, Server, Task
+from raysim.core import Batch, Client, Header, LocalTraining, Server, Task
 from raysim.core.messages import wire_size
 from raysim.core.meter import FlopMeter
 from raysim.core.seeds import seeded

@@ -1,4 +1,4 @@
-"""FedGH against numbers worked out by hand (algorithms.md, section 6.4)."""
+"""FedGH against numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from algorithms.fedgh import ClassMeans, FedGH, Header
+from algorithms.fedgh import ClassMeans, FedGH
 from raysim.contract.toy import Toy, toy_model, toy_samples
-from raysim.core import Client, LocalTraining, Server, Task, weights
+from raysim.core import Client, Header, LocalTraining, Server, Task, weights
 from raysim.core.messages import wire_bytes, wire_components
 from raysim.core.seeds import seeded
 

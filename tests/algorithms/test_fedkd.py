@@ -1,4 +1,4 @@
-"""FedKD against numbers worked out by hand (algorithms.md, section 6.9)."""
+"""FedKD against numbers worked out by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedProto against numbers worked out by hand (algorithms.md, section 6.14)."""
+"""FedProto against numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from algorithms.fedproto import UNKNOWN, FedProto, GlobalPrototypes, Joined, Nearest, Prototypes, Table, prototype_table
+from algorithms.fedproto import UNKNOWN, FedProto, GlobalPrototypes, Nearest, Prototypes, Table
 from algorithms.standalone import Standalone
 from raysim.contract.toy import FOUR, LOCAL, ROUNDS, C, D, Toy, toy_model, toy_samples
 from raysim.core import Batch, Client, LocalTraining, Server, Task, weights
@@ -35,7 +35,8 @@ def one_thread() -> Iterator[None]:
 def server_of(method: FedProto, owners: dict[int, list[int]], num_classes: int = 3, width: int = 2) -> Server[Table]:
     """A server before round 1 that has been told who owns what."""
     server: Server[Table] = Server(Task(num_classes, width, ("flat",), toy_model), torch.Generator(), t=1)
-    server.state = method.server_start(server, {k: Joined(torch.tensor(classes)) for k, classes in owners.items()})
+    server.classes = {k: torch.tensor(classes) for k, classes in owners.items()}
+    server.state = method.server_start(server, {})
     return server
 
 
@@ -146,7 +147,7 @@ def test_the_order_of_clients_does_not_matter(order: list[int], agg: str):
 def pull(method: FedProto, batch: Batch, prototypes: dict[int, list[float]]) -> float:
     """What the loss adds to cross-entropy."""
     net = Seen()
-    total = method.loss(net, batch, prototype_table(down(prototypes), 3))
+    total = method.loss(net, batch, down(prototypes).table(3))
     assert isinstance(total, Tensor)
     return (total - cross_entropy(net, batch, None)).item()
 

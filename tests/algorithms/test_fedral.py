@@ -1,4 +1,4 @@
-"""FedRAL against numbers worked out by hand (algorithms.md, section 6.2)."""
+"""FedRAL against numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class Fixed:
 
 @pytest.mark.parametrize(("width", "blocks", "floats"), [(500, 100, 2500), (500, 125, 2000), (500, 25, 10_000)])
 def test_bytes_are_the_published_ones(width: int, blocks: int, floats: int):
-    # FedRAL's 9.77, 7.81 and 39.06 KB (algorithms.md, section 4.4).
+    # FedRAL's 9.77, 7.81 and 39.06 KB.
     method = FedRAL(blocks=blocks)
     server, client = server_of(method, {0: 1, 1: 2}, width), client_of(method, width=width)
     down = method.server_send(server, 0)

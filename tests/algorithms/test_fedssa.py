@@ -1,4 +1,4 @@
-"""FedSSA against numbers worked out by hand (algorithms.md, section 6.1)."""
+"""FedSSA against numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
 
-from algorithms.fedssa import FedSSA, Joined, Rows, State, average_rows, rows_of
+from algorithms.fedssa import FedSSA, Rows, State, average_rows, rows_of
 from algorithms.standalone import Standalone
 from raysim.contract.toy import Toy, toy_model, toy_samples
 from raysim.core import Client, LocalTraining, Server, Task
@@ -114,7 +114,8 @@ def test_whose_rows_are_averaged(agg: str, expected: float):
     task = Task(1, 1, ("flat",), toy_model)
     server = Server(task, torch.Generator(), {0: 1, 1: 1, 2: 1})
     initial = rows([[6.0]]) if agg == "official" else None
-    server.state = method.server_start(server, {k: Joined(torch.tensor([0]), initial) for k in range(3)})
+    server.classes = dict.fromkeys(range(3), torch.tensor([0]))
+    server.state = method.server_start(server, dict.fromkeys(range(3), initial))
     method.server_update(server, {1: rows([[4.0]])})
     method.server_update(server, {0: rows([[2.0]])})
     assert server.state.header.weight.item() == expected
@@ -127,7 +128,7 @@ def test_a_class_that_nobody_sent_keeps_its_row():
 
 
 def test_only_own_rows_travel_and_are_counted():
-    # |Y_k| * (d + 1) floats each way (algorithms.md, section 4.3).
+    # |Y_k| * (d + 1) floats each way.
     header = nn.Linear(500, 100)
     method, server = FedSSA(), server_of(header, {0: list(range(10, 20))})
     down = method.server_send(server, 0)

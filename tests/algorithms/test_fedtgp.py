@@ -1,4 +1,4 @@
-"""FedTGP against numbers worked out by hand (algorithms.md, section 6.15)."""
+"""FedTGP against numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from torch.testing import assert_close
 from algorithms.fedtgp import (
     FedTGP,
     GlobalPrototypes,
-    Joined,
     Nearest,
     PrototypeNetwork,
     Prototypes,
@@ -57,7 +56,8 @@ def server_of(method: FedTGP, owners: dict[int, list[int]], num_classes: int = 3
     task = Task(num_classes, width, ("flat",), toy_model)
     server: Server[Trained] = Server(task, seeded(1, "server_update", 1), t=1)
     torch.manual_seed(5)
-    server.state = method.server_start(server, {k: Joined(torch.tensor(classes)) for k, classes in owners.items()})
+    server.classes = {k: torch.tensor(classes) for k, classes in owners.items()}
+    server.state = method.server_start(server, {})
     return server
 
 

@@ -1,4 +1,4 @@
-"""FML against numbers worked out by hand (algorithms.md, section 6.8)."""
+"""FML against numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from algorithms.fml import FML, Meme, Pair
+from algorithms.fml import FML, Pair
 from algorithms.standalone import Standalone
 from raysim.contract.toy import Toy, toy_model, toy_samples
-from raysim.core import Batch, Client, LocalTraining, Server, Task, Weights
+from raysim.core import Batch, Client, LocalTraining, Model, Server, Task, Weights
 from raysim.core.messages import wire_bytes, wire_params
 from raysim.core.meter import FlopMeter
 from raysim.core.ops import cross_entropy
@@ -97,7 +97,7 @@ def test_the_server_averages_parameters_and_running_statistics(agg: str, mean: f
     server: Server[Weights] = Server(TASK, torch.Generator(), {0: 1, 1: 3})
     start = method.server_start(server, {})
     filled = [{name: torch.full_like(w, value) for name, w in start.items()} for value in (0, 4)]
-    method.server_update(server, {0: Meme(filled[0]), 1: Meme(filled[1])})
+    method.server_update(server, {0: Model(filled[0]), 1: Model(filled[1])})
     counter = [name for name in start if name.endswith("num_batches_tracked")]
     assert len(counter) == 1 and any(name.endswith("running_var") for name in start)
     for name, w in server.state.items():

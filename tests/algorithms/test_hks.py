@@ -1,4 +1,4 @@
-"""HKS against numbers worked out by hand (algorithms.md, section 6.3), and its laws."""
+"""HKS against numbers worked out by hand, and its laws."""
 
 from __future__ import annotations
 

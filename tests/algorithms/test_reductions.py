@@ -1,4 +1,4 @@
-"""Methods with what they add switched off are the methods they build on, bit for bit (algorithms.md, section 9).
+"""Methods with what they add switched off are the methods they build on, bit for bit.
 
 On real CIFAR-100: 10 clients with 10 of the 100 classes each, five CNNs, all of them in every round; 48 training images
 per client keep it short.

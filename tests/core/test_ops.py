@@ -105,7 +105,7 @@ def test_cross_entropy_heeds_padding():
 
 
 def test_kl_between_two_softmaxes_and_no_gradient_for_the_teacher():
-    # Softmax outputs t = (.5, .5) and s = (.9, .1) (algorithms.md, section 6.8).
+    # Softmax outputs t = (.5, .5) and s = (.9, .1).
     t = torch.tensor([[0.0, 0.0]], requires_grad=True)
     s = torch.tensor([[0.9, 0.1]]).log().requires_grad_()
     assert kl(s, t).item() == pytest.approx(0.510826, abs=1e-6)

@@ -1,4 +1,4 @@
-"""Bytes of real messages against the published figures, re-derived in algorithms.md section 4.4."""
+"""Bytes of real messages against the figures that the papers print; floats are 4 bytes, 1 KB is 1024 bytes."""
 
 from __future__ import annotations
 

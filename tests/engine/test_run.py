@@ -297,7 +297,8 @@ def test_a_disk_that_fills_up(workplace: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_nan_uploads_are_left_out_and_named(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from algorithms.lg_fedavg import Header, LGFedAvg
+    from algorithms.lg_fedavg import LGFedAvg
+    from raysim.core import Header
 
     update = LGFedAvg.client_update
 

@@ -24,11 +24,11 @@ from raysim.common.errors import RunError
 from raysim.common.shards import Shards
 from raysim.core.algorithm import Algorithm, Client, ClientId
 from raysim.core.data import Samples
-from raysim.core.fit import set_training
 from raysim.core.messages import Weights, WireSize, nonfinite, pack, unpack, weights, wire_size
 from raysim.core.meter import FlopMeter
 from raysim.core.seeds import global_seed, seeded
 from raysim.core.state import digest, state_tensors
+from raysim.core.torch_workarounds import set_training
 from raysim.engine.checkpoint.format import Bytes, CheckpointFile, client_files
 from raysim.engine.records import (
     Broadcast,
@@ -214,7 +214,7 @@ class ClientWorker:
         with self._hook("client_update", t, k, down):
             up = algorithm.client_update(client, down)
             up_size = wire_size(up)  # here: what is no message is this hook's mistake
-        # A NaN or infinity would spoil the server's state for good: it is told so instead (algorithms.md, 1.4).
+        # A NaN or infinity would spoil the server's state for good, so the server gets a marker in its place.
         packed = NonFiniteUpload() if nonfinite(up) else pack(up)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

@@ -34,7 +34,8 @@ class ServerWorker:
 
     def __post_init__(self) -> None:
         spec = self.spec
-        self.server = Server(spec.task, seeded(spec.seed, "server_start", 0), spec.num_samples, local=spec.local)
+        rng = seeded(spec.seed, "server_start", 0)
+        self.server = Server(spec.task, rng, spec.num_samples, local=spec.local, classes=spec.classes)
 
     def start(self, registrations: Sequence[Mapping[ClientId, Any]] = ()) -> None:
         """Make the state before round 1."""
