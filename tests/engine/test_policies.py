@@ -28,60 +28,60 @@ from raysim.engine.policies.stall import is_stalled
 from raysim.engine.run import Progress
 
 
-def ask(
+def group_of(
     count: int, actors: int | None = None, per: int | None = None, cpus: float = 1.0, gpus: float | None = 0.0
 ) -> ResourceRequest:
     return ResourceRequest(tuple(range(count)), actors, per, cpus, gpus)
 
 
 @pytest.mark.parametrize(
-    ("given_ask", "machine", "participants", "actors", "gpus_each"),
+    ("request_", "machine", "participants", "actors", "gpus_each"),
     [
-        (ask(100), ClusterResources(2, 0), 10, 2, 0),  # a CPU each
-        (ask(100), ClusterResources(64, 0), 10, 10, 0),  # never more than participants
-        (ask(10), ClusterResources(2, 0), cohort_size(0.15, 10), 1, 0),  # a cohort of one
-        (ask(100, cpus=4), ClusterResources(16, 0), None, 4, 0),
-        (ask(100, actors=7), ClusterResources(64, 0), 10, 7, 0),
-        (ask(100, per=1), ClusterResources(128, 0), 10, 100, 0),  # one client, one actor
-        (ask(100, per=30), ClusterResources(64, 0), 10, 4, 0),
-        (ask(3, actors=9), ClusterResources(64, 0), None, 3, 0),  # no actor without a client
-        (ask(100, gpus=None), ClusterResources(16, 1), None, 4, 0.25),
-        (ask(100, gpus=None), ClusterResources(16, 2), None, 8, 0.25),
-        (ask(100, actors=2, gpus=None), ClusterResources(16, 1), None, 2, 0.5),
-        (ask(100, gpus=0.5), ClusterResources(16, 1), None, 2, 0.5),
+        (group_of(100), ClusterResources(2, 0), 10, 2, 0),  # a CPU each
+        (group_of(100), ClusterResources(64, 0), 10, 10, 0),  # never more than participants
+        (group_of(10), ClusterResources(2, 0), cohort_size(0.15, 10), 1, 0),  # a cohort of one
+        (group_of(100, cpus=4), ClusterResources(16, 0), None, 4, 0),
+        (group_of(100, actors=7), ClusterResources(64, 0), 10, 7, 0),
+        (group_of(100, per=1), ClusterResources(128, 0), 10, 100, 0),  # one client, one actor
+        (group_of(100, per=30), ClusterResources(64, 0), 10, 4, 0),
+        (group_of(3, actors=9), ClusterResources(64, 0), None, 3, 0),  # no actor without a client
+        (group_of(100, gpus=None), ClusterResources(16, 1), None, 4, 0.25),
+        (group_of(100, gpus=None), ClusterResources(16, 2), None, 8, 0.25),
+        (group_of(100, actors=2, gpus=None), ClusterResources(16, 1), None, 2, 0.5),
+        (group_of(100, gpus=0.5), ClusterResources(16, 1), None, 2, 0.5),
     ],
 )
 def test_plan(
-    given_ask: ResourceRequest, machine: ClusterResources, participants: int | None, actors: int, gpus_each: float
+    request_: ResourceRequest, machine: ClusterResources, participants: int | None, actors: int, gpus_each: float
 ) -> None:
-    plan = make_plan([given_ask], machine, participants)
+    plan = make_plan([request_], machine, participants)
     assert plan.num_actors == actors
     assert plan.groups[0].gpus_per_actor == gpus_each
     assert plan.gpus <= machine.gpus
 
 
-def test_auto_without_a_gpu_says_so() -> None:
-    plan = make_plan([ask(10, gpus=None)], ClusterResources(2, 0))
+def test_auto_without_a_gpu_notes_it() -> None:
+    plan = make_plan([group_of(10, gpus=None)], ClusterResources(2, 0))
     assert plan.gpus == 0
     assert "no GPU found" in plan.notes[0]
 
 
 @pytest.mark.parametrize(
-    ("given_ask", "machine", "words"),
+    ("request_", "machine", "words"),
     [
-        (ask(10, gpus=0.5), ClusterResources(2, 0), "there is no GPU"),
-        (ask(10, actors=3, gpus=0.5), ClusterResources(8, 1), "needs 1.5 GPUs"),
-        (ask(10, actors=9), ClusterResources(8, 0), "needs 9 CPUs"),
-        (ask(10, actors=2, per=2), ClusterResources(8, 0), "need 5"),
+        (group_of(10, gpus=0.5), ClusterResources(2, 0), "there is no GPU"),
+        (group_of(10, actors=3, gpus=0.5), ClusterResources(8, 1), "needs 1.5 GPUs"),
+        (group_of(10, actors=9), ClusterResources(8, 0), "needs 9 CPUs"),
+        (group_of(10, actors=2, per=2), ClusterResources(8, 0), "need 5"),
     ],
 )
-def test_plan_that_does_not_fit(given_ask: ResourceRequest, machine: ClusterResources, words: str) -> None:
+def test_plan_that_does_not_fit(request_: ResourceRequest, machine: ClusterResources, words: str) -> None:
     with pytest.raises(ScenarioError, match=words):
-        make_plan([given_ask], machine)
+        make_plan([request_], machine)
 
 
-def test_local_cpus_may_be_shared() -> None:
-    plan = make_plan([ask(10, actors=3)], ClusterResources(2, 0, oversubscribable=True))
+def test_local_cpus_may_be_oversubscribed() -> None:
+    plan = make_plan([group_of(10, actors=3)], ClusterResources(2, 0, oversubscribable=True))
     assert plan.num_actors == 3
     assert plan.notes == (
         "the plan counts 3 CPUs, the machine has 2: rounds take longer, results are those of a machine with as many",
@@ -103,18 +103,18 @@ def test_groups_share_the_participants() -> None:
     assert [group.actors for group in make_plan(requests, ClusterResources(64, 0), 4).groups] == [3, 1]
 
 
-def test_assign_balances_and_moves_only_when_it_pays() -> None:
+def test_assign_balances_and_moves_clients_only_for_a_gain() -> None:
     groups = [ActorGroup(tuple(range(6)), 2, 1.0, 0.0, pinned=False)]
     cost = {0: 4.0, 1: 3.0, 2: 3.0, 3: 2.0}
     # Longest first: 0 -> actor 0, 1 -> actor 1, 2 -> actor 1 (3 < 4), 3 -> actor 0.
     assert assign([0, 1, 2, 3], cost, {}, groups) == {0: [0, 3], 1: [1, 2]}
-    # All at home on actor 1: half of them move, because the round would take twice as long otherwise.
+    # Actor 1 owns all: half of them move, because the round would take twice as long otherwise.
     lists = assign([0, 1, 2, 3], cost, dict.fromkeys(range(4), 1), groups)
     assert sorted(sum(cost[k] for k in ids) for ids in lists.values()) == [6.0, 6.0]
-    # Nearly even at home: nobody moves for a gain of one part in a thousand.
-    home = {0: 0, 3: 0, 1: 1, 2: 1}
+    # Nearly even: no client moves for a gain of one part in a thousand.
+    owner = {0: 0, 3: 0, 1: 1, 2: 1}
     cost = {0: 4.01, 1: 3.0, 2: 3.0, 3: 2.0}
-    assert assign([0, 1, 2, 3], cost, home, groups) == {0: [0, 3], 1: [1, 2]}
+    assert assign([0, 1, 2, 3], cost, owner, groups) == {0: [0, 3], 1: [1, 2]}
 
 
 def test_pinned_clients_never_move() -> None:
@@ -129,13 +129,15 @@ def test_pinned_clients_never_move() -> None:
     st.integers(1, 5),
     st.lists(st.integers(0, 4), min_size=30, max_size=30),
 )
-def test_assign_gives_each_client_once_and_no_actor_too_much(costs: list[float], actors: int, homes: list[int]) -> None:
+def test_assign_gives_each_client_once_and_no_actor_too_much(
+    costs: list[float], actors: int, owners: list[int]
+) -> None:
     cost = dict(enumerate(costs))
     groups = [ActorGroup(tuple(cost), actors, 1.0, 0.0, pinned=False)]
-    lists = assign(list(cost), cost, dict(enumerate(homes)), groups)
+    lists = assign(list(cost), cost, dict(enumerate(owners)), groups)
     assert sorted(k for ids in lists.values() for k in ids) == sorted(cost)
     assert set(lists) <= set(range(actors))
-    # Graham's bound for list scheduling, and what staying at home may add to every choice.
+    # Graham's bound for list scheduling, and what a client that stays with its owner may add.
     worst = sum(costs) / actors + max(costs) + 0.02 * sum(costs)
     assert max(sum(cost[k] for k in ids) for ids in lists.values()) <= worst + 1e-9
 
@@ -165,7 +167,7 @@ def test_cohort_is_keyed_by_seed_and_round() -> None:
     assert cohort(1, 1, [3, 1], 10) == (1, 3)
 
 
-def test_cohorts_reach_everybody_alike() -> None:
+def test_cohorts_draw_all_clients_equally_often() -> None:
     drawn = [k for t in range(1, 1001) for k in cohort(1, t, range(20), 5)]
     counts = [drawn.count(k) for k in range(20)]
     # 250 expected; 60 is more than four standard deviations of a binomial with p = 1/4.
@@ -195,7 +197,7 @@ def test_metrics_by_hand() -> None:
     assert found["comm/down_bytes"] == 12
     assert found["loss/train"] == 0.5
     assert found["time/train_s"] == 0.75
-    assert "accuracy/global" not in found  # nobody was compute_metrics on it
+    assert "accuracy/global" not in found  # no row has a global accuracy
     everybody = compute_metrics(EVERYBODY, rows)
     assert everybody["accuracy/all"] == 0.625
     assert everybody["accuracy/all_std"] == 0.125
@@ -206,8 +208,8 @@ def test_validation_accuracy_by_hand() -> None:
     rows = [row(0, 1, 2, val=(1, 4)), row(1, 0, 0, val=(2, 2)), row(2, 3, 4)]
     assert compute_metrics(EVERYBODY, rows)["accuracy/val"] == 0.625
     assert "accuracy/val" not in compute_metrics(EVERYBODY, rows[2:])
-    # A client whose last row is of a time when validation samples were not looked at: a mean of the others would be
-    # one of other clients in every round.
+    # A client whose last row was written before raysim measured validation samples: the mean would be over other
+    # clients in every round.
     assert "accuracy/val" not in compute_metrics(EVERYBODY, [*rows, row(3, 1, 2, val=(None, None))])
 
 
@@ -253,12 +255,12 @@ def test_actors_are_spread_or_packed_over_nodes() -> None:
 def test_a_share_lies_on_one_gpu() -> None:
     one = [Node("a", 8, 2)]
     assert len(placed(groups((4, 1, 0.4)), one)[0]) == 4
-    assert len(placed(groups((5, 1, 0.4)), one)[0]) == 4  # 0.2 is left of each
+    assert len(placed(groups((5, 1, 0.4)), one)[0]) == 4  # each has 0.2 free
     assert len(placed(groups((3, 1, 1.0)), one)[0]) == 2
     assert len(placed(groups((2, 1, 2.0)), one)[0]) == 1
 
 
-def test_large_actors_are_seated_first_and_alone() -> None:
+def test_large_actors_are_placed_first_and_alone() -> None:
     small, large = placed(groups((4, 1, 0.25), (1, 1, 1.0)), [Node("a", 8, 2)])
     assert (len(small), len(large)) == (4, 1)
     assert [len(found) for found in placed(groups((5, 1, 0.25), (1, 1, 1.0)), [Node("a", 8, 2)])] == [4, 1]
@@ -274,7 +276,7 @@ def test_large_actors_are_seated_first_and_alone() -> None:
     st.lists(st.tuples(st.integers(0, 8), st.integers(0, 3)), min_size=1, max_size=4),
     st.booleans(),
 )
-def test_nothing_is_ever_over_saved(sizes: Any, machines: Any, pack: bool) -> None:
+def test_no_node_is_ever_overcommitted(sizes: Any, machines: Any, pack: bool) -> None:
     nodes = [Node(str(i), float(cpus), float(gpus), str(i)) for i, (cpus, gpus) in enumerate(machines)]
     wanted = groups(*sizes)
     found = place_actors(wanted, nodes, pack)

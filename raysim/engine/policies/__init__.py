@@ -1,1 +1,1 @@
-"""Pure decisions of a run: who takes part, where actors go, what a metric means. Nothing here acts."""
+"""Pure functions that decide: the cohort of a round, the placement of actors, the metrics. None of them acts."""

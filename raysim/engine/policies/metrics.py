@@ -27,12 +27,12 @@ def worst_decile(values: Sequence[float]) -> float | None:
 
 
 def accuracies(rows: Rows) -> list[float]:
-    """The accuracies that were measured; clients without test samples do not count as 0."""
+    """The measured accuracies; a client without test samples has none."""
     return [row.accuracy for row in rows if row.accuracy is not None]
 
 
 def validation(rows: Rows) -> float | None:
-    """The mean accuracy on validation samples; None where a row is of a run that began when none were looked at."""
+    """The mean accuracy on validation samples; None if a row was written before raysim measured it."""
     if any(row.val_total is None for row in rows):
         return None
     return mean([(row.val_correct or 0) / row.val_total for row in rows if row.val_total])
@@ -50,7 +50,7 @@ PARTICIPANTS: Mapping[str, Callable[[Rows], float | int | None]] = {
     "time/train_s": lambda rows: math.fsum(r.train_s for r in rows),
     "time/evaluate_s": lambda rows: math.fsum(r.evaluate_s for r in rows),
 }
-"""Of the round's participants. A new metric is a function here or below, and its meaning in `core/results.METRICS`."""
+"""Of the cohort. A new metric is a function here or below, and its meaning in `raysim.common.results.METRICS`."""
 
 EVERYBODY: Mapping[str, Callable[[Rows], float | int | None]] = {
     "accuracy/all": lambda rows: mean(accuracies(rows)),
@@ -59,13 +59,13 @@ EVERYBODY: Mapping[str, Callable[[Rows], float | int | None]] = {
     "accuracy/val": validation,
     "loss/test": lambda rows: mean([r.loss for r in rows if r.loss is not None]),
 }
-"""Of all clients, each with the last row in which it was measured."""
+"""Of all clients, each with its last measured row."""
 
 
 def compute_metrics(
     functions: Mapping[str, Callable[[Rows], float | int | None]], rows: Rows
 ) -> dict[str, float | int]:
-    """Apply every function to the rows in client-id order; those without an answer are left out."""
+    """Apply every function to the rows in client-id order; a metric that is None is left out."""
     ordered = sorted(rows, key=lambda row: row.client)
     found = {name: f(ordered) for name, f in functions.items()}
     return {name: value for name, value in found.items() if value is not None}

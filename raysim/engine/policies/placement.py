@@ -1,4 +1,4 @@
-"""Where clients live: pure functions from facts to a plan, and from a cohort to work lists. Nothing here acts."""
+"""The placement of clients: pure functions from resources to a plan, and from a cohort to work lists."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ if TYPE_CHECKING:
     from raysim.core.algorithm import ClientId
 
 GPU_ACTORS = 4
-"""Actors that `auto` puts on one GPU: more share it with little gain, each costing a CUDA context."""
+"""Actors per GPU with `auto`: more gain little, and each costs a CUDA context."""
 
-MOVE_PAYS = 0.02
-"""A client moves only if that shortens the round by this share of it: moving costs a copy of its state."""
+MIN_GAIN = 0.02
+"""A client moves only if that shortens the round by this share: moving costs a copy of its state."""
 
 
 @dataclass(frozen=True)
 class ResourceRequest:
-    """What a scenario asks for a group of clients."""
+    """The resources that a scenario requests for a group of clients."""
 
     clients: tuple[ClientId, ...]
     actors: int | None  # None: auto
     clients_per_actor: int | None  # None: auto
     cpus_per_actor: float
     gpus_per_actor: float | None  # None: auto
-    key: str = "resources"  # where in the scenario it stands, for errors
+    key: str = "resources"  # of the scenario, for errors
 
 
 @dataclass(frozen=True)
 class ClusterResources:
-    """What there is to place actors on."""
+    """The CPUs, GPUs and nodes that can hold actors."""
 
     cpus: float
     gpus: float
@@ -58,13 +58,13 @@ class Node:
 
 @dataclass(frozen=True)
 class ActorGroup:
-    """Actors that are alike, and the clients that live on them."""
+    """Actors with the same resources, and their clients."""
 
     clients: tuple[ClientId, ...]
     actors: int
     cpus_per_actor: float
     gpus_per_actor: float
-    pinned: bool  # clients stay where they are first placed
+    pinned: bool  # clients never move to another actor
 
     @property
     def threads(self) -> int:
@@ -77,7 +77,7 @@ class Plan:
     """All actors of a run."""
 
     groups: tuple[ActorGroup, ...]
-    notes: tuple[str, ...] = ()  # what the user should know, a sentence each
+    notes: tuple[str, ...] = ()  # for the user, a sentence each
 
     @property
     def num_actors(self) -> int:
@@ -96,37 +96,38 @@ class Plan:
 
 
 def make_plan(requests: Sequence[ResourceRequest], machine: ClusterResources, participants: int | None = None) -> Plan:
-    """Decide how many actors each group gets and what each may use.
+    """The number of actors of each group and their resources.
 
-    participants: K, of all clients together; None: all of them. Raises `ScenarioError`, one sentence naming
-    the key, when it cannot fit.
+    participants: K, the size of a cohort; None: all clients. Raises `ScenarioError` when the plan cannot fit.
     """
     notes: list[str] = []
     groups: list[ActorGroup] = []
-    shares = [ask for ask in requests if ask.clients]
-    total = sum(len(ask.clients) for ask in shares)
-    for ask in shares:
-        gpus = _gpus_per_actor(ask, machine, notes)
-        count = len(ask.clients)
-        if ask.clients_per_actor is not None:
-            needed = math.ceil(count / ask.clients_per_actor)
-            if ask.actors is not None and ask.actors < needed:
+    requests = [request for request in requests if request.clients]
+    total = sum(len(request.clients) for request in requests)
+    for request in requests:
+        gpus = _gpus_per_actor(request, machine, notes)
+        count = len(request.clients)
+        if request.clients_per_actor is not None:
+            needed = math.ceil(count / request.clients_per_actor)
+            if request.actors is not None and request.actors < needed:
                 raise ScenarioError(
-                    f"{ask.key}.actors: {ask.actors} given, but {count} clients at {ask.clients_per_actor} per actor "
-                    f"need {needed}; allowed: {needed} or more, or auto"
+                    f"{request.key}.actors: {request.actors} given, but {count} clients at "
+                    f"{request.clients_per_actor} per actor need {needed}; allowed: {needed} or more, or auto"
                 )
-            actors = min(ask.actors or needed, count)
-        elif ask.actors is not None:
-            actors = min(ask.actors, count)
+            actors = min(request.actors or needed, count)
+        elif request.actors is not None:
+            actors = min(request.actors, count)
         else:
-            by_cpu = min(machine.cpus / ask.cpus_per_actor / len(shares), 1e9)
-            by_gpu = machine.gpus / gpus / len(shares) if gpus else math.inf
-            # The participants that the group has in a round on average, rounded up.
+            by_cpu = min(machine.cpus / request.cpus_per_actor / len(requests), 1e9)
+            by_gpu = machine.gpus / gpus / len(requests) if gpus else math.inf
+            # The mean number of participants of this group in a round, rounded up.
             busy = count if participants is None else max(1, math.ceil(participants * count / total))
             actors = max(1, min(int(by_cpu + 1e-9), int(min(by_gpu + 1e-9, 1e9)), busy))
-        if ask.gpus_per_actor is None and machine.gpus:
-            gpus = _round_share(machine.gpus / len(shares) / actors)
-        groups.append(ActorGroup(ask.clients, actors, ask.cpus_per_actor, gpus, ask.clients_per_actor is not None))
+        if request.gpus_per_actor is None and machine.gpus:
+            gpus = _round_share(machine.gpus / len(requests) / actors)
+        groups.append(
+            ActorGroup(request.clients, actors, request.cpus_per_actor, gpus, request.clients_per_actor is not None)
+        )
     plan = Plan(tuple(groups))
     if plan.gpus > machine.gpus + 1e-6:
         raise ScenarioError(
@@ -147,13 +148,13 @@ def make_plan(requests: Sequence[ResourceRequest], machine: ClusterResources, pa
 
 
 def place_actors(groups: Sequence[ActorGroup], nodes: Sequence[Node], pack: bool = False) -> list[list[Node]]:
-    """Where the actors of each group live: a node for each that has room, largest actors first.
+    """The nodes of each group's actors; the largest actors choose first.
 
-    pack: fill one node after another; else take the one with the most left. A list shorter than `actors` says that not
-    all fit.
+    pack: fill one node after another; else take the node with the most left. The list of a group is shorter than its
+    `actors` when not all fit.
     """
     cpus = [node.cpus for node in nodes]
-    gpus = [[1.0] * int(node.gpus) for node in nodes]  # what is left of each
+    gpus = [[1.0] * int(node.gpus) for node in nodes]  # the free share of each
     found: list[list[Node]] = [[] for _ in groups]
     for g in sorted(range(len(groups)), key=lambda g: (-groups[g].gpus_per_actor, -groups[g].cpus_per_actor, g)):
         group = groups[g]
@@ -171,7 +172,7 @@ def place_actors(groups: Sequence[ActorGroup], nodes: Sequence[Node], pack: bool
 
 
 def check_fits(plan: Plan, nodes: Sequence[Node], pack: bool = False) -> None:
-    """Raises `ScenarioError` when the resources are there in all, but no node has enough of them for some actor."""
+    """Raises `ScenarioError` when the cluster has enough resources in total, but no node has enough for some actor."""
     for group, placed in zip(plan.groups, place_actors(plan.groups, nodes, pack), strict=True):
         if len(placed) < group.actors:
             offers = ", ".join(f"{node.name} ({node.cpus:g} CPU, {node.gpus:g} GPU)" for node in nodes)
@@ -183,14 +184,14 @@ def check_fits(plan: Plan, nodes: Sequence[Node], pack: bool = False) -> None:
 
 
 def _gpus_taken(left: Sequence[float], share: float) -> list[float] | None:
-    """What is left of a node's GPUs after an actor takes its share, which lies on one of them unless it is whole ones.
+    """The free shares of a node's GPUs after an actor takes `share`: whole GPUs, or a part of one.
 
-    None when it does not fit: 0.4 does not fit on two that have 0.2 left each.
+    None when it does not fit: 0.4 does not fit on two GPUs with 0.2 free each.
     """
     after = list(left)
     for _ in range(max(1, int(share)) if share else 0):
         piece = min(share, 1.0)
-        # The fullest that has room, so that others stay whole.
+        # The fullest GPU with room, so that others stay whole.
         i = min((i for i, free in enumerate(after) if free + 1e-6 >= piece), key=lambda i: after[i], default=None)
         if i is None:
             return None
@@ -204,26 +205,26 @@ def assign(
     owner: Mapping[ClientId, int],
     groups: Sequence[ActorGroup],
 ) -> dict[int, list[ClientId]]:
-    """Work lists of a round: actor -> clients, longest first.
+    """Work lists of a round: actor -> clients, the longest client round first.
 
-    Longest job first onto the actor that is free first, but a client stays with its owner unless moving it makes
-    the round shorter. Actors are numbered through all groups. Only speed depends on the answer, never a result.
+    Each client goes to the actor that is free first, but stays with its owner unless moving it shortens the round.
+    Actors are numbered through all groups. Only speed depends on the lists, never a result.
     """
     lists: dict[int, list[ClientId]] = {}
     base = 0
     for group in groups:
         own = set(group.clients)
-        members = sorted((k for k in cohort if k in own), key=lambda k: (-cost[k], k))
+        clients = sorted((k for k in cohort if k in own), key=lambda k: (-cost[k], k))
         load = dict.fromkeys(range(base, base + group.actors), 0.0)
-        slack = MOVE_PAYS * sum(cost[k] for k in members)
-        for k in members:
+        slack = MIN_GAIN * sum(cost[k] for k in clients)
+        for k in clients:
             if group.pinned:
                 actor = base + group.clients.index(k) % group.actors
             else:
                 actor = min(load, key=lambda a: (load[a], a))
-                home = owner.get(k)
-                if home in load and load[home] <= load[actor] + slack:
-                    actor = home
+                current = owner.get(k)
+                if current in load and load[current] <= load[actor] + slack:
+                    actor = current
             load[actor] += cost[k]
             lists.setdefault(actor, []).append(k)
         base += group.actors
@@ -245,21 +246,22 @@ def parse_ranges(text: str, count: int) -> set[int]:
     return found
 
 
-def _gpus_per_actor(ask: ResourceRequest, machine: ClusterResources, notes: list[str]) -> float:
-    if ask.gpus_per_actor is None:
+def _gpus_per_actor(request: ResourceRequest, machine: ClusterResources, notes: list[str]) -> float:
+    if request.gpus_per_actor is None:
         if not machine.gpus:
             notes.append("no GPU found: clients train on the CPU (resources.gpus_per_actor: auto)")
             return 0.0
         return 1.0 / GPU_ACTORS
-    if ask.gpus_per_actor and not machine.gpus:
+    if request.gpus_per_actor and not machine.gpus:
         raise ScenarioError(
-            f"{ask.key}.gpus_per_actor: {ask.gpus_per_actor:g} given, but there is no GPU; allowed here: 0 or auto"
+            f"{request.key}.gpus_per_actor: {request.gpus_per_actor:g} given, but there is no GPU; "
+            "allowed here: 0 or auto"
         )
-    return ask.gpus_per_actor
+    return request.gpus_per_actor
 
 
 def _round_share(share: float) -> float:
-    # Ray keeps shares to 4 digits; above 1 it takes whole GPUs only.
+    # Ray keeps 4 digits of a share; above 1 it takes whole GPUs only.
     return float(int(share)) if share >= 1 else math.floor(share * 1e4) / 1e4
 
 

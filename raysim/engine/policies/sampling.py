@@ -1,4 +1,4 @@
-"""Who takes part in a round: a pure function of the run's seed and the round."""
+"""The cohort of a round: a pure function of the run's seed and the round."""
 
 from __future__ import annotations
 
