@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# A run on Slurm: a Ray cluster of the job's own, on all of its nodes, for as long as the run takes.
+# A run on Slurm: the job starts a Ray cluster of its own on all of its nodes, and ends it after the run.
 #     source .venv/bin/activate
 #     sbatch cluster/slurm.sh scenarios/cifar100_hetero.yaml --set output=runs
-# What comes after the script goes to `raysim launch`. The folder, with .venv and data, must be one that all nodes see.
+# The script's arguments are those of `raysim launch`. All nodes must share the folder, with .venv and data.
 #SBATCH --job-name=raysim
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -18,7 +18,7 @@ if (($# == 0)); then
     exit 2
 fi
 
-# Ports from the job's id, below the range that systems hand out, so that jobs that share a node rarely meet.
+# Ports from the job's id, below the ephemeral range, so that jobs on the same node rarely collide.
 port=$((20000 + SLURM_JOB_ID % 3000 * 4))
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 read -r head_ip _ < <(hostname -I) # this script runs on the first node; HEAD_IP says which of several networks
@@ -26,19 +26,19 @@ head_ip=${HEAD_IP:-$head_ip}
 temp=/tmp/raysim-$SLURM_JOB_ID
 cpus=${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}
 
-# Who has the token can run code as you: it is this job's own, and in a file that only you can read.
+# Any program with the token can run code as you: so each job has its own, in a file that only you can read.
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$HOME/.ray/slurm-$SLURM_JOB_ID.token
 mkdir -p "$HOME/.ray"
 (umask 077 && od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"$RAY_AUTH_TOKEN_PATH")
 
-on() { # NODES COUNT COMMAND...: once on each of these nodes, beside what runs there. Takes the shell's place.
+on() { # NODES COUNT COMMAND...: run once on each of these nodes, beside other steps. Replaces the shell.
     exec srun --export=ALL --overlap --nodelist="$1" --nodes="$2" --ntasks="$2" --cpus-per-task="$cpus" "${@:3}"
 }
 
 steps=()
 # shellcheck disable=SC2329 # the trap calls it
 cleanup() {
-    kill "${steps[@]}" 2>/dev/null || true # ends `ray start --block`, and what it started
+    kill "${steps[@]}" 2>/dev/null || true # ends `ray start --block` and its Ray
     wait "${steps[@]}" 2>/dev/null || true
     (on "$SLURM_JOB_NODELIST" "${#hosts[@]}" rm -rf "$temp") || true
     rm -f "$RAY_AUTH_TOKEN_PATH"
@@ -58,7 +58,7 @@ while sum(node["Alive"] for node in ray.nodes()) < int(sys.argv[1]):
 PYTHON
 }
 
-# The head node holds clients too: nodes of a job are paid for. Ports that are 0 are Ray's choice.
+# The head node has clients too, as the job pays for it. Ray chooses the ports that are 0.
 export RAY_ADDRESS=$head_ip:$port
 common=(--block --num-cpus="$cpus" --dashboard-agent-listen-port=$((port + 2))
     --min-worker-port=0 --max-worker-port=0 --disable-usage-stats)
@@ -70,17 +70,17 @@ if ((${#hosts[@]} > 1)); then
     others=$(IFS=, && echo "${hosts[*]:1}")
     on "$others" $((${#hosts[@]} - 1)) ray start --address="$RAY_ADDRESS" "${common[@]}" &
     steps+=($!)
-    alive "${#hosts[@]}" # raysim plans for the nodes that are there when it starts
+    alive "${#hosts[@]}" # raysim plans for the nodes that are alive when it starts
 fi
 
-# In the background, because a shell does not look at signals while it waits for a command in front.
+# In the background, because a shell handles no signal while a foreground command runs.
 raysim launch "$@" &
 run=$!
 stopped=
 trap 'stopped=1; kill -TERM "$run"' TERM INT
 code=0
 wait "$run" || code=$?
-if [[ $stopped ]]; then # that wait was cut short: this one is for the run, which ends as with Ctrl-C
+if [[ $stopped ]]; then # the signal ended that wait: wait for the run, which ends as with Ctrl-C
     code=0
     wait "$run" || code=$?
 fi

@@ -158,7 +158,7 @@ def attack_job(number: int, root: Path, outcome: Outcome) -> None:
         stack.enter_context(patch("raysim.jobs.cluster.connect", lambda address: cluster))
         stack.enter_context(patch("raysim.jobs.fetch.MONITOR_S", 0.0))
         stack.enter_context(patch("raysim.jobs.fetch.START_S", 5.0))
-        stack.enter_context(patch("raysim.jobs.watch.LOOK_EVERY_S", 0.001))
+        stack.enter_context(patch("raysim.jobs.watch.POLL_S", 0.001))
         for words in (("fetch", "j"), ("fetch", "j"), ("status", "j"), ("logs", "j"), ("logs", "-f", "j"), ("jobs",)):
             run_command(outcome, " ".join(words), *words, "--address", "http://127.0.0.1:8265")
     if snapshot(root, here / "runs") != before:

@@ -1,4 +1,5 @@
-"""Runs on a cluster through Ray's Jobs API: submit, look at, stop and fetch them from anywhere.
+"""Jobs on a Ray cluster through Ray's Jobs API: submit, list, follow, stop and fetch them from anywhere.
 
-On the cluster run `versions`, `marks`, `entry` and `archive`; the first and the last know only the standard library.
+`versions`, `job_log`, `stopping`, `entry` and `archive` run on the cluster; `versions` and `archive` import only the
+standard library.
 """

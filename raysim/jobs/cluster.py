@@ -1,4 +1,4 @@
-"""Which cluster is meant, and talking to it: every way in which that fails is one sentence."""
+"""The address of a cluster and calls to its Jobs API; every failure is one sentence."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from urllib.parse import urlsplit
 from raysim.common.errors import RaysimError, RunError, ScenarioError
 from raysim.common.text import expanded, holds_secret, is_name, one_line
 from raysim.scenario.registry import suggest
-from raysim.tracking.store import is_loopback, shown
+from raysim.tracking.store import bypass_proxy, is_loopback, shown
 
 VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_DASHBOARD_ADDRESS", "RAY_ADDRESS")
-"""Where an address is looked for; of the last one only an http address is meant for jobs."""
+"""Variables with an address, in this order; of RAY_ADDRESS only an http address is for jobs."""
 
 DEFAULT = "http://127.0.0.1:8265"
 ALLOWED = "the dashboard's address, such as http://HOST:8265"
 
 ANSWER_S = 5.0
-"""How long a cluster may take to say that it is there, in seconds."""
+"""How long a dashboard may take to give its version, in seconds."""
 
 ANSWER_BYTES = 1 << 20
-"""How long that answer may be."""
+"""The longest answer that is read."""
 
 KIND = "raysim"
-"""The key of a job's metadata that says it is ours; its value is the version of raysim."""
+"""The key in the metadata of every job of raysim; its value is the version of raysim."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Address:
     origin: str
 
     def error(self, text: str) -> ScenarioError:
-        """The one sentence about it."""
+        """A `ScenarioError` about this address."""
         return ScenarioError(f"{self.origin}: {shown(self.url)} {text}")
 
 
 def find_address(given: str | None) -> Address:
-    """The address to use: `given`, else the first of `VARIABLES`, else this machine's dashboard.
+    """The address: `given`, else the first of `VARIABLES`, else this machine's dashboard.
 
     Raises `ScenarioError` when it cannot be a dashboard's.
     """
@@ -77,22 +77,22 @@ def find_address(given: str | None) -> Address:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster that has answered."""
+    """A cluster whose dashboard answers."""
 
     address: str
     ray_version: str
     client: Any  # a JobSubmissionClient
-    notes: tuple[str, ...] = ()  # for the user, about the way in
+    notes: tuple[str, ...] = ()  # for the user, about the token
 
     def info(self, job: str) -> Any:
-        """Ray's `JobDetails` of one of raysim's jobs.
+        """Ray's `JobDetails` of a job.
 
-        Raises `ScenarioError` when there is no such job, or it is somebody else's.
+        Raises `ScenarioError` when there is no such job, or raysim did not submit it.
         """
         try:
             found = self.call("get_job_info", job)
         except UnknownJobError:
-            names = [ours.submission_id for ours in self.jobs()]
+            names = [known.submission_id for known in self.jobs()]
             raise ScenarioError(
                 f"{job}: there is no such job at {shown(self.address)}{suggest(job, names)} (`raysim jobs` lists them)"
             ) from None
@@ -102,35 +102,35 @@ class Cluster:
 
     def jobs(self) -> list[Any]:
         """All jobs of raysim, newest first."""
-        ours = [job for job in self.call("list_jobs") if is_name(job.submission_id) and KIND in (job.metadata or {})]
-        return sorted(ours, key=lambda job: job.start_time or 0, reverse=True)
+        found = [job for job in self.call("list_jobs") if is_name(job.submission_id) and KIND in (job.metadata or {})]
+        return sorted(found, key=lambda job: job.start_time or 0, reverse=True)
 
     def log(self, job: str) -> str:
-        """All that the job has printed."""
+        """The output of a job so far."""
         return str(self.call("get_job_logs", job))
 
-    def call(self, what: str, *given: Any, **named: Any) -> Any:
-        """Call a method of the client. Raises `UnknownJobError`, or `RunError` for whatever else fails."""
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the client. Raises `UnknownJobError`, or `RunError` for any other failure."""
         try:
-            return getattr(self.client, what)(*given, **named)
+            return getattr(self.client, method)(*args, **kwargs)
         except (OSError, RuntimeError) as error:
-            raise self._told(error) from None
-        except (ValueError, KeyError, TypeError) as error:  # it is not what Ray's client takes for an answer
+            raise self._translate(error) from None
+        except (ValueError, KeyError, TypeError) as error:  # Ray's client cannot parse the answer
             raise RunError(f"{shown(self.address)} answers as no Ray does ({type(error).__name__})") from None
         except Exception as error:
             from ray.exceptions import AuthenticationError
 
             if not isinstance(error, AuthenticationError):
                 raise
-            raise RunError(f"{shown(self.address)} does not take the token any more") from None
+            raise RunError(f"{shown(self.address)} no longer accepts the token") from None
 
-    def _told(self, error: Exception) -> RaysimError:
+    def _translate(self, error: Exception) -> RaysimError:
         status = re.search(r"status code (\d+)", str(error))
         if status is None:
             return RunError(f"{shown(self.address)} does not answer any more ({_reason(error)})")
         if status[1] == "404":
             return UnknownJobError(str(error))
-        # Ray sends the whole traceback; its last line says what is the matter.
+        # Ray sends the whole traceback; its last line holds the error.
         last = [line for line in str(error).splitlines() if line.strip(" .")][-1]
         kind = NotReadyError if "No available agent" in last else RunError
         return kind(f"{shown(self.address)} refused: {one_line(last)}")
@@ -141,13 +141,13 @@ class UnknownJobError(RunError):
 
 
 class NotReadyError(RunError):
-    """The cluster has just begun: no node of it takes jobs yet."""
+    """The cluster has just started: none of its nodes accepts jobs yet."""
 
 
 def connect(address: Address) -> Cluster:
-    """See that a Ray dashboard answers and lets us in. Raises `ScenarioError`."""
+    """Connect to a Ray dashboard. Raises `ScenarioError` when none answers, or it refuses the token."""
     if is_loopback(address.url):
-        _no_proxy()
+        bypass_proxy()
     token = ""
     notes: tuple[str, ...] = ()
     answer = _ask(address, token)
@@ -170,20 +170,22 @@ def connect(address: Address) -> Cluster:
     from ray.job_submission import JobSubmissionClient
 
     for name in ("dashboard.modules.dashboard_sdk", "dashboard.modules.job.sdk", "_private.runtime_env.packaging"):
-        logging.getLogger(f"ray.{name}").setLevel(logging.WARNING)  # they tell of every upload and closed connection
+        logging.getLogger(f"ray.{name}").setLevel(logging.WARNING)  # they log every upload and closed connection
     headers = {"Authorization": f"Bearer {token}"} if token else None
-    with _unset(*VARIABLES):  # Ray's client prefers them to the address that it is given
+    with _unset(*VARIABLES):  # Ray's client would prefer them to its argument
         try:
             client = JobSubmissionClient(address.url, headers=headers)
         except (OSError, RuntimeError) as error:
             raise address.error(f"does not answer as it should ({_reason(error)})") from None
-        except AuthenticationError:  # no token was asked for, but RAY_AUTH_MODE=token makes Ray's client look for one
+        except (
+            AuthenticationError
+        ):  # the cluster needs no token, but with RAY_AUTH_MODE=token Ray's client looks for one
             raise ScenarioError("RAY_AUTH_MODE: token given, but there is none that can be read; unset it") from None
     return Cluster(address.url, version, client, notes)
 
 
 def find_token() -> tuple[str, tuple[str, ...]]:
-    """The token that Ray would use, or nothing, and what is to be said of it."""
+    """The token that Ray would use, "" if there is none, and notes for the user."""
     if value := os.environ.get("RAY_AUTH_TOKEN", "").strip():
         return value, ()
     file = _token_file()
@@ -192,8 +194,8 @@ def find_token() -> tuple[str, tuple[str, ...]]:
         mode = file.stat().st_mode & 0o777
     except (OSError, UnicodeDecodeError):
         return "", ()
-    open_to = f"{file} can be read by other users of this machine (mode {mode:o}): chmod 600 {file}"
-    return token, (open_to,) if mode & 0o077 else ()
+    note = f"{file} can be read by other users of this machine (mode {mode:o}): chmod 600 {file}"
+    return token, (note,) if mode & 0o077 else ()
 
 
 def _token_file() -> Path:
@@ -211,7 +213,7 @@ class _Answer:
 
 
 def _ask(address: Address, token: str) -> _Answer:
-    """What /api/version says, in a few seconds: Ray's own client would wait for minutes."""
+    """The answer to /api/version within `ANSWER_S`; Ray's own client would wait for minutes."""
     request = urllib.request.Request(f"{address.url}/api/version")
     if token:
         request.add_header("Authorization", f"Bearer {token}")
@@ -230,7 +232,7 @@ def _ask(address: Address, token: str) -> _Answer:
         except (OSError, http.client.HTTPException) as error:
             found.append(error)
 
-    # In a thread that is left behind: a time limit of a connection is one for each byte of an answer.
+    # In a thread that may outlive this call: urlopen's timeout counts anew for each byte of an answer.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(ANSWER_S)
@@ -241,20 +243,13 @@ def _ask(address: Address, token: str) -> _Answer:
 
 
 def _reason(error: Exception) -> str:
-    """A word or two."""
+    """The cause of a failed connection in a few words."""
     inner = getattr(error, "reason", error)
     text = str(getattr(inner, "strerror", None) or inner).lower()
     for known in ("connection refused", "timed out", "name or service not known", "connection aborted"):
         if known in text:
             return known
     return text.splitlines()[0][:120] if text else type(error).__name__
-
-
-def _no_proxy() -> None:
-    """A proxy cannot reach this machine's loopback."""
-    hosts = [host for host in os.environ.get("NO_PROXY", os.environ.get("no_proxy", "")).split(",") if host]
-    merged = ",".join(dict.fromkeys([*hosts, "localhost", "127.0.0.1", "::1"]))
-    os.environ["NO_PROXY"] = os.environ["no_proxy"] = merged
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
-"""A job's own program, on the head node: see that everything fits, then do what `raysim launch` or `resume` would.
+"""The program of a job, on the head node: it checks versions and acts as `raysim launch` or `raysim resume`.
 
     python -m raysim.jobs.entry [SCENARIO] [--set KEY=VALUE]... [--resume RUN [--code-changed]]
 
-Ray runs it in the folder that was shipped, which Ray removes some time after the job. So paths that are relative (in
-the scenario `output`, `data.root`, a SQLite store; the run to go on with) mean `~/raysim` here.
+Ray runs it in the folder that `submit` shipped, and removes that folder some time after the job. So relative paths (in
+the scenario `output`, `data.root`, a SQLite store; the run to resume) are relative to `~/raysim`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from raysim.jobs.stopping import stoppable
 from raysim.jobs.versions import VARIABLE, Versions, incompatibility, warning
 
 if TYPE_CHECKING:
-    from raysim.jobs.job_log import Marks
+    from raysim.jobs.job_log import JobLogTracker
     from raysim.launch.session import Result
     from raysim.scenario.load import Loaded
 
 
 RESUME = "raysim submit --resume"
-"""What goes on with a job's run from the machine that submitted it, with the run's folder behind it."""
+"""The command for users that resumes a job's run; the run's folder follows it."""
 
 
 def main(args: list[str] | None = None) -> int:
@@ -39,9 +39,9 @@ def main(args: list[str] | None = None) -> int:
     client, cluster = Versions.parse(os.environ.get(VARIABLE, "")), Versions.here()
     problem = incompatibility(client, cluster)
     if problem:
-        return _say(problem, 2)
-    if notify := warning(client, cluster):
-        print(f"note: {notify}", file=sys.stderr, flush=True)
+        return _fail(problem, 2)
+    if note := warning(client, cluster):
+        print(f"note: {note}", file=sys.stderr, flush=True)
     return _launch(given.scenario, given.sets, given.run, given.code_changed)
 
 
@@ -63,15 +63,15 @@ def _launch(scenario: str | None, sets: Sequence[str], run_: str | None, code_ch
         with stoppable() as closing:
             return _run(scenario, sets, run_, code_changed, closing.set)
     except KeyboardInterrupt:
-        return _say("stopped", 130)
+        return _fail("stopped", 130)
 
 
 def _run(
     scenario: str | None, sets: Sequence[str], run_: str | None, code_changed: bool, closing: Callable[[], None]
 ) -> int:
-    # Only now: all of these bring torch and others, whose absence was to be told in a sentence.
+    # Only now: these import torch and others, whose absence `incompatibility` has to report first.
     from raysim.common.errors import RaysimError
-    from raysim.jobs.job_log import Marks
+    from raysim.jobs.job_log import JobLogTracker
     from raysim.launch.run import run
     from raysim.report.table import print_closing_table
     from raysim.scenario.load import load_scenario
@@ -79,22 +79,24 @@ def _run(
     try:
         loaded = None if scenario is None else load_scenario(scenario, sets)
         os.chdir(home())
-        marks = Marks(closing)
+        tracker = JobLogTracker(closing)
         if run_ is None:
             assert loaded is not None
-            result = run(loaded, trackers=[marks], resume_command=RESUME)
+            result = run(loaded, trackers=[tracker], resume_command=RESUME)
         else:
-            result = _resume(run_, loaded, sets, code_changed, marks)
+            result = _resume(run_, loaded, sets, code_changed, tracker)
     except RaysimError as error:
         if trace := getattr(error, "trace", ""):
             print(trace, file=sys.stderr)
-        return _say(str(error), error.exit_code)
+        return _fail(str(error), error.exit_code)
     print_closing_table(result.summary)
     return 0
 
 
-def _resume(given: str, loaded: Loaded | None, sets: Sequence[str], code_changed: bool, marks: Marks) -> Result:
-    """Go on with the run of this folder, or of this id below the scenario's `output`."""
+def _resume(
+    given: str, loaded: Loaded | None, sets: Sequence[str], code_changed: bool, tracker: JobLogTracker
+) -> Result:
+    """Resume the run in this folder, or with this id below the scenario's `output`."""
     from raysim.common.errors import ScenarioError
     from raysim.launch.resume import find_run
     from raysim.launch.run import resume
@@ -104,22 +106,22 @@ def _resume(given: str, loaded: Loaded | None, sets: Sequence[str], code_changed
         folder = find_run(given, output)
     except ScenarioError as error:
         raise ScenarioError(f"--resume: {error} (on the head node)") from None
-    result = resume(folder, loaded, sets=sets, trackers=[marks], resume_command=RESUME, code_changed=code_changed)
+    result = resume(folder, loaded, sets=sets, trackers=[tracker], resume_command=RESUME, code_changed=code_changed)
     if result.summary.get("nothing_to_do"):
         print(f"{folder}: all {result.summary['rounds']} rounds were done already", file=sys.stderr, flush=True)
-        marks.found(folder, str(result.summary["run_id"]))
+        tracker.report_folder(folder, str(result.summary["run_id"]))
     if result.summary.get("completed"):
         print(f"{folder}: all rounds were done already; plots and MLflow are complete now", file=sys.stderr, flush=True)
     return result
 
 
-def _say(text: str, code: int) -> int:
+def _fail(text: str, code: int) -> int:
     print(f"raysim: {text}", file=sys.stderr, flush=True)
     return code
 
 
-def _leave(code: int) -> None:
-    """End at once: all is written, and taking an interpreter with torch apart takes seconds of the time to stop."""
+def _exit(code: int) -> None:
+    """Exit at once: the run has written everything, and finalizing an interpreter with torch takes seconds."""
     ray = sys.modules.get("ray")
     if ray is not None:
         ray.shutdown()
@@ -129,4 +131,4 @@ def _leave(code: int) -> None:
 
 
 if __name__ == "__main__":
-    _leave(main())
+    _exit(main())

@@ -1,7 +1,7 @@
-"""Brings the run folder of a job here, through the Jobs API alone.
+"""Downloads the run folder of a job through the Jobs API alone.
 
-Whoever reaches a cluster can submit a job and write its log. So nothing that a job says leaves the one folder that is
-made for it, and all that is taken in has a bound.
+Any user of a cluster can submit a job and write its log. So no file is written outside the one folder that is made for
+the download, and everything that is read has a bound.
 """
 
 from __future__ import annotations
@@ -27,50 +27,50 @@ from raysim.common.errors import RunError, ScenarioError
 from raysim.common.text import is_name, one_line
 from raysim.jobs import archive
 from raysim.jobs.cluster import Cluster
-from raysim.jobs.job_log import JobLog, Lines
+from raysim.jobs.job_log import JobLog, LineBuffer
 from raysim.jobs.watch import Job, look, wait
 
 HELPER = "raysim-fetch"
-"""How the ids of helper jobs begin."""
+"""The prefix of the ids of helper jobs."""
 
 START_S = 60.0
-"""How long a helper job may take to begin to print, in seconds."""
+"""How long a helper job may print nothing, in seconds."""
 
 LONGEST_S = 900.0
 """How long all of a folder may take to arrive, in seconds; the helper itself waits for no more than `archive.WAIT_S`
 once it has printed it."""
 
 LINE = archive.WIDTH * 4 // 3
-"""Characters of the longest line of an archive."""
+"""The most characters of a line of an archive."""
 
 BEFORE = 1 << 20
-"""Characters that a helper's log may hold before the archive."""
+"""The most characters in a helper's log before the archive."""
 
 MONITOR_S = 2.5
-"""How long Ray's monitor, which looks once a second, may write a job down again that has ended, in seconds."""
+"""How long Ray's monitor, which runs once a second, may record a job again that has ended, in seconds."""
 
 
 def fetch(
     cluster: Cluster, job: str, output: Path | None, checkpoints: bool, *, through_ray: bool = False
 ) -> tuple[Path, int]:
-    """Bring a job's run folder to `output`, by default ./runs/<scenario>/<run id>; returns it and the number of files.
+    """Download a job's run folder to `output`, by default ./runs/<scenario>/<run id>; returns it and the file count.
 
-    A folder that can be seen from here (the same machine, a shared disk) is copied, unless `through_ray`. Fetching
-    again replaces the files, so a run can be fetched while it goes on and when it has ended.
+    A folder on this machine or a shared disk is copied, unless `through_ray`. Fetching again replaces the files, so a
+    run can be fetched while it runs and after it ended.
 
     Raises `ScenarioError` when there is no such job, it has no run folder, or `output` holds something else; `RunError`
-    when the folder did not arrive whole, in which case nothing is changed here.
+    when the folder did not arrive whole; then `output` is unchanged.
     """
-    found, told = look(cluster, job)
-    source = _source(found, told)
-    target = output or _default(found, told)
+    found, log = look(cluster, job)
+    source = _source(found, log)
+    target = output or _default(found, log)
     try:
-        _check_target(target, told.run_id)
+        _check_target(target, log.run_id)
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as place:
-            part = Path(place) / "run"
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary:
+            part = Path(temporary) / "run"
             part.mkdir()
-            if not through_ray and _run_id(Path(source)) == told.run_id:
+            if not through_ray and _run_id(Path(source)) == log.run_id:
                 _copy(Path(source), checkpoints, part)
             else:
                 with tempfile.TemporaryFile() as file:
@@ -81,21 +81,23 @@ def fetch(
         raise RunError(f"{error.filename or target}: {(error.strerror or str(error)).lower()}") from None
 
 
-def _default(job: Job, told: JobLog) -> Path:
-    name = job.name or PurePosixPath(told.run_folder).parent.name
+def _default(job: Job, log: JobLog) -> Path:
+    name = job.name or PurePosixPath(log.run_folder).parent.name
     if not is_name(name):
-        raise ScenarioError(f"{job.id}: it does not say which scenario it runs; say where to put it with -o FOLDER")
-    return Path("runs") / name / told.run_id
+        raise ScenarioError(f"{job.id}: its scenario is unknown; name a folder for it with -o FOLDER")
+    return Path("runs") / name / log.run_id
 
 
-def _source(job: Job, told: JobLog) -> str:
-    if told.run_folder:
-        if "://" in told.run_folder:
-            raise ScenarioError(f"{job.id}: its results are at {told.run_folder}: read them from there")
-        return told.run_folder
+def _source(job: Job, log: JobLog) -> str:
+    if log.run_folder:
+        if "://" in log.run_folder:
+            raise ScenarioError(f"{job.id}: its results are at {log.run_folder}: read them from there")
+        return log.run_folder
     if job.ended:
         raise ScenarioError(f"{job.id}: {job.state} before it had a run folder (`raysim logs {job.id}` shows why)")
-    raise ScenarioError(f"{job.id}: {job.state}, and its run has no folder yet; try again when rounds are shown")
+    raise ScenarioError(
+        f"{job.id}: {job.state}, and its run has no folder yet; try again when `raysim logs` shows rounds"
+    )
 
 
 def _check_target(target: Path, run_id: str) -> None:
@@ -114,19 +116,19 @@ def _run_id(folder: Path) -> str | None:
 
 
 def _copy(source: Path, checkpoints: bool, into: Path) -> None:
-    for file in archive.listed(source, checkpoints):
+    for file in archive.list_files(source, checkpoints):
         (into / file).parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # as in archive.send
             shutil.copyfile(source / file, into / file)
 
 
 def _move(part: Path, target: Path) -> int:
-    """Let `target` be `part` if it is new, else let it have the files of `part`; returns how many these are."""
+    """Move `part` to `target` if that is new, else its files into `target`; returns their number."""
     files = [file.relative_to(part) for file in part.rglob("*") if file.is_file()]
     if not target.exists() or not any(target.iterdir()):
         part.replace(target)
         return len(files)
-    for file in files:  # first: either all are moved or none
+    for file in files:  # checked before the first move: either all are moved or none
         for place in (target / file, *(target / above for above in file.parents[:-1])):
             if place.is_symlink() or (place.exists() and place.is_dir() == (place == target / file)):
                 raise ScenarioError(f"-o: {place} is in the way of the run's files; allowed: a new or empty folder")
@@ -137,9 +139,9 @@ def _move(part: Path, target: Path) -> int:
 
 
 def receive(cluster: Cluster, folder: str, checkpoints: bool, file: IO[bytes]) -> None:
-    """Let a helper job on the head node print `folder`, and put the archive into `file`.
+    """Let a helper job on the head node print `folder`, and write the archive to `file`.
 
-    Raises `ScenarioError` when the folder is not there or too large, `RunError` when it did not arrive whole.
+    Raises `ScenarioError` when the folder does not exist or is too large, `RunError` when it did not arrive whole.
     """
     program = Path(archive.__file__).read_text(encoding="utf-8")
     words = ["python", "-c", program, folder, *(["--checkpoints"] if checkpoints else [])]
@@ -165,7 +167,7 @@ async def _receive(cluster: Cluster, helper: str, receiver: Receiver) -> None:
                 raise RunError(_cut(receiver, "the connection broke")) from None
             receiver.feed(piece)
             if time.monotonic() > until:
-                raise RunError(_cut(receiver, f"it was not here after {LONGEST_S / 60:.0f} min"))
+                raise RunError(_cut(receiver, f"it had not arrived after {LONGEST_S / 60:.0f} min"))
 
 
 def _cut(receiver: Receiver, reason: str) -> str:
@@ -174,8 +176,8 @@ def _cut(receiver: Receiver, reason: str) -> str:
 
 
 def _remove(cluster: Cluster, helper: str) -> None:
-    """Stop the helper job, which makes it empty its log, and make Ray forget it."""
-    with contextlib.suppress(RunError):  # it ends by itself in minutes; the folder is here
+    """Stop the helper job, which then empties its log, and delete it from Ray's list."""
+    with contextlib.suppress(RunError):  # it ends by itself in minutes, and the folder has arrived
         cluster.call("stop_job", helper)
         wait(cluster, helper, 10.0)
         time.sleep(MONITOR_S)
@@ -183,17 +185,17 @@ def _remove(cluster: Cluster, helper: str) -> None:
 
 
 class Receiver:
-    """Takes the helper's log in pieces and writes the archive in it to a file."""
+    """Reads the helper's log in pieces and writes the archive in it to a file."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.whole = False
-        self.last = ""  # the last line that was not part of the archive
-        self._file, self._sha, self._size, self._lines = file, hashlib.sha256(), 0, Lines(2 * LINE)
-        self._before = BEFORE  # characters that may still come before the archive begins
-        self._most: int | None = None  # bytes that it may have; None before it begins
+        self.last = ""  # the last line outside the archive
+        self._file, self._sha, self._size, self._lines = file, hashlib.sha256(), 0, LineBuffer(2 * LINE)
+        self._before = BEFORE  # characters left before the archive must begin
+        self._most: int | None = None  # the most bytes of the archive; None before it begins
 
     def feed(self, text: str) -> None:
-        """The next piece. Raises `ScenarioError` with what the helper says, `RunError` for a damaged archive."""
+        """Read a piece. Raises `ScenarioError` with the helper's error, `RunError` for a damaged archive."""
         if self._most is None:
             self._before -= len(text)
         for line in self._lines.feed(text):
@@ -217,8 +219,8 @@ class Receiver:
         else:
             self._take(line)
 
-    def _begin(self, told: Mapping[str, Any]) -> None:
-        size = told.get("bytes")
+    def _begin(self, header: Mapping[str, Any]) -> None:
+        size = header.get("bytes")
         if not isinstance(size, int) or not 0 <= size <= archive.LIMIT:
             raise RunError(f"the run folder did not arrive (its size is given as {one_line(repr(size), 40)})")
         self._most = 2 * size + (16 << 20)  # files may grow while they are packed
@@ -231,18 +233,18 @@ class Receiver:
         self._sha.update(data)
         self._size += len(data)
         if self._size > (self._most or 0):
-            raise RunError("the run folder did not arrive (it is larger than was said); fetch again")
+            raise RunError("the run folder did not arrive (it is larger than announced); fetch again")
         self._file.write(data)
 
-    def _check(self, told: Mapping[str, Any]) -> None:
-        if told != {"sha256": self._sha.hexdigest(), "bytes": self._size}:
-            said = one_line(repr(told.get("bytes")), 40)
-            raise RunError(f"the run folder arrived damaged ({self._size} of {said} bytes); fetch again")
+    def _check(self, trailer: Mapping[str, Any]) -> None:
+        if trailer != {"sha256": self._sha.hexdigest(), "bytes": self._size}:
+            announced = one_line(repr(trailer.get("bytes")), 40)
+            raise RunError(f"the run folder arrived damaged ({self._size} of {announced} bytes); fetch again")
         self.whole = True
 
 
 def _object(text: str) -> Mapping[str, Any]:
-    """JSON's mapping; an empty one for anything else."""
+    """The mapping in a JSON text; empty for anything else."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -253,11 +255,11 @@ def _object(text: str) -> Mapping[str, Any]:
 def unpack(file: IO[bytes], into: Path, limit: int = archive.LIMIT, most: int = archive.FILES) -> None:
     """Unpack a tar.gz into the new folder `into`: at most `most` files with `limit` bytes.
 
-    Python's tarfile would read the extended headers of an archive into memory, however long they say that they are. So
-    headers are read here; `archive.send` needs the plain ones only.
+    Python's tarfile reads extended headers into memory, whatever length they claim. So this reads the headers itself;
+    `archive.send` writes plain ones only.
 
-    Raises `RunError`, before anything of the kind is written, for a name outside of the folder, a link or device, an
-    archive that is damaged or too large.
+    Raises `RunError` for a name outside of the folder, a link or device (before it is written), and for an archive that
+    is damaged or too large.
     """
     file.seek(0)
     files, left = 0, limit
@@ -265,7 +267,7 @@ def unpack(file: IO[bytes], into: Path, limit: int = archive.LIMIT, most: int = 
         with gzip.GzipFile(fileobj=file) as packed:
             while (block := packed.read(tarfile.BLOCKSIZE)) != bytes(tarfile.BLOCKSIZE):
                 member = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-                if not member.isreg() or member.size < 0 or not archive.plain(member.name):
+                if not member.isreg() or member.size < 0 or not archive.is_plain(member.name):
                     what = one_line(repr(member.name), 200)
                     raise RunError(f"the archive holds {what}, which is no file of a run folder; nothing was fetched")
                 files, left = files + 1, left - member.size

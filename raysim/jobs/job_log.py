@@ -1,6 +1,6 @@
-"""Lines of a job's log that are for machines: where its run folder is, how it ended.
+"""Machine-readable lines in a job's log: its run folder and its summary.
 
-The Jobs API has no other way back: metadata is fixed at submission, and the log is kept as long as the job is known.
+The Jobs API has no other channel: a job's metadata is fixed at submission, and Ray keeps the log as long as the job.
 """
 
 from __future__ import annotations
@@ -17,51 +17,51 @@ from raysim.common.text import is_name, one_line, printable
 PREFIX = "raysim-job: "
 
 LONGEST = 1 << 20
-"""Characters of a line of a log; what is longer is cut into several."""
+"""The most characters of a line of a log; a longer line is cut into several."""
 
 
-class Marks:
+class JobLogTracker:
     """The Tracker that prints them, on the cluster.
 
-    ending: called when the run has come to writing its results.
+    on_close: called when the run begins to write its results.
     """
 
-    def __init__(self, ending: Callable[[], object]) -> None:
-        self.ending = ending
+    def __init__(self, on_close: Callable[[], object]) -> None:
+        self.on_close = on_close
 
     def open(self, card: RunCard) -> None:
-        """Tell where the results go."""
-        self.found(card.folder, card.run_id)
+        """Print the run folder."""
+        self.report_folder(card.folder, card.run_id)
 
-    def found(self, folder: Path, run_id: str) -> None:
-        """Tell where the results are."""
-        self._say({"run_folder": str(folder), "run_id": run_id})
+    def report_folder(self, folder: Path, run_id: str) -> None:
+        """Print where the results are."""
+        self._print({"run_folder": str(folder), "run_id": run_id})
 
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
-        """Rounds are told by the progress lines."""
+        """Nothing: the progress lines report rounds."""
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
-        """Tell how it ended."""
-        self.ending()
-        self._say({"summary": {**summary, "status": status}})
+        """Print the summary."""
+        self.on_close()
+        self._print({"summary": {**summary, "status": status}})
 
-    def _say(self, facts: Mapping[str, object]) -> None:
+    def _print(self, facts: Mapping[str, object]) -> None:
         print(f"{PREFIX}{json.dumps(facts, default=str)}", flush=True)
 
 
 @dataclass(frozen=True)
 class JobLog:
-    """What a job's log tells. Anybody can write a log: names have their form, and text can be printed."""
+    """The facts in a job's log. Any user of the cluster can write one, so names are checked and text is printable."""
 
-    run_folder: str = ""  # absolute, on the head node, or an address; nothing until the run has one
-    run_id: str = ""  # a name; nothing until there is a run folder
-    summary: Mapping[str, Any] = field(default_factory=dict)  # as in summary.json; empty until the run ended
+    run_folder: str = ""  # absolute, on the head node, or an address; "" until the run has one
+    run_id: str = ""  # a name; "" until there is a run folder
+    summary: Mapping[str, Any] = field(default_factory=dict)  # of summary.json; empty until the run ended
     progress: str = ""  # the last progress line
-    problem: str = ""  # the sentence that it ended with
+    problem: str = ""  # the sentence of its error
 
 
 def read_log(text: str) -> JobLog:
-    """What the log `text` tells so far."""
+    """The facts in the log `text` so far."""
     facts: dict[str, Any] = {}
     for line in text.split("\n"):
         if line.startswith(PREFIX):
@@ -74,7 +74,7 @@ def read_log(text: str) -> JobLog:
 
 
 def _facts(line: str) -> dict[str, Any]:
-    """What a mark says; nothing if it was cut off by the death of the process that wrote it, or is none of `Marks`."""
+    """The facts of a line of `JobLogTracker`; none if another program wrote it, or its process died meanwhile."""
     try:
         found = json.loads(line.removeprefix(PREFIX))
     except (ValueError, RecursionError):
@@ -82,22 +82,22 @@ def _facts(line: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         return {}
     facts = {}
-    if _is_place(found.get("run_folder")) and is_name(found.get("run_id")):
+    if _is_location(found.get("run_folder")) and is_name(found.get("run_id")):
         facts = {key: found[key] for key in ("run_folder", "run_id")}
     if isinstance(found.get("summary"), dict):
         facts["summary"] = found["summary"]
     return facts
 
 
-def _is_place(value: object) -> bool:
-    """Whether this can be an absolute path or an address."""
+def _is_location(value: object) -> bool:
+    """Whether this is an absolute path or an address, by its form."""
     if not isinstance(value, str) or not value.isprintable() or len(value) > 4096:
         return False
     return value.startswith("/") or "://" in value
 
 
-class Lines:
-    """Whole lines out of the pieces of a log, in linear time. A line longer than `longest` comes in several parts."""
+class LineBuffer:
+    """Joins the pieces of a log to whole lines, in linear time. A line longer than `longest` comes in several parts."""
 
     def __init__(self, longest: int) -> None:
         self.longest, self._held, self._size = longest, [""], 0
@@ -111,7 +111,7 @@ class Lines:
         yield from self._add(rest)
 
     def end(self) -> str:
-        """What was never completed."""
+        """The last, incomplete line."""
         rest = "".join(self._held)
         self._held, self._size = [], 0
         return rest
@@ -127,17 +127,17 @@ class Lines:
 
 
 class LogFilter:
-    """Takes a log in pieces and gives it back in whole lines, without the marks and safe to print."""
+    """Joins the pieces of a log to whole lines that are safe to print, without those of `JobLogTracker`."""
 
     def __init__(self) -> None:
-        self._lines = Lines(LONGEST)
+        self._lines = LineBuffer(LONGEST)
 
     def feed(self, text: str) -> str:
         """The lines that `text` completes."""
         return "".join(map(self._shown, self._lines.feed(text)))
 
     def end(self) -> str:
-        """The last line, if it was never completed."""
+        """The last line, if it is incomplete."""
         rest = self._lines.end()
         return self._shown(rest) if rest else ""
 

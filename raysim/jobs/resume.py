@@ -1,4 +1,4 @@
-"""Which run a job is to go on with."""
+"""Finds the run that a job resumes."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from raysim.jobs.job_log import read_log
 from raysim.jobs.watch import Job
 
 FACTS = ("name", "scenario", "algorithm")
-"""What a job that goes on takes over from the metadata of the one before, unless a scenario says it anew."""
+"""Metadata that a resuming job takes from the job before, unless it has a scenario of its own."""
 
 
 def find_run(cluster: Cluster, given: str) -> tuple[str, Mapping[str, str]]:
-    """A run as the head node knows it, and what is known of it here.
+    """A run's folder or id on the head node, and the metadata of its job.
 
-    given: its folder or id on the head node, or the id of the job that ran it; whether the folder is there only the
-    job can tell. Raises `ScenarioError` when that job goes on, or has no run.
+    given: the same, or the id of the job that ran it; only the resuming job can check that the folder exists. Raises
+    `ScenarioError` when the job has not ended, or has no run.
     """
     if not given.strip():
         raise ScenarioError(f"--resume: {given!r} given; allowed: a job's id, or a run's folder or id on the cluster")
-    ours = {info.submission_id: info for info in cluster.jobs()}
-    if given not in ours:
+    known_jobs = {info.submission_id: info for info in cluster.jobs()}
+    if given not in known_jobs:
         scenario = PurePosixPath(given).parent.name  # of <output>/<scenario>/<run id>
         return given, {"name": scenario} if is_name(scenario) else {}
-    job = Job.of(ours[given])
+    job = Job.of(known_jobs[given])
     if not job.ended:
         raise ScenarioError(f"--resume: {given} is {job.state}; `raysim stop {given}` ends it")
     folder = read_log(cluster.log(given)).run_folder
     if not folder:
         raise ScenarioError(f"--resume: {given} is {job.state}, but never had a run folder; submit its scenario anew")
-    known = {key: one_line(value) for key, value in ours[given].metadata.items() if key in FACTS}
+    known = {key: one_line(value) for key, value in known_jobs[given].metadata.items() if key in FACTS}
     return folder, {**known, "name": job.name}

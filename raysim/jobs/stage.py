@@ -16,28 +16,28 @@ PACKAGES = ("raysim", "algorithms")
 
 
 class Shipped(NamedTuple):
-    """A file and its place in the folder."""
+    """A file and its path in the folder."""
 
     source: Path
-    place: str
+    path: str
 
 
 def code() -> Iterator[Shipped]:
-    """Every file of code to ship, each place once.
+    """Every file of code to ship, each path once.
 
-    The packages are those that this process imports, so that what was checked here is what runs there: a checkout, an
-    installation, or a user's own `algorithms` folder in front of them. Where a package has several folders, the first
-    that has a file counts, as in `import`.
+    The packages are those that this process imports, so the job runs the code that was checked: a checkout, an
+    installation, or a user's own `algorithms` folder before them. Where a package has several folders, the first that
+    has a file counts, as in `import`.
     """
     seen: set[str] = set()
     for name in PACKAGES:
         for folder in importlib.import_module(name).__path__:
             for source in sorted(Path(folder).rglob("*")):
                 inside = source.relative_to(folder)
-                place = (name / inside).as_posix()
-                if place not in seen and _is_code(source, inside):
-                    seen.add(place)
-                    yield Shipped(source, place)
+                path = (name / inside).as_posix()
+                if path not in seen and _is_code(source, inside):
+                    seen.add(path)
+                    yield Shipped(source, path)
 
 
 def stage(scenario: Path | None, folder: Path) -> str | None:
@@ -48,8 +48,8 @@ def stage(scenario: Path | None, folder: Path) -> str | None:
     name = None if scenario is None else scenario.name
     given = [] if scenario is None else [Shipped(scenario, scenario.name)]
     try:
-        for source, place in [*code(), *given]:
-            target = folder / place
+        for source, path in [*code(), *given]:
+            target = folder / path
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)
         _identity(folder)
@@ -64,12 +64,12 @@ def _is_code(source: Path, inside: Path) -> bool:
 
 
 def _identity(folder: Path) -> None:
-    """raysim's name, version and requirements, which a cluster that has only those requirements does not know."""
+    """Write raysim's name, version and requirements, for a cluster that has only those requirements installed."""
     found = metadata.distribution("raysim")
     header = str(found.metadata).partition("\n\n")[0]
-    place = folder / f"raysim-{found.version}.dist-info"
-    place.mkdir()
-    (place / "METADATA").write_text(header + "\n", encoding="utf-8")
-    checkpoint, dirty = checkout()
-    if checkpoint is not None:
-        (place / SHIPPED).write_text(f"{checkpoint} {'dirty' if dirty else 'clean'}", encoding="utf-8")
+    info = folder / f"raysim-{found.version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(header + "\n", encoding="utf-8")
+    commit, dirty = checkout()
+    if commit is not None:
+        (info / SHIPPED).write_text(f"{commit} {'dirty' if dirty else 'clean'}", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a job does when Ray asks it to stop: one SIGTERM, and SIGKILL `submit.STOP_S` later."""
+"""How a job stops: Ray sends one SIGTERM, and SIGKILL `submit.STOP_S` later."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-INSIST_S = 5.0
-"""How long a round may go on after the job was asked to stop, in seconds; closing has the rest of `submit.STOP_S`."""
+ROUND_DEADLINE_S = 5.0
+"""How long a round may continue after SIGTERM, in seconds; closing the run has the rest of `submit.STOP_S`."""
 
 
 @contextlib.contextmanager
-def stoppable(after_s: float = INSIST_S) -> Iterator[threading.Event]:
-    """Let SIGTERM end what is done within with `KeyboardInterrupt`, and repeat it once after so many seconds.
+def stoppable(after_s: float = ROUND_DEADLINE_S) -> Iterator[threading.Event]:
+    """Let SIGTERM raise `KeyboardInterrupt` within the block, and repeat the signal once after so many seconds.
 
-    The first SIGTERM ends a run after its round, and Ray sends no other before it kills: a round that takes minutes is
-    to be cut off while there is still time to write what was done. A run that is closing by then takes no notice
-    (`launch.signals`), so the repetition can cut rounds and nothing else.
+    The first SIGTERM ends a run after its round, and Ray sends no second one before SIGKILL. The repetition cuts off a
+    round that takes minutes while there is still time to write the results. A run that is closing ignores it
+    (`launch.signals`), so it can cut off rounds and nothing else.
 
-    Yields an event; once it is set, and afterwards, SIGTERM changes nothing: the process has little left to do.
+    Yields an event; once it is set, and after the block, SIGTERM has no effect: the process has little left to do.
     """
     closing = threading.Event()
 
-    def end(number: int, frame: FrameType | None) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
         if not closing.is_set():
             raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGTERM, interrupt)
     _repeat(closing, after_s)
     try:
         yield closing
@@ -38,14 +38,14 @@ def stoppable(after_s: float = INSIST_S) -> Iterator[threading.Event]:
 
 
 def _repeat(closing: threading.Event, after_s: float) -> None:
-    arrived, tell = os.pipe()
-    os.set_blocking(tell, False)
-    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)  # Python writes the number of every signal to it
+    received, wakeup = os.pipe()
+    os.set_blocking(wakeup, False)
+    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)  # Python writes the number of every signal to it
 
     def watch() -> None:
-        while os.read(arrived, 1) != bytes([signal.SIGTERM]):
+        while os.read(received, 1) != bytes([signal.SIGTERM]):
             pass
         if not closing.wait(after_s):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=watch, name="insist", daemon=True).start()
+    threading.Thread(target=watch, name="repeat-sigterm", daemon=True).start()

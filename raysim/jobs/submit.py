@@ -1,4 +1,4 @@
-"""Hands a scenario and the code to a cluster."""
+"""Submits a scenario and the code to a cluster."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from raysim.launch.check import Checked
 from raysim.tracking.store import PASSWORD, USER, is_loopback, shown
 
 STOP_S = 12
-"""How long a job that is asked to stop may take before Ray kills it, in seconds; Ray's own 3 cut a run's ending off."""
+"""Seconds between SIGTERM and SIGKILL when Ray stops a job; Ray's default of 3 is too short to close a run."""
 
-READY_S, AGAIN_S = 60.0, 1.0
-"""How long to wait until a node of a cluster that was just started takes jobs, and how long between two tries."""
+READY_S, RETRY_S = 60.0, 1.0
+"""How long to wait until a node of a new cluster accepts jobs, and how long between two attempts."""
 
 MLFLOW = "MLFLOW_TRACKING_URI"
 
@@ -39,7 +39,7 @@ def parse_env(items: Sequence[str]) -> dict[str, str]:
 
 
 def new_id(scenario: str, given: str | None = None) -> str:
-    """The id of a job: `given`, or one that says what it runs and when. Raises `ScenarioError`."""
+    """The id of a job: `given`, or one of its scenario and the time. Raises `ScenarioError`."""
     if given is None:
         return f"{scenario}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", given):
@@ -51,21 +51,21 @@ def new_id(scenario: str, given: str | None = None) -> str:
 
 
 def check_versions(cluster: Cluster) -> None:
-    """Raises `ScenarioError` when the cluster's Ray is of another release; all else only the cluster can tell."""
+    """Raises `ScenarioError` when the cluster has another release of Ray; the job checks other versions."""
     here = Versions.here()
     if release(here.ray) != release(cluster.ray_version):
         raise ScenarioError(f"{shown(cluster.address)}: {ray_incompatibility(here.ray, cluster.ray_version)}")
 
 
 def environment(given: Mapping[str, str], cluster: str) -> tuple[dict[str, str], list[str]]:
-    """The job's environment variables, and notes for the user. What is not `given` stays on this machine.
+    """The job's environment variables, and notes for the user. Variables that are not `given` stay on this machine.
 
-    The one exception is MLFLOW_TRACKING_URI where it names a server that the cluster can reach as well.
+    The one exception is MLFLOW_TRACKING_URI if it names a server that the cluster can reach as well.
     """
     notes = []
     sent = {VARIABLE: Versions.here().text(), "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_S)}
-    given_here = os.environ.get(MLFLOW, "")
-    server = shown(given_here)
+    uri = os.environ.get(MLFLOW, "")
+    server = shown(uri)
     if MLFLOW not in given and server.startswith(("http://", "https://")):
         if is_loopback(server) and not is_loopback(cluster):
             notes.append(
@@ -73,9 +73,9 @@ def environment(given: Mapping[str, str], cluster: str) -> tuple[dict[str, str],
             )
         else:
             sent[MLFLOW] = server
-            if server != given_here:
+            if server != uri:
                 notes.append(
-                    f"the user name and password in {MLFLOW} are not sent: whoever sees the dashboard could read them; "
+                    f"the user name and password in {MLFLOW} are not sent: users of the dashboard could read them; "
                     f"set {USER} and {PASSWORD} where Ray is started, or give them with --env"
                 )
     return {**sent, **given}, notes
@@ -83,17 +83,17 @@ def environment(given: Mapping[str, str], cluster: str) -> tuple[dict[str, str],
 
 @dataclass(frozen=True)
 class Work:
-    """What a job is to do."""
+    """The work of a job."""
 
-    scenario: Path | None  # None: that of the run
+    scenario: Path | None  # None: the run's own
     sets: Sequence[str] = ()
-    run: str | None = None  # to go on with, as the head node knows it; None: a new one
-    facts: Mapping[str, str] = field(default_factory=dict)  # for whoever lists jobs
-    code_changed: bool = False  # go on although the code is another
+    run: str | None = None  # to resume: its folder or id on the head node; None: a new run
+    facts: Mapping[str, str] = field(default_factory=dict)  # metadata for the list of jobs
+    code_changed: bool = False  # resume although the code differs
 
 
 def facts_of(scenario: Path, checked: Checked) -> dict[str, str]:
-    """What others may know of a scenario."""
+    """The facts of a scenario that other users of the cluster may see."""
     loaded = checked.loaded
     return {
         "name": loaded.scenario.name,
@@ -104,13 +104,13 @@ def facts_of(scenario: Path, checked: Checked) -> dict[str, str]:
 
 
 def submit(
-    cluster: Cluster, work: Work, env: Mapping[str, str], job: str, say: Callable[[str], None] = lambda text: None
+    cluster: Cluster, work: Work, env: Mapping[str, str], job: str, notify: Callable[[str], None] = lambda text: None
 ) -> list[str]:
-    """Submit `work` as the job `job`; returns notes for the user. `say` is told when it has to wait.
+    """Submit `work` as the job `job`; returns notes for the user. `notify` gets a sentence when it has to wait.
 
-    Scenario and `--set`s are shipped as they were given, so that the run folder holds what the user wrote; whoever
-    calls has checked them. Raises `ScenarioError` when the cluster's Ray does not fit or the id is taken, `RunError`
-    when the cluster does not take the job.
+    Scenario and `--set`s are shipped as given, so that the run folder holds what the user wrote; the caller has
+    checked them. Raises `ScenarioError` when the cluster's Ray does not fit or the id is taken, `RunError`
+    when the cluster refuses the job.
     """
     check_versions(cluster)
     if any(job == known.submission_id for known in cluster.call("list_jobs")):
@@ -118,10 +118,10 @@ def submit(
     variables, notes = environment(env, cluster.address)
     with tempfile.TemporaryDirectory(prefix="raysim-submit-") as folder:
         name = stage(work.scenario, Path(folder))
-        _when_ready(
+        _submit_when_ready(
             cluster,
-            say,
-            # `exec`: the signal to stop then reaches the run, with no shell in between that dies of it first.
+            notify,
+            # `exec`: SIGTERM then reaches the run, with no shell in between that dies of it first.
             entrypoint=f"exec {shlex.join(_words(name, work))}",
             submission_id=job,
             metadata={KIND: Versions.here().raysim, **work.facts},
@@ -130,8 +130,8 @@ def submit(
     return notes
 
 
-def _when_ready(cluster: Cluster, say: Callable[[str], None], **job: Any) -> None:
-    """Submit, and try again for a while where `ray start` has returned before the node's agent is there."""
+def _submit_when_ready(cluster: Cluster, notify: Callable[[str], None], **job: Any) -> None:
+    """Submit, and retry for `READY_S`: `ray start` may return before the node's agent runs."""
     end = time.monotonic() + READY_S
     waiting = False
     while True:
@@ -142,9 +142,9 @@ def _when_ready(cluster: Cluster, say: Callable[[str], None], **job: Any) -> Non
             if time.monotonic() > end:
                 raise RunError(f"{error} (for {READY_S:.0f} s; `ray status` shows what is wrong)") from None
         if not waiting:
-            say(f"{shown(cluster.address)} takes no jobs yet; trying again for up to {READY_S:.0f} s")
+            notify(f"{shown(cluster.address)} accepts no jobs yet; retrying for up to {READY_S:.0f} s")
         waiting = True
-        time.sleep(AGAIN_S)
+        time.sleep(RETRY_S)
 
 
 def _words(name: str | None, work: Work) -> list[str]:

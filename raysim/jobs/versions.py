@@ -1,4 +1,4 @@
-"""What both ends of a job have installed, and whether it fits. Imports nothing that may be missing on a cluster."""
+"""Compares the versions of a job's client and cluster. Imports only packages that every cluster has."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 
 VARIABLE = "RAYSIM_CLIENT_VERSIONS"
-"""Environment variable of a job: the versions where it was submitted, as `Versions.text` writes them."""
+"""Environment variable of a job: the client's versions in the form of `Versions.text`."""
 
-MEND = "install raysim's requirements there, in the environment that `ray start` runs in"
+REMEDY = "install raysim's requirements there, in the environment that `ray start` runs in"
 
 
 @dataclass(frozen=True)
 class Versions:
-    """Of one machine; empty where a package is not installed."""
+    """Versions on one machine; "" where a package is not installed."""
 
     python: str  # major.minor
     ray: str
@@ -29,7 +29,7 @@ class Versions:
 
     @classmethod
     def parse(cls, text: str) -> Versions:
-        """What `text` wrote; what it does not name is empty."""
+        """The versions in a text of `Versions.text`; "" where it names none."""
         found = dict(item.partition("=")[::2] for item in text.split())
         return cls(**{name: found.get(name, "") for name in cls.__dataclass_fields__})
 
@@ -39,7 +39,7 @@ class Versions:
 
 
 def installed(package: str) -> str:
-    """The version of a package without importing it, or nothing."""
+    """The version of a package without importing it; "" if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -52,9 +52,9 @@ def release(version: str) -> str:
 
 
 def incompatibility(client: Versions, cluster: Versions) -> str:
-    """Why a job cannot run, as one sentence; nothing when it can."""
+    """Why a job cannot run, as one sentence; "" when it can."""
     if not cluster.ray:
-        return f"`python` on the cluster ({sys.executable}) has no Ray: {MEND}"
+        return f"`python` on the cluster ({sys.executable}) has no Ray: {REMEDY}"
     if client.python != cluster.python:
         return f"the cluster has Python {cluster.python}, but the job comes from {client.python}: use the same on both"
     if release(client.ray) != release(cluster.ray):
@@ -64,7 +64,7 @@ def incompatibility(client: Versions, cluster: Versions) -> str:
         return f"the job brought raysim {client.raysim}, but finds {found}: take it out of the cluster's PYTHONPATH"
     lacking = missing()
     if lacking:
-        return f"the cluster lacks {', '.join(lacking)}: {MEND}"
+        return f"the cluster lacks {', '.join(lacking)}: {REMEDY}"
     return ""
 
 
@@ -76,7 +76,7 @@ def ray_incompatibility(client: str, cluster: str) -> str:
 
 
 def warning(client: Versions, cluster: Versions) -> str:
-    """What may differ in a result, as one sentence; nothing when nothing does."""
+    """How results may differ, as one sentence; "" when they do not."""
     here, there = client.torch.partition("+")[0], cluster.torch.partition("+")[0]
     if here == there:
         return ""
@@ -84,7 +84,7 @@ def warning(client: Versions, cluster: Versions) -> str:
 
 
 def missing() -> list[str]:
-    """What raysim needs and this process has not, as requirements such as "mlflow<4,>=3.7"."""
+    """The requirements of raysim that this process lacks, such as "mlflow<4,>=3.7"."""
     from packaging.requirements import Requirement  # comes with Ray
 
     lacking = []

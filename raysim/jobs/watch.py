@@ -1,4 +1,4 @@
-"""Looks at jobs and ends them."""
+"""The state of jobs; follows and stops them."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from raysim.jobs.submit import STOP_S
 
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 STOPPED_CODE = 130
-LOOK_EVERY_S = 0.5
-PATIENCE_S = 60.0
-"""How long `follow` keeps asking a cluster that has stopped answering, in seconds."""
+POLL_S = 0.5
+RECONNECT_S = 60.0
+"""How long `follow` retries when a cluster has stopped answering, in seconds."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job as it stands. Text is fit for a terminal, and `name` for a folder: anybody can submit a job."""
+    """The state of a job. Any user can submit one, so its text is made safe for a terminal and `name` for a folder."""
 
     id: str
     state: str  # PENDING, RUNNING, SUCCEEDED, FAILED or STOPPED
-    name: str  # of the scenario; empty where it is none
+    name: str  # of the scenario; "" without a valid one
     algorithm: str
     began_s: float  # since the epoch
     ended_s: float | None
     exit_code: int | None
-    message: str  # Ray's own words
+    message: str  # Ray's own
 
     @classmethod
     def of(cls, info: Any) -> Job:
@@ -53,12 +53,12 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        """Whether it runs no more, and will not."""
+        """Whether it has ended."""
         return self.state in ENDED
 
     @property
     def seconds(self) -> float:
-        """How long it has been there, waiting for its turn included."""
+        """Its age, with the time that it waited to start."""
         return max(0.0, (self.ended_s or time.time()) - self.began_s)
 
     @property
@@ -72,20 +72,20 @@ class Job:
 
 
 def _seconds(milliseconds: int | None) -> float | None:
-    """A time, if it is one of the next thousand years."""
+    """A time in seconds, if it lies within the next thousand years."""
     return milliseconds / 1000 if milliseconds and 0 < milliseconds < 1 << 45 else None
 
 
 def look(cluster: Cluster, job: str) -> tuple[Job, JobLog]:
-    """A job and what its log tells. Raises `ScenarioError` when there is no such job."""
+    """A job and the facts in its log. Raises `ScenarioError` when there is no such job."""
     found = Job.of(cluster.info(job))
     return found, read_log(cluster.log(job))
 
 
-def why(job: Job, told: JobLog) -> str:
+def why(job: Job, log: JobLog) -> str:
     """Why a job failed, as one sentence."""
-    if told.problem:
-        return told.problem
+    if log.problem:
+        return log.problem
     if job.exit_code == 127:
         return "there is no `python` on the cluster's PATH: start Ray with its environment activated"
     if job.exit_code is not None and job.exit_code != 0:
@@ -94,10 +94,9 @@ def why(job: Job, told: JobLog) -> str:
 
 
 def stop(cluster: Cluster, job: str) -> Job:
-    """Ask a job to end and wait until it has, which takes the run seconds: it writes what was done.
+    """Stop a job and wait until it has ended, which takes seconds: the run writes its results.
 
-    Returns the job as it then stands; one that had ended before is left as it is. Raises `ScenarioError` when there
-    is no such job, `RunError` when it goes on after all.
+    Returns the job's new state. Raises `ScenarioError` when there is no such job, `RunError` when it does not end.
     """
     found = Job.of(cluster.info(job))
     if found.ended:
@@ -107,20 +106,20 @@ def stop(cluster: Cluster, job: str) -> Job:
 
 
 def wait(cluster: Cluster, job: str, seconds: float) -> Job:
-    """The job, once it has ended. Raises `RunError` when it has not after so many seconds."""
+    """Wait until a job has ended. Raises `RunError` when it has not after so many seconds."""
     until = time.monotonic() + seconds
     while not (found := Job.of(cluster.call("get_job_info", job))).ended:
         if time.monotonic() > until:
             raise RunError(f"{job}: it was asked to stop, but is {found.state} after {seconds:.0f} s")
-        time.sleep(LOOK_EVERY_S / 5)
+        time.sleep(POLL_S / 5)
     return found
 
 
 def follow(cluster: Cluster, job: str, write: Callable[[str], object]) -> Job:
-    """Pass on what a job prints until it has ended; returns it as it then stands.
+    """Write the output of a job until it has ended; returns its last state.
 
-    A connection that breaks is made anew, without repeating or leaving out anything. Raises `ScenarioError` when
-    there is no such job, `RunError` when the cluster stays away for `PATIENCE_S`.
+    A broken connection is made anew, and no output is repeated or lost. Raises `ScenarioError` when
+    there is no such job, `RunError` when the cluster does not answer for `RECONNECT_S`.
     """
     cluster.info(job)
     return asyncio.run(_follow(cluster, job, write))
@@ -128,7 +127,7 @@ def follow(cluster: Cluster, job: str, write: Callable[[str], object]) -> Job:
 
 async def _follow(cluster: Cluster, job: str, write: Callable[[str], object]) -> Job:
     lines = LogFilter()
-    shown = 0  # characters of the log that were passed on
+    shown = 0  # characters of the log that were written
 
     async def show() -> None:
         nonlocal shown
@@ -149,23 +148,23 @@ async def _follow(cluster: Cluster, job: str, write: Callable[[str], object]) ->
     last_s = time.monotonic()
     showing = asyncio.create_task(show())
     while True:
-        await asyncio.sleep(LOOK_EVERY_S)
+        await asyncio.sleep(POLL_S)
         try:
             found = Job.of(await asyncio.to_thread(cluster.call, "get_job_info", job))
             last_s = time.monotonic()
         except RunError:
-            if time.monotonic() - last_s > PATIENCE_S:
+            if time.monotonic() - last_s > RECONNECT_S:
                 raise
             continue
         if found.ended:
             break
         if showing.done():
-            showing.exception()  # broken, or not let through by a proxy; that the job is there was just asked
+            showing.exception()  # the connection broke, or a proxy refuses it; the job exists
             with contextlib.suppress(RunError):
                 await catch_up()
             showing = asyncio.create_task(show())
     showing.cancel()
     await asyncio.gather(showing, return_exceptions=True)
-    await catch_up()  # Ray looks for new lines every second or two; the last ones are had at once this way
+    await catch_up()  # the stream has new lines after a second or two, this request at once
     write(lines.end())
     return found

@@ -16,7 +16,7 @@ from typing import Any
 
 from raysim.common.text import redacted
 from raysim.tracking.files import sync_folder
-from raysim.tracking.store import PASSWORD, USER, database_path, is_loopback
+from raysim.tracking.store import PASSWORD, USER, bypass_proxy, database_path, is_loopback
 
 # What requests says about them takes several lines.
 _NO_ANSWER = {
@@ -40,9 +40,7 @@ def load_mlflow(uri: str) -> Any:
     for name, value in quiet.items():
         os.environ.setdefault(name, value)
     if is_loopback(uri):
-        hosts = [h for h in os.environ.get("NO_PROXY", os.environ.get("no_proxy", "")).split(",") if h]
-        merged = ",".join(dict.fromkeys([*hosts, "localhost", "127.0.0.1", "::1"]))
-        os.environ["NO_PROXY"] = os.environ["no_proxy"] = merged
+        bypass_proxy()
     # Of MLflow's own use of its libraries; a program that turns warnings into errors would lose its run.
     warnings.filterwarnings("ignore", category=DeprecationWarning, module="mlflow|sqlalchemy|alembic")
     from mlflow import entities

@@ -122,6 +122,13 @@ def is_loopback(uri: str) -> bool:
     return host in {"localhost", "::1"} or host.startswith("127.")
 
 
+def bypass_proxy() -> None:
+    """Let this process reach servers on this machine directly: a proxy cannot reach its loopback."""
+    hosts = [host for host in os.environ.get("NO_PROXY", os.environ.get("no_proxy", "")).split(",") if host]
+    merged = ",".join(dict.fromkeys([*hosts, "localhost", "127.0.0.1", "::1"]))
+    os.environ["NO_PROXY"] = os.environ["no_proxy"] = merged
+
+
 def _move_credentials() -> None:
     found = re.match(r"(https?://)([^:@/]*):([^@/]*)@(?=[^@/]+(?:/|$))", os.environ.get(VARIABLE, ""))
     if found:

@@ -75,13 +75,13 @@ class TestConnect:
         with dashboard(RAY) as url:
             assert connect(at(url)).client.get_address() == url
 
-    def test_nobody_there(self) -> None:
+    def test_no_server(self) -> None:
         with pytest.raises(
             ScenarioError, match=r"^--address: http://127.0.0.1:9 does not answer \(connection refused\)"
         ):
             connect(at("http://127.0.0.1:9"))
 
-    def test_somebody_who_says_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_server_that_never_answers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("raysim.jobs.cluster.ANSWER_S", 0.2)
         with socket.create_server(("127.0.0.1", 0)) as server:
             began = time.monotonic()
@@ -90,7 +90,7 @@ class TestConnect:
         assert time.monotonic() - began < 5
 
     @pytest.mark.parametrize("head", [b"", b"HTTP/1.0 200 OK\r\n\r\n"])
-    def test_somebody_who_says_it_slowly(self, head: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_server_that_answers_slowly(self, head: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("raysim.jobs.cluster.ANSWER_S", 0.3)
         over = threading.Event()
 
@@ -155,13 +155,13 @@ class TestToken:
         with pytest.raises(ScenarioError, match="asks for a token"):
             connect(guarded)
 
-    def test_it_is_shown_to_nobody_who_does_not_ask(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_token_is_sent_only_on_request(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("RAY_AUTH_TOKEN", "right")
         with dashboard(RAY) as url:
             assert "Authorization" not in connect(at(url)).client._headers
 
     def test_a_mode_without_a_token(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Whatever Ray's client then raises: it looks for a token although nobody asks for one."""
+        """Whatever Ray's client then raises: it looks for a token although the cluster needs none."""
         from ray.exceptions import AuthenticationError
 
         def client(*given: object, **named: object) -> None:
@@ -181,7 +181,7 @@ class TestAsking:
         with pytest.raises(ScenarioError, match=r"^quickstrat-1: .*did you mean 'quickstart-1'"):
             cluster(details("quickstart-1")).info("quickstrat-1")
 
-    def test_a_job_of_somebody_else(self) -> None:
+    def test_a_job_that_raysim_did_not_submit(self) -> None:
         other = details("other", metadata={"job_name": "x"})
         with pytest.raises(ScenarioError, match="was not submitted by raysim"):
             cluster(other).info("other")

@@ -1,4 +1,4 @@
-"""The commands as a user meets them, without a cluster: one sentence, exit code 2, nobody asked."""
+"""The commands as a user meets them, without a cluster: one sentence, exit code 2, no request."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def _commands() -> None:
 def refused(capfd: pytest.CaptureFixture[str], *words: str) -> str:
     with pytest.raises(SystemExit) as ended:
         main(words)
-    told = capfd.readouterr()
-    assert ended.value.code == 2, told
-    assert told.out == ""
-    return told.err
+    output = capfd.readouterr()
+    assert ended.value.code == 2, output
+    assert output.out == ""
+    return output.err
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--set", "rounds=0"], "rounds: 0 given"),
         (["--set", "algorithm.name=fedhg"], "did you mean 'fedgh'"),
@@ -49,16 +49,16 @@ def refused(capfd: pytest.CaptureFixture[str], *words: str) -> str:
         (["--resume", "r1", "--set", "rounds=0"], "rounds: 0 given"),
     ],
 )
-def test_a_wrong_submission_asks_nobody(
-    capfd: pytest.CaptureFixture[str], workplace: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], told: str
+def test_a_wrong_submission_sends_no_request(
+    capfd: pytest.CaptureFixture[str], workplace: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
     def connect(*rest: object) -> None:
         raise AssertionError("the cluster was asked")
 
     monkeypatch.setattr("raysim.jobs.cluster.connect", connect)
-    said = refused(capfd, "submit", QUICKSTART, *words)
-    assert told in said
-    assert said.count("\n") == 1
+    output = refused(capfd, "submit", QUICKSTART, *words)
+    assert message in output
+    assert output.count("\n") == 1
 
 
 def test_a_submission_of_nothing(capfd: pytest.CaptureFixture[str], workplace: Path) -> None:
@@ -69,9 +69,9 @@ def test_a_submission_of_nothing(capfd: pytest.CaptureFixture[str], workplace: P
     "words", [["submit", QUICKSTART], ["status", "j"], ["logs", "j"], ["stop", "j"], ["jobs"], ["fetch", "j"]]
 )
 def test_no_cluster(capfd: pytest.CaptureFixture[str], workplace: Path, words: list[str]) -> None:
-    said = refused(capfd, *words, *NOWHERE)
-    assert "http://127.0.0.1:9 does not answer (connection refused)" in said
-    assert said.count("\n") == 1
+    output = refused(capfd, *words, *NOWHERE)
+    assert "http://127.0.0.1:9 does not answer (connection refused)" in output
+    assert output.count("\n") == 1
     assert list(workplace.iterdir()) == []
 
 
@@ -90,17 +90,17 @@ class TestWithACluster:
     def use(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[Cluster], None]:
         return lambda given: monkeypatch.setattr("raysim.jobs.cluster.connect", lambda address: given)
 
-    def said(self, capfd: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    def output(self, capfd: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
         try:
             main(words)
             ended: object = 0
         except SystemExit as error:
             ended = error.code or 0
-        told = capfd.readouterr()
-        assert ended == code, told
-        return told.out + told.err
+        output = capfd.readouterr()
+        assert ended == code, output
+        return output.out + output.err
 
-    def test_what_a_job_says_of_itself_is_fit_for_a_terminal(self, capfd: pytest.CaptureFixture[str], use: Any) -> None:
+    def test_text_of_a_job_is_safe_for_a_terminal(self, capfd: pytest.CaptureFixture[str], use: Any) -> None:
         evil = "\x1b[2Jx\x1b]0;y\x07"
         summary = {
             "scenario": evil,
@@ -118,60 +118,60 @@ class TestWithACluster:
             )
         )
         for words in (["status", "j"], ["logs", "j"], ["jobs"], ["status", "k"], ["stop", "j"]):
-            told = self.said(capfd, *words)
-            assert "\x1b" not in told
-            assert "\x07" not in told
-            assert "x" in told or words[0] == "stop"
+            output = self.output(capfd, *words)
+            assert "\x1b" not in output
+            assert "\x07" not in output
+            assert "x" in output or words[0] == "stop"
 
-    def test_status_of_a_run_that_goes_on(self, capfd: pytest.CaptureFixture[str], use: Any) -> None:
+    def test_status_of_a_running_job(self, capfd: pytest.CaptureFixture[str], use: Any) -> None:
         use(cluster(details("j"), logs={"j": self.LOG}))
-        told = self.said(capfd, "status", "j")
+        output = self.output(capfd, "status", "j")
         for text in ("RUNNING", "quickstart, fedgh", "round 3/9  accuracy 30.0% all", "/home/x/raysim/runs"):
-            assert text in told
+            assert text in output
 
     def test_status_of_one_that_ended(self, capfd: pytest.CaptureFixture[str], use: Any) -> None:
         use(cluster(details("j", "SUCCEEDED"), logs={"j": self.LOG + self.SUMMARY + "\n"}))
-        told = self.said(capfd, "status", "j")
+        output = self.output(capfd, "status", "j")
         for text in ("SUCCEEDED", "50.0%", "abababababab"):
-            assert text in told
+            assert text in output
 
     def test_status_of_one_that_failed(self, capfd: pytest.CaptureFixture[str], use: Any) -> None:
         failed = details("j", "FAILED", driver_exit_code=2)
         use(cluster(failed, logs={"j": "raysim: data.root: no such folder\n"}))
-        assert "data.root: no such folder" in self.said(capfd, "status", "j")
+        assert "data.root: no such folder" in self.output(capfd, "status", "j")
 
     def test_logs_are_for_people(self, capfd: pytest.CaptureFixture[str], use: Any) -> None:
         use(cluster(details("j"), logs={"j": self.LOG}))
-        assert self.said(capfd, "logs", "j") == "noise\nround 3/9  accuracy 30.0% all\n"
+        assert self.output(capfd, "logs", "j") == "noise\nround 3/9  accuracy 30.0% all\n"
 
     def test_the_table_is_never_folded(self, capfd: pytest.CaptureFixture[str], use: Any) -> None:
         use(cluster(details("a" * 100), details("b", "PENDING", start_time=9_000)))
-        head, first, second = self.said(capfd, "jobs").splitlines()
+        head, first, second = self.output(capfd, "jobs").splitlines()
         assert head.split() == ["id", "state", "scenario", "algorithm", "submitted", "time"]
         assert first.split()[:2] == ["b", "PENDING"]
         assert second.split()[:2] == ["a" * 100, "RUNNING"]
 
-    def test_stop_says_what_is_kept(self, capfd: pytest.CaptureFixture[str], use: Any) -> None:
+    def test_stop_reports_what_is_kept(self, capfd: pytest.CaptureFixture[str], use: Any) -> None:
         use(cluster(details("j"), logs={"j": self.LOG + self.SUMMARY + "\n"}))
         kept = "3 rounds are kept in /home/x/raysim/runs/quickstart/r1"
         then = "  fetch   raysim fetch j\n  go on   raysim submit --resume j\n"
-        assert self.said(capfd, "stop", "j") == f"j: STOPPED; {kept}\n{then}"
-        assert self.said(capfd, "stop", "j") == "j had ended already: STOPPED\n"
+        assert self.output(capfd, "stop", "j") == f"j: STOPPED; {kept}\n{then}"
+        assert self.output(capfd, "stop", "j") == "j had ended already: STOPPED\n"
 
     def test_what_was_submitted_and_what_now(
         self, capfd: pytest.CaptureFixture[str], use: Any, workplace: Path
     ) -> None:
         use(cluster(version=Versions.here().ray))
-        told = self.said(capfd, "submit", QUICKSTART, "--id", "j", "--address", "http://head:8265")
-        assert told.splitlines()[0] == "submitted j"
+        output = self.output(capfd, "submit", QUICKSTART, "--id", "j", "--address", "http://head:8265")
+        assert output.splitlines()[0] == "submitted j"
         for word in ("logs j --follow", "status j", "stop j", "fetch j"):
-            assert f"raysim {word} --address http://head:8265" in told
+            assert f"raysim {word} --address http://head:8265" in output
 
     def test_going_on_with_what_a_job_did(self, capfd: pytest.CaptureFixture[str], use: Any, workplace: Path) -> None:
         here = cluster(details("j", "STOPPED"), version=Versions.here().ray, logs={"j": self.LOG})
         use(here)
-        told = self.said(capfd, "submit", "--resume", "j", "--set", "rounds=9")
-        assert told.startswith("submitted quickstart-2")
+        output = self.output(capfd, "submit", "--resume", "j", "--set", "rounds=9")
+        assert output.startswith("submitted quickstart-2")
         (sent,) = (given for what, given in here.client.asked if what == "submit")
         assert sent["entrypoint"].endswith("entry --set rounds=9 --resume=/home/x/raysim/runs/quickstart/r1")
         assert sent["metadata"]["algorithm"] == "fedgh"
@@ -192,8 +192,8 @@ class TestWithACluster:
         ended = Job.of(details("j", state, driver_exit_code=exit_code, message="no node left"))
         monkeypatch.setattr("raysim.jobs.watch.follow", lambda *given: ended)
         use(cluster(version=Versions.here().ray))
-        told = self.said(capfd, "submit", QUICKSTART, "--id", "j", "--wait", code=code)
-        assert f"raysim: j: {state}: " in told
+        output = self.output(capfd, "submit", QUICKSTART, "--id", "j", "--wait", code=code)
+        assert f"raysim: j: {state}: " in output
 
     def test_ctrl_c_ends_the_following_only(
         self, capfd: pytest.CaptureFixture[str], use: Any, monkeypatch: pytest.MonkeyPatch
@@ -204,8 +204,8 @@ class TestWithACluster:
         monkeypatch.setattr("raysim.jobs.watch.follow", follow)
         here = cluster(details("j"))
         use(here)
-        told = self.said(capfd, "logs", "j", "--follow", code=130)
-        assert told == "j goes on without being watched (raysim stop j ends it)\n"
+        output = self.output(capfd, "logs", "j", "--follow", code=130)
+        assert output == "j goes on without being watched (raysim stop j ends it)\n"
         assert ("stop", "j") not in here.client.asked
 
 

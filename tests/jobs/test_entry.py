@@ -16,7 +16,7 @@ import pytest
 
 from raysim.common.errors import RunError, ScenarioError
 from raysim.jobs import entry
-from raysim.jobs.job_log import Marks, read_log
+from raysim.jobs.job_log import JobLogTracker, read_log
 from raysim.jobs.versions import VARIABLE, Versions
 from raysim.launch.run import resume
 from raysim.scenario.load import Loaded
@@ -32,7 +32,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]
     """Runs that were begun; `run` and `resume` only note where. Versions fit, and the home folder is empty."""
     begun: list[dict[str, Any]] = []
 
-    def run(loaded: Loaded, *, trackers: list[Marks], resume_command: str) -> Any:
+    def run(loaded: Loaded, *, trackers: list[JobLogTracker], resume_command: str) -> Any:
         scenario = loaded.scenario
         begun.append({"output": scenario.output_folder, "store": resolve_uri(scenario.tracking.uri)})
         trackers[0].open(SimpleNamespace(folder=scenario.output_folder / "quickstart" / "r1", run_id="r1"))  # type: ignore[arg-type]
@@ -44,7 +44,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]
         loaded: Loaded | None,
         *,
         sets: Sequence[str],
-        trackers: list[Marks],
+        trackers: list[JobLogTracker],
         resume_command: str,
         code_changed: bool,
     ) -> Any:
@@ -71,9 +71,9 @@ def test_relative_paths_are_in_the_home_folder(
     assert entry.main([QUICKSTART, "--set", "rounds=2"]) == 0
     place = tmp_path / "home" / "raysim"
     assert ran == [{"output": place / "runs", "store": f"sqlite:///{place}/mlflow.db"}]
-    told = read_log(capfd.readouterr().out)
-    assert (told.run_folder, told.run_id) == (str(place / "runs" / "quickstart" / "r1"), "r1")
-    assert told.summary == SUMMARY
+    log = read_log(capfd.readouterr().out)
+    assert (log.run_folder, log.run_id) == (str(place / "runs" / "quickstart" / "r1"), "r1")
+    assert log.summary == SUMMARY
 
 
 def test_absolute_ones_stay(ran: list[dict[str, Any]]) -> None:
@@ -87,10 +87,10 @@ def test_what_does_not_fit_is_one_sentence(
 ) -> None:
     monkeypatch.setenv(VARIABLE, replace(Versions.here(), ray="2.9.0").text())
     assert entry.main([QUICKSTART]) == 2
-    told = capfd.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("raysim: the cluster has Ray ")
-    assert told.err.count("\n") == 1
+    output = capfd.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("raysim: the cluster has Ray ")
+    assert output.err.count("\n") == 1
     assert ran == []
 
 
@@ -112,30 +112,30 @@ def test_a_home_folder_that_cannot_be_written(
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "told"),
+    ("error", "code", "output"),
     [
         (ScenarioError("data.root: no such folder"), 2, "raysim: data.root: no such folder"),
         (RunError("actors died"), 1, "raysim: actors died"),
         (KeyboardInterrupt(), 130, "raysim: stopped"),
     ],
 )
-def test_how_it_ends(
+def test_exit_codes(
     ran: list[dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     error: BaseException,
     code: int,
-    told: str,
+    output: str,
 ) -> None:
     def run(*given: object, **named: object) -> None:
         raise error
 
     monkeypatch.setattr("raysim.launch.run.run", run)
     assert entry.main([QUICKSTART]) == code
-    assert capfd.readouterr().err == f"{told}\n"
+    assert capfd.readouterr().err == f"{output}\n"
 
 
-def test_it_can_tell_of_everything_that_is_missing() -> None:
+def test_the_entry_imports_nothing_that_may_be_missing() -> None:
     """Before the versions fit, nothing is imported that a cluster may lack."""
     program = "import sys, raysim.jobs.entry; print(*sorted({name.split('.')[0] for name in sys.modules}))"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
@@ -143,7 +143,7 @@ def test_it_can_tell_of_everything_that_is_missing() -> None:
 
 
 class TestResume:
-    """Going on with a run; the home folder has one, `quickstart/r1`."""
+    """Resuming a run; the home folder has one, `quickstart/r1`."""
 
     @pytest.fixture
     def run_folder(self, ran: list[dict[str, Any]], tmp_path: Path) -> Path:
@@ -174,17 +174,17 @@ class TestResume:
         assert entry.main([QUICKSTART, f"--resume={run_folder}"]) == 0
         shown = capfd.readouterr()
         assert f"{run_folder}: all 2 rounds were done already" in shown.err
-        told = read_log(shown.out)
-        assert (told.run_folder, told.run_id) == (str(run_folder), "r1")
+        log = read_log(shown.out)
+        assert (log.run_folder, log.run_id) == (str(run_folder), "r1")
 
-    def test_one_that_is_not_there(
+    def test_a_run_that_does_not_exist(
         self, ran: list[dict[str, Any]], run_folder: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
         assert entry.main([QUICKSTART, "--resume=r9"]) == 2
-        told = capfd.readouterr().err
-        assert told.startswith("raysim: --resume: r9 given, but there is no such run folder")
-        assert told.endswith("(on the head node)\n")
-        assert told.count("\n") == 1
+        output = capfd.readouterr().err
+        assert output.startswith("raysim: --resume: r9 given, but there is no such run folder")
+        assert output.endswith("(on the head node)\n")
+        assert output.count("\n") == 1
         assert ran == []
 
     def test_a_folder_without_a_run(

@@ -18,7 +18,7 @@ import pytest
 from raysim.common.errors import RunError, ScenarioError
 from raysim.jobs import archive
 from raysim.jobs.fetch import Receiver, fetch, unpack
-from raysim.jobs.job_log import PREFIX, Lines
+from raysim.jobs.job_log import PREFIX, LineBuffer
 from tests.jobs.fakes import cluster, details
 
 
@@ -72,7 +72,7 @@ class TestThroughALog:
             assert (tmp_path / "here" / name).read_bytes() == (run_folder / name).read_bytes()
 
     def test_checkpoints_when_asked_for(self, run_folder: Path) -> None:
-        assert {file.as_posix() for file in archive.listed(run_folder, True)} == WHOLE | {
+        assert {file.as_posix() for file in archive.list_files(run_folder, True)} == WHOLE | {
             "checkpoints/3/client.safetensors"
         }
 
@@ -114,7 +114,7 @@ class TestThroughALog:
 
     def test_an_archive_without_end(self) -> None:
         receiver, line = self.begun(), "A" * (64 << 10) + "\n"
-        with pytest.raises(RunError, match="larger than was said"):
+        with pytest.raises(RunError, match="larger than announced"):
             for _ in range(400):  # 19 MiB
                 receiver.feed(line)
 
@@ -167,7 +167,7 @@ class TestThroughALog:
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_lines(size: int) -> None:
-    text, lines = f"one\n\n{'x' * 25}\n{'y' * 20}\nend", Lines(10)
+    text, lines = f"one\n\n{'x' * 25}\n{'y' * 20}\nend", LineBuffer(10)
     found = [line for at in range(0, len(text), size) for line in lines.feed(text[at : at + size])]
     assert max(map(len, found)) <= 10
     assert "".join([*found, lines.end()]) == text.replace("\n", "")
@@ -235,8 +235,8 @@ class TestUnpack:
             unpack(packed(*(member(f"f{i}") for i in range(4)), content=b""), tmp_path, most=3)
 
     def test_names_that_need_no_extended_header_and_others(self) -> None:
-        assert archive.plain(f"{'a' * 54}/{'b' * 100}")
-        assert archive.plain("plots/Übersicht 1.png")
+        assert archive.is_plain(f"{'a' * 54}/{'b' * 100}")
+        assert archive.is_plain("plots/Übersicht 1.png")
         for name in (
             "a" * 101,
             f"{'a' * 55}/{'b' * 100}",
@@ -250,7 +250,7 @@ class TestUnpack:
             "a\0b",
             "\ud800",
         ):
-            assert not archive.plain(name), name
+            assert not archive.is_plain(name), name
 
     def test_more_than_allowed(self, tmp_path: Path) -> None:
         with pytest.raises(RunError, match="larger than 1000"):
@@ -301,12 +301,12 @@ class TestFetch:
         assert fetch(here, "j", None, False)[0] == Path("runs/quickstart/r1")
         moved = run_folder.rename(tmp_path / "..a")
         here = cluster(details("j", metadata={"raysim": "1", "name": name}), logs=self.log(moved / "r1"))
-        with pytest.raises(ScenarioError, match=r"^j: it does not say which scenario it runs; say where .* -o FOLDER$"):
+        with pytest.raises(ScenarioError, match=r"^j: its scenario is unknown; name a folder .* -o FOLDER$"):
             fetch(here, "j", None, False)
         assert [path.name for path in (tmp_path / "at").iterdir()] == ["runs"]
 
     @pytest.mark.parametrize(
-        "told",
+        "facts",
         [
             {"run_id": "../../x"},
             {"run_id": "/tmp/x"},
@@ -321,8 +321,8 @@ class TestFetch:
         ],
         ids=repr,
     )
-    def test_a_log_that_names_no_folder(self, told: dict[str, object], run_folder: Path, tmp_path: Path) -> None:
-        mark = PREFIX + json.dumps({"run_folder": str(run_folder), "run_id": "r1", **told})
+    def test_a_log_that_names_no_folder(self, facts: dict[str, object], run_folder: Path, tmp_path: Path) -> None:
+        mark = PREFIX + json.dumps({"run_folder": str(run_folder), "run_id": "r1", **facts})
         with pytest.raises(ScenarioError, match="its run has no folder yet"):
             fetch(cluster(details("j"), logs={"j": f"{mark}\n"}), "j", tmp_path / "x", False)
         assert not (tmp_path / "x").exists()
@@ -343,10 +343,10 @@ class TestFetch:
             fetch(here, "j", tmp_path / "secret" / "key" / "x", False)
 
     @pytest.mark.parametrize(
-        ("state", "told"), [("PENDING", "its run has no folder yet"), ("FAILED", "before it had a run folder")]
+        ("state", "message"), [("PENDING", "its run has no folder yet"), ("FAILED", "before it had a run folder")]
     )
-    def test_no_folder(self, state: str, told: str, tmp_path: Path) -> None:
-        with pytest.raises(ScenarioError, match=f"^j: {state}.*{told}"):
+    def test_no_folder(self, state: str, message: str, tmp_path: Path) -> None:
+        with pytest.raises(ScenarioError, match=f"^j: {state}.*{message}"):
             fetch(cluster(details("j", state)), "j", tmp_path / "x", False)
 
     def test_results_at_an_address(self, tmp_path: Path) -> None:

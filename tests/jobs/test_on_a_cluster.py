@@ -28,7 +28,7 @@ import algorithms
 from raysim.cli.main import main
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
-from raysim.jobs.archive import listed
+from raysim.jobs.archive import list_files
 from raysim.jobs.cluster import connect, find_address
 from raysim.jobs.fetch import fetch
 from raysim.jobs.versions import Versions
@@ -174,13 +174,13 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-class JobLog(str):
+class Output(str):
     """What a command printed; `code` is its exit code."""
 
     code: int
 
 
-def command(*words: str, address: str) -> JobLog:
+def command(*words: str, address: str) -> Output:
     """Run a command; returns what it printed."""
     add_commands()
     shown = io.StringIO()
@@ -190,9 +190,9 @@ def command(*words: str, address: str) -> JobLog:
             main([*words, "--address", address])
     except SystemExit as ended:
         code = ended.code or 0
-    told = JobLog(shown.getvalue())
-    told.code = code
-    return told
+    output = Output(shown.getvalue())
+    output.code = code
+    return output
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def raysim(head: Head, workplace: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def first(head: Head, mine: None, tracking_store: str) -> JobLog:
+def first(head: Head, mine: None, tracking_store: str) -> Output:
     """What `submit` printed of a job that has run with two actors on the two nodes; its id is "first"."""
     store = f"MLFLOW_TRACKING_URI={tracking_store}"
     words = ["submit", QUICKSTART, *settings(*SMALL), "--wait", "--id", "first", "--env", store]
@@ -217,17 +217,17 @@ QUICKSTART = str(REPOSITORY / "scenarios" / "quickstart.yaml")
 
 
 def _submitted(there: Any) -> list[str]:
-    """Ids of the jobs that somebody submitted; a program that joined the cluster is one without."""
+    """Ids of the jobs that were submitted; a program that joined the cluster is a job without one."""
     return sorted(job.submission_id for job in there.call("list_jobs") if job.submission_id)
 
 
 def test_a_job_runs_as_it_would_here_and_comes_back(
-    head: Head, first: JobLog, raysim: Any, tracking_store: str
+    head: Head, first: Output, raysim: Any, tracking_store: str
 ) -> None:
     assert first.code == 0, first
     assert "round 2/2" in first
-    assert "raysim-job" not in first  # marks are not for people
-    # Ray may give the head another address of the machine than it was told.
+    assert "raysim-job" not in first  # machine-readable lines are not shown
+    # Ray may give the head another address of the machine than the given one.
     assert len(set(re.findall(r"^node ([\d.]+): 1 client actors?$", first, re.MULTILINE))) == 2
     assert len(head.nodes_of_clients()) == 2
     local = run(load_scenario(QUICKSTART, [*SMALL, "backend=in_process"]), quiet=True)
@@ -240,7 +240,7 @@ def test_a_job_runs_as_it_would_here_and_comes_back(
     assert summary["state_digest"] == local.state_digest
     assert Path(summary["folder"]).is_relative_to(head.home / "raysim" / "runs" / "quickstart")
     assert tracking_store in summary["mlflow"]
-    assert count == len(listed(Path(summary["folder"]), checkpoints=False))
+    assert count == len(list_files(Path(summary["folder"]), checkpoints=False))
     for name in ("rounds.parquet", "plots/accuracy.png"):
         assert (folder / name).read_bytes() == (Path(summary["folder"]) / name).read_bytes()
     assert "first" in jobs and _submitted(there) == jobs  # fetching is no job
@@ -254,13 +254,13 @@ def test_a_job_runs_as_it_would_here_and_comes_back(
     assert "first: there is no such" not in raysim("logs", "first")
 
 
-def test_a_run_goes_on(head: Head, first: JobLog, raysim: Any, tracking_store: str) -> None:
+def test_a_run_goes_on(head: Head, first: Output, raysim: Any, tracking_store: str) -> None:
     """Named by its job alone, to the bits of a run that was never interrupted."""
     there = connect(find_address(head.address))
     folder = look(there, "first")[1].run_folder
-    told = raysim("submit", "--resume", "first", *settings("rounds=3"), "--wait", "--id", "second")
-    assert told.code == 0, told
-    assert "resuming after round 2" in told
+    output = raysim("submit", "--resume", "first", *settings("rounds=3"), "--wait", "--id", "second")
+    assert output.code == 0, output
+    assert "resuming after round 2" in output
     local = run(load_scenario(QUICKSTART, ["rounds=3", *SMALL[1:], "backend=in_process"]), quiet=True)
     summary = look(there, "second")[1].summary
     assert (summary["folder"], summary["rounds"]) == (folder, 3)
@@ -268,27 +268,27 @@ def test_a_run_goes_on(head: Head, first: JobLog, raysim: Any, tracking_store: s
 
 
 def test_a_run_that_is_not_there(raysim: Any) -> None:
-    told = raysim("submit", QUICKSTART, "--resume", "/nowhere/r1", "--wait", "--id", "nowhere")
-    assert told.code == 2
-    assert told.count("raysim: ") == 1
-    assert "raysim: --resume: /nowhere/r1 given, but there is no such run folder" in told
-    assert "Traceback" not in told
+    output = raysim("submit", QUICKSTART, "--resume", "/nowhere/r1", "--wait", "--id", "nowhere")
+    assert output.code == 2
+    assert output.count("raysim: ") == 1
+    assert "raysim: --resume: /nowhere/r1 given, but there is no such run folder" in output
+    assert "Traceback" not in output
 
 
 def test_an_unknown_id(raysim: Any) -> None:
-    told = raysim("status", "frist")
-    assert told.code == 2
-    assert "frist: there is no such job" in told
-    assert told.count("\n") == 1
+    output = raysim("status", "frist")
+    assert output.code == 2
+    assert "frist: there is no such job" in output
+    assert output.count("\n") == 1
 
 
 def test_a_cluster_that_does_not_fit(raysim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     here = Versions.here()
     monkeypatch.setattr(Versions, "here", lambda: Versions("2.7", here.ray, here.torch, here.raysim))
-    told = raysim("submit", QUICKSTART, "--wait")
-    assert told.code == 2, told
+    output = raysim("submit", QUICKSTART, "--wait")
+    assert output.code == 2, output
     sentence = f"raysim: the cluster has Python {here.python}, but the job comes from 2.7: use the same on both"
-    assert sentence in told.splitlines()
+    assert sentence in output.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -317,10 +317,10 @@ def test_stop(head: Head, raysim: Any, tracking_store: str, id_: str, long: str,
         assert follower.is_alive() and time.monotonic() < until, "".join(shown)
     assert "progress   round" in raysim("status", id_)
     assert sorted(head.alive_actors()) == ["ClientActor", "ServerActor"]
-    told = raysim("stop", id_)
-    assert told.code == 0, told
-    assert f"{id_}: STOPPED" in told
-    assert "are kept in" in told
+    output = raysim("stop", id_)
+    assert output.code == 0, output
+    assert f"{id_}: STOPPED" in output
+    assert "are kept in" in output
     assert head.alive_actors() == []
     follower.join(60)
     assert ended == ["STOPPED"]
@@ -360,12 +360,12 @@ def test_a_cluster_with_a_token(raysim: Any, monkeypatch: pytest.MonkeyPatch, tm
         own.write_text(right.read_text())
         own.chmod(0o600)
         program = Path(sys.executable).parent / "raysim"
-        told = subprocess.run(
+        output = subprocess.run(
             [program, *job, "--address", guarded.address], capture_output=True, text=True, timeout=300, check=False
         )
-        assert told.returncode == 0, told
-        assert "round 1/1" in told.stdout
-        assert "auth" not in told.stderr.lower()
-        assert right.read_text() not in told.stdout + told.stderr
+        assert output.returncode == 0, output
+        assert "round 1/1" in output.stdout
+        assert "auth" not in output.stderr.lower()
+        assert right.read_text() not in output.stdout + output.stderr
         found = raysim("jobs", address=guarded.address)  # the submissions that were refused left nothing
         assert [line.split()[:2] for line in found.splitlines()[1:]] == [["tiny", "SUCCEEDED"]]

@@ -101,7 +101,7 @@ InProcessBackend.round, InProcessBackend.close, session.make_backend = slow_roun
 entry.stoppable = lambda: stopping.stoppable(float(insist_s))
 code = entry.main([scenario, *(word for item in sets for word in ("--set", item))])
 time.sleep(0.3)  # for a SIGTERM that is late
-entry._leave(code)
+entry._exit(code)
 """
 
 

@@ -71,9 +71,9 @@ class TestStage:
         assert not (folder / "algorithms" / "data.bin").exists()
         assert not (folder / "algorithms" / ".git").exists()
 
-    def test_every_place_once(self) -> None:
-        places = [file.place for file in code()]
-        assert len(places) == len(set(places)) > 50
+    def test_every_path_once(self) -> None:
+        paths = [file.path for file in code()]
+        assert len(paths) == len(set(paths)) > 50
 
 
 class TestEnvironment:
@@ -126,8 +126,8 @@ class TestSubmit:
         assert sent["entrypoint"] == "exec python -m raysim.jobs.entry --set rounds=9 '--resume=/a b/r1' --code-changed"
         assert sent["metadata"] == {"raysim": Versions.here().raysim, "name": "quickstart"}
 
-    def test_a_cluster_that_was_just_started_is_asked_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("raysim.jobs.submit.AGAIN_S", 0.0)
+    def test_submission_to_a_new_cluster_is_retried(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("raysim.jobs.submit.RETRY_S", 0.0)
         to, said, send = cluster(version=Versions.here().ray), [], FakeClient.submit_job
         refusals = iter([NOT_YET, NOT_YET])
 
@@ -138,7 +138,7 @@ class TestSubmit:
 
         monkeypatch.setattr(FakeClient, "submit_job", submit_job)
         submit(to, Work(None, [], "r1"), {}, "j1", said.append)
-        assert said == [f"{HERE} takes no jobs yet; trying again for up to 60 s"]
+        assert said == [f"{HERE} accepts no jobs yet; retrying for up to 60 s"]
         assert [what for what, _ in to.client.asked] == ["submit"]
 
     def test_it_is_not_asked_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,11 +19,11 @@ LOG = f"quickstart: 3 rounds\n{MARK}\nround 1/3  accuracy 10.0% all\nround 3/3  
 
 class TestLog:
     def test_what_it_tells(self) -> None:
-        told = read_log(LOG)
-        assert told.run_folder == "/home/x/raysim/runs/quickstart/r1"
-        assert told.run_id == "r1"
-        assert told.progress == "round 3/3  accuracy 30.0% all"
-        assert told.summary == {"rounds": 3, "status": "finished"}
+        log = read_log(LOG)
+        assert log.run_folder == "/home/x/raysim/runs/quickstart/r1"
+        assert log.run_id == "r1"
+        assert log.progress == "round 3/3  accuracy 30.0% all"
+        assert log.summary == {"rounds": 3, "status": "finished"}
 
     def test_nothing_yet(self) -> None:
         assert read_log("") == JobLog()
@@ -33,8 +33,8 @@ class TestLog:
         assert read_log(f"{MARK}\n{PREFIX}{mark}\n") == read_log(MARK)
 
     def test_text_is_fit_for_a_terminal(self) -> None:
-        told = read_log("round 1/3 \x1b[31mred\x1b[0m\r\nraysim: a\x9bb\x07\ud800\u202ec\n")
-        assert (told.progress, told.problem) == ("round 1/3 red", "abc")
+        log = read_log("round 1/3 \x1b[31mred\x1b[0m\r\nraysim: a\x9bb\x07\ud800\u202ec\n")
+        assert (log.progress, log.problem) == ("round 1/3 red", "abc")
         lines = LogFilter()
         assert lines.feed("\x1b]0;title\x07a\tb\r\n\x1b[2J") + lines.end() == "a\tb\n\n"
 
@@ -90,13 +90,13 @@ class TestJob:
         assert why(Job.of(failed), JobLog()) == "Job failed"
 
     def test_look(self) -> None:
-        job, told = look(cluster(details("j"), logs={"j": LOG}), "j")
-        assert (job.state, job.name, told.run_id) == ("RUNNING", "quickstart", "r1")
+        job, log = look(cluster(details("j"), logs={"j": LOG}), "j")
+        assert (job.state, job.name, log.run_id) == ("RUNNING", "quickstart", "r1")
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(watch, "POLL_S", 0.02)
 
 
 @pytest.mark.usefixtures("quick")
@@ -130,7 +130,7 @@ class TestFollow:
         assert shown == ["one\ntwo\n"]
 
     def test_a_cluster_that_does_not_come_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(watch, "PATIENCE_S", 0.1)
+        monkeypatch.setattr(watch, "RECONNECT_S", 0.1)
         here = cluster(details("j"))
         answers = iter([details("j")])
 

@@ -41,14 +41,14 @@ def test_stops_cleanly(workplace: Path, number: signal.Signals) -> None:
             os.killpg(run.pid, number)
         else:
             run.send_signal(number)
-        told = run.stderr.read()
-        assert run.wait(240) == 130, told
+        output = run.stderr.read()
+        assert run.wait(240) == 130, output
     finally:
         impatient.cancel()
         run.kill()
         run.communicate()
-    assert "Traceback" not in told
-    assert "stopped" in told
+    assert "Traceback" not in output
+    assert "stopped" in output
     _, alive = psutil.wait_procs(family, timeout=60)
     assert alive == []
     (folder,) = (workplace / "runs" / "quickstart").iterdir()
@@ -67,10 +67,10 @@ def test_two_early_sigterms(tmp_path: Path, tracking_store: str) -> None:
     scenario = str(REPOSITORY / "scenarios" / "quickstart.yaml")
     with (tmp_path / "log.txt").open("w") as log:
         code = raysim(tmp_path, log, "launch", scenario, *words, strikes=strikes).wait(300)
-    told = (tmp_path / "log.txt").read_text()
-    assert told.count("chaos: ") == 2, told
-    assert code == 130, told
-    assert "SIGTERM received" not in told, told
-    assert told.endswith("raysim: stopped\n"), told
+    output = (tmp_path / "log.txt").read_text()
+    assert output.count("chaos: ") == 2, output
+    assert code == 130, output
+    assert "SIGTERM received" not in output, output
+    assert output.endswith("raysim: stopped\n"), output
     (folder,) = (tmp_path / "runs" / "quickstart").iterdir()
     assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"

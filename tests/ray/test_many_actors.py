@@ -67,8 +67,8 @@ def two_nodes(cpus: int = 1, gpus: int = 0) -> Iterator[str]:
         cluster.shutdown()
 
 
-def elsewhere(name: str, folder: Path, limit_s: float) -> tuple[Any, str]:
-    """What a function of this module returns, as JSON, and tells, in a process without the Ray that tests share."""
+def run_in_process(name: str, folder: Path, limit_s: float) -> tuple[Any, str]:
+    """The result (as JSON) and the output of a function of this module in a process without the tests' Ray."""
     env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"PYTHONPATH": str(REPOSITORY)}
     answer = "import json, pathlib; pathlib.Path('found.json').write_text(json.dumps(found))"
     code = f"from tests.ray import test_many_actors; found = test_many_actors.{name}(); {answer}"
@@ -80,7 +80,7 @@ def elsewhere(name: str, folder: Path, limit_s: float) -> tuple[Any, str]:
 
 
 def run_many() -> tuple[Any, list[int]]:
-    """(summary of a run of a hundred actors, how many each node had)."""
+    """(summary of a run with a hundred actors, actors per node)."""
     from ray._private.state import actors
 
     with two_nodes():
@@ -91,7 +91,7 @@ def run_many() -> tuple[Any, list[int]]:
 
 @pytest.mark.large
 def test_an_actor_for_each_of_a_hundred_clients(workplace: Path) -> None:
-    (summary, held), told = elsewhere("run_many", workplace, 500)
+    (summary, held), output = run_in_process("run_many", workplace, 500)
     here = run(loaded(*MANY), quiet=True)
     assert summary["state_digest"] == here.state_digest
     assert here.summary["startup"] is None
@@ -101,20 +101,20 @@ def test_an_actor_for_each_of_a_hundred_clients(workplace: Path) -> None:
     assert 0 < startup["slowest_s"] <= startup["seconds"] < summary["seconds"]["total"]
     assert startup["per_actor_s"] == startup["seconds"] / 100
     each = f"{startup['per_actor_s']:.2g} s per actor"
-    assert f"100 client actors were up after {startup['seconds']:.3g} s ({each})" in told
-    assert f"node {SECOND}: 50 client actors" in told
+    assert f"100 client actors started in {startup['seconds']:.3g} s ({each})" in output
+    assert f"node {SECOND}: 50 client actors" in output
     print(startup)
 
 
-def test_what_starting_took_is_counted_from_the_first_to_the_last() -> None:
+def test_startup_counts_from_the_first_request_to_the_last_answer() -> None:
     found = Startup.of([10.0, 10.5, 11.0], [14.0, 18.5, 16.0])
     assert found == Startup(actors=3, seconds=8.5, slowest_s=8.0)
     assert found.facts() == {"actors": 3, "seconds": 8.5, "slowest_s": 8.0, "per_actor_s": 8.5 / 3}
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_only_the_first_start_counts() -> None:
-    """Neither idle time before a second run nor what replaces the dead is time to come up."""
+def test_startup_counts_only_the_first_start() -> None:
+    """Neither idle time before a second run nor the replacement of dead actors counts as startup."""
     import ray
 
     from raysim.engine.ray.backend import RayBackend
@@ -151,7 +151,7 @@ def use_gpus() -> dict[str, Any]:
 
 
 def held(checked: Checked) -> tuple[list[Any], dict[str, float]]:
-    """(each actor's node, GPUs and shares; what is left), once all are up."""
+    """(each actor's node, GPUs and shares; what is left), once all have started."""
     import ray
 
     from raysim.engine.ray.backend import RayBackend
@@ -191,11 +191,11 @@ def left_over(cpus: float, gpus: float) -> dict[str, float]:
 @pytest.fixture(scope="module")
 def gpus_used(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
     """What `use_gpus` found, and what the dry run in it showed."""
-    return elsewhere("use_gpus", tmp_path_factory.mktemp("gpus"), 300)
+    return run_in_process("use_gpus", tmp_path_factory.mktemp("gpus"), 300)
 
 
 def test_large_models_have_a_gpu_of_their_own(gpus_used: tuple[dict[str, Any], str]) -> None:
-    """Three actors with 0.3 of a GPU share one, the large models' actor has the other; and the dry run said so."""
+    """Three actors with 0.3 of a GPU share one, the large models' actor has the other; and the dry run output so."""
     found, shown = gpus_used
     actors, free = found["held"]
     (large, *large_share), *small = actors

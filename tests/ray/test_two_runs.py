@@ -44,9 +44,9 @@ def test_both_end_whole_and_alike(workplace: Path, monkeypatch: pytest.MonkeyPat
         for run in runs:
             run.kill()
             run.wait()
-    told = [error.read_text() for error in errors]
-    assert [run.returncode for run in runs] == [0, 0], told
-    assert not any("Traceback" in text for text in told), told
+    output = [error.read_text() for error in errors]
+    assert [run.returncode for run in runs] == [0, 0], output
+    assert not any("Traceback" in text for text in output), output
 
     folders = sorted((workplace / "runs" / "quickstart").iterdir())
     assert len(folders) == 2

@@ -1,6 +1,6 @@
-"""The tracker that shows a run to Prometheus, through Ray's own metrics: one figure per round, a handful of tags.
+"""The tracker that exports a run to Prometheus through Ray's metrics: one value per round and metric.
 
-Ray's agent on the driver's node offers them beside Ray's; `cluster/grafana/raysim.json` draws them.
+Ray's agent on the driver's node exports them with Ray's own; `cluster/grafana/raysim.json` draws them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from raysim.common.results import ClientRow, RunCard, Status
 
 TAGS = ("scenario", "algorithm", "run")
 SECONDS = [0.01 * 1.5**i for i in range(32)]
-"""Upper ends of the classes of rounds and phases: 10 ms to 48 min. Ray hands Prometheus the middles of classes only."""
+"""Upper bounds of the histograms' buckets: 10 ms to 48 min. Ray gives Prometheus the middles of the buckets only."""
 
 ACCURACIES = {
     "accuracy/all": "all",
@@ -29,11 +29,11 @@ class RayMetrics:
     """See `raysim.common.results.Tracker`. Make it while connected to Ray."""
 
     def __init__(self) -> None:
-        self._done = Gauge("raysim_round", "Rounds that are done.", TAGS)
+        self._round = Gauge("raysim_round", "Finished rounds.", TAGS)
         self._accuracy = Gauge("raysim_accuracy", "Accuracy, a fraction.", (*TAGS, "over"))
         self._memory = Gauge("raysim_memory_mb", "Memory of the run's processes, in MiB.", (*TAGS, "where"))
-        self._bytes = Counter("raysim_bytes", "Bytes that messages weighed.", (*TAGS, "direction"))
-        self._restarts = Counter("raysim_restarts", "Times that the run went back to a checkpoint.", TAGS)
+        self._bytes = Counter("raysim_bytes", "Bytes of all messages.", (*TAGS, "direction"))
+        self._restarts = Counter("raysim_restarts", "Recoveries of the run from a checkpoint.", TAGS)
         self._seconds = {
             name: Histogram(f"raysim_{phase}_seconds", f"Seconds of a round's {phase}.", SECONDS, TAGS)
             for name, phase in PHASES.items()
@@ -41,18 +41,18 @@ class RayMetrics:
         self._known_restarts = 0.0
 
     def open(self, card: RunCard) -> None:
-        """Name the run in every figure."""
+        """Tag all metrics with the run."""
         tags = {"scenario": card.name, "algorithm": card.tags["algorithm"], "run": card.run_id}
-        metrics: list[Any] = [self._done, self._accuracy, self._memory, self._bytes, self._restarts]
+        metrics: list[Any] = [self._round, self._accuracy, self._memory, self._bytes, self._restarts]
         for metric in (*metrics, *self._seconds.values()):
             metric.set_default_tags(tags)
 
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
-        """Show round `t`."""
-        self._done.set(t)
-        for name, over in ACCURACIES.items():
+        """Export round `t`."""
+        self._round.set(t)
+        for name, group in ACCURACIES.items():
             if values.get(name) is not None:
-                self._accuracy.set(values[name], {"over": over})
+                self._accuracy.set(values[name], {"over": group})
         for name, where in (("memory/host_mb", "host"), ("memory/gpu_peak_mb", "gpu")):
             if name in values:
                 self._memory.set(values[name], {"where": where})
@@ -60,13 +60,13 @@ class RayMetrics:
             size = values.get(f"comm/{direction}_bytes", 0)
             if size > 0:
                 self._bytes.inc(size, {"direction": direction})
-        more = values.get("engine/restarts", 0) - self._known_restarts
-        if more > 0:
-            self._restarts.inc(more)
-            self._known_restarts += more
+        new = values.get("engine/restarts", 0) - self._known_restarts
+        if new > 0:
+            self._restarts.inc(new)
+            self._known_restarts += new
         for name, metric in self._seconds.items():
             if values.get(name, 0) > 0:
                 metric.observe(values[name])
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
-        """Ray lets go of the figures with the driver."""
+        """Nothing: Ray drops the metrics with the driver."""
