@@ -1,4 +1,4 @@
-"""The two ways a run can be refused, each with its exit code."""
+"""The errors that one sentence explains to a user, each with its exit code."""
 
 from __future__ import annotations
 
@@ -18,9 +18,19 @@ class RaysimError(Exception):
 
 
 class ScenarioError(RaysimError, ValueError):
-    """What was asked for cannot be: a wrong key, value, file or combination. Exit code 2."""
+    """A wrong key, value, file or combination. Exit code 2.
+
+    Attributes:
+        key: the scenario's key, such as "data.split"; empty: the error is about none.
+        reason: the sentence without the key and its origin.
+    """
 
     exit_code = 2
+
+    def __init__(self, reason: object = "", *, key: str = "", origin: str = "") -> None:
+        """origin: where the key was given, a file or `--set`."""
+        super().__init__(": ".join(filter(None, (origin, key, str(reason)))))
+        self.key, self.reason = key, str(reason)
 
 
 class RunError(RaysimError, RuntimeError):

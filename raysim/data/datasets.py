@@ -73,7 +73,7 @@ def load_dataset(name: str, root: str | None = None, format: Format = "auto", do
     """
     spec = spec_for(name)
     if format not in get_args(Format):
-        raise ScenarioError(f"data.format: {format!r} given, but allowed are {', '.join(get_args(Format))}")
+        raise ScenarioError(f"{format!r} given, but allowed are {', '.join(get_args(Format))}", key="data.format")
     if not spec.folders:
         return _digits(spec)
     formats = ("parquet", "torchvision", "folder") if format == "auto" else (format,)
@@ -86,8 +86,8 @@ def load_dataset(name: str, root: str | None = None, format: Format = "auto", do
         place = expanded(root).absolute()
         state = "" if place.is_dir() else " (no such folder)"
         raise ScenarioError(
-            f"data.root: no {name} in {place}{state}: looked there and in its sub-folders "
-            f"{', '.join(spec.folders)} for {wanted}"
+            f"no {name} in {place}{state}: looked there and in its sub-folders {', '.join(spec.folders)} for {wanted}",
+            key="data.root",
         )
     problem = "download is off" if spec.torchvision else "it cannot be downloaded automatically"
     if download and spec.torchvision and "torchvision" in formats:
@@ -97,10 +97,11 @@ def load_dataset(name: str, root: str | None = None, format: Format = "auto", do
     named = os.environ.get("RAYSIM_DATA")
     in_named = f" in {named}, which RAYSIM_DATA names," if named else ""
     raise ScenarioError(
-        f"data.name: {name} was not found{in_named} and {problem}: give its folder as data.root, or in the environment "
+        f"{name} was not found{in_named} and {problem}: give its folder as data.root, or in the environment "
         f"variable RAYSIM_DATA, or put it into {_download_folder()}"
         f"{' on a connected machine, where it downloads by itself' if spec.torchvision else ''}; "
-        f"accepted there: {wanted}"
+        f"accepted there: {wanted}",
+        key="data.name",
     )
 
 

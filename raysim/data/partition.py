@@ -115,25 +115,29 @@ def check_partition(
     given. Raises ScenarioError, one sentence that begins with the scenario key.
     """
     if num_clients < 1:
-        raise ScenarioError(f"clients.count: {num_clients} given: give at least 1")
+        raise ScenarioError(f"{num_clients} given: give at least 1", key="clients.count")
     if split not in SPLITS:
-        raise ScenarioError(f"data.split: {split!r} given: give one of {', '.join(SPLITS)}")
+        raise ScenarioError(f"{split!r} given: give one of {', '.join(SPLITS)}", key="data.split")
     if isinstance(setting, Hks) and split != "published":
-        raise ScenarioError(f"data.split: {split} given, but partition hks deals the published split: give published")
+        raise ScenarioError(
+            f"{split} given, but partition hks deals the published split: give published", key="data.split"
+        )
     if isinstance(setting, Dirichlet | Hks) and not (0 < setting.alpha < float("inf")):
-        raise ScenarioError(f"data.partition.alpha: {setting.alpha} given: give a number above 0")
+        raise ScenarioError(f"{setting.alpha} given: give a number above 0", key="data.partition.alpha")
     if isinstance(setting, Dirichlet):
         if setting.min_samples < 1:
-            raise ScenarioError(f"data.partition.min_samples: {setting.min_samples} given: give at least 1")
+            raise ScenarioError(f"{setting.min_samples} given: give at least 1", key="data.partition.min_samples")
         if setting.max_retries < 1:
-            raise ScenarioError(f"data.partition.max_retries: {setting.max_retries} given: give at least 1")
+            raise ScenarioError(f"{setting.max_retries} given: give at least 1", key="data.partition.max_retries")
     if isinstance(setting, Pathological) and not 1 <= setting.classes_per_client <= num_classes:
         raise ScenarioError(
-            f"data.partition.classes_per_client: {setting.classes_per_client} given, but {name} has "
-            f"{num_classes} classes: give 1 to {num_classes}"
+            f"{setting.classes_per_client} given, but {name} has {num_classes} classes: give 1 to {num_classes}",
+            key="data.partition.classes_per_client",
         )
     if isinstance(setting, Resample) and setting.samples_per_client < 1:
-        raise ScenarioError(f"data.partition.samples_per_client: {setting.samples_per_client} given: give at least 1")
+        raise ScenarioError(
+            f"{setting.samples_per_client} given: give at least 1", key="data.partition.samples_per_client"
+        )
     if num_train is None or num_samples is None:
         return
     pool = _train_pool(split, num_train, num_samples)
@@ -141,8 +145,9 @@ def check_partition(
         most = _eight_tenths(pool) if split == "pooled811" else pool
         if setting.samples_per_client > most:
             raise ScenarioError(
-                f"data.partition.samples_per_client: {setting.samples_per_client} given, but {name} has "
-                f"{most} training samples with split {split}: give 1 to {most}"
+                f"{setting.samples_per_client} given, but {name} has "
+                f"{most} training samples with split {split}: give 1 to {most}",
+                key="data.partition.samples_per_client",
             )
         return
     # A client of the 8:1:1 split needs a second sample, or else it has nothing to be tested on.
@@ -151,19 +156,22 @@ def check_partition(
         chosen = setting.min_samples > Dirichlet.min_samples
         if chosen and num_clients * least <= pool < num_clients * setting.min_samples:
             raise ScenarioError(
-                f"data.partition.min_samples: {setting.min_samples} given, but {name} has {pool} samples to deal with "
-                f"split {split} to {num_clients} clients: give at most {pool // num_clients}"
+                f"{setting.min_samples} given, but {name} has {pool} samples to deal with "
+                f"split {split} to {num_clients} clients: give at most {pool // num_clients}",
+                key="data.partition.min_samples",
             )
         least = setting.min_samples
     if num_clients * least > pool:
         raise ScenarioError(
-            f"clients.count: {num_clients} given, but {name} has {pool} samples to deal with split {split}, at "
-            f"least {least} for each client: give at most {pool // least}"
+            f"{num_clients} given, but {name} has {pool} samples to deal with split {split}, at "
+            f"least {least} for each client: give at most {pool // least}",
+            key="clients.count",
         )
     if split != "pooled811" and num_clients > num_samples - num_train:
         raise ScenarioError(
-            f"clients.count: {num_clients} given, but {name} has {num_samples - num_train} published test images, "
-            f"at least one for each client: give at most {num_samples - num_train} or data.split pooled811"
+            f"{num_clients} given, but {name} has {num_samples - num_train} published test images, "
+            f"at least one for each client: give at most {num_samples - num_train} or data.split pooled811",
+            key="clients.count",
         )
 
 
@@ -255,9 +263,10 @@ def _check_holders(class_count_C: Ints, holders_C: Ints, num_clients: int, name:
     if (holders_C > class_count_C).any():
         worst = int((holders_C - class_count_C).argmax())
         raise ScenarioError(
-            f"clients.count: {num_clients} given, but {name} has {class_count_C[worst]} samples of class {worst} "
+            f"{num_clients} given, but {name} has {class_count_C[worst]} samples of class {worst} "
             f"to deal to the {holders_C[worst]} clients that would hold it: give fewer clients or fewer "
-            f"data.partition.classes_per_client"
+            f"data.partition.classes_per_client",
+            key="clients.count",
         )
 
 

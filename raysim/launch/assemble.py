@@ -182,8 +182,9 @@ def checkpoint_storage(address: str) -> Storage:
         return open_storage(address)
     except OSError as error:
         raise ScenarioError(
-            f"checkpoint.folder: {address} given, which cannot be used ({error.strerror}); allowed: a folder, or an "
-            "address whose fsspec package is installed"
+            f"{address} given, which cannot be used ({error.strerror}); allowed: a folder, or an "
+            "address whose fsspec package is installed",
+            key="checkpoint.folder",
         ) from None
 
 
@@ -197,5 +198,6 @@ def try_storage(address: str) -> None:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise ScenarioError(
-            f"checkpoint.folder: {address} cannot be written ({reason}); allowed: a folder, or an address that can be"
+            f"{address} cannot be written ({reason}); allowed: a folder, or an address that can be",
+            key="checkpoint.folder",
         ) from None

@@ -121,7 +121,7 @@ def check(loaded: Loaded) -> Checked:
             dataset.name,
         )
     except ScenarioError as error:
-        raise _placed(error, loaded, ("data",)) from None
+        raise origin.error(tuple(error.key.split(".")), error.reason) from None
     participants = cohort_size(clients.participation, clients.count)
     if participants < 1:
         raise origin.error(
@@ -214,8 +214,8 @@ def _check_models(loaded: Loaded, dataset: DatasetSpec) -> int:
         return clients.feature_dim
     try:
         return common_feature_dim(clients.models)
-    except ValueError as error:
-        raise _placed(ScenarioError(str(error)), loaded, ("clients", "models")) from None
+    except ScenarioError as error:
+        raise origin.error(("clients", "models"), error.reason) from None
 
 
 def _requests(loaded: Loaded) -> tuple[ResourceRequest, ...]:
@@ -261,12 +261,3 @@ def _request(clients: Sequence[int], given: Override | Resources, default: Resou
         None if gpus == "auto" else gpus,
         key,
     )
-
-
-def _placed(error: ScenarioError, loaded: Loaded, key: Key) -> ScenarioError:
-    """An error of another room, with the file or override in front."""
-    text = str(error)
-    named = tuple(text.split(":", 1)[0].split("."))
-    if named[0] in type(loaded.scenario).model_fields:
-        return ScenarioError(f"{loaded.origin.of(named)}: {text}")
-    return loaded.origin.error(key, text)

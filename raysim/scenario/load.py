@@ -89,7 +89,7 @@ class Origin:
 
     def error(self, key: Key, text: str) -> ScenarioError:
         """The one sentence about a key."""
-        return ScenarioError(f"{self.of(key)}: {' '.join('.'.join(key).split()) or 'scenario'}: {text}")
+        return ScenarioError(text, key=" ".join(".".join(key).split()) or "scenario", origin=self.of(key))
 
 
 @dataclass(frozen=True)
