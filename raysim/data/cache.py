@@ -1,4 +1,4 @@
-"""Decoded images kept on disk, so that the second start of a data set takes less than a second.
+"""Decoded images kept on disk, so that every start but the first takes less than a second.
 
 One data set is two files in `<cache>/decoded`: the pixels as .npy, mapped into memory rather than read, and
 everything else as .npz. Neither is ever unpickled. A cache that cannot be written or read is only slower.
@@ -7,15 +7,11 @@ everything else as .npz. Neither is ever unpickled. A cache that cannot be writt
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import IO
 
 import numpy as np
 
+from raysim.common.files import replace
 from raysim.common.folders import cache_root
 from raysim.data.sources import Decoded, Source
 
@@ -24,11 +20,11 @@ _VERSION = "1"  # raise when the decoding changes
 
 def cache_key(name: str, source: Source) -> str:
     """A file name that changes with the path, size or time stamp of any file of the source."""
-    told = hashlib.sha256(f"{_VERSION}\n{name}\n{source.format}\n".encode())
+    sha = hashlib.sha256(f"{_VERSION}\n{name}\n{source.format}\n".encode())
     for path in source.files:  # up to 110,000 of them
         stat = path.stat()
-        told.update(f"{path}\n{stat.st_size}\n{stat.st_mtime_ns}\n".encode())
-    return f"{name}-{told.hexdigest()[:16]}"
+        sha.update(f"{path}\n{stat.st_size}\n{stat.st_mtime_ns}\n".encode())
+    return f"{name}-{sha.hexdigest()[:16]}"
 
 
 def load(key: str) -> Decoded | None:
@@ -50,8 +46,11 @@ def save(key: str, decoded: Decoded) -> None:
     base = cache_root() / "decoded" / key
     with suppress(OSError):
         base.parent.mkdir(parents=True, exist_ok=True)
-        _replace(base.with_suffix(".npy"), lambda file: np.save(file, decoded.image_MHWC, allow_pickle=False))
-        _replace(
+        # Without fsync: `load` compares the digest, and decodes again where a power cut left less.
+        replace(
+            base.with_suffix(".npy"), lambda file: np.save(file, decoded.image_MHWC, allow_pickle=False), fsync=False
+        )
+        replace(
             base.with_suffix(".npz"),
             lambda file: np.savez(
                 file,
@@ -60,23 +59,13 @@ def save(key: str, decoded: Decoded) -> None:
                 class_names=np.array(decoded.class_names, dtype=np.str_),
                 digest=np.array(digest_of(decoded)),
             ),
+            fsync=False,
         )
 
 
 def digest_of(decoded: Decoded) -> str:
     """SHA-256, in hex, of pixels and labels, their order, and where the test part begins."""
-    told = hashlib.sha256(f"{decoded.image_MHWC.shape} {decoded.num_train}".encode())
-    told.update(np.ascontiguousarray(decoded.image_MHWC).data)
-    told.update(np.ascontiguousarray(decoded.label_M, dtype="<i8").data)
-    return told.hexdigest()
-
-
-def _replace(path: Path, write: Callable[[IO[bytes]], None]) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    sha = hashlib.sha256(f"{decoded.image_MHWC.shape} {decoded.num_train}".encode())
+    sha.update(np.ascontiguousarray(decoded.image_MHWC).data)
+    sha.update(np.ascontiguousarray(decoded.label_M, dtype="<i8").data)
+    return sha.hexdigest()

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from raysim.common.errors import ScenarioError
+from raysim.common.files import reason
 from raysim.data.datasets import ImageData, load_dataset
 from raysim.data.partition import make_partition
 from raysim.data.shards import Partition
@@ -196,8 +197,7 @@ def try_storage(address: str) -> None:
         storage.publish(".try", b"raysim")
         storage.remove(".try")
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
         raise ScenarioError(
-            f"{address} cannot be written ({reason}); allowed: a folder, or an address that can be",
+            f"{address} cannot be written ({reason(error)}); allowed: a folder, or an address that can be",
             key="checkpoint.folder",
         ) from None

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from raysim.common.files import sync_folder
 from raysim.common.text import redacted
-from raysim.tracking.files import sync_folder
 from raysim.tracking.store import PASSWORD, USER, bypass_proxy, database_path, is_loopback
 
 # What requests says about them takes several lines.

@@ -22,9 +22,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from raysim.common.errors import RunError, ScenarioError
+from raysim.common.files import hold, holder, reason, remove_leftovers, replace, set_aside, sync_folder
 from raysim.common.results import LOCK, ClientRow, RunCard, Status
 from raysim.common.text import redacted
-from raysim.tracking.files import hold, holder, remove_leftovers, replace, set_aside, sync_folder
 from raysim.tracking.rounds import RoundRows
 from raysim.tracking.rows import CLIENT_SCHEMA, ClientRows, MissingRowsError
 
@@ -99,7 +99,7 @@ class RunFolder:
         except BlockingIOError as error:
             raise ScenarioError(f"The run in {path} is still going on, in {holder(path / LOCK)}.") from error
         except OSError as error:
-            raise ScenarioError(f"The run in {path} cannot be resumed ({_reason(error)}).") from error
+            raise ScenarioError(f"The run in {path} cannot be resumed ({reason(error)}).") from error
         return folder
 
     def truncate(self, t: int) -> dict[int, ClientRow]:
@@ -123,7 +123,7 @@ class RunFolder:
                 self._write_rounds()
         except OSError as error:
             where = f"after round {t}" if t >= 0 else "from its beginning"
-            raise RunError(f"The run in {self.path} cannot go on {where}: {_reason(error)}.") from error
+            raise RunError(f"The run in {self.path} cannot go on {where}: {reason(error)}.") from error
         self._restored = True
         return latest
 
@@ -261,7 +261,7 @@ class RunFolder:
 
     def _failure(self, path: Path, error: OSError) -> RunError:
         kept = f"the first {self._rounds.written} of {len(self._rounds)} rounds are kept in {self.path}"
-        return RunError(f"{path} could not be written ({_reason(error)}); {kept}.")
+        return RunError(f"{path} could not be written ({reason(error)}); {kept}.")
 
     def _check_summary(self) -> None:
         path = self.path / "summary.json"
@@ -333,12 +333,8 @@ def _inode(path: Path) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _reason(error: OSError) -> str:
-    return (error.strerror or str(error) or type(error).__name__).lower()
-
-
 def _refusal(path: Path, error: OSError) -> str:
-    return f"The run folder {path} cannot be used ({_reason(error)}): choose another place for the results."
+    return f"The run folder {path} cannot be used ({reason(error)}): choose another place for the results."
 
 
 def _close(descriptor: int) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from raysim.common.files import replace
 from raysim.common.results import METRICS
-from raysim.tracking.files import replace
 
 
 @dataclass

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from raysim.common.files import replace, replacing, sync_folder
 from raysim.common.results import ClientRow
-from raysim.tracking.files import replace, replacing, sync_folder
 
 CLIENT_SCHEMA = pa.schema(
     [

@@ -13,6 +13,7 @@ import time
 from types import FrameType
 
 from raysim.common.errors import ScenarioError
+from raysim.common.files import reason
 from raysim.tracking.database import ensure_database, in_words, is_new
 from raysim.tracking.store import check_uri, database_path, experiment_pages, shown
 
@@ -126,8 +127,7 @@ def _refuse_taken_port(host: str, port: int) -> None:
         _bind(host, port)
     except OSError as error:
         free = _bind(host, 0)
-        reason = (error.strerror or str(error)).lower()
-        message = f"Port {port} on {host} cannot be used ({reason}); port {free} is free."
+        message = f"Port {port} on {host} cannot be used ({reason(error)}); port {free} is free."
         raise ScenarioError(message) from error
 
 

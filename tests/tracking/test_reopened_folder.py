@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from raysim.common import files
 from raysim.common.errors import RunError, ScenarioError
+from raysim.common.files import set_aside
 from raysim.report.load import read_clients, read_rounds, read_summary
-from raysim.tracking import files
-from raysim.tracking.files import set_aside
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.rows import ClientRows, MissingRowsError
 
@@ -524,7 +524,7 @@ def test_sync_makes_every_round_durable(begin, monkeypatch):
 SCRIPT = """
 import sys, pathlib
 from raysim.common.results import ClientRow, RunCard
-from raysim.tracking.files import set_aside
+from raysim.common.files import set_aside
 from raysim.tracking.folder import RunFolder
 folder = RunFolder.create(pathlib.Path(sys.argv[1]), "quick", "killed")
 folder.open(RunCard("quick", "killed", folder.path, {}, {}, "digits", "s", "d", "p", 1, 1, "m-s1", {}))

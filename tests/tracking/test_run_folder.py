@@ -89,7 +89,7 @@ def test_looking_whether_a_run_died_does_not_keep_it_from_going_on(run, monkeypa
     run._release()
     with (run.path / "logs" / ".lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
-        monkeypatch.setattr("raysim.tracking.files.time.sleep", lambda _: fcntl.flock(lock, fcntl.LOCK_UN))
+        monkeypatch.setattr("raysim.common.files.time.sleep", lambda _: fcntl.flock(lock, fcntl.LOCK_UN))
         again = RunFolder.reopen(run.path)
     assert again.truncate(-1) == {}
     again.close("interrupted", {})

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, whatever happens to the process or the machine; and one process at a time."""
+"""Files that appear whole or not at all, even if the process or the machine stops; and locks between processes."""
 
 from __future__ import annotations
 
@@ -14,40 +14,46 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-# What file systems answer that know no locks, or no fsync of folders.
-_UNKNOWN = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
+# What file systems answer that support no locks, or no fsync of folders.
+_UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 _BLOCK = 4096  # bytes; less may fit on a disk that is full
 _LEFTOVER = re.compile(r"\..*\.\w+\.[a-z0-9_]{8}")  # `.<name>.<random>`, as `replacing` makes them
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
+def replacing(path: Path, fsync: bool = True) -> Iterator[IO[bytes]]:
     """A new file that becomes `path` when the block ends well, and is removed when it does not.
 
-    `path` is then what the block wrote as a whole, even if the machine stops half-way. The file stays open: whoever
-    wrote it may go on writing, or closes it.
+    `path` then holds all that the block wrote, even if the machine stops half-way, unless `fsync` is off. The file
+    stays open: the caller may write more, and closes it.
     """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     file = os.fdopen(handle, "wb")
     try:
         yield file
         file.flush()
-        os.fsync(file.fileno())
+        if fsync:
+            os.fsync(file.fileno())
         # mkstemp makes files that only their owner can read; results are for sharing.
         Path(name).chmod(0o644)
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # of a full disk, which was told already
+        with contextlib.suppress(OSError):  # a full disk, which was the first error
             file.close()
         raise
 
 
-def replace(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Let `path` be what `write` writes, as a whole or not at all."""
-    with replacing(path) as file:
+def replace(path: Path, write: Callable[[IO[bytes]], object], fsync: bool = True) -> None:
+    """Let `path` hold what `write` writes, as a whole or not at all."""
+    with replacing(path, fsync) as file:
         write(file)
     file.close()
+
+
+def reason(error: OSError) -> str:
+    """Why an operation failed, in a few words."""
+    return (error.strerror or str(error) or type(error).__name__).lower()
 
 
 def set_aside(path: Path) -> Path | None:
@@ -71,7 +77,7 @@ def sync_folder(folder: Path) -> None:
     """Let what was created, renamed and removed in `folder` outlive a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with _if_known():
+        with _if_supported():
             os.fsync(handle)
     finally:
         os.close(handle)
@@ -80,8 +86,8 @@ def sync_folder(folder: Path) -> None:
 def hold(path: Path) -> int:
     """Lock the file `path` and name this process in it; the lock lasts until the returned descriptor is closed.
 
-    The end of the process, however it comes, closes it. The file stays: to remove one that somebody else is about to
-    lock would undo the lock. Where the file system knows no locks, there is none.
+    The end of the process closes it. The file stays: removing one that another process is about to lock would undo
+    that lock. Where the file system supports no locks, there is none.
 
     Raises:
         BlockingIOError: another process holds it, or this one does.
@@ -89,7 +95,7 @@ def hold(path: Path) -> int:
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        with _if_known():
+        with _if_supported():
             _lock(handle)
         os.ftruncate(handle, 0)
         os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode().ljust(_BLOCK))
@@ -104,19 +110,19 @@ def _lock(handle: int) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        time.sleep(0.05)  # whoever reads the summary at this moment looks at the lock for some microseconds
+        time.sleep(0.05)  # a reader of the summary holds the lock for some microseconds
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def holder(path: Path) -> str:
-    """Who locked the file `path`, for people."""
+    """The process that locked the file `path`, as `hold` wrote it."""
     return path.read_text(encoding="utf-8").strip() or "another process"
 
 
 @contextlib.contextmanager
-def _if_known() -> Iterator[None]:
+def _if_supported() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _UNKNOWN:
+        if error.errno not in _UNSUPPORTED:
             raise
