@@ -35,7 +35,7 @@ Labels = Sequence[Sequence[int]]
 FOUR: Labels = ([0, 1] * 8, [1, 2] * 6 + [1], [2, 3] * 7, [3, 0, 1] * 4)
 """Four clients of different sizes; the second one's last batch holds a single sample."""
 GAP: Labels = ([0, 1] * 4, [1, 0] * 3, [2] * 5)
-"""Nobody ever holds class 3, and class 2 is held by the last client alone."""
+"""No client holds class 3, and the last client alone holds class 2."""
 
 
 class ContractError(AssertionError):
@@ -129,7 +129,7 @@ DROPPED = {
     "client_receive": "what goes up is returned by client_update",
     "server_update": "assign the new state to server.state",
 }
-"""Hooks whose return value nobody takes, and what was probably meant."""
+"""Hooks whose return value is ignored, and what was probably meant."""
 
 
 class Toy:
@@ -172,16 +172,16 @@ class Toy:
             self.nets[k] = self._call("client_model", k, 0, partial(self.fresh_net, k), seed_it=False)
 
     def start(self) -> Toy:
-        """Clients join and the server makes its first state."""
+        """Register the clients and make the server's first state."""
         registrations: dict[ClientId, Any] = {}
         if type(self.algorithm).client_register is not Algorithm.client_register:
             for k in self.samples:
                 registration = self._call(
                     "client_register", k, 0, partial(self.algorithm.client_register, self._client(k, 0))
                 )
-                packed_hello = self._packed("client_register", k, registration)
-                registrations[k] = unpack(packed_hello)
-                self.sent.append(("client_register", k, unpack(packed_hello)))
+                packed = self._packed("client_register", k, registration)
+                registrations[k] = unpack(packed)
+                self.sent.append(("client_register", k, unpack(packed)))
         start = partial(self.algorithm.server_start, self.server, registrations)
         state = self._call("server_start", None, 0, start)
         if state is None and self.server.state is not None:
@@ -191,12 +191,12 @@ class Toy:
 
     def round(self, t: int, cohort: Sequence[ClientId] | None = None, reverse: bool = False) -> Toy:
         """One round. `reverse`: the clients run in the opposite order; uploads are handed over in id order anyway."""
-        algorithm, members = self.algorithm, list(self.samples if cohort is None else cohort)
+        algorithm, cohort = self.algorithm, list(self.samples if cohort is None else cohort)
         self._begin("server_send", t)
         outgoing = {
-            k: self._call("server_send", None, t, partial(algorithm.server_send, self.server, k)) for k in members
+            k: self._call("server_send", None, t, partial(algorithm.server_send, self.server, k)) for k in cohort
         }
-        # One copy for all clients that get the same message, as on a host of the engine.
+        # One copy for all clients that get the same message, as in a worker of the engine.
         arrived: dict[int, Any] = {id(None): None}
         kept: dict[int, Any] = {id(None): None}
         for k, msg in outgoing.items():
@@ -206,7 +206,7 @@ class Toy:
                 kept[id(msg)] = unpack(packed_once)
             self.sent.append(("server_send", k, kept[id(msg)]))
         packed: dict[ClientId, Any] = {}
-        for k in reversed(members) if reverse else members:
+        for k in reversed(cohort) if reverse else cohort:
             down, client = arrived[id(outgoing[k])], self._client(k, t)
             if down is not None:
                 self._call("client_receive", k, t, partial(algorithm.client_receive, client, down), down)
@@ -261,14 +261,14 @@ class Toy:
         return ContractError(self.algorithm, self.clause, problem, remedy)
 
     def fork(self) -> Toy:
-        """The same world once more, which goes on apart from this one."""
+        """A copy of this toy, which continues independently."""
         other = copy.copy(self)
         other.nets, other.server, other.sent = copy.deepcopy(self.nets), copy.copy(self.server), []
         other.server.state = copy.deepcopy(self.server.state)
         return other
 
     def _packed(self, name: str, k: ClientId, msg: Any) -> Any:
-        """A message that a hook returned, as bytes: what the hook's owner does to it later changes nothing."""
+        """A message that a hook returned, as bytes: later changes by the hook have no effect on them."""
         self.returned(self, name, k, msg)
         try:
             return pack(msg)
@@ -303,7 +303,7 @@ class Toy:
                 with seed:
                     found = work()
                 if found is not None and name in DROPPED and not self.meter:
-                    raise self.broken(f"{name} returns a {type(found).__name__}, which nobody takes", DROPPED[name])
+                    raise self.broken(f"{name} returns a {type(found).__name__}, which is ignored", DROPPED[name])
                 return found
             except ContractError:
                 raise

@@ -1,4 +1,4 @@
-"""The seam: what a federated-learning algorithm is, and what it is handed.
+"""The interface between engine and algorithms: what an algorithm is, and what its hooks are given.
 
 A round has four arrows, and four hooks are named after them; three more run once:
 
@@ -49,7 +49,7 @@ def pixels(x_BCHW: Tensor) -> Tensor:
 
 
 def only_pixels(name: str) -> Callable[[Tensor], Tensor]:
-    """The encoders of a task that is not told of any."""
+    """The encoder of a task that is given no other."""
     if name != "pixels":
         raise ValueError(f"encoder: {name} given; allowed: pixels")
     return pixels
@@ -65,17 +65,17 @@ class Task:
     model: Callable[..., Any]  # name -> a fresh SplitModel with the weights that all its clients start from
     num_rounds: int = 1  # T
     encoder: Callable[[str], Any] = only_pixels
-    """name -> a frozen function that nobody trains, from normalised images [B, C, H, W] to [B, h]. Raises ValueError
-    for a name that is unknown or cannot be had here."""
+    """name -> a function without training, from normalised images [B, C, H, W] to [B, h]. Raises ValueError
+    for a name that is unknown or not available on this machine."""
 
     def smallest(self) -> str:
         """The architecture with the fewest parameters, the first of equals: what methods share beside it."""
         return min(self.architectures, key=lambda name: sum(weight.numel() for weight in self.model(name).parameters()))
 
     def small_model(self, name: str | None) -> Any:
-        """A fresh model that everybody shares beside its own: of this architecture, or of the smallest.
+        """A fresh model that all clients share beside their own: of this architecture, or of the smallest.
 
-        Its initial weights are the same for everybody, and not those of clients with that architecture: two equal
+        Its initial weights are the same for all clients, and not those of clients with that architecture: two equal
         networks would stay equal. Raises `ValueError` when there is no such architecture for this task.
         """
         try:
@@ -86,7 +86,7 @@ class Task:
 
 @dataclass
 class Client:
-    """One client, as its algorithm sees it. `net` is all that lives on between rounds."""
+    """One client, as its algorithm sees it. Only `net` is kept between rounds."""
 
     id: ClientId
     task: Task
@@ -203,7 +203,7 @@ def first(data: Samples, size: int) -> Batch:
 
 @dataclass
 class Server(Generic[State]):
-    """The server, as its algorithm sees it. `state` is all that lives on between rounds."""
+    """The server, as its algorithm sees it. Only `state` is kept between rounds."""
 
     task: Task
     rng: torch.Generator  # on the CPU; starts anew each round, keyed by run seed and round
@@ -222,6 +222,25 @@ class Server(Generic[State]):
 @dataclass(frozen=True)
 class Algorithm(ABC, Generic[Down, Up, State]):
     """One federated algorithm: hyper-parameters in fields, behaviour in hooks.
+
+    >>> from raysim.core import Algorithm, Header, weights
+    >>> from raysim.core.ops import cross_entropy, weighted_mean
+    >>> @dataclass(frozen=True)
+    ... class MeanHeader(Algorithm[Header, Header, Header | None]):
+    ...     def server_send(self, server, to):
+    ...         return server.state  # None in round 1: nothing is sent
+    ...     def client_receive(self, client, down):
+    ...         client.net.header.load_state_dict(down.w)
+    ...     def client_update(self, client, down):
+    ...         client.fit(cross_entropy)
+    ...         return Header(weights(client.net.header))
+    ...     def server_update(self, server, ups):
+    ...         server.state = Header(weighted_mean((server.num_samples[k], up.w) for k, up in ups.items()))
+    >>> from raysim.contract.toy import Toy
+    >>> toy = Toy(MeanHeader(), "example").run(2)  # two rounds of four clients
+    >>> [sum(hook == name and message is not None for hook, _, message in toy.sent)
+    ...  for name in ("server_send", "client_update")]
+    [4, 8]
 
     An algorithm object is frozen and is copied to every process: a `client_*` hook may change only its client, a
     `server_*` hook only its server. Round t runs, for each sampled client, server_send -> client_receive ->
@@ -255,7 +274,7 @@ class Algorithm(ABC, Generic[Down, Up, State]):
         return model
 
     def client_register(self, client: Client) -> Any:
-        """What every client tells the server before round 1. Default: nothing."""
+        """The message that a client registers with before round 1. Default: none."""
         return None
 
     def server_start(self, server: Server[State], registrations: Mapping[ClientId, Any]) -> State:
@@ -272,7 +291,7 @@ class Algorithm(ABC, Generic[Down, Up, State]):
         return None
 
     def client_receive(self, client: Client, down: Down) -> None:
-        """Take in what arrived, before training; the client can be evaluated after this."""
+        """Load the server's message, before training; the client can be evaluated after this."""
 
     @abstractmethod
     def client_update(self, client: Client, down: Down | None) -> Up | None:

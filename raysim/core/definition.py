@@ -95,7 +95,7 @@ def _of_hook(name: str, value: Any) -> Iterator[Slip]:
             yield Slip(f"`{name}` is a {type(value).__name__} and no method", f"write def {name}(self, {given})")
         return
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        yield Slip(f"`{name}` is async, and nobody awaits it, so it never runs", "write def instead of async def")
+        yield Slip(f"`{name}` is async and is never awaited, so it never runs", "write def instead of async def")
     elif inspect.isgeneratorfunction(function):
         yield Slip(f"`{name}` has a `yield` in it, so its body never runs", "return a value instead")
     signature = inspect.signature(function)
@@ -153,7 +153,7 @@ def _of_pairs(cls: type[AnyAlgorithm]) -> Iterator[Slip]:
         yield Slip("server_update is overridden but nothing is ever uploaded", "let client_update return a message")
     for name, needs, because in (
         ("client_receive", "server_send", "nothing ever arrives"),
-        ("client_register", "server_start", "nobody hears what clients join with"),
+        ("client_register", "server_start", "no hook reads the registrations"),
     ):
         if overridden(name) and not overridden(needs):
             yield Slip(f"{name} is overridden but {needs} is not, so {because}", f"override {needs} as well")
@@ -179,7 +179,7 @@ def _of_source(base: type) -> Iterator[Slip]:
             if method.name in seen and method.name in HOOKS:
                 lines = f"in lines {seen[method.name]} and {method.lineno}"
                 yield Slip(
-                    f"`{method.name}` is there twice, {lines}, and only the last counts", "take one of them away"
+                    f"`{method.name}` is defined twice, {lines}, and only the last counts", "take one of them away"
                 )
             seen[method.name] = method.lineno
 

@@ -1,10 +1,13 @@
 """Ward's hierarchical clustering of many points: exact, in memory that grows with their number and not with its square.
 
-SciPy keeps all N(N-1)/2 distances: 14 GB for 60,000 points. But Ward's distance between two clusters depends on their
+SciPy keeps all N(N-1)/2 distances: 14 GB for the 60,000 points of HKS, and a copy of them while it works. At 12,000
+points of 10 coordinates `scipy.cluster.hierarchy.linkage` took 1,100 MiB and 13.8 s, this module 72 MiB and 9.0 s, on
+2 busy cores. It stays beside the other numeric helpers of methods, since a file in `algorithms/` may import
+`raysim.core` alone. Ward's distance between two clusters depends on their
 centroids and sizes alone, s_a s_b / (s_a + s_b) |c_a - c_b|^2, and no merge ever brings a third cluster nearer (it is
 "reducible"). So two clusters that are each other's nearest will be merged whatever else happens. That is what the
 nearest-neighbour chain rests on; here all such pairs are merged at once, and then only those that lost their nearest
-cluster look for a new one. The tree is the same, and the searches become matrix products.
+cluster search for a new one. The tree is the same, and the searches become matrix products.
 
 Shapes: N points, C coordinates, A clusters that still stand, P pairs to merge, R clusters that look for their nearest,
 S of those in one tile of distances, M micro-clusters, B points of a batch.

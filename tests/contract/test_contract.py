@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import random
+import re
 import sys
 import types
 from collections.abc import Iterator
@@ -135,18 +136,18 @@ BROKEN: list[tuple[AnyAlgorithm, str, str]] = [
         "`static_downlink` is a method, which counts as true; put @property above it",
     ),
     (broken.NotAFrozenDataclass(), "defined", "is no dataclass, so nothing in it is a field"),
-    (broken.AsyncHook(), "defined", "`server_update` is async, and nobody awaits it, so it never runs"),
+    (broken.AsyncHook(), "defined", "`server_update` is async and is never awaited, so it never runs"),
     (broken.GeneratorHook(), "defined", "`client_receive` has a `yield` in it, so its body never runs"),
     (broken.ClassmethodHook(), "defined", "`client_update` is a classmethod, which sees no setting"),
     (broken.PropertyHook(), "defined", "`client_receive` is a property and no method; write def client_receive(self"),
     (broken.TooFewArguments(), "defined", "is called with (server, to); write def server_send(self, server, to)"),
     (broken.ArgumentsSwapped(), "defined", "`client_receive` takes (self, down: 'Header', client: 'Client')"),
     (broken.ReceivesWhatNobodySends(), "defined", "client_receive is overridden but server_send is not, so nothing"),
-    (broken.JoinsUnheard(), "defined", "client_register is overridden but server_start is not, so nobody hears"),
+    (broken.JoinsUnheard(), "defined", "client_register is overridden but server_start is not, so no hook"),
     (broken.UnreadField(), "fields_read", "no line reads its field unheeded"),
     (broken.ForgetsToReturnSometimes(), "runs", "server_start sets server.state, but returns nothing"),
-    (broken.ReturnsTheState(), "runs", "server_update returns a Header, which nobody takes; assign the new state to"),
-    (broken.UploadsFromReceive(), "runs", "client_receive returns a Header, which nobody takes; what goes up is"),
+    (broken.ReturnsTheState(), "runs", "server_update returns a Header, which is ignored; assign the new state to"),
+    (broken.UploadsFromReceive(), "runs", "client_receive returns a Header, which is ignored; what goes up is"),
     (broken.AnotherNet(), "runs", "a hook of client 0 puts another network into client.net, which is forgotten"),
     (broken.UploadsWhatItWas(), "messages_move", "client_update of client 0 gave the same values in 4 rounds"),
     (broken.UploadsNever(), "connected", "server_update is overridden but nothing is ever uploaded, in 24 rounds"),
@@ -295,7 +296,7 @@ IN_FILES = [
     ("defined", "    def loss(", "        def server_update(self, server, ups):\n            pass\n\n    def loss(",
      "`server_update` in line 20 stands inside `client_update`"),
     ("defined", "    def loss(", "    def client_update(self, client, down):\n        pass\n\n    def loss(",
-     "`client_update` is there twice, in lines 17 and 20, and only the last counts"),
+     "`client_update` is defined twice, in lines 17 and 20, and only the last counts"),
     ("imports", "from typing", "import raysim.engine.spec\nfrom typing", "imports raysim.engine.spec in line 3"),
     ("imports", "from typing", "from raysim import engine\nfrom typing", "imports raysim.engine in line 3"),
     ("imports", "from typing", "from algorithms.fedgh import FedGH\nfrom typing", "imports algorithms.fedgh"),
@@ -330,3 +331,8 @@ def test_an_algorithm_without_a_source_file_is_told_to_have_one(monkeypatch: pyt
     exec(GOOD, vars(module))
     with pytest.raises(ContractError, match="source cannot be read; put the algorithm into a file"):
         CLAUSES["imports"](vars(module)["Method"]())
+
+
+def test_the_page_lists_every_clause_in_order():
+    page = Path(__file__).parents[2] / "docs" / "contract.md"
+    assert re.findall(r"^\| `(\w+)` \|", page.read_text(encoding="utf-8"), re.MULTILINE) == list(CLAUSES)
