@@ -30,7 +30,7 @@ SETS = click.option(
 ADDRESS = click.option(
     "--address",
     metavar="ADDRESS",
-    help="Join a running Ray: `auto` for the one on this machine, HOST:PORT, or ray://HOST:10001. "
+    help="Attach to a running Ray: `auto` for the one on this machine, or HOST:PORT. "
     "Default: the variable RAY_ADDRESS; without it, a Ray of the run's own.",
 )
 QUIET = click.option("--quiet", is_flag=True, help="Show no progress, only the closing table.")

@@ -1,8 +1,13 @@
-"""The backend without Ray: one host, one server, this process. The reference semantics, and the one to step through."""
+"""The backend without Ray: one worker and the server in this process. The reference, and the one to step through.
+
+Everything is done when it is called; the results are pending in name only.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
@@ -11,26 +16,32 @@ from numpy.typing import NDArray
 
 from raysim.core.algorithm import ClientId
 from raysim.core.messages import Weights, pack
-from raysim.engine.backend import RoundReport
-from raysim.engine.checkpoint.format import Bytes, CheckpointFile, PendingFiles
 from raysim.engine.checkpoint.storage import Storage
-from raysim.engine.memory import MemoryUsage, gpu_memory, host_memory
+from raysim.engine.memory import gpu_memory, host_memory
 from raysim.engine.records import (
+    Broadcast,
+    CheckpointFile,
     ClientEvaluation,
     ClientFailure,
     ClientReport,
     ClientState,
-    Startup,
-    evaluations_before_training,
-    split_failures,
+    MemoryReport,
+    Pending,
+    SavedFiles,
+    ServerReport,
+    TrainingResult,
 )
 from raysim.engine.spec import RunSpec
 from raysim.engine.workers.client import ClientWorker, registers
 from raysim.engine.workers.server import ServerWorker
 
+T = TypeVar("T")
+
 
 class InProcessBackend:
     """See `raysim.engine.backend.Backend`."""
+
+    spec: RunSpec
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = device
@@ -39,9 +50,6 @@ class InProcessBackend:
     def start(self, spec: RunSpec, images: Callable[[], NDArray[np.uint8]]) -> None:
         self.spec, self.images = spec, images
         self.recover()
-
-    def startup(self) -> Startup | None:
-        return None
 
     def recover(self) -> list[str]:
         self.worker = ClientWorker(self.spec, self.images(), self.device)
@@ -56,55 +64,59 @@ class InProcessBackend:
         self.worker.unsaved.clear()
         self.server.restore(server)
 
-    def round(
+    def send(self, t: int, cohort: Sequence[ClientId]) -> Broadcast:
+        return self.server.send(t, cohort)
+
+    def train(
         self,
         t: int,
         cohort: Sequence[ClientId],
-        evaluate: bool,
+        broadcast: Broadcast,
+        evaluate_before: bool,
+        skip: Collection[ClientId],
         progress: Callable[[int], None],
-        without: Collection[ClientId] = (),
-        storage: Storage | None = None,
-    ) -> RoundReport:
-        broadcast = self.server.send(t, cohort)
-        uploads: dict[ClientId, object] = {}
-        client_reports: dict[ClientId, ClientReport | ClientFailure] = {}
-        for k, up, client_report in self.worker.train(t, cohort, broadcast, evaluate, without):
-            uploads[k], client_reports[k] = up, client_report
-            progress(len(client_reports))
-        taken, failed = split_failures(cohort, client_reports)
-        late = evaluate and self.spec.evaluate_when == "after_update"
-        evaluations = self.worker.evaluate(cohort) if late else evaluations_before_training(taken)
-        report = self.server.update(t, [uploads])
-        files = None if storage is None else self.save(t, storage)
-        return RoundReport(taken, evaluations, report, failed=failed, files=files)
+    ) -> Pending[TrainingResult]:
+        uploads: dict[ClientId, Any] = {}
+        reports: dict[ClientId, ClientReport | ClientFailure] = {}
+        for k, upload, report in self.worker.train(t, cohort, broadcast, evaluate_before, skip):
+            uploads[k], reports[k] = upload, report
+            progress(len(reports))
+        return _done(TrainingResult.of(cohort, [uploads], reports))
 
-    def evaluate(self, ids: Sequence[ClientId]) -> Mapping[ClientId, ClientEvaluation]:
-        return self.worker.evaluate(ids)
+    def evaluate(self, ids: Sequence[ClientId]) -> Pending[Mapping[ClientId, ClientEvaluation]]:
+        return _done(self.worker.evaluate(ids))
 
-    def save(self, t: int, storage: Storage) -> PendingFiles:
-        def written(file: CheckpointFile, data: Bytes) -> CheckpointFile:
+    def aggregate(self, t: int, uploads: Sequence[Any]) -> Pending[ServerReport]:
+        return _done(self.server.update(t, uploads))
+
+    def save(self, t: int, storage: Storage) -> Pending[SavedFiles]:
+        def written(file: CheckpointFile, data: bytes) -> CheckpointFile:
             storage.write(file.name, data)
             return file
 
-        files = [written(*one) for one in self.worker.save(t)], written(*self.server.save(t))
-        return lambda: files
-
-    def fingerprints(self, ids: Sequence[ClientId]) -> tuple[dict[ClientId, dict[str, str]], dict[str, str]]:
-        return self.worker.fingerprints(ids), self.server.fingerprints()
+        saved: Future[SavedFiles] = Future()
+        try:
+            saved.set_result(([written(*one) for one in self.worker.save(t)], written(*self.server.save(t))))
+        except OSError as error:
+            saved.set_exception(error)
+        return Pending(saved.result)
 
     def digests(self) -> tuple[dict[ClientId, str], str]:
         return self.worker.digests(range(self.spec.num_clients)), self.server.digest()
 
-    def set_deadline(self, patience_s: float) -> None:
-        """Nobody is busy."""
+    def fingerprints(self, ids: Sequence[ClientId]) -> tuple[dict[ClientId, dict[str, str]], dict[str, str]]:
+        return self.worker.fingerprints(ids), self.server.fingerprints()
 
-    def memory(self) -> tuple[float, float]:
-        return psutil.Process().memory_info().rss / 2**20, self.worker.gpu_peak_mb()
-
-    def memory_usage(self) -> Mapping[str, tuple[MemoryUsage, MemoryUsage | None]]:
-        return {"localhost": (host_memory(), gpu_memory() if self.worker.device.type == "cuda" else None)}
+    def memory(self) -> MemoryReport:
+        gpu = gpu_memory() if self.worker.device.type == "cuda" else None
+        resident_mb = psutil.Process().memory_info().rss / 2**20
+        return MemoryReport(resident_mb, self.worker.gpu_peak_mb(), {"localhost": (host_memory(), gpu)})
 
     def close(self) -> None:
         threads, rng = self.before
         torch.set_num_threads(threads)
         torch.set_rng_state(rng)
+
+
+def _done(value: T) -> Pending[T]:
+    return Pending(lambda: value)

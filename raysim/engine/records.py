@@ -1,35 +1,45 @@
-"""Records that pass between the round loop, the backends and the workers: what was sent, done, measured, lost."""
+"""Records that pass between the round loop, the backends and the workers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from raysim.common.results import ClientRow
 from raysim.core.algorithm import ClientId
 from raysim.core.messages import WireSize
 
 if TYPE_CHECKING:
+    from raysim.engine.memory import MemoryUsage
     from raysim.engine.spec import RunSpec
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Pending(Generic[T]):
+    """Work that a backend has begun; `result` waits for it."""
+
+    result: Callable[[], T]
 
 
 @dataclass(frozen=True)
 class Broadcast:
-    """What the server sends in one round: each distinct message once, and who gets which."""
+    """The server's messages of one round: each distinct message once, and which client gets which."""
 
     messages: tuple[Any, ...]  # packed
-    of: Mapping[ClientId, int | None]  # client -> position in `messages`; None: nothing is sent
+    of: Mapping[ClientId, int | None]  # client -> position in `messages`; None: the client gets no message
 
 
 @dataclass(frozen=True)
 class NonFiniteUpload:
-    """What the server gets in the place of an upload that held a NaN or infinity."""
+    """Replaces an upload that holds a NaN or infinity."""
 
 
 @dataclass(frozen=True)
 class ClientFailure:
-    """What stands in the place of a client's upload and turn when the round goes on without it."""
+    """Replaces the upload and the report of a client that failed in a round which tolerates that."""
 
     reason: str  # one sentence
     trace: str = ""
@@ -37,7 +47,7 @@ class ClientFailure:
 
 @dataclass(frozen=True)
 class ClientState:
-    """A client on its way to another host."""
+    """A client's state on its way to another worker."""
 
     state: Any  # packed
     unsaved: bool  # changed since the last checkpoint
@@ -64,7 +74,7 @@ class EvaluationResult:
 
 @dataclass(frozen=True, slots=True)
 class ClientEvaluation:
-    """How good a client's model is, and what it took to find out."""
+    """The test of a client's model."""
 
     local: EvaluationResult  # on its own test samples
     val_correct: int  # of its own validation samples
@@ -75,7 +85,7 @@ class ClientEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class ClientReport:
-    """What is known of one client after its part of a round, besides its upload."""
+    """One client's part of a round, without its upload."""
 
     train_loss: float | None  # mean per sample; None when nothing was trained
     train_samples: int
@@ -88,15 +98,15 @@ class ClientReport:
 
 
 def client_row(
-    spec: RunSpec, t: int, k: ClientId, client_report: ClientReport | None, evaluation: ClientEvaluation | None
+    spec: RunSpec, t: int, k: ClientId, report: ClientReport | None, evaluation: ClientEvaluation | None
 ) -> ClientRow:
-    """The row of a client that had a turn, was measured, or both."""
+    """The row of a client that trained, was evaluated, or both."""
     local, everyone = (evaluation.local, evaluation.everyone) if evaluation else (None, None)
     return ClientRow(
         round=t,
         client=k,
         model=spec.arch(k),
-        participated=client_report is not None,
+        participated=report is not None,
         accuracy=local.accuracy if local else None,
         correct=local.correct if local else None,
         total=local.total if local else None,
@@ -104,31 +114,94 @@ def client_row(
         val_correct=evaluation.val_correct if evaluation else None,
         val_total=evaluation.val_total if evaluation else None,
         global_accuracy=everyone.accuracy if everyone else None,
-        train_loss=client_report.train_loss if client_report else None,
-        train_samples=client_report.train_samples if client_report else 0,
-        up_bytes=client_report.up.bytes if client_report else 0,
-        down_bytes=client_report.down.bytes if client_report else 0,
-        up_params=client_report.up.params if client_report else 0,
-        down_params=client_report.down.params if client_report else 0,
-        flops=client_report.flops if client_report else 0.0,
-        train_s=client_report.train_s if client_report else 0.0,
+        train_loss=report.train_loss if report else None,
+        train_samples=report.train_samples if report else 0,
+        up_bytes=report.up.bytes if report else 0,
+        down_bytes=report.down.bytes if report else 0,
+        up_params=report.up.params if report else 0,
+        down_params=report.down.params if report else 0,
+        flops=report.flops if report else 0.0,
+        train_s=report.train_s if report else 0.0,
         evaluate_s=evaluation.seconds if evaluation else 0.0,
     )
 
 
 @dataclass(frozen=True)
 class ServerReport:
-    """What is known of the server after a round."""
+    """The server's part of a round."""
 
     values: Mapping[str, float]  # what the algorithm logged
     flops: float
     seconds: float  # in its hooks, sending included
-    rejected: tuple[ClientId, ...]  # uploads with a NaN or infinity, which it never saw
+    rejected: tuple[ClientId, ...]  # uploads with a NaN or infinity, which its hook did not get
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """The clients' part of a round."""
+
+    uploads: Sequence[Any]  # for `Backend.aggregate`; on Ray references to objects
+    reports: Mapping[ClientId, ClientReport]  # in client-id order, as `failed`
+    failed: Mapping[ClientId, ClientFailure]  # clients that the round continues without
+    moved: int = 0  # clients whose state moved to another actor
+
+    @classmethod
+    def of(
+        cls,
+        cohort: Sequence[ClientId],
+        uploads: Sequence[Any],
+        reports: Mapping[ClientId, ClientReport | ClientFailure],
+        moved: int = 0,
+    ) -> TrainingResult:
+        """Separate the clients that trained from those that failed."""
+        trained = {k: report for k in cohort if isinstance(report := reports[k], ClientReport)}
+        failed = {k: report for k in cohort if isinstance(report := reports[k], ClientFailure)}
+        return cls(uploads, trained, failed, moved)
+
+    @property
+    def evaluations(self) -> dict[ClientId, ClientEvaluation]:
+        """The tests that ran before clients trained."""
+        return {k: report.evaluation for k, report in self.reports.items() if report.evaluation is not None}
+
+
+@dataclass(frozen=True)
+class CheckpointFile:
+    """A file with the state of some clients, or of the server."""
+
+    name: str
+    size: int  # bytes
+    checksum: int
+    clients: tuple[ClientId, ...] = ()
+
+
+SavedFiles = tuple[list[CheckpointFile], CheckpointFile]
+"""The files of a checkpoint: clients', server's."""
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """One round of all its clients and the server."""
+
+    client_reports: Mapping[ClientId, ClientReport]  # in client-id order
+    evaluations: Mapping[ClientId, ClientEvaluation]  # of the cohort, where asked for
+    server: ServerReport
+    moved: int = 0  # clients whose state moved to another actor
+    failed: Mapping[ClientId, ClientFailure] = field(default_factory=dict)  # clients that the round continued without
+    files: Pending[SavedFiles] | None = None  # of the round's checkpoint, if it has one
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Memory of a run's processes, and of the machines that they run on."""
+
+    resident_mb: float
+    gpu_peak_mb: float  # greatest GPU memory of any process
+    machines: Mapping[str, tuple[MemoryUsage, MemoryUsage | None]]  # name -> (its memory, its fullest GPU's in use)
 
 
 @dataclass(frozen=True)
 class Startup:
-    """How long client actors took to come up when a run began."""
+    """How long client actors took to start when a run began."""
 
     actors: int
     seconds: float  # from asking for the first until all had answered
@@ -151,21 +224,4 @@ class Startup:
 
 
 class LostError(Exception):
-    """A part of the run is gone: an actor, a node, an object. Nothing is lost that could not be computed again."""
-
-
-def split_failures(
-    cohort: Sequence[ClientId], client_reports: Mapping[ClientId, ClientReport | ClientFailure]
-) -> tuple[dict[ClientId, ClientReport], dict[ClientId, ClientFailure]]:
-    """(turns that were taken, those that failed), in id order."""
-    taken = {k: client_report for k in cohort if isinstance(client_report := client_reports[k], ClientReport)}
-    return taken, {k: client_report for k in cohort if isinstance(client_report := client_reports[k], ClientFailure)}
-
-
-def evaluations_before_training(client_reports: Mapping[ClientId, ClientReport]) -> dict[ClientId, ClientEvaluation]:
-    """What was measured before clients trained."""
-    return {
-        k: client_report.evaluation
-        for k, client_report in client_reports.items()
-        if client_report.evaluation is not None
-    }
+    """A part of the run is gone: an actor, a node, an object. All of it can be computed again."""

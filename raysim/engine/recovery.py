@@ -1,80 +1,73 @@
-"""What keeps a run going: checkpoints now and then, and the way back to the last one when a part of the run dies.
+"""Recovery: when a part of the run dies, its last checkpoint is restored and the rounds since then are repeated.
 
-A round is a pure function of the state before it, the seed and its number. So whatever dies, the run restores its last
-checkpoint, repeats the rounds since then unheard, and goes on where it was, with the same bits.
+A round is a pure function of the state before it, the seed and its number. So the run ends with the same bits,
+whatever dies.
 """
 
 from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from raysim.common.errors import RunError
 from raysim.core.algorithm import ClientId
-from raysim.engine.backend import Backend, RoundReport
+from raysim.engine.backend import Backend
 from raysim.engine.checkpoint.manager import CheckpointManager
-from raysim.engine.checkpoint.storage import Storage
 from raysim.engine.checkpoint.store import Checkpoint
-from raysim.engine.records import LostError
+from raysim.engine.records import LostError, RoundReport
 
 T = TypeVar("T")
 Notify = Callable[[str], None]
 
-AUTO_INTERVAL_S = 60.0
-"""Seconds between checkpoints where the scenario leaves it open."""
-
 
 @dataclass
 class RecoveringBackend:
-    """Calls a backend; what a death cost is restored and repeated before the call is made again."""
+    """Makes calls to a backend; when a part of it dies, brings its state back and makes the call again."""
 
     backend: Backend
-    cohort: Callable[[int], Sequence[ClientId]]  # round -> its participants
+    replay: Callable[[int, Collection[ClientId]], object]  # runs a round again, without these clients
     checkpoints: CheckpointManager | None
     notify: Notify
     max_attempts: int
     wait_for_checkpoint: Callable[[], None]  # wait until a checkpoint that is being written is done
     at: int  # the round after which the backend's state is
     restarts: int = 0
-    failed: dict[int, Collection[ClientId]] = field(default_factory=dict)  # round -> whom it went on without
+    failed: dict[int, Collection[ClientId]] = field(default_factory=dict)  # round -> clients that failed in it
     attempts: int = 0  # since `at` last moved
 
     def __call__(self, call: Callable[[], T]) -> T:
-        """Make a call to the backend that leaves its state as it is. Raises `RunError` after `max_attempts` deaths."""
+        """Make a call that does not change the state. Raises `RunError` after `max_attempts` deaths."""
         lost: LostError | None = None
         while True:
             try:
                 if lost is not None:
-                    self._go_back(lost)
+                    self._recover(lost)
                 return call()
-            except LostError as death:
-                # Else what the call had in hand, such as uploads, would be kept while the rounds are repeated.
-                traceback.clear_frames(death.__traceback__)
-                lost = death
+            except LostError as error:
+                # Else the frames' variables, such as uploads, would stay in memory while the rounds are repeated.
+                traceback.clear_frames(error.__traceback__)
+                lost = error
 
-    def round(self, t: int, evaluate: bool, progress: Callable[[int], None], storage: Storage | None) -> RoundReport:
-        """Run round `t`, which follows `at`. store: where its checkpoint goes, if it is to be one."""
-        try:
-            report = self(lambda: self.backend.round(t, self.cohort(t), evaluate, progress, storage=storage))
-        except OSError as error:
-            raise self.checkpoints.store.failure(t, error) if self.checkpoints and storage else error from error
+    def round(self, t: int, call: Callable[[], RoundReport]) -> RoundReport:
+        """Make the call that runs round `t`, which follows `at`."""
+        report = self(call)
         self.at, self.attempts = t, 0
         if report.failed:
             self.failed[t] = list(report.failed)
         return report
 
-    def _go_back(self, lost: LostError) -> None:
-        """Let the backend be as it was after round `at`. Raises `LostError` when something dies meanwhile."""
+    def _recover(self, lost: LostError) -> None:
+        """Bring back the state after round `at`. Raises `LostError` when something dies meanwhile."""
         self.attempts += 1
         if self.attempts > self.max_attempts:
             raise RunError(
                 f"{lost}; the run went back {self.max_attempts} times without getting further (failure.max_attempts)"
             )
         self.restarts += 1
-        with contextlib.suppress(LostError):  # a checkpoint went with what died
+        with contextlib.suppress(LostError):  # a checkpoint may be lost with the dead actor
             self.wait_for_checkpoint()
         checkpoint = self._latest()
         base = checkpoint.round if checkpoint else 0
@@ -89,15 +82,15 @@ class RecoveringBackend:
             store = self.checkpoints.store
             self.backend.restore(store.clients(checkpoint), store.server(checkpoint))
         for t in range(base + 1, self.at + 1):
-            self.backend.round(t, self.cohort(t), False, lambda done: None, self.failed.get(t, ()))
+            self.replay(t, self.failed.get(t, ()))
 
     def _latest(self) -> Checkpoint | None:
         if self.checkpoints is None:
             return None
         store = self.checkpoints.store
         store.has_orphans = True  # files of a checkpoint that was cut off
-        told = len(store.damage)
+        known = len(store.damage)
         checkpoint = store.latest()
-        for text in store.damage[told:]:
+        for text in store.damage[known:]:
             self.notify(text)
         return checkpoint

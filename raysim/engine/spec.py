@@ -1,4 +1,4 @@
-"""What every process of a run is told once: who the clients are and how they train. Plain data, no behaviour."""
+"""What every process of a run gets once: the clients' data and models, and how they train. Plain data, no behaviour."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from raysim.core.seeds import global_seed
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run, as its hosts and its server need to know it. Picklable; the images travel apart."""
+    """One run, as its workers and its server need it. Picklable; the images travel apart."""
 
     algorithm: AnyAlgorithm
     seed: int
@@ -40,7 +40,7 @@ class RunSpec:
     independent_init: bool = False  # True: each client draws initial weights of its own
     server_threads: int = 1
     tolerates_failures: bool = False  # whether a round may go on without a client that fails
-    client_timeout_s: float | None = None  # what a client's turn may take
+    client_timeout_s: float | None = None  # limit of a client's part of a round
     num_rounds: int = 1
     labels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     image_shape_HWC: tuple[int, int, int] = (1, 1, 1)
@@ -62,7 +62,7 @@ class RunSpec:
 
     @cached_property
     def task(self) -> Task:
-        """What algorithms see of this."""
+        """The part of this that algorithms see."""
         used = dict.fromkeys(self.models[: self.num_clients])
         return Task(self.num_classes, self.feature_dim, tuple(used), self.fresh_model, self.num_rounds, self.encoder)
 
@@ -75,3 +75,8 @@ class RunSpec:
     def classes(self) -> dict[ClientId, Tensor]:
         """The classes of each client that has training samples, ascending: [S] int64."""
         return {k: torch.from_numpy(np.unique(self.labels[self.train.of(k)])) for k, n in self.num_samples.items() if n}
+
+    @cached_property
+    def eligible(self) -> list[ClientId]:
+        """Clients that hold training samples; the others never take part."""
+        return [k for k, count in self.num_samples.items() if count]

@@ -7,7 +7,7 @@ import shlex
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +21,8 @@ from raysim.engine.backend import Backend
 from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
 from raysim.engine.memory import ResourceMonitor, disk_usage
-from raysim.engine.run import Progress, Stop, run_rounds
+from raysim.engine.progress import Progress
+from raysim.engine.run import Observers, Stop, run_rounds
 from raysim.engine.workers.hooks import HookError
 from raysim.launch.assemble import Assembly, checkpoint_storage
 from raysim.launch.backend_factory import make_backend, metrics_tracker
@@ -61,6 +62,26 @@ class Result:
     def clients(self) -> pd.DataFrame:
         """A row per round and measured client, from `clients.parquet`; see `raysim describe clients.parquet`."""
         return read_clients(self.folder).to_pandas()
+
+
+WATCH_EVERY_S = 2.0
+"""How often a run checks the memory of its machines."""
+
+
+@dataclass
+class MemoryWatch:
+    """Called after rounds; warns the user when a machine runs out of memory."""
+
+    backend: Backend
+    monitor: ResourceMonitor
+    notify: Callable[[str], None]
+    checked_s: float = 0.0
+
+    def __call__(self, t: int) -> None:
+        if time.perf_counter() - self.checked_s > WATCH_EVERY_S:
+            self.checked_s = time.perf_counter()
+            for text in self.monitor.check_memory(self.backend.memory().machines):
+                self.notify(text)
 
 
 class Resumed(NamedTuple):
@@ -174,8 +195,6 @@ class Session:
             self.notify("there is no checkpoint: the run begins anew in its folder")
             return Progress(), checkpoints
         self.notify(f"resuming after round {t}")
-        if checkpoints is not None:
-            checkpoints.round = t
         return Progress.resumed(t, checkpoint.facts, latest), checkpoints
 
     def _open(self, checkpoints: CheckpointManager | None) -> None:
@@ -207,21 +226,16 @@ class Session:
         if idle := sum(not count for count in spec.num_samples.values()):
             self.notify(f"{idle} of {spec.num_clients} clients hold no training samples and never take part")
         self.facts["state_digest"] = run_rounds(
-            spec,
-            assembly.schedule,
             backend,
-            self.trackers,
+            replace(assembly.schedule, stop=self.stop),
             progress,
-            self.notify,
-            self.display.within,
+            Observers(self.trackers, self.notify, self.display.within, MemoryWatch(backend, self.monitor, self.notify)),
             checkpoints,
-            self.stop,
             partial(self._start, backend),
         )
 
     def _start(self, backend: Backend) -> None:
-        backend.start(self.assembly.spec, self.assembly.images)
-        startup = backend.startup()
+        startup = backend.start(self.assembly.spec, self.assembly.images)
         self.facts["startup"] = startup.facts() if startup else None
         if self.resumed and (checkpoint := self.resumed.checkpoint):
             store = self.resumed.store

@@ -18,8 +18,9 @@ from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import ClusterResources
 from raysim.engine.policies.sampling import cohort
+from raysim.engine.progress import Progress
 from raysim.engine.recovery import Notify
-from raysim.engine.run import Progress, run_rounds
+from raysim.engine.run import Observers, run_rounds
 from raysim.launch.assemble import assemble
 from raysim.launch.check import Checked, check
 from raysim.scenario.load import Loaded, load_scenario
@@ -110,24 +111,21 @@ def _traced(loaded: Loaded, variation: Variation, most: int, cleanup: contextlib
             assert assembly.plan is not None
             backend = RayBackend(ActorPool(assembly.plan))
         closing.callback(backend.close)
-        eligible = [k for k in range(spec.num_clients) if spec.num_samples[k]]
         memory, progress = MemoryTracker(), Progress()
 
         def fingerprint(t: int) -> None:
-            members = cohort(spec.seed, t, eligible, checked.participants)
+            members = cohort(spec.seed, t, spec.eligible, checked.participants)
             clients, server = backend.fingerprints(members)
             trace.rounds.append({**{f"client {k}": clients[k] for k in members}, "the server": server})
 
+        within = _killer(backend, schedule.rounds, progress) if variation.kill else lambda done, of: None
         trace.digest = run_rounds(
-            spec,
-            schedule,
             backend,
-            [memory],
+            schedule,
             progress,
-            within_round=_killer(backend, schedule.rounds, progress) if variation.kill else lambda done, of: None,
-            checkpoints=CheckpointManager(CheckpointStore(open_storage(folder)), 2, schedule.rounds),
-            begin=lambda: backend.start(spec, assembly.images),
-            after_round=fingerprint,
+            Observers([memory], within_round=within, after_round=fingerprint),
+            CheckpointManager(CheckpointStore(open_storage(folder)), 2, schedule.rounds),
+            lambda: backend.start(spec, assembly.images),
         )
         trace.metrics, trace.restarts = list(memory.rounds), progress.restarts
     trace.seconds = perf_counter() - began

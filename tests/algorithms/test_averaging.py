@@ -23,6 +23,7 @@ from raysim.core.messages import wire_bytes
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
 from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.run import run_round
 from raysim.engine.spec import RunSpec
 
 
@@ -218,7 +219,7 @@ def test_fedavg_of_one_client_is_standalone_bit_for_bit(settings: dict[str, bool
         try:
             spec, image_MHWC = world_of_one(algorithm)
             backend.start(spec, lambda image_MHWC=image_MHWC: image_MHWC)
-            reports = [backend.round(t, [0], True, lambda done: None) for t in (1, 2, 3)]
+            reports = [run_round(backend, t, [0], evaluate=True) for t in (1, 2, 3)]
             digests.append(backend.digests()[0])
             accuracies.append([(r.evaluations[0].local, r.client_reports[0].train_loss) for r in reports])
         finally:

@@ -21,6 +21,7 @@ from raysim.common.shards import Shards
 from raysim.core.messages import Weights
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.sampling import cohort
+from raysim.engine.run import run_round
 from raysim.engine.spec import RunSpec
 from raysim.launch.assemble import assemble
 from raysim.launch.check import check
@@ -72,7 +73,7 @@ def after(data_root: str, method: str, settings: tuple[tuple[str, Any], ...]) ->
     try:
         backend.start(replace(spec, algorithm=load_scenario(scenario).algorithm), lambda: image_MHWC)
         for t in range(1, ROUNDS + 1):
-            report = backend.round(t, range(10), False, lambda done: None)
+            report = run_round(backend, t, range(10))
             assert not report.server.rejected
         return states_of(backend)[0]
     finally:
@@ -124,7 +125,7 @@ def test_fd_runs_where_the_papers_print_a_dash(data_root: str) -> None:
     try:
         backend.start(replace(spec, algorithm=FD()), lambda: image_MHWC)
         for t in range(1, 21):
-            report = backend.round(t, cohort(spec.seed, t, list(range(100)), 10), False, lambda done: None)
+            report = run_round(backend, t, cohort(spec.seed, t, list(range(100)), 10))
             assert not report.server.rejected
             assert all(
                 math.isfinite(client_report.train_loss or math.nan) for client_report in report.client_reports.values()

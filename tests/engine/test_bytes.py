@@ -19,6 +19,7 @@ from raysim.core.fit import LocalTraining
 from raysim.data.partition import Pathological, make_partition
 from raysim.data.transform import transform_for
 from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.run import run_round
 from raysim.engine.spec import RunSpec
 from raysim.models import build_model
 
@@ -53,7 +54,7 @@ def sizes(algorithm: AnyAlgorithm, num_classes: int, classes_per_client: int, ro
     backend = InProcessBackend()
     try:
         backend.start(spec, lambda: image_MHWC)
-        reports = [backend.round(t, range(10), False, lambda done: None) for t in range(1, rounds + 1)]
+        reports = [run_round(backend, t, range(10)) for t in range(1, rounds + 1)]
     finally:
         backend.close()
     return [

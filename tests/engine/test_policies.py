@@ -25,7 +25,7 @@ from raysim.engine.policies.placement import (
 )
 from raysim.engine.policies.sampling import cohort, cohort_size
 from raysim.engine.policies.stall import is_stalled
-from raysim.engine.run import Progress
+from raysim.engine.progress import Progress
 
 
 def group_of(

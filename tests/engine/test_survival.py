@@ -6,7 +6,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,13 @@ from algorithms.standalone import Standalone
 from raysim.common.errors import RunError
 from raysim.common.results import ClientRow
 from raysim.core.algorithm import ClientId
-from raysim.engine.backend import RoundReport
-from raysim.engine.checkpoint.format import CheckpointFile, PendingFiles
 from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import LocalStorage, Storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
-from raysim.engine.records import ClientEvaluation, LostError
-from raysim.engine.run import Progress, Schedule, Stop, run_rounds
+from raysim.engine.progress import Progress
+from raysim.engine.records import Broadcast, ClientEvaluation, LostError, Pending, SavedFiles, ServerReport
+from raysim.engine.run import Observers, Schedule, Stop, run_rounds
 from raysim.engine.spec import RunSpec
 from raysim.engine.workers.hooks import HookError
 from raysim.launch.assemble import assemble
@@ -58,32 +57,27 @@ class Mortal(InProcessBackend):
                 self.server.server.state = None
             raise LostError(f"{part}: client actor 1 of 1 died")
 
-    def round(
-        self,
-        t: int,
-        cohort: Sequence[ClientId],
-        evaluate: bool,
-        progress: Callable[[int], None],
-        without: Collection[ClientId] = (),
-        storage: Storage | None = None,
-    ) -> RoundReport:
+    def send(self, t: int, cohort: Sequence[ClientId]) -> Broadcast:
         self._perhaps(f"round {t}")
-        report = super().round(t, cohort, evaluate, progress, without, storage)
-        self._perhaps(f"round {t}")
-        return report
+        return super().send(t, cohort)
 
-    def evaluate(self, ids: Sequence[ClientId]) -> Mapping[ClientId, ClientEvaluation]:
+    def aggregate(self, t: int, uploads: Sequence[Any]) -> Pending[ServerReport]:
+        aggregation = super().aggregate(t, uploads)
+        self._perhaps(f"round {t}")
+        return aggregation
+
+    def evaluate(self, ids: Sequence[ClientId]) -> Pending[Mapping[ClientId, ClientEvaluation]]:
         self._perhaps("a test")
         return super().evaluate(ids)
 
-    def save(self, t: int, storage: Storage) -> PendingFiles:
+    def save(self, t: int, storage: Storage) -> Pending[SavedFiles]:
         files = super().save(t, storage)
 
-        def late() -> tuple[list[CheckpointFile], CheckpointFile]:
+        def late() -> SavedFiles:
             self._perhaps("a checkpoint")
-            return files()
+            return files.result()
 
-        return late
+        return Pending(late)
 
     def digests(self) -> tuple[dict[ClientId, str], str]:
         self._perhaps("the digest")
@@ -113,7 +107,7 @@ def outcome(
     try:
         backend.start(spec, images)
         plan = Schedule(ROUNDS, participants, evaluate_every=2, **schedule)
-        digest = run_rounds(spec, plan, backend, [memory], progress or Progress(), told, checkpoints=checkpoints)
+        digest = run_rounds(backend, plan, progress or Progress(), Observers([memory], told), checkpoints)
     finally:
         backend.close()
     rows = [replace(row, train_s=0.0, evaluate_s=0.0) for row in memory.clients]
@@ -181,16 +175,16 @@ def test_a_checkpoint_that_builds_on_a_lost_one_is_not_made(tmp_path: Path) -> N
     class Twice(Mortal):
         """The checkpoint of round 2 is lost while all live on; all die in round 4."""
 
-        def save(self, t: int, storage: Storage) -> PendingFiles:
+        def save(self, t: int, storage: Storage) -> Pending[SavedFiles]:
             files = InProcessBackend.save(self, t, storage)
 
-            def late() -> tuple[list[CheckpointFile], CheckpointFile]:
+            def late() -> SavedFiles:
                 if t == 2 and self.deaths == 0:
                     self.deaths = 1
                     raise LostError("a checkpoint: an object is lost")
-                return files()
+                return files.result()
 
-            return late
+            return Pending(late)
 
         def _perhaps(self, part: str) -> None:
             if part == "round 4" and self.deaths == 1:
@@ -215,16 +209,8 @@ def test_the_end_is_asked_for_once_the_round_is_saved(tmp_path: Path) -> None:
 
     backend.start(spec, images)
     with pytest.raises(KeyboardInterrupt):
-        run_rounds(
-            spec,
-            Schedule(ROUNDS, participants),
-            backend,
-            [memory],
-            progress,
-            within_round=ask,
-            checkpoints=checkpoints,
-            stop=stop,
-        )
+        schedule = Schedule(ROUNDS, participants, stop=stop)
+        run_rounds(backend, schedule, progress, Observers([memory], within_round=ask), checkpoints)
     backend.close()
     assert [values["round"] for values in memory.rounds] == [0, 1, 2]
     assert checkpoints.saved_round == 2
@@ -302,12 +288,12 @@ def test_what_a_lost_round_had_in_hand_is_not_kept_while_it_is_repeated() -> Non
     held: list[weakref.ref[Uploads]] = []
 
     class Dying(InProcessBackend):
-        def round(self, *args: Any, **more: Any) -> RoundReport:
+        def aggregate(self, t: int, uploads: Sequence[Any]) -> Pending[ServerReport]:
             if not held:
-                uploads = Uploads()
-                held.append(weakref.ref(uploads))
+                lost = Uploads()
+                held.append(weakref.ref(lost))
                 raise LostError("client actor 1 of 1 died")
-            return super().round(*args, **more)
+            return super().aggregate(t, uploads)
 
         def recover(self) -> list[str]:
             assert all(uploads() is None for uploads in held)  # `start` recovers, too

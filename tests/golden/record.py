@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from raysim.engine.inprocess import InProcessBackend
-from raysim.engine.run import Progress, run_rounds, state_digest
+from raysim.engine.progress import Progress
+from raysim.engine.run import Observers, run_rounds, state_digest
 from raysim.launch.assemble import assemble
 from raysim.launch.check import check
 from raysim.scenario.registry import algorithm_names
@@ -37,7 +38,7 @@ def curves(method: str) -> dict[str, Any]:
     assembly = assemble(checked)
     backend, memory = InProcessBackend(), MemoryTracker()
     backend.start(assembly.spec, assembly.images)
-    run_rounds(assembly.spec, assembly.schedule, backend, [memory], Progress())
+    run_rounds(backend, assembly.schedule, Progress(), Observers([memory]))
     digest = state_digest(backend)
     backend.close()
     rounds = [{name: row[name] for name in KEPT if name in row} for row in memory.rounds]

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from raysim.engine.inprocess import InProcessBackend
-from raysim.engine.run import Progress, run_rounds, state_digest
+from raysim.engine.progress import Progress
+from raysim.engine.run import Observers, run_rounds, state_digest
 from raysim.launch.assemble import assemble
 from raysim.launch.check import check
 from raysim.tracking.memory import MemoryTracker
@@ -24,7 +25,7 @@ def on(device: str, method: str) -> tuple[str, list[float]]:
     assembly = assemble(checked)
     backend, memory = InProcessBackend(device), MemoryTracker()
     backend.start(assembly.spec, assembly.images)
-    run_rounds(assembly.spec, assembly.schedule, backend, [memory], Progress())
+    run_rounds(backend, assembly.schedule, Progress(), Observers([memory]))
     digest = state_digest(backend)
     backend.close()
     return digest, [float(v) for v in memory.series("loss/test")]

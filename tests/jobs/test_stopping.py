@@ -77,7 +77,7 @@ from raysim.jobs import entry, stopping
 from raysim.launch import session
 
 round_s, insist_s, scenario, *sets = sys.argv[1:]
-play, close, make_backend = InProcessBackend.round, InProcessBackend.close, session.make_backend
+play, close, make_backend = InProcessBackend.send, InProcessBackend.close, session.make_backend
 
 def tell(text):  # a line of its own, whoever else is in the middle of one
     os.write(1, f"\\n{text}\\n".encode())
@@ -97,7 +97,7 @@ def of_ray(*given):
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
     return make_backend(*given)
 
-InProcessBackend.round, InProcessBackend.close, session.make_backend = slow_round, slow_close, of_ray
+InProcessBackend.send, InProcessBackend.close, session.make_backend = slow_round, slow_close, of_ray
 entry.stoppable = lambda: stopping.stoppable(float(insist_s))
 code = entry.main([scenario, *(word for item in sets for word in ("--set", item))])
 time.sleep(0.3)  # for a SIGTERM that is late

@@ -17,7 +17,7 @@ from raysim.common.errors import RunError, ScenarioError
 from raysim.core.state import Serialized, deserialize, serialize
 from raysim.engine.checkpoint.storage import LocalStorage
 from raysim.engine.checkpoint.store import CheckpointStore
-from raysim.engine.run import Progress
+from raysim.engine.progress import Progress
 from raysim.launch.resume import Identity, run_scenario
 from raysim.tracking.store import check_recorded, check_uri
 

@@ -17,7 +17,7 @@ from raysim.common.errors import RunError, ScenarioError
 from raysim.common.results import Status
 from raysim.engine.checkpoint.storage import local_folder, open_storage
 from raysim.engine.checkpoint.store import CheckpointError, CheckpointStore
-from raysim.engine.run import _FACTS, Progress
+from raysim.engine.progress import FACTS, Progress
 from raysim.launch.resume import label
 from raysim.launch.run import resume, run
 from raysim.report.load import read_clients, read_rounds, read_summary
@@ -95,7 +95,7 @@ def test_a_run_of_an_earlier_version_goes_on(workplace: Path, monkeypatch: pytes
     new = ("val_correct", "val_total")
     with monkeypatch.context() as patch:
         patch.setattr(rows, "CLIENT_SCHEMA", pa.schema([f for f in rows.CLIENT_SCHEMA if f.name not in new]))
-        patch.setattr("raysim.engine.run._FACTS", tuple(name for name in _FACTS if "best_val" not in name))
+        patch.setattr("raysim.engine.progress.FACTS", tuple(name for name in FACTS if "best_val" not in name))
         short = run(loaded("rounds=2"), quiet=True)
     assert not set(new) & set(read_clients(short.folder).column_names)
     whole = run(loaded("rounds=3"), quiet=True)

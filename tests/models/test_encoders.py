@@ -184,13 +184,14 @@ def test_every_process_reads_its_own_weights(hub: Path, at_hand: Path):
 
 def test_a_run_without_weights_hashes_pixels(hub: Path):
     from raysim.engine.inprocess import InProcessBackend
+    from raysim.engine.run import run_round
 
     checked = check(load_scenario(scenario(neighbours=4)))
     assembly = assemble(checked)
     backend = InProcessBackend()
     try:
         backend.start(assembly.spec, assembly.images)
-        report = backend.round(1, range(4), False, lambda done: None)
+        report = run_round(backend, 1, range(4))
     finally:
         backend.close()
     assert report.server.values == {"hash_width": 64.0, "cache_filled": 1.0}

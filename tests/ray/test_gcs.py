@@ -41,7 +41,6 @@ def test_a_run_on_its_own_ray_ends_at_once(gcs: socket.socket, monkeypatch: pyte
     calls.wait_for_gcs("round 1")
     gcs.close()
     for ask in (
-        lambda: calls.wait_all([object()], "the checkpoint of round 2"),
         lambda: calls.get([], "round 2"),
         lambda: calls.wait_any([], "round 2"),
         pool._place,
@@ -84,4 +83,4 @@ def test_memory_usage_does_not_ask_the_gcs(monkeypatch: pytest.MonkeyPatch) -> N
         Worker(None, location=Location("b", "10.0.0.2", 3), usage=ProcessMemory(0.0, 0.0, (low, None))),
     ]
     pool.server = Worker(None)
-    assert RayBackend(pool).memory_usage() == {"10.0.0.1": (high, None), "10.0.0.2": (low, None)}
+    assert RayBackend(pool).memory().machines == {"10.0.0.1": (high, None), "10.0.0.2": (low, None)}

@@ -126,16 +126,14 @@ def test_startup_counts_only_the_first_start() -> None:
     notes: list[str] = []
     backend = RayBackend(ActorPool(plan, notify=notes.append, participants=1))
     try:
-        assert backend.startup() is None
         assembly = assemble(checked)
-        backend.start(assembly.spec, assembly.images)
-        first = backend.startup()
+        first = backend.start(assembly.spec, assembly.images)
         assert first is not None and first.actors == 2 and 0 < first.slowest_s <= first.seconds
         ray.kill(backend.pool.clients[1].actor)
         wait_until_dead(backend.pool.clients[1])
         backend.recover()
         assert len(backend.pids()) == 3
-        assert backend.startup() is first
+        assert backend.pool.startup is first
         assert not [text for text in notes if "per actor" in text]  # two are not worth a word
     finally:
         backend.close()

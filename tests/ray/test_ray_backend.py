@@ -18,9 +18,10 @@ from raysim.common.results import ClientRow
 from raysim.engine.backend import Backend
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import ClusterResources, ResourceRequest, make_plan
+from raysim.engine.progress import Progress
 from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.pool import ActorPool
-from raysim.engine.run import Progress, run_rounds, state_digest
+from raysim.engine.run import Observers, run_rounds, state_digest
 from raysim.engine.workers.hooks import HookError
 from raysim.launch.assemble import assemble
 from raysim.launch.check import check
@@ -77,7 +78,7 @@ def rounds_on(backend: Backend, given: Loaded) -> tuple[str, list[ClientRow], li
     assembly = assemble(checked, ClusterResources(8, 2))
     memory = MemoryTracker()
     backend.start(assembly.spec, assembly.images)
-    run_rounds(assembly.spec, assembly.schedule, backend, [memory], Progress())
+    run_rounds(backend, assembly.schedule, Progress(), Observers([memory]))
     rows = [replace(row, train_s=0.0, evaluate_s=0.0) for row in memory.clients]
     varying = ("time/", "memory/", "engine/")
     values = [{k: v for k, v in row.items() if not k.startswith(varying)} for row in memory.rounds]
@@ -135,9 +136,10 @@ def test_fractional_gpus_add_up(
     assert settles(2.0, cpus, actors)
     during: list[bool] = []
 
-    def look(self: RayBackend, *rest: Any) -> None:
-        start(self, *rest)
+    def look(self: RayBackend, *rest: Any) -> Any:
+        startup = start(self, *rest)
         during.append(settles(0.5, cpus - 3, actors + 4))
+        return startup
 
     monkeypatch.setattr(RayBackend, "start", look)
     overrides = "[{models: [digits_resnet], actors: 1, gpus_per_actor: 1}]"

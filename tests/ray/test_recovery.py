@@ -23,7 +23,7 @@ from raysim.engine.policies.placement import ClusterResources, ResourceRequest, 
 from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.calls import ActorCalls
 from raysim.engine.ray.pool import ActorPool, Worker
-from raysim.engine.records import LostError
+from raysim.engine.run import run_round
 from tests.conftest import REPOSITORY
 from tests.engine.scenarios import loaded
 from tests.engine.test_survival import ROUNDS, outcome, world_for
@@ -134,12 +134,12 @@ def test_a_stall_names_the_actor(ray_session: None, monkeypatch: pytest.MonkeyPa
     try:
         spec, images, _ = world_for(loaded(GIVEN))
         backend.start(spec, images)
-        backend.round(1, range(8), False, lambda done: None)
+        run_round(backend, 1, range(8))
         pids = backend.pids()
         for pid in (pids[0], pids[-1]):
             stopped.append(pid)
             os.kill(pid, signal.SIGSTOP)
-            backend.round(2 if pid == pids[0] else 3, range(8), False, lambda done: None)
+            run_round(backend, 2 if pid == pids[0] else 3, range(8))
     finally:
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
@@ -155,26 +155,6 @@ def test_a_stall_names_the_actor(ray_session: None, monkeypatch: pytest.MonkeyPa
 def sleep(seconds: float) -> None:
     """A Python function, as Ray does not accept a builtin as a task."""
     time.sleep(seconds)
-
-
-def test_recovery_does_not_wait_for_a_checkpoint_behind_a_long_round(
-    backend: RayBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import ray
-
-    monkeypatch.setattr("raysim.engine.ray.calls.RECOVERY_DEADLINE_S", 0.5)
-    busy = ray.remote(sleep).options(num_cpus=0)
-    soon = [busy.remote(1)]
-    backend.calls.wait_all(soon, "the checkpoint of round 1")  # without a deadline it waits
-    assert ray.get(soon) == [None]
-    answers = [busy.remote(600), busy.remote(0)]
-    with pytest.raises(LostError), backend.calls.translate_errors("round 2"):
-        raise ray.exceptions.RayActorError()
-    began = time.perf_counter()
-    with pytest.raises(LostError, match=r"the checkpoint of round 2: .* still at work"):
-        backend.calls.wait_all(answers, "the checkpoint of round 2")
-    assert time.perf_counter() - began < 500  # the actor that writes it is busy for 600
-    ray.cancel(answers[0], force=True)
 
 
 class Owner:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from raysim.engine.checkpoint.format import CheckpointFile
 from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import LocalStorage
 from raysim.engine.checkpoint.store import CheckpointStore
@@ -22,8 +21,8 @@ from raysim.engine.ray.actors import Location
 from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.calls import ActorCalls
 from raysim.engine.ray.pool import ActorPool, Worker
-from raysim.engine.ray.saving import CheckpointWrite
-from raysim.engine.records import LostError
+from raysim.engine.ray.saving import begin_save
+from raysim.engine.records import CheckpointFile
 from tests.engine.scenarios import loaded
 from tests.engine.test_survival import outcome
 from tests.ray.test_recovery import GIVEN, sleep, wait_until_dead
@@ -39,21 +38,18 @@ def wait_for(path: Path, seconds: float) -> bool:
 
 
 class Near:
-    """Reaches the store; is done with what it does only once somebody took all of `Far`'s files."""
+    """Reaches the storage; is done with its work only once the driver took all of `Far`'s files."""
 
     def __init__(self, taken: Path) -> None:
         self.taken = taken
 
-    def save(self, t: int, storage: Any) -> None:
-        pass
-
-    def saved(self, t: int) -> list[CheckpointFile]:
+    def save(self, t: int, storage: Any) -> list[CheckpointFile]:
         assert wait_for(self.taken, 300)
         return [CheckpointFile("clients-000001-00000.safetensors", 1, 0, (0,))]
 
 
 class Far:
-    """Does not reach the store; stands still while nobody takes its files."""
+    """Does not reach the storage; stands still while the driver does not take its files."""
 
     def __init__(self, taken: Path) -> None:
         self.taken = taken
@@ -69,7 +65,7 @@ class Server:
         return CheckpointFile("server-000001.safetensors", 1, 0), None
 
 
-def test_who_relays_is_heard_before_others_are_waited_for(tmp_path: Path) -> None:
+def test_forwarded_files_are_taken_before_other_answers(tmp_path: Path) -> None:
     """On two nodes a client moves from far to near while both are saved: near waits for far, far to be heard."""
     import ray
 
@@ -82,12 +78,11 @@ def test_who_relays_is_heard_before_others_are_waited_for(tmp_path: Path) -> Non
         clients=[near, far],
         server=server,
         driver_node="Near",
-        via_ray_client=False,
         calls=ActorCalls(lambda actor: None),
     )
-    files = CheckpointWrite(1, LocalStorage(tmp_path), pool).with_server()
+    files = begin_save(1, LocalStorage(tmp_path), pool)
     found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(files()), daemon=True)
+    thread = threading.Thread(target=lambda: found.append(files.result()), daemon=True)
     thread.start()
     thread.join(300)
     for member in (near, far, server):
@@ -126,19 +121,16 @@ def patch_work(backend: RayBackend, at: int, do: Any) -> None:
     ray.get([host.actor.__ray_call__.remote(patch) for host in backend.pool.clients])
 
 
-def test_after_a_long_round_the_checkpoint_does_not_wait_for_the_next(
-    backend: RayBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_does_not_wait_for_the_next_round(backend: RayBackend, tmp_path: Path) -> None:
     def see() -> None:
         assert wait_for(tmp_path / "checkpoint-000001.json", 60), "round 2 is at work, and round 1 not saved"
 
-    monkeypatch.setattr("raysim.engine.ray.backend.LONG_ROUND_S", 0.0)
     patch_work(backend, 2, see)
     checkpoints = CheckpointManager(CheckpointStore(LocalStorage(tmp_path)), 1, 4)
     assert outcome(loaded(GIVEN), backend, checkpoints) == outcome(loaded(GIVEN), InProcessBackend())  # type: ignore[arg-type]
 
 
-def test_who_interrupts_does_not_wait_for_a_checkpoint_behind_a_turn(backend: RayBackend, tmp_path: Path) -> None:
+def test_an_interrupt_does_not_wait_for_the_clients_of_the_next_round(backend: RayBackend, tmp_path: Path) -> None:
     began: list[float] = []
     collect = backend._collect
 
@@ -153,18 +145,7 @@ def test_who_interrupts_does_not_wait_for_a_checkpoint_behind_a_turn(backend: Ra
     with pytest.raises(KeyboardInterrupt):
         outcome(loaded(GIVEN), backend, checkpoints)  # type: ignore[arg-type]
     assert time.monotonic() - began[0] < 250  # the turn takes 300
-    assert checkpoints.saved_round is None  # that of round 1 was given up
-
-
-def test_a_deadline_is_only_ever_shortened(backend: RayBackend) -> None:
-    import ray
-
-    busy = ray.remote(sleep).options(num_cpus=0).remote(600)
-    backend.set_deadline(0.0)
-    backend.set_deadline(1000.0)
-    with pytest.raises(LostError, match="the checkpoint of round 7: the actors that write it are still at work"):
-        backend.calls.wait_all([busy], "the checkpoint of round 7")
-    ray.cancel(busy, force=True)
+    assert checkpoints.saved_round == 1
 
 
 def test_an_actor_that_dies_before_it_is_taken_in_is_no_death_of_the_run(backend: RayBackend) -> None:
@@ -179,7 +160,6 @@ def test_an_actor_that_dies_before_it_is_taken_in_is_no_death_of_the_run(backend
     pool.starting.append((0, member, answer))
     pool.add_new_actors()
     assert not pool.starting and len(pool.clients) == pool.plan.num_actors == 2
-    assert pool.calls.deadline_s is None
 
 
 def test_closing_ends_those_that_were_to_join(backend: RayBackend) -> None:

@@ -1,10 +1,8 @@
-"""Where checkpoints are kept: a folder of this machine, or any address that fsspec knows. Named bytes, nothing more."""
+"""Where checkpoints are: a folder of this machine, or any address that fsspec knows."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,51 +10,31 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from raysim.common.text import expanded
-
-PAGE = 4096
-"""Bytes; a multiple of the blocks of nearly every disk, as direct writing demands."""
-
-DIRECT_BYTES = 1 << 18
-"""Files smaller than this are not worth a wait for the disk."""
-
-_NOT_DIRECT = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
-"""What file systems say that cannot write directly, or not with these blocks."""
-
-Buffer = bytes | NDArray[np.uint8]
-"""Bytes, perhaps in memory that somebody else owns."""
-
-
-def viewed(data: Buffer) -> memoryview:
-    """The same bytes, to be cut without a copy."""
-    return data.data if isinstance(data, np.ndarray) else memoryview(data)
 
 
 class Storage(Protocol):
-    """Named bytes. Everything raises `OSError`, with the file's address as its `filename`, when it fails. Picklable."""
+    """Named files. A method that fails raises `OSError`, with the file's address as its `filename`. Picklable."""
 
     @property
     def where(self) -> str:
-        """The address, for people."""
+        """The address, for messages."""
 
     @property
     def is_shared(self) -> bool:
         """Whether other machines reach the same bytes under the same address."""
 
     def make(self) -> None:
-        """Make the place, once: a folder that vanishes later is missed, not made again without what it held."""
+        """Make the folder, once: one that vanishes later is an error, and is not made again without its files."""
 
-    def write(self, name: str, data: Buffer) -> None:
-        """Put bytes there; only after `fsync` do they outlive the machine."""
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file, which survives a power cut only after `fsync`."""
 
     def fsync(self, names: Iterable[str]) -> None:
-        """Wait until what was written is safe from a power cut."""
+        """Wait until files that were written are safe from a power cut."""
 
     def publish(self, name: str, data: bytes) -> None:
-        """Put bytes there as a whole or not at all, safe when it returns."""
+        """Write a file as a whole or not at all; it is safe when this returns."""
 
     def read(self, name: str) -> bytes:
         """All bytes of a file."""
@@ -65,10 +43,10 @@ class Storage(Protocol):
         """Length in bytes."""
 
     def names(self) -> list[str]:
-        """All files, sorted; none if there is no such folder yet."""
+        """All files, sorted; none if the folder does not exist yet."""
 
     def remove(self, name: str) -> None:
-        """Let a file go; one that is gone already is fine."""
+        """Remove a file, if it exists."""
 
 
 def local_folder(address: str) -> Path | None:
@@ -94,57 +72,10 @@ def open_storage(address: str | Path) -> Storage:
         return LocalStorage(folder)
     remote = RemoteStorage(text.rstrip("/"))
     try:
-        _ = remote.place
+        _ = remote.location
     except Exception as error:  # fsspec: ValueError for unknown protocols, ImportError for missing packages
         raise OSError(None, str(error) or type(error).__name__, text) from error
     return remote
-
-
-def page_aligned(size: int) -> NDArray[np.uint8]:
-    """Uninitialised memory that begins where a page does: what can be written past the system's cache."""
-    room = np.empty(size + PAGE, np.uint8)
-    begin = -room.ctypes.data % PAGE
-    return room[begin : begin + size]
-
-
-def _write(place: Path, left: memoryview) -> None:
-    """Make a file of these bytes, past the system's cache if they are many and page-aligned.
-
-    A checkpoint is not read again, so the cache would only grow by it: memory that a container pays for, and 0.3 to
-    3 ms of a processor per MB, most where a virtual machine gets new pages from its host. While data is written
-    directly, the processor is free for other work.
-    """
-    direct = getattr(os, "O_DIRECT", 0) if left.nbytes >= DIRECT_BYTES and not _address(left) % PAGE else 0
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    try:
-        handle = os.open(place, flags | direct, 0o666)
-    except OSError as error:
-        if not direct or error.errno not in _NOT_DIRECT:
-            raise
-        handle, direct = os.open(place, flags, 0o666), 0
-    try:
-        while left.nbytes:
-            whole = left.nbytes // PAGE * PAGE
-            if direct and not whole:
-                direct = _through_cache(handle)  # the last part of a page
-            try:
-                left = left[os.write(handle, left[:whole] if direct else left) :]
-            except OSError as error:
-                if not direct or error.errno not in _NOT_DIRECT:
-                    raise
-                direct = _through_cache(handle)
-    finally:
-        os.close(handle)
-
-
-def _through_cache(handle: int) -> int:
-    """From here on, write to this file as usual."""
-    fcntl.fcntl(handle, fcntl.F_SETFL, fcntl.fcntl(handle, fcntl.F_GETFL) & ~os.O_DIRECT)
-    return 0
-
-
-def _address(view: memoryview) -> int:
-    return int(np.frombuffer(view, np.uint8).ctypes.data)
 
 
 @dataclass(frozen=True)
@@ -164,11 +95,11 @@ class LocalStorage:
     def make(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
 
-    def write(self, name: str, data: Buffer) -> None:
+    def write(self, name: str, data: bytes) -> None:
         place = self.path / name
         try:
-            _write(place, viewed(data))
-        except OSError as error:
+            place.write_bytes(data)
+        except OSError as error:  # a full disk's does not name the file
             raise OSError(error.errno, error.strerror, str(place)) from error
 
     def fsync(self, names: Iterable[str]) -> None:
@@ -176,6 +107,8 @@ class LocalStorage:
             handle = os.open(place, os.O_RDONLY)
             try:
                 os.fsync(handle)
+                # A checkpoint is not read again, and a container pays for the memory of the system's cache.
+                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(handle)
 
@@ -217,8 +150,8 @@ class RemoteStorage:
     address: str
 
     @cached_property
-    def place(self) -> tuple[Any, str]:
-        """(file system, path there)."""
+    def location(self) -> tuple[Any, str]:
+        """(file system, path in it)."""
         from fsspec.core import url_to_fs
 
         fs, root = url_to_fs(self.address)
@@ -237,14 +170,14 @@ class RemoteStorage:
 
     def make(self) -> None:
         with self._errors("") as (fs, _):
-            fs.makedirs(self.place[1], exist_ok=True)
+            fs.makedirs(self.location[1], exist_ok=True)
 
-    def write(self, name: str, data: Buffer) -> None:
+    def write(self, name: str, data: bytes) -> None:
         with self._errors(name) as (fs, path):
-            fs.pipe_file(path, bytes(data))
+            fs.pipe_file(path, data)
 
     def fsync(self, names: Iterable[str]) -> None:
-        """Object stores have it when they say so."""
+        """An object store acknowledges a write when it is safe."""
 
     def publish(self, name: str, data: bytes) -> None:
         self.write(name, data)
@@ -260,7 +193,7 @@ class RemoteStorage:
     def names(self) -> list[str]:
         with self._errors("") as (fs, _):
             fs.invalidate_cache()
-            root = self.place[1]
+            root = self.location[1]
             found = fs.ls(root, detail=False) if fs.exists(root) else []
         return sorted(str(name).rstrip("/").rpartition("/")[2] for name in found)
 
@@ -271,7 +204,7 @@ class RemoteStorage:
 
     @contextlib.contextmanager
     def _errors(self, name: str) -> Any:
-        fs, root = self.place
+        fs, root = self.location
         try:
             yield fs, f"{root}/{name}"
         except FileNotFoundError:

@@ -24,19 +24,20 @@ from safetensors import SafetensorError
 from raysim.common.errors import RunError
 from raysim.core.algorithm import ClientId
 from raysim.core.messages import Weights
-from raysim.engine.checkpoint.format import CheckpointFile, checksum, read_clients
+from raysim.engine.checkpoint.format import read_clients
 from raysim.engine.checkpoint.storage import Storage
+from raysim.engine.records import CheckpointFile
 
 FORMAT = 3
 KEPT = 2
 """Checkpoints that stay, so that a damaged one has a predecessor."""
 
 _OURS = re.compile(r"\.?(?:checkpoint|clients|server)-(\d{6,})")
-"""How our files' names begin, which say the round."""
+"""How the names of checkpoints' files begin, with the round."""
 
 _MANIFEST = re.compile(r"checkpoint-\d{6,18}\.json")
 _PART = re.compile(r"(?:clients-\d{6,18}-\d{5,18}|server-\d{6,18})\.safetensors")
-"""The names that a manifest may hold: it may come from elsewhere, and what it names is read and removed."""
+"""The names that a manifest may hold: it may be forged, and the files that it names are read and removed."""
 
 
 class CheckpointError(RunError):
@@ -48,9 +49,9 @@ class Checkpoint:
     """A whole run after a round, in files."""
 
     round: int
-    client_files: tuple[CheckpointFile, ...]  # whose states to take from which file; a client in none is untouched
+    client_files: tuple[CheckpointFile, ...]  # a client in none of them never took part
     server: CheckpointFile
-    facts: Mapping[str, Any]  # what else a run that goes on must know
+    facts: Mapping[str, Any]  # of `Progress`
 
     @property
     def files(self) -> list[CheckpointFile]:
@@ -60,10 +61,10 @@ class Checkpoint:
 
 @dataclass
 class CheckpointStore:
-    """A run's checkpoints in a store."""
+    """A run's checkpoints in a storage."""
 
     storage: Storage
-    kept: list[Checkpoint] = field(default_factory=list)  # oldest first; all of them were whole when last looked at
+    kept: list[Checkpoint] = field(default_factory=list)  # oldest first
     damage: list[str] = field(default_factory=list)  # a sentence for each checkpoint that cannot be used
     has_orphans: bool = True  # whether there may be files that no checkpoint needs, as after a death
 
@@ -71,7 +72,7 @@ class CheckpointStore:
     def open(cls, storage: Storage) -> CheckpointStore:
         """The checkpoints in `storage`, however the run ended. Only reads; `add` removes orphan files.
 
-        Raises `CheckpointError` when the place cannot be read.
+        Raises `CheckpointError` when the storage cannot be read.
         """
         store = cls(storage)
         try:
@@ -86,7 +87,7 @@ class CheckpointStore:
         return store
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint all of whose files are whole; every byte is looked at. `damage` tells of others."""
+        """The newest checkpoint all of whose files are whole; reads every byte. Others go to `damage`."""
         while self.kept:
             wrong = next((problem for file in self.kept[-1].files if (problem := self._problem(file))), None)
             if wrong is None:
@@ -97,7 +98,7 @@ class CheckpointStore:
     def add(
         self, t: int, changed: Sequence[CheckpointFile], server: CheckpointFile, facts: Mapping[str, Any]
     ) -> Checkpoint:
-        """Checkpoints round `t`: `changed` and `server` are written, the clients in no part of `changed` are as before.
+        """Make a checkpoint of round `t` from files that are written; clients in none of `changed` are as before.
 
         Raises `CheckpointError` when that fails; the checkpoints before are not touched.
         """
@@ -122,7 +123,7 @@ class CheckpointStore:
         return checkpoint
 
     def _remove(self, t: int, gone: Sequence[Checkpoint]) -> None:
-        """Let go of what no kept checkpoint needs; manifests first, so that none is left without its files."""
+        """Remove files that no kept checkpoint needs; manifests first, so that none is left without its files."""
         needed = {file.name for checkpoint in self.kept for file in checkpoint.files} | {
             _name(c.round) for c in self.kept
         }
@@ -146,7 +147,7 @@ class CheckpointStore:
         return data
 
     def failure(self, t: int, error: OSError) -> CheckpointError:
-        """The sentence about a checkpoint that could not be written."""
+        """The error for a checkpoint that could not be written."""
         last = (
             f"the last whole checkpoint is that of round {self.kept[-1].round}" if self.kept else "there is none before"
         )
@@ -156,12 +157,12 @@ class CheckpointStore:
         )
 
     def _problem(self, file: CheckpointFile) -> str | None:
-        """What is wrong with a file, in a few words."""
+        """Why a file cannot be used, if it cannot."""
         try:
             size = self.storage.size(file.name)
             if size != file.size:
                 return f"{self.storage.where}/{file.name} has {size} bytes instead of {file.size}"
-            if checksum(self.storage.read(file.name)) != file.checksum:
+            if zlib.crc32(self.storage.read(file.name)) != file.checksum:
                 return f"{self.storage.where}/{file.name} does not hold what was written"
         except OSError as error:
             return f"{self.storage.where}/{file.name} cannot be read ({_reason(error)})"
@@ -170,7 +171,7 @@ class CheckpointStore:
     def _whole(self, file: CheckpointFile, read: Any) -> Any:
         try:
             data = self.storage.read(file.name)
-            if checksum(data) != file.checksum:
+            if zlib.crc32(data) != file.checksum:
                 raise ValueError("it does not hold what was written")
             return read(data)
         except (OSError, ValueError, KeyError, SafetensorError) as error:
@@ -195,7 +196,7 @@ def _manifest_bytes(checkpoint: Checkpoint) -> bytes:
 
 
 def _manifest(name: str, data: bytes) -> Checkpoint:
-    """Raises ValueError, KeyError or TypeError when this is not what `_manifest_bytes` made for that name."""
+    """Raises ValueError, KeyError or TypeError when `_manifest_bytes` did not make this for that name."""
     outer = json.loads(data)
     if zlib.crc32(outer["checkpoint"].encode()) != outer["crc32"]:
         raise ValueError("damaged")

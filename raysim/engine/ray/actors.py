@@ -22,11 +22,10 @@ from raysim.engine.memory import MemoryUsage, gpu_memory
 
 if TYPE_CHECKING:
     from raysim.core.algorithm import ClientId
-    from raysim.engine.checkpoint.format import Bytes, CheckpointFile
     from raysim.engine.checkpoint.storage import Storage
-    from raysim.engine.checkpoint.writer import BackgroundWriter
     from raysim.engine.records import (
         Broadcast,
+        CheckpointFile,
         ClientEvaluation,
         ClientFailure,
         ClientReport,
@@ -110,7 +109,6 @@ class ClientActor:
     """A `ClientWorker` in a process of its own, made when it is first needed."""
 
     _worker: ClientWorker | None = None
-    writer: BackgroundWriter  # exists once `_worker` does
     inputs: Sequence[Any] = ()  # references to the RunSpec and the images
     gpu_share: float = 0.0
     trimmed_s: float = 0.0  # perf_counter() when this process last returned freed memory
@@ -126,8 +124,6 @@ class ClientActor:
 
     def setup(self, inputs: Sequence[Any], gpu_share: float) -> Location:
         """Reset to the state before round 1. inputs: references to the RunSpec and the images."""
-        if self._worker:
-            self.writer.wait()
         self._worker, self.inputs, self.gpu_share = None, inputs, gpu_share
         return location()
 
@@ -142,7 +138,6 @@ class ClientActor:
             keep_freed_memory()
             import torch
 
-            from raysim.engine.checkpoint.writer import BackgroundWriter
             from raysim.engine.workers.client import ClientWorker
 
             device = "cpu"
@@ -154,7 +149,7 @@ class ClientActor:
                 if self.gpu_share < 1:
                     torch.cuda.set_per_process_memory_fraction(self.gpu_share)
             spec, image_MHWC = ray.get(list(self.inputs))
-            self._worker, self.writer = ClientWorker(spec, image_MHWC, device), BackgroundWriter()
+            self._worker = ClientWorker(spec, image_MHWC, device)
             freeze_imports()
         return self._worker
 
@@ -166,8 +161,8 @@ class ClientActor:
         self,
         t: int,
         ids: Sequence[ClientId],
-        evaluate: bool,
-        without: Collection[ClientId],
+        evaluate_before: bool,
+        skip: Collection[ClientId],
         broadcast: Broadcast,
         *moved: Mapping[ClientId, ClientState],
     ) -> Iterator[Any]:
@@ -177,7 +172,7 @@ class ClientActor:
         uploads: dict[ClientId, Any] = {}
         reports: dict[ClientId, ClientReport | ClientFailure] = {}
         since = perf_counter()
-        for k, up, report in self.worker.train(t, ids, broadcast, evaluate, without):
+        for k, up, report in self.worker.train(t, ids, broadcast, evaluate_before, skip):
             uploads[k], reports[k] = up, report
             if perf_counter() - since > STREAM_S and len(reports) < len(ids):
                 yield uploads
@@ -210,22 +205,17 @@ class ClientActor:
         """See `ClientWorker.adopt`."""
         self.worker.adopt(moved)
 
-    def save(self, t: int, storage: Storage) -> None:
-        """Begin to write the clients that changed since the last checkpoint; `saved` waits until they are written."""
-        for part, data in self.forward(t):
-            self.writer.write(t, storage, part, data)
+    def save(self, t: int, storage: Storage) -> list[CheckpointFile]:
+        """Write the clients that changed since the last checkpoint, as they are after round `t`."""
+        files = []
+        for file, data in self.forward(t):
+            storage.write(file.name, data)
+            files.append(file)
+        return files
 
-    def saved(self, t: int) -> list[CheckpointFile]:
-        """The files of round `t`, once `save` has written them."""
-        return self.writer.written(t) if self._worker else []
-
-    def forward(self, t: int) -> Iterator[tuple[CheckpointFile, Bytes]]:
+    def forward(self, t: int) -> Iterator[tuple[CheckpointFile, bytes]]:
         """The files of the clients that changed, for the driver to write where this node does not reach the storage."""
-        yield from self.worker.save(t) if self._worker else ()
-
-    def forward_all(self, t: int) -> list[tuple[CheckpointFile, Bytes]]:
-        """As `forward`, without a stream."""
-        return list(self.forward(t))
+        yield from self._worker.save(t) if self._worker else ()
 
     def fingerprints(self, ids: Sequence[ClientId]) -> dict[ClientId, dict[str, str]]:
         """See `ClientWorker.fingerprints`."""
@@ -283,7 +273,7 @@ class ServerActor:
         """See `ServerWorker.update`."""
         return self.worker.update(t, uploads), ProcessMemory(private_mb())
 
-    def save(self, t: int, storage: Storage | None) -> tuple[CheckpointFile, Bytes | None]:
+    def save(self, t: int, storage: Storage | None) -> tuple[CheckpointFile, bytes | None]:
         """Write the state after round `t`; without a storage, return the file's content."""
         part, data = self.worker.save(t)
         if storage is None:

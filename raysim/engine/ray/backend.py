@@ -1,14 +1,13 @@
 """The backend on Ray: a server actor, client actors, object references.
 
 One round: the server packs its messages into one object; every client actor gets one work list and that object's
-reference; uploads go from actor to server without passing through the driver. Who the actors are and how they are
-kept alive is in `pool`, how they are asked in `calls`, how a checkpoint leaves them in `saving`.
+reference; uploads go from actor to server without passing through the driver. `pool` starts and replaces the actors,
+`calls` waits for their answers, `saving` writes checkpoints.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,6 @@ from numpy.typing import NDArray
 
 from raysim.core.algorithm import ClientId
 from raysim.core.messages import Weights, pack
-from raysim.engine.backend import RoundReport
-from raysim.engine.checkpoint.format import PendingFiles
 from raysim.engine.checkpoint.storage import Storage
 from raysim.engine.memory import MemoryUsage
 from raysim.engine.policies.cost_model import CostModel
@@ -26,16 +23,19 @@ from raysim.engine.policies.placement import Plan, assign
 from raysim.engine.ray.actors import STREAM_S, private_mb
 from raysim.engine.ray.calls import uninterrupted
 from raysim.engine.ray.pool import ActorPool, Worker
-from raysim.engine.ray.saving import LONG_ROUND_S, CheckpointWrite
+from raysim.engine.ray.saving import begin_save
 from raysim.engine.records import (
     ClientEvaluation,
     ClientFailure,
     ClientReport,
     ClientState,
     LostError,
+    MemoryReport,
+    Pending,
+    SavedFiles,
+    ServerReport,
     Startup,
-    evaluations_before_training,
-    split_failures,
+    TrainingResult,
 )
 from raysim.engine.spec import RunSpec
 from raysim.engine.workers.client import registers
@@ -45,43 +45,38 @@ class RayBackend:
     """See `raysim.engine.backend.Backend`.
 
     Attributes:
-        crew: the actors.
-        owner: client -> the host that holds its state; nobody does before its first turn.
+        pool: the actors.
+        owner: client -> the worker that holds its state; none does before the client's first round.
     """
 
     spec: RunSpec
-    pace: CostModel
+    cost_model: CostModel
     images: Callable[[], NDArray[np.uint8]]
 
     def __init__(self, pool: ActorPool) -> None:
         self.pool, self.calls = pool, pool.calls
         self.owner: dict[ClientId, Worker] = {}
-        self.saving: CheckpointWrite | None = None  # the last checkpoint
 
     @property
     def plan(self) -> Plan:
-        """What there is; it changes as nodes leave and join."""
+        """The actors that there are now; it changes as nodes leave and are added."""
         return self.pool.plan
 
-    def start(self, spec: RunSpec, images: Callable[[], NDArray[np.uint8]]) -> None:
-        self.spec, self.images, self.pace = spec, images, CostModel(spec)
+    def start(self, spec: RunSpec, images: Callable[[], NDArray[np.uint8]]) -> Startup | None:
+        self.spec, self.images, self.cost_model = spec, images, CostModel(spec)
         self._share()
         self._begin()
-
-    def startup(self) -> Startup | None:
         return self.pool.startup
 
     def recover(self) -> list[str]:
-        self.saving = None
         self.calls.wait_for_gcs("going back")
         notes = self.pool.replace_dead()
         try:
             self._begin()
         except LostError:
-            # It may be what all share that is gone. If it is something else, that will show again.
+            # The shared images or spec may be lost. If it is something else, that will show again.
             self._share()
             self._begin()
-        self.calls.deadline_s = None
         return notes
 
     def restore(self, clients: Iterable[Mapping[ClientId, Weights]], server: bytes) -> None:
@@ -98,72 +93,76 @@ class RayBackend:
         self.calls.get([worker.actor.mark_saved.remote() for worker in self.pool.clients], where)
         self.calls.get(self.pool.server.actor.restore.remote(server), where)
 
-    def round(
+    def send(self, t: int, cohort: Sequence[ClientId]) -> Any:
+        self.pool.add_new_actors()
+        with uninterrupted():
+            return self.pool.server.actor.send.remote(t, cohort)
+
+    def train(
         self,
         t: int,
         cohort: Sequence[ClientId],
-        evaluate: bool,
+        broadcast: Any,
+        evaluate_before: bool,
+        skip: Collection[ClientId],
         progress: Callable[[int], None],
-        without: Collection[ClientId] = (),
-        storage: Storage | None = None,
-    ) -> RoundReport:
-        where = f"round {t}"
-        began_s = perf_counter()
-        self.pool.add_new_actors()
-        server = self.pool.server.actor
-        cost_s = {k: self.pace.expected_s(k) for k in cohort}
+    ) -> Pending[TrainingResult]:
+        cost_s = {k: self.cost_model.expected_s(k) for k in cohort}
         lists = self._work_lists(cost_s)
-        moves: dict[tuple[Worker, Worker], list[ClientId]] = {}  # (old host, new host) -> clients
+        moves: dict[tuple[Worker, Worker], list[ClientId]] = {}  # (old worker, new worker) -> clients
         for worker, ids in lists.items():
             for k in ids:
                 if self.owner.get(k, worker) is not worker:
                     moves.setdefault((self.owner[k], worker), []).append(k)
-        late = evaluate and self.spec.evaluate_when == "after_update"
+        work: dict[Any, tuple[Worker, Any]] = {}  # answer -> (worker, uploads; None if they are streamed)
         with uninterrupted():
-            broadcast = server.send.remote(t, cohort)
-            # Old owners give up before any new work is queued behind it.
-            given = {(old, new): old.actor.release.remote(ids) for (old, new), ids in moves.items()}
-            self.calls.inputs = [broadcast, *given.values()]
-            work: dict[Any, tuple[Worker, Any]] = {}  # what to wait for -> (host, uploads, None if they are streamed)
+            # Old owners release clients before any new work is queued behind that.
+            released = {(old, new): old.actor.release.remote(ids) for (old, new), ids in moves.items()}
+            self.calls.inputs = [broadcast, *released.values()]
             for worker, ids in lists.items():
-                moved = [states for (_, new), states in given.items() if new is worker]
-                args = (t, ids, evaluate, without, broadcast, *moved)
-                if self.pool.via_ray_client or sum(cost_s[k] for k in ids) < STREAM_S:
+                moved = [states for (_, new), states in released.items() if new is worker]
+                args = (t, ids, evaluate_before, skip, broadcast, *moved)
+                if sum(cost_s[k] for k in ids) < STREAM_S:
                     uploads, report = worker.actor.train_all.options(num_returns=2).remote(*args)
                     work[report] = worker, uploads
                 else:
                     work[worker.actor.train.options(num_returns="streaming").remote(*args)] = worker, None
-            if self.saving is not None:
-                self.saving.ask()  # here: the answers come while actors test their models
-            # Queued behind the work, so that actors test their models while the server updates.
-            tests = [worker.actor.evaluate.remote(ids) for worker, ids in lists.items()] if late else []
-            saving = None if storage is None else CheckpointWrite(t, storage, self.pool)
         self._own(lists)
         for worker, ids in lists.items():
             worker.pending_clients = list(ids)
-        collected, client_reports = self._collect(work, where, progress)
-        updated = server.update.remote(t, *collected)
-        files = None
-        if saving is not None:
-            self.saving, files = saving, saving.with_server()
-            if perf_counter() - began_s > LONG_ROUND_S:
-                saving.ask()
-        taken, failed = split_failures(cohort, client_reports)
-        evaluations = {k: one for part in self.calls.get(tests, where) for k, one in part.items()}
-        evaluations = evaluations or evaluations_before_training(taken)
-        of_server, self.pool.server.usage = self.calls.get(updated, where)
-        self.pace.learn(taken, evaluations)
-        return RoundReport(taken, evaluations, of_server, sum(map(len, moves.values())), failed, files)
 
-    def evaluate(self, ids: Sequence[ClientId]) -> Mapping[ClientId, ClientEvaluation]:
-        parts = [worker.actor.evaluate.remote(part) for worker, part in self._spread_thin(ids).items()]
-        found = {k: one for part in self.calls.get(parts, "a test of all clients") for k, one in part.items()}
-        return {k: found[k] for k in ids}
+        def result() -> TrainingResult:
+            uploads, reports = self._collect(work, f"round {t}", progress)
+            trained = TrainingResult.of(cohort, uploads, reports, sum(map(len, moves.values())))
+            self.cost_model.learn(trained.reports, trained.evaluations)
+            return trained
 
-    def save(self, t: int, storage: Storage) -> PendingFiles:
-        self.saving = CheckpointWrite(t, storage, self.pool)
-        self.saving.ask()
-        return self.saving.with_server()
+        return Pending(result)
+
+    def evaluate(self, ids: Sequence[ClientId]) -> Pending[Mapping[ClientId, ClientEvaluation]]:
+        with uninterrupted():
+            parts = [worker.actor.evaluate.remote(part) for worker, part in self._spread_thin(ids).items()]
+
+        def result() -> dict[ClientId, ClientEvaluation]:
+            found = {k: one for part in self.calls.get(parts, "the evaluation of clients") for k, one in part.items()}
+            return {k: found[k] for k in ids}
+
+        return Pending(result)
+
+    def aggregate(self, t: int, uploads: Sequence[Any]) -> Pending[ServerReport]:
+        with uninterrupted():
+            answer = self.pool.server.actor.update.remote(t, *uploads)
+
+        def result() -> ServerReport:
+            report: ServerReport
+            report, self.pool.server.usage = self.calls.get(answer, f"round {t}")
+            return report
+
+        return Pending(result)
+
+    def save(self, t: int, storage: Storage) -> Pending[SavedFiles]:
+        with uninterrupted():
+            return begin_save(t, storage, self.pool)
 
     def fingerprints(self, ids: Sequence[ClientId]) -> tuple[dict[ClientId, dict[str, str]], dict[str, str]]:
         where = "the fingerprints"
@@ -178,26 +177,23 @@ class RayBackend:
         found = {k: sha for part in self.calls.get(parts, where) for k, sha in part.items()}
         return found, self.calls.get(self.pool.server.actor.digest.remote(), where)
 
-    def set_deadline(self, patience_s: float) -> None:
-        self.calls.set_deadline(patience_s)
-
-    def memory(self) -> tuple[float, float]:
-        used = [worker.usage for worker in self.pool.workers if worker.usage is not None]
-        private = private_mb() + sum(usage.private_mb for usage in used)
-        return private, max((usage.gpu_peak_mb for usage in used), default=0.0)
-
-    def memory_usage(self) -> Mapping[str, tuple[MemoryUsage, MemoryUsage | None]]:
-        looked = [
-            (m.location.address, m.usage.memory_usage) for m in self.pool.workers if m.usage and m.usage.memory_usage
-        ]
-        by_node: dict[str, tuple[MemoryUsage, MemoryUsage | None]] = {}
-        for name, (worker, gpu) in looked:
-            before, gpu_before = by_node.get(name, (worker, gpu))
+    def memory(self) -> MemoryReport:
+        used = [(worker.location.address, worker.usage) for worker in self.pool.workers if worker.usage is not None]
+        machines: dict[str, tuple[MemoryUsage, MemoryUsage | None]] = {}
+        for name, usage in used:
+            if usage.memory_usage is None:
+                continue
+            host, gpu = usage.memory_usage
+            host_before, gpu_before = machines.get(name, usage.memory_usage)
             # Each process knows its own reserve on a GPU only, so the smallest answer is nearest the truth.
             gpus = [one for one in (gpu, gpu_before) if one is not None]
             least = min(gpus, key=lambda one: one.share, default=None)
-            by_node[name] = max(worker, before, key=lambda one: one.share), least
-        return by_node
+            machines[name] = max(host, host_before, key=lambda one: one.share), least
+        return MemoryReport(
+            private_mb() + sum(usage.private_mb for _, usage in used),
+            max((usage.gpu_peak_mb for _, usage in used), default=0.0),
+            machines,
+        )
 
     def close(self) -> None:
         self.pool.close()
@@ -214,7 +210,7 @@ class RayBackend:
             self.image_ref, self.spec_ref = ray.put(self.images()), ray.put(self.spec)
 
     def _begin(self) -> None:
-        """Make every host and the server as they are before round 1."""
+        """Bring all workers and the server to their state before round 1."""
         self.owner = {}
         self.pool.begin(self.spec_ref, self.image_ref)
         registrations = []
@@ -228,7 +224,7 @@ class RayBackend:
         self.owner |= {k: worker for worker, ids in lists.items() for k in ids}
 
     def _work_lists(self, cost_s: Mapping[ClientId, float]) -> dict[Worker, list[ClientId]]:
-        """Who trains whom in this round, from the seconds that each participant is expected to take."""
+        """Worker -> the clients that it trains, from the seconds that each is expected to take."""
         number = {worker: i for i, worker in enumerate(self.pool.clients)}
         owner = {k: number[self.owner[k]] for k in cost_s if k in self.owner}
         lists = assign(cost_s, cost_s, owner, self.plan.groups)
@@ -237,9 +233,9 @@ class RayBackend:
     def _collect(
         self, work: dict[Any, tuple[Worker, Any]], where: str, progress: Callable[[int], None]
     ) -> tuple[list[Any], dict[ClientId, ClientReport | ClientFailure]]:
-        """Take in what actors hand over, in whatever order; nothing is summed here."""
+        """References to uploads, and reports, in the order in which actors answer; nothing is summed here."""
         collected: list[Any] = []
-        client_reports: dict[ClientId, ClientReport | ClientFailure] = {}
+        reports: dict[ClientId, ClientReport | ClientFailure] = {}
         left = dict(work)
         while left:
             ready = self.calls.wait_any(list(left), where)
@@ -258,12 +254,12 @@ class RayBackend:
             part, worker.usage = self.calls.get(report, where)
             worker.pending_clients = [k for k in worker.pending_clients if k not in part]
             collected.append(uploads)
-            client_reports |= part
-            progress(len(client_reports))
-        return collected, client_reports
+            reports |= part
+            progress(len(reports))
+        return collected, reports
 
     def _spread(self, ids: Iterable[ClientId]) -> dict[Worker, list[ClientId]]:
-        """Clients by the host that holds them; those that nobody holds yet go home."""
+        """Clients by the worker that holds them, or that will."""
         parts: dict[Worker, list[ClientId]] = {}
         default_owner = self.pool.default_owner()
         for k in ids:
@@ -271,9 +267,10 @@ class RayBackend:
         return parts
 
     def _spread_thin(self, ids: Iterable[ClientId]) -> dict[Worker, list[ClientId]]:
-        """As `_spread`, but clients that never had a turn are looked at by hosts that have work anyway.
+        """As `_spread`, but clients that never took part go to workers that have work anyway.
 
-        They are all as their architecture's template, which every host can make; unless each has weights of its own.
+        Their models equal their architecture's template, which every worker can make, unless each has initial weights
+        of its own.
         """
         initial_workers = self.pool.initial_workers
         parts = self._spread(k for k in ids if k in self.owner or self.spec.independent_init)

@@ -47,7 +47,6 @@ class ActorCalls:
     """Waits for the answers of one run's actors.
 
     Attributes:
-        deadline_s: perf_counter() at which `wait_all` gives up on busy actors; None: never.
         inputs: results that all pending calls take as arguments; while one is missing, its actor is the slow one.
     """
 
@@ -62,7 +61,6 @@ class ActorCalls:
         notify: shows the user a sentence. detail_of: Ray's id of an actor -> its process and clients, for messages.
         """
         self.name_of, self.notify, self.detail_of = name_of, notify, detail_of
-        self.deadline_s: float | None = None
         self.inputs: Sequence[Any] = ()
         self._probed_s = 0.0  # perf_counter() of the last probe of the GCS
         self._refused_s: float | None = None  # perf_counter() of the first of the probes that failed in a row
@@ -89,21 +87,6 @@ class ActorCalls:
 
         return self._wait(poll, refs, context)
 
-    def wait_all(self, refs: Sequence[Any], context: str) -> None:
-        """Wait for calls of actors that may be busy. Raises `LostError` at the deadline, if one is set meanwhile."""
-        left = list(refs)
-        while left:
-            self.wait_for_gcs(context)
-            with self.translate_errors(context):
-                _, left = ray.wait(left, num_returns=len(left), timeout=POLL_S)
-            if left and self.deadline_s is not None and perf_counter() > self.deadline_s:
-                raise LostError(f"{context}: the actors that write it are still at work on the next one")
-
-    def set_deadline(self, seconds: float) -> None:
-        """From now on wait for busy actors for so many seconds at most."""
-        deadline_s = perf_counter() + seconds
-        self.deadline_s = deadline_s if self.deadline_s is None else min(self.deadline_s, deadline_s)
-
     def wait_for_gcs(self, context: str) -> None:
         """Return once the GCS answers: a question to a dead one blocks until Ray ends this process after a minute."""
         self._probed_s = 0.0
@@ -115,7 +98,7 @@ class ActorCalls:
         """Translate Ray's exceptions.
 
         Raises:
-            LostError: an actor or an object is gone. The run recovers, for which it does not wait for busy actors long.
+            LostError: an actor or an object is gone.
             RaysimError, OSError: an actor raised it.
             RunError: an actor raised anything else.
         """
@@ -128,10 +111,8 @@ class ActorCalls:
             if not isinstance(cause, RayError):
                 raise RunError(f"{context}: {type(cause).__name__}: {cause}") from error
             # An argument of the task is gone.
-            self.set_deadline(RECOVERY_DEADLINE_S)
             raise LostError(f"{context}: {self._failure_message(cause)}") from None
         except RayError as error:
-            self.set_deadline(RECOVERY_DEADLINE_S)
             raise LostError(f"{context}: {self._failure_message(error)}") from None
 
     def _wait(self, poll: Callable[[], tuple[bool, Any]], pending: Sequence[Any], context: str) -> Any:

@@ -9,7 +9,6 @@ from time import perf_counter
 from typing import Any
 
 import ray
-import ray.util.client
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -60,8 +59,7 @@ class ActorPool:
         plan: the actors of the pool: fewer than planned when some no longer fit, more when nodes have joined.
         clients: the client actors, group by group as in `plan`.
         server: the server's actor.
-        driver_node: id of the node of this process; "" through Ray Client, and until `begin`.
-        via_ray_client: whether this process reaches Ray through Ray Client, which has no streams.
+        driver_node: id of the node of this process; "" until `begin`.
         calls: waits for the actors' answers.
         startup: how long the client actors took to start when the run began; None before.
     """
@@ -85,7 +83,6 @@ class ActorPool:
         """
         self.plan, self.pack, self.head, self.replan = plan, pack, head, replan
         self.notify, self.participants = notify, participants
-        self.via_ray_client = bool(ray.util.client.ray.is_connected())
         self.driver_node = ""
         self.calls = ActorCalls(self._name, notify, self._detail)
         self.startup: Startup | None = None
@@ -148,7 +145,7 @@ class ActorPool:
                     f"{self.startup.actors} client actors started in {self.startup.seconds:.3g} s "
                     f"({self.startup.per_actor_s:.2g} s per actor)"
                 )
-        self.driver_node = "" if self.via_ray_client else str(ray.get_runtime_context().get_node_id())
+        self.driver_node = str(ray.get_runtime_context().get_node_id())
         self.calls.get([worker.actor.ready.remote() for worker in self.initial_workers], "starting")
 
     def replace_dead(self) -> list[str]:

@@ -24,6 +24,11 @@ def connect(local_cpus: float | None = None) -> bool:
     if ray.is_initialized():
         return False
     address = os.environ.get("RAY_ADDRESS")
+    if address and address.startswith("ray://"):
+        raise ScenarioError(
+            f"--address or RAY_ADDRESS: {address} is for the Ray Client, which raysim does not use; from outside the "
+            "cluster `raysim submit` runs a scenario on it"
+        )
     # Ray's handler in C++ would print a stack at a SIGTERM, abort 3 s later, and leave the default behind at shutdown.
     # Ray read the variable of this name when it was imported; only this process does without the handler.
     ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = True

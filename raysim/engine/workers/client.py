@@ -1,7 +1,7 @@
-"""A host holds clients: it builds them, runs their part of a round, and measures them.
+"""A worker holds clients: it builds their models, runs their part of a round, and evaluates them.
 
-A plain class: the in-process backend has one, the Ray backend makes each actor one. What a client does depends on its
-state, its message, the run's seed and the round, never on the host or on who else lives there.
+A plain class: the in-process backend has one, and each client actor of the Ray backend has one. What a client computes
+depends on its state, its message, the run's seed and the round, never on the worker or on its other clients.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from raysim.core.meter import FlopMeter
 from raysim.core.seeds import global_seed, seeded
 from raysim.core.state import digest, state_tensors
 from raysim.core.torch_workarounds import set_training
-from raysim.engine.checkpoint.format import Bytes, CheckpointFile, client_files
+from raysim.engine.checkpoint.format import client_files
 from raysim.engine.records import (
     Broadcast,
+    CheckpointFile,
     ClientEvaluation,
     ClientFailure,
     ClientReport,
@@ -44,7 +45,7 @@ from raysim.engine.workers.hooks import errors_from, hook
 from raysim.engine.workers.time_limit import limit
 
 EVALUATION_BATCH = 512
-LARGE = 1 << 20  # bytes from which a network's weights have memory of their own
+LARGE = 1 << 20  # bytes from which a model's weights have memory of their own
 ALIGNMENT = 64  # bytes, as torch aligns tensors: another alignment may choose another kernel
 
 
@@ -67,7 +68,7 @@ class ClientWorker:
         self.spec = spec
         self.device = torch.device(device)
         with warnings.catch_warnings():
-            # Images and positions are read-only shared memory; nothing here writes to them.
+            # Images and positions are read-only shared memory; no code of this class writes to them.
             warnings.simplefilter("ignore")
             self.image_MHWC = torch.from_numpy(image_MHWC)
             self.label_M = torch.from_numpy(spec.labels)
@@ -76,7 +77,7 @@ class ClientWorker:
             self.test_shards = ShardTensors(spec.test)
             self.published = None if spec.global_test is None else torch.from_numpy(spec.global_test)
         self.nets: dict[ClientId, nn.Module] = {}
-        self.unsaved: set[ClientId] = set()  # had a turn since the last checkpoint
+        self.unsaved: set[ClientId] = set()  # changed since the last checkpoint
         self.templates: dict[str, nn.Module] = {}
         self.template_digests: dict[str, str] = {}
         self.meter = FlopMeter()
@@ -84,13 +85,13 @@ class ClientWorker:
     # -- the round ---------------------------------------------------------------------------------
 
     def register(self, ids: Iterable[ClientId]) -> dict[ClientId, Any]:
-        """The hello of every client that has samples, packed."""
+        """The registration of every client that has samples, packed."""
         registrations = {}
         for k in (k for k in ids if self.spec.num_samples[k]):
             client = self._client(k, t=0)
             with self._hook("client_register", 0, k):
                 registration = self.spec.algorithm.client_register(client)
-                wire_size(registration)  # what is no message is this hook's mistake
+                wire_size(registration)  # raises where the hook returned no message
                 registrations[k] = pack(registration)
         return registrations
 
@@ -99,13 +100,13 @@ class ClientWorker:
         t: int,
         ids: Sequence[ClientId],
         broadcast: Broadcast,
-        evaluate: bool,
-        without: Collection[ClientId] = (),
+        evaluate_before: bool,
+        skip: Collection[ClientId] = (),
     ) -> Iterator[tuple[ClientId, Any, ClientReport | ClientFailure]]:
-        """Round `t` of these clients, one after another: (client, packed upload, turn).
+        """Round `t` of these clients, one after another: (client, packed upload, report).
 
-        evaluate: measure them, if models are measured before they train; else `evaluate` does when all is done.
-        without: clients that count as failed and do not get a turn.
+        evaluate_before: test each model between receiving and training.
+        skip: clients that count as failed and do not train.
         """
         received: dict[int | None, tuple[Any, WireSize]] = {None: (None, wire_size(None))}
         for k in ids:
@@ -113,12 +114,12 @@ class ClientWorker:
             if position is not None and position not in received:
                 down = unpack(broadcast.messages[position], self.device)
                 received[position] = down, wire_size(down)
-            if k in without:
+            if k in skip:
                 yield k, ClientFailure("it failed before"), ClientFailure("it failed before")
             elif self.spec.tolerates_failures:
-                yield self._train_tolerating(k, t, *received[position], evaluate)
+                yield self._train_tolerating(k, t, *received[position], evaluate_before)
             else:
-                yield self._train(k, t, *received[position], evaluate)
+                yield self._train(k, t, *received[position], evaluate_before)
 
     def evaluate(self, ids: Iterable[ClientId]) -> dict[ClientId, ClientEvaluation]:
         """Test clients' models as they are."""
@@ -127,25 +128,25 @@ class ClientWorker:
     # -- state -------------------------------------------------------------------------------------
 
     def release(self, ids: Iterable[ClientId]) -> dict[ClientId, ClientState]:
-        """Give clients away: gone from here."""
+        """Remove clients from this worker, for another one."""
         return {k: ClientState(pack(weights(self.nets.pop(k))), self._forget(k)) for k in ids if k in self.nets}
 
     def adopt(self, moved: Mapping[ClientId, ClientState]) -> None:
-        """Take in clients that another host released, or that come from a checkpoint."""
-        for k, one in moved.items():
-            state: Weights = unpack(one.state)
+        """Add clients that another worker released, or that come from a checkpoint."""
+        for k, client in moved.items():
+            state: Weights = unpack(client.state)
             self._net(k).load_state_dict(state)
-            if one.unsaved:
+            if client.unsaved:
                 self.unsaved.add(k)
 
-    def save(self, t: int) -> Iterator[tuple[CheckpointFile, Bytes]]:
-        """The files of the clients that changed since the last time, after round `t`, to be written by the caller."""
+    def save(self, t: int) -> Iterator[tuple[CheckpointFile, bytes]]:
+        """The files of the clients that changed since the last call, after round `t`, for the caller to write."""
         changed = sorted(self.unsaved)
         self.unsaved = set()
         yield from client_files(t, ((k, self.nets[k].state_dict()) for k in changed))
 
     def _forget(self, k: ClientId) -> bool:
-        """Whether a client was unsaved; it is no longer known as such."""
+        """Whether a client was unsaved; it no longer counts as such."""
         unsaved = k in self.unsaved
         self.unsaved.discard(k)
         return unsaved
@@ -157,7 +158,7 @@ class ClientWorker:
             if k in self.nets or self.spec.independent_init:
                 found[k] = digest(self._net(k))
             else:
-                # Untouched clients of one architecture are all alike.
+                # Clients of one architecture that never took part have equal models.
                 arch = self.spec.arch(k)
                 if arch not in self.template_digests:
                     self.template_digests[arch] = digest(self._template(arch))
@@ -175,12 +176,12 @@ class ClientWorker:
     # -- inside ------------------------------------------------------------------------------------
 
     def _train_tolerating(
-        self, k: ClientId, t: int, down: Any, down_size: WireSize, evaluate: bool
+        self, k: ClientId, t: int, down: Any, down_size: WireSize, evaluate_before: bool
     ) -> tuple[ClientId, Any, ClientReport | ClientFailure]:
-        """A turn after which, if it fails, the client is as before: what is kept must not depend on where it failed."""
+        """As `_train`, but a failing client keeps its previous state, which must not depend on where it failed."""
         before = weights(self.nets[k]) if k in self.nets else None
         try:
-            return self._train(k, t, down, down_size, evaluate)
+            return self._train(k, t, down, down_size, evaluate_before)
         except RunError as error:
             if before is None:
                 self.nets.pop(k, None)
@@ -191,29 +192,29 @@ class ClientWorker:
             return k, failed, failed
 
     def _train(
-        self, k: ClientId, t: int, down: Any, down_size: WireSize, evaluate: bool
+        self, k: ClientId, t: int, down: Any, down_size: WireSize, evaluate_before: bool
     ) -> tuple[ClientId, Any, ClientReport]:
         limit_s = self.spec.client_timeout_s
         if limit_s is None:
-            return self._train_untimed(k, t, down, down_size, evaluate)
+            return self._train_untimed(k, t, down, down_size, evaluate_before)
         with limit(limit_s, f"client {k} took longer than failure.client_timeout_s ({limit_s:g} s) in round {t}"):
-            return self._train_untimed(k, t, down, down_size, evaluate)
+            return self._train_untimed(k, t, down, down_size, evaluate_before)
 
     def _train_untimed(
-        self, k: ClientId, t: int, down: Any, down_size: WireSize, evaluate: bool
+        self, k: ClientId, t: int, down: Any, down_size: WireSize, evaluate_before: bool
     ) -> tuple[ClientId, Any, ClientReport]:
-        algorithm, spec = self.spec.algorithm, self.spec
+        algorithm = self.spec.algorithm
         client = self._client(k, t)
         evaluation = None
         start = perf_counter()
         if down is not None:
             with self._hook("client_receive", t, k, down):
                 algorithm.client_receive(client, down)
-        if evaluate and spec.evaluate_when == "after_receive":
+        if evaluate_before:
             evaluation = self._evaluate(k)
         with self._hook("client_update", t, k, down):
             up = algorithm.client_update(client, down)
-            up_size = wire_size(up)  # here: what is no message is this hook's mistake
+            up_size = wire_size(up)  # raises where the hook returned no message
         # A NaN or infinity would spoil the server's state for good, so the server gets a marker in its place.
         packed = NonFiniteUpload() if nonfinite(up) else pack(up)
         if self.device.type == "cuda":
@@ -221,17 +222,17 @@ class ClientWorker:
         train_s = perf_counter() - start - (evaluation.seconds if evaluation else 0.0)
         stats = client.stats
         train_loss = stats.train_loss if stats.samples else None
-        client_report = ClientReport(
+        report = ClientReport(
             train_loss, stats.samples, up_size, down_size, stats.flops, train_s, stats.values, evaluation
         )
-        return k, packed, client_report
+        return k, packed, report
 
     def _evaluate(self, k: ClientId) -> ClientEvaluation:
         start = perf_counter()
         self._set_threads(k)
         net = self.nets.get(k)
         if net is None:
-            # A client that never had a turn is its architecture's template; no copy is made to look at it.
+            # A client that never took part has its architecture's template; testing it needs no copy.
             net = self._net(k) if self.spec.independent_init else self._template(self.spec.arch(k))
         test_M, val_M = self.test_shards.of(k), self.val_shards.of(k)
         with errors_from(lambda: f"the test of client {k} with model {self.spec.arch(k)} failed"):
@@ -242,14 +243,14 @@ class ClientWorker:
 
     @torch.inference_mode()
     def _score(self, net: nn.Module, test_M: Tensor, val_M: Tensor) -> tuple[EvaluationResult, int]:
-        """The result on test samples, and how many validation samples are right; both pass through together."""
+        """The result on test samples, and how many validation samples are right, in one pass through the model."""
         samples = self._samples(torch.cat((test_M, val_M)))
         logits_MC = torch.cat([net(batch.x) for batch in samples.in_order(EVALUATION_BATCH)])
         right_M = logits_MC.argmax(1) == samples.y
         tested = len(test_M)
         loss = F.cross_entropy(logits_MC[:tested].double(), samples.y[:tested], reduction="sum")
-        evaluate = EvaluationResult(int(right_M[:tested].count_nonzero()), tested, float(loss))
-        return evaluate, int(right_M[tested:].count_nonzero())
+        result = EvaluationResult(int(right_M[:tested].count_nonzero()), tested, float(loss))
+        return result, int(right_M[tested:].count_nonzero())
 
     def _samples(self, index_M: Tensor) -> Samples:
         raw_NHWC = self.image_MHWC.index_select(0, index_M).to(self.device)
@@ -302,10 +303,10 @@ class ClientWorker:
 
 
 def move_to_own_memory(net: nn.Module) -> None:
-    """Move a large network's weights, on a CPU, to memory of their own, which goes back to the system with it.
+    """Move a large model's weights, on a CPU, to memory of their own, which the system gets back with the model.
 
-    Between the short-lived blocks of training steps, networks that come and go leave holes: 50 MB in an actor that
-    holds 50 CNNs. Nothing else changes: shapes, strides and alignment stay as they were.
+    Between the short-lived blocks of training steps, models that move between workers would leave holes: 50 MB in an
+    actor that holds 50 CNNs. Shapes, strides and alignment stay as they were.
     """
     dense = [
         tensor
@@ -324,5 +325,5 @@ def move_to_own_memory(net: nn.Module) -> None:
 
 
 def registers(algorithm: Algorithm[Any, Any, Any]) -> bool:
-    """Whether clients have anything to tell the server before round 1."""
+    """Whether clients register with the server before round 1."""
     return type(algorithm).client_register is not Algorithm.client_register

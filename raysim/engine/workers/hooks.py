@@ -1,4 +1,4 @@
-"""Around every hook: seed torch, choose the device, and say where it happened when it fails."""
+"""Around every hook: seed torch, choose the device, and name the place when it fails."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch.utils import _pytree as pytree
 from raysim.common.errors import RaysimError, RunError
 from raysim.core.seeds import seed_for
 
-_open = os.open(os.devnull, os.O_RDONLY)  # whoever closes what is not theirs closes this, too
+_open = os.open(os.devnull, os.O_RDONLY)  # a hook that closes descriptors of others closes this one, too
 _null = os.fstat(_open)
 
 
 class HookError(RunError):
-    """An algorithm's hook raised; the message says which, for whom and when, and carries its traceback."""
+    """An algorithm's hook raised; the message names the hook, client and round."""
 
     def __init__(self, message: str, trace: str = "") -> None:
         super().__init__(message)
@@ -39,7 +39,7 @@ def hook(
     seed: int,
     name: str,
     t: int,
-    who: int | None,
+    client: int | None,
     algorithm: object,
     device: torch.device,
     msg: object = None,
@@ -49,21 +49,21 @@ def hook(
 
     Raises `HookError` with the algorithm, hook, client, its model, round and message shapes when the hook raises.
     """
-    key = seed_for(seed, name, t, -1 if who is None else who)
+    key = seed_for(seed, name, t, -1 if client is None else client)
     torch.default_generator.manual_seed(key)
     if device.type == "cuda":
         torch.cuda.manual_seed(key)
-    place = f"{type(algorithm).__name__}.{name}" + (f" of client {who}" if who is not None else "")
-    whose = f" with model {model}" if model else ""
+    place = f"{type(algorithm).__name__}.{name}" + (f" of client {client}" if client is not None else "")
+    model_name = f" with model {model}" if model else ""
     # As a context, a device makes every torch call slower; the CPU is the default anyway.
     slow = nullcontext() if device.type == "cpu" else device
-    with errors_from(lambda: f"{place} failed in round {t}{whose}{_given(name, msg)}"), slow:
+    with errors_from(lambda: f"{place} failed in round {t}{model_name}{_given(name, msg)}"), slow:
         yield
 
 
 @contextmanager
 def errors_from(place: Callable[[], str]) -> Iterator[None]:
-    """Raises `HookError` that begins with `place()` when what is done inside raises an error of its own."""
+    """Translates an exception of the block into a `HookError` that begins with `place()`."""
     try:
         yield
         _refuse_closed()
@@ -78,7 +78,7 @@ def errors_from(place: Callable[[], str]) -> Iterator[None]:
 
 
 def _refuse_closed() -> None:
-    """Raises `OSError` when descriptors were closed, here where it is known who did: later anything may fail of it."""
+    """Raises `OSError` when the hook closed descriptors of others: later any other code might fail of that."""
     global _open
     try:
         if os.path.samestat(os.fstat(_open), _null):  # another thread may have opened a file under this number since
@@ -90,7 +90,7 @@ def _refuse_closed() -> None:
 
 
 def _given(name: str, msg: object) -> str:
-    """What a hook was given, for an error; of the hooks that may go without a message, that there was none."""
+    """The message that a hook got, for an error; `client_update` may get none."""
     if msg is not None:
         return f" on {shapes(msg)}"
     return " (the server sent it no message)" if name == "client_update" else ""

@@ -1,4 +1,4 @@
-"""The server's part of a run: it holds the algorithm's state, sends, and folds uploads in client-id order."""
+"""The server's part of a run: it holds the algorithm's state, sends, and aggregates uploads in client-id order."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from raysim.core.messages import leaves, pack, unpack, wire_size
 from raysim.core.meter import flops_of
 from raysim.core.seeds import seeded
 from raysim.core.state import deserialize, digest, modules_of, serialize, state_tensors
-from raysim.engine.checkpoint.format import Bytes, CheckpointFile, read_server, server_file
-from raysim.engine.records import Broadcast, ClientFailure, NonFiniteUpload, ServerReport
+from raysim.engine.checkpoint.format import read_server, server_file
+from raysim.engine.records import Broadcast, CheckpointFile, ClientFailure, NonFiniteUpload, ServerReport
 from raysim.engine.spec import RunSpec
 from raysim.engine.workers.hooks import hook
 
@@ -40,14 +40,14 @@ class ServerWorker:
     def start(self, registrations: Sequence[Mapping[ClientId, Any]] = ()) -> None:
         """Make the state before round 1."""
         torch.set_num_threads(self.spec.server_threads)
-        heard = {k: registration for part in registrations for k, registration in part.items()}
-        unpacked = {k: unpack(heard[k]) for k in sorted(heard)}
+        packed = {k: registration for part in registrations for k, registration in part.items()}
+        unpacked = {k: unpack(packed[k]) for k in sorted(packed)}
         with self._hook("server_start", 0):
             self.server.state = self.spec.algorithm.server_start(self.server, unpacked)
-            state_tensors(self.server.state)  # here: what cannot be kept is this hook's mistake
+            state_tensors(self.server.state)  # raises where the hook made a state that cannot be saved
 
     def send(self, t: int, cohort: Iterable[ClientId]) -> Broadcast:
-        """Ask the algorithm for each participant's message; what is the same object is packed once."""
+        """Ask the algorithm for each participant's message; an object that several get is packed once."""
         start = perf_counter()
         self._begin("server_send", t)
         messages: list[Any] = []
@@ -57,7 +57,7 @@ class ServerWorker:
             with self._hook("server_send", t):
                 down = self.spec.algorithm.server_send(self.server, k)
                 if id(down) not in position:
-                    wire_size(down)  # what is no message is this hook's mistake
+                    wire_size(down)  # raises where the hook returned no message
             if down is None:
                 of[k] = None
                 continue
@@ -71,7 +71,7 @@ class ServerWorker:
         return broadcast
 
     def update(self, t: int, uploads: Sequence[Mapping[ClientId, Any]]) -> ServerReport:
-        """Fold a round's uploads into the state."""
+        """Update the state from a round's uploads."""
         start = perf_counter()
         self._begin("server_update", t)
         packed = {
@@ -93,17 +93,17 @@ class ServerWorker:
         seconds = perf_counter() - start + self._send_s
         return ServerReport(dict(self.server.values), float(flops), seconds, tuple(rejected))
 
-    def save(self, t: int) -> tuple[CheckpointFile, Bytes]:
-        """The file of the state after round `t`, to be written by the caller."""
+    def save(self, t: int) -> tuple[CheckpointFile, bytes]:
+        """The file of the state after round `t`, for the caller to write."""
         with self._visible():
-            frozen = serialize(self.server.state)
-        return server_file(t, frozen, {"flops": list(map(list, self._flops.items()))})
+            serialized = serialize(self.server.state)
+        return server_file(t, serialized, {"flops": list(map(list, self._flops.items()))})
 
     def restore(self, data: bytes) -> None:
-        """Go on from what `save` wrote; called after `start`, whose state gives the modules. Raises `RunError`."""
-        frozen, facts = read_server(data)
+        """Load the file that `save` made; called after `start`, whose state gives the modules. Raises `RunError`."""
+        serialized, facts = read_server(data)
         try:
-            self.server.state = deserialize(frozen, self.server.state, modules_of(self.spec.algorithm))
+            self.server.state = deserialize(serialized, self.server.state, modules_of(self.spec.algorithm))
         except ValueError as error:
             raise RunError(f"the server's state cannot be put together again: {error}") from error
         self._flops = {_tuples(key): count for key, count in facts["flops"]}

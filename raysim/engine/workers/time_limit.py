@@ -12,29 +12,29 @@ from raysim.common.errors import RunError
 
 
 class ClientTimeoutError(RunError):
-    """A client's turn took longer than it may."""
+    """A client's part of a round took longer than it may."""
 
 
-def limit(seconds: float | None, what: str) -> contextlib.AbstractContextManager[None]:
-    """Raise `ClientTimeoutError(what)` inside the block once it has run for `seconds` (above 0); `None`: no limit.
+def limit(seconds: float | None, sentence: str) -> contextlib.AbstractContextManager[None]:
+    """Raise `ClientTimeoutError(sentence)` inside the block once it has run for `seconds` (above 0); `None`: no limit.
 
     The system's interval timer rings in the main thread, also of a Ray actor, between two steps of Python: a sleep or a
     lock is cut off, a call into C (one operation of torch) ends first. Where there is no such timer, outside the main
     thread, or while a timer that rings earlier is running (a limit around this one), the block is not cut off; then,
     and when the block swallowed the exception, it is raised at the end. The block must not `yield`: the exception
-    would reach whoever runs meanwhile.
+    would reach other code.
 
-    what: the whole sentence, such as "client 7 took longer than failure.client_timeout_s (60 s)".
+    sentence: such as "client 7 took longer than failure.client_timeout_s (60 s)".
     """
-    return contextlib.nullcontext() if seconds is None else _Limit(seconds, what)
+    return contextlib.nullcontext() if seconds is None else _Limit(seconds, sentence)
 
 
 class _Limit(contextlib.AbstractContextManager[None]):
     """The block's limit. Its own two methods are never cut off, so that handler and timer are put back in any case."""
 
-    def __init__(self, seconds: float, what: str) -> None:
+    def __init__(self, seconds: float, sentence: str) -> None:
         self.seconds = seconds
-        self.what = what
+        self.sentence = sentence
         self.rings = False  # whether the timer is ours
         self.inside = False  # whether a ring may raise
 
@@ -53,18 +53,18 @@ class _Limit(contextlib.AbstractContextManager[None]):
             signal.setitimer(signal.ITIMER_REAL, 0)
         seconds = monotonic() - self.began
         if self.rings:
-            if seconds >= self.seconds:  # a ring may be on its way to another thread; the old handler is not to get it
+            if seconds >= self.seconds:  # a ring may be on its way to another thread; the old handler must not get it
                 sleep(0.001)
             signal.signal(signal.SIGALRM, signal.SIG_DFL if self.handler is None else self.handler)
-            if self.left:  # somebody's timer that rings later: it goes on
+            if self.left:  # another timer, which rings later, continues
                 signal.setitimer(signal.ITIMER_REAL, max(1e-6, self.left - seconds), self.every)
         if error is None and seconds > self.seconds:
-            raise ClientTimeoutError(self.what)
+            raise ClientTimeoutError(self.sentence)
 
     def _ring(self, number: int, frame: FrameType | None) -> None:
         own = frame is not None and frame.f_code in (_Limit.__enter__.__code__, _Limit.__exit__.__code__)
         if self.inside and not own:
-            raise ClientTimeoutError(self.what)
+            raise ClientTimeoutError(self.sentence)
 
 
 def _can_ring_before(seconds: float) -> bool:

@@ -1,0 +1,125 @@
+"""What accumulates over the rounds of a run: totals, best values, each client's latest test."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, get_type_hints
+
+from raysim.common.errors import RunError
+from raysim.common.results import ClientRow
+from raysim.core.algorithm import ClientId
+from raysim.engine.policies.metrics import EVERYBODY, PARTICIPANTS, compute_metrics, mean
+from raysim.engine.records import RoundReport
+
+
+@dataclass
+class Progress:
+    """How far a run is, apart from the clients' and the server's state."""
+
+    t: int = -1  # the last round that is done; -1: not even the state before the first was measured
+    latest: dict[ClientId, ClientRow] = field(default_factory=dict)  # last row in which a client was measured
+    stale: set[ClientId] = field(default_factory=set)  # changed since they were last measured
+    totals: dict[str, float] = field(default_factory=lambda: {"bytes": 0, "flops": 0.0})
+    best: dict[str, float] = field(default_factory=dict)
+    best_round: int | None = None
+    best_val: float = -1.0  # greatest accuracy/val
+    best_val_round: int | None = None
+    up_components: dict[str, int] = field(default_factory=dict)
+    down_components: dict[str, int] = field(default_factory=dict)
+    final: dict[str, float | int] = field(default_factory=dict)
+    rejected: int = 0
+    failed: int = 0
+    client_rounds: int = 0
+    restarts: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)  # phase -> seconds so far
+    before_s: float = 0.0  # seconds of the rounds that earlier processes ran
+    started: float = 0.0
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds are done."""
+        return max(self.t, 0)
+
+    def facts(self) -> dict[str, Any]:
+        """The part of this that a checkpoint keeps, as JSON; `latest` is in the rows of `clients.parquet`.
+
+        A copy: the checkpoint is written while the next round is counted.
+        """
+        kept = {name: copy.deepcopy(getattr(self, name)) for name in FACTS}
+        return {**kept, "stale": sorted(self.stale), "before_s": self.elapsed_s()}
+
+    @classmethod
+    def resumed(cls, t: int, facts: Mapping[str, Any], latest: Mapping[ClientId, ClientRow]) -> Progress:
+        """The progress after round `t`, from a checkpoint's `facts`. Raises `RunError` when these are none."""
+        from pydantic import TypeAdapter  # no actor needs it
+
+        kept = {name: facts[name] for name in FACTS if name in facts}  # an earlier version did not count all of them
+        hints = get_type_hints(cls)
+        try:
+            for name, value in {**kept, "before_s": facts["before_s"]}.items():
+                TypeAdapter(hints[name]).validate_python(value, strict=True)
+            TypeAdapter(list[ClientId]).validate_python(facts["stale"], strict=True)
+        except (ValueError, KeyError) as error:
+            raise RunError(
+                f"the checkpoint of round {t} does not say how the run stood ({' '.join(str(error).split())})"
+            ) from None
+        return cls(t=t, latest=dict(latest), stale=set(facts["stale"]), before_s=facts["before_s"], **kept)
+
+    def count(self, report: RoundReport, rows: Sequence[ClientRow], evaluated: bool) -> dict[str, Any]:
+        """Add a round to the totals; returns the round's metrics. evaluated: all clients' latest tests are known."""
+        reports = report.client_reports.values()
+        values: dict[str, Any] = compute_metrics(PARTICIPANTS, [row for row in rows if row.participated])
+        if evaluated:
+            values |= compute_metrics(EVERYBODY, list(self.latest.values()))
+            self.take_best(rows[0].round, values)
+            values |= self.best
+        for client in reports:
+            for total, components in (
+                (self.up_components, client.up.components),
+                (self.down_components, client.down.components),
+            ):
+                for name, size in components.items():
+                    total[name] = total.get(name, 0) + size
+        self.rejected += len(report.server.rejected)
+        self.failed += len(report.failed)
+        self.client_rounds += len(reports)
+        self.totals["bytes"] += values["comm/up_bytes"] + values["comm/down_bytes"]
+        self.totals["flops"] += values["compute/flops"] + report.server.flops
+        values["comm/total_bytes"] = self.totals["bytes"]
+        values["compute/server_flops"] = report.server.flops
+        values["compute/total_flops"] = self.totals["flops"]
+        values["time/aggregate_s"] = report.server.seconds
+        for phase in ("train", "aggregate", "evaluate"):
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + values[f"time/{phase}_s"]
+        values["engine/failed_clients"] = len(report.failed)
+        values["engine/moved_clients"] = report.moved
+        for name in sorted({name for client in reports for name in client.values}):
+            values[f"client/{name}"] = mean([client.values[name] for client in reports if name in client.values])
+        return values | {f"server/{name}": value for name, value in report.server.values.items()}
+
+    def take_best(self, t: int, values: Mapping[str, float]) -> None:
+        """Keep the best so far of what round `t` measured; of equal rounds the earlier one."""
+        for best, source in (
+            ("accuracy/best", "accuracy/all"),
+            ("accuracy/best_participants", "accuracy/participants"),
+        ):
+            if source in values and values[source] > self.best.get(best, -1.0):
+                self.best[best] = values[source]
+                if best == "accuracy/best":
+                    self.best_round = t
+        if "accuracy/all" in values and values.get("accuracy/val", -1.0) > self.best_val:
+            self.best_val, self.best_val_round = values["accuracy/val"], t
+            self.best["accuracy/at_best_val"] = values["accuracy/all"]
+
+    def elapsed_s(self) -> float:
+        """Seconds since the first round began, without the time in which the run was not running."""
+        return self.before_s + (perf_counter() - self.started if self.started else 0.0)
+
+
+FACTS = (
+    "totals", "best", "best_round", "best_val", "best_val_round", "up_components", "down_components", "final",
+    "rejected", "failed", "client_rounds", "restarts", "seconds",
+)  # fmt: skip

@@ -1,0 +1,53 @@
+"""A thread that hands rounds to the trackers and writes checkpoints, while the next round runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from raysim.common.results import ClientRow, Tracker
+
+
+class Recorder:
+    """Logs round t to the trackers while round t + 1 runs: writing files and drawing progress take no round's time.
+
+    One thread, so trackers get rounds in order; the caller gets a tracker's exception with the next round.
+    """
+
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        self.trackers = trackers
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="recorder")
+        self.logging: Future[None] | None = None
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __call__(
+        self, t: int, values: dict[str, Any], rows: Sequence[ClientRow], then: Callable[[], object] | None = None
+    ) -> None:
+        """Log a round; `then` is called after all trackers."""
+        self.wait()
+        ordered = sorted(rows, key=lambda row: row.client)
+        self.logging = self.thread.submit(self._log, t, values, ordered, then)
+
+    def _log(
+        self, t: int, values: dict[str, Any], rows: Sequence[ClientRow], then: Callable[[], object] | None
+    ) -> None:
+        for tracker in self.trackers:
+            tracker.log(t, values, rows)
+        if then is not None:
+            then()
+
+    def wait(self) -> None:
+        """Until the last round is logged; raises what a tracker or `then` raised."""
+        if self.logging is not None:
+            logging, self.logging = self.logging, None
+            logging.result()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            if error is None:
+                self.wait()
+        finally:
+            self.thread.shutdown(wait=True)
