@@ -1,4 +1,4 @@
-"""FedAvg: everybody trains the same model, and the server averages it.
+"""FedAvg: all clients train the same model, and the server averages it.
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas. AISTATS 2017. https://arxiv.org/abs/1602.05629
 Participants start from the server's model, train it on their own data and send it back whole. The server

@@ -1,4 +1,4 @@
-"""FedGH: the server trains one header for everybody, on class means of everybody's representations.
+"""FedGH: the server trains one header for all clients, on class means of their representations.
 
 Yi, Wang, Liu, Shi, Yu. ACM MM 2023. https://arxiv.org/abs/2303.13137
 A participant replaces its header with the server's, trains everything, and sends the mean representation of each

@@ -1,4 +1,4 @@
-"""One seed, one result: whoever runs first, whatever was saved and loaded again."""
+"""One seed, one result: in any order of clients, and from saved states."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def torch_random_only(algorithm: AnyAlgorithm) -> None:
 
 
 def state_dict_is_all(algorithm: AnyAlgorithm) -> None:
-    """A client is its `state_dict`: loaded into a fresh `client_model`, it goes on exactly as it would have."""
+    """A client is its `state_dict`: loaded into a fresh `client_model`, it continues exactly as before."""
     first = Toy(algorithm, "state_dict_is_all").run(2)
     remedy = "register what must live on as a parameter or buffer of the network that client_model returns"
     second = Toy(pickle.loads(pickle.dumps(algorithm)), "state_dict_is_all")
@@ -96,7 +96,7 @@ def state_dict_is_all(algorithm: AnyAlgorithm) -> None:
     first.round(3)
     second.round(3)
     for changed in differing(first.states(), second.states()):
-        raise first.broken(f"{changed} ends up different when clients go on from their state_dict", remedy)
+        raise first.broken(f"{changed} ends up different when clients continue from their state_dict", remedy)
 
 
 def server_state_visible(algorithm: AnyAlgorithm) -> None:
@@ -129,7 +129,7 @@ def server_state_visible(algorithm: AnyAlgorithm) -> None:
     toy.round(3)
     second.round(3)
     for changed in differing(toy.states(), second.states()):
-        raise toy.broken(f"{changed} ends up different when the server goes on from a stored server.state", remedy)
+        raise toy.broken(f"{changed} ends up different when the server continues from a stored server.state", remedy)
 
 
 def logits(algorithm: AnyAlgorithm) -> None:

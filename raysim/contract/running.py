@@ -1,4 +1,4 @@
-"""How a run goes: it learns, it sends what it learnt, and odd data does not break it."""
+"""A run as a whole: it learns, it sends what it learnt, and unusual data does not break it."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def single_samples(algorithm: AnyAlgorithm) -> None:
 
 
 def class_gap(algorithm: AnyAlgorithm) -> None:
-    """A class that nobody holds, in a round or ever, does no harm."""
+    """A class without a holder, in a round or ever, does no harm."""
     _finite(algorithm, "class_gap", GAP, ([0, 1], [0, 1, 2], [0, 1], [2], [0]))
 
 

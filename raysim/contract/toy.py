@@ -227,7 +227,7 @@ class Toy:
         return self
 
     def run(self, rounds: int, reverse: bool = False) -> Toy:
-        """Start, and run rounds of everybody."""
+        """Start, and run rounds of all clients."""
         self.start()
         for t in range(1, rounds + 1):
             self.round(t, reverse=reverse)

@@ -618,7 +618,7 @@ class StaticByAMethod(Sound):
 
 @dataclass(frozen=True)
 class AsyncHook(Sound):
-    """A coroutine that nobody awaits."""
+    """A coroutine that is never awaited."""
 
     async def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:  # type: ignore[override]
         super().server_update(server, ups)
@@ -626,7 +626,7 @@ class AsyncHook(Sound):
 
 @dataclass(frozen=True)
 class GeneratorHook(Sound):
-    """A generator that nobody takes values from."""
+    """A generator whose values are never taken."""
 
     def client_receive(self, client: Client, down: Header) -> Any:
         for name, value in down.w.items():
@@ -715,7 +715,7 @@ class ReturnsTheState(Sound):
 
 @dataclass(frozen=True)
 class UploadsFromReceive(Sound):
-    """Trains and uploads in the hook whose return value nobody takes."""
+    """Trains and uploads in a hook whose return value is ignored."""
 
     def client_receive(self, client: Client, down: Header) -> Any:
         super().client_receive(client, down)
