@@ -264,7 +264,7 @@ def test_pods_are_not_root_and_let_in_by_the_policy() -> None:
 
 
 def test_dashboards_in_kubernetes() -> None:
-    """KubeRay opens the dashboard unless told otherwise; a RayJob needs it, so a policy stands before it."""
+    """KubeRay opens the dashboard by default; a RayJob needs it, so a policy protects it."""
     [cluster], [job] = load("kuberay-cluster.yaml"), load("kuberay-job.yaml")
     head = cluster["spec"]["headGroupSpec"]["rayStartParams"]
     assert head == {"num-cpus": "0", "dashboard-host": "127.0.0.1"}

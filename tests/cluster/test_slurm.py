@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).parents[2] / "cluster" / "slurm.sh"
 JOB = 987654
 PORT = 20000 + JOB % 3000 * 4
 HEAD = "192.0.2.7"
-"""An address of nobody (RFC 5737)."""
+"""An address that no machine has (RFC 5737)."""
 
 BEGIN = """#!/usr/bin/env bash
 log() {
@@ -95,14 +95,14 @@ class Slurm:
 
     def run(self, *words: str, hosts: str = "gpu1,gpu2,gpu3", **more: str) -> tuple[int, str]:
         job = self.start(*words, hosts=hosts, **more)
-        _, told = job.communicate(timeout=120)
-        return job.returncode, told
+        _, output = job.communicate(timeout=120)
+        return job.returncode, output
 
     def calls(self) -> list[Call]:
         return [Call(*line.split("|")) for line in self.log.read_text().splitlines()]
 
     def assert_clean(self) -> None:
-        """No token, no Ray, and the nodes were told to remove what Ray wrote."""
+        """No token, no Ray, and every node ran the command that removes Ray's files."""
         assert not self.token.exists()
         for pid in (self.folder / "calls.pid").read_text().split():
             with pytest.raises(ProcessLookupError):
@@ -117,8 +117,8 @@ def slurm(tmp_path: Path) -> Slurm:
 
 
 def test_head_then_workers_then_the_run(slurm: Slurm) -> None:
-    code, told = slurm.run("scenarios/quickstart.yaml", "--set", "rounds=3")
-    assert (code, told) == (0, "")
+    code, output = slurm.run("scenarios/quickstart.yaml", "--set", "rounds=3")
+    assert (code, output) == (0, "")
     calls = [call for call in slurm.calls() if call.program not in {"scontrol", "hostname"}]
     assert [call.program for call in calls] == ["srun", "python", "srun", "python", "raysim", "srun"]
     head, head_is_up, workers, all_are_up, run, _ = calls
@@ -184,16 +184,16 @@ def test_sigterm_ends_the_run_first(slurm: Slurm) -> None:
 
 
 def test_ray_that_does_not_start_is_told(slurm: Slurm) -> None:
-    code, told = slurm.run("s.yaml", NODES_CODE="124")
+    code, output = slurm.run("s.yaml", NODES_CODE="124")
     assert code == 1
-    assert told == "raysim: waited for 1 Ray node(s) in vain\n"
+    assert output == "raysim: waited for 1 Ray node(s) in vain\n"
     assert "raysim" not in {call.program for call in slurm.calls()}
     slurm.assert_clean()
 
 
 def test_without_a_scenario_nothing_begins(slurm: Slurm) -> None:
-    code, told = slurm.run()
-    assert code == 2 and told.startswith("usage: sbatch")
+    code, output = slurm.run()
+    assert code == 2 and output.startswith("usage: sbatch")
     assert not slurm.log.exists()
 
 

@@ -1,4 +1,4 @@
-"""A cluster without Ray: the client's methods over a dictionary, and a dashboard that only says who it is."""
+"""A cluster without Ray: the client's methods over a dictionary, and a dashboard that only answers /api/version."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def cluster(*jobs: SimpleNamespace, version: str = "2.60.0", **given: Any) -> Cl
 
 @contextmanager
 def dashboard(answer: object, token: str | None = None) -> Iterator[str]:
-    """The address of a server that gives `answer` for /api/version to whoever brings `token`, as Ray's does."""
+    """The address of a server that gives `answer` for /api/version to requests with `token`, as Ray's does."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

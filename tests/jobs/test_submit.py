@@ -23,7 +23,7 @@ from tests.conftest import REPOSITORY
 from tests.jobs.fakes import HERE, FakeClient, cluster, details
 
 NOT_YET = "Request failed with status code 500: No available agent to submit job, please try again later.."
-"""What Ray says right after `ray start`."""
+"""Ray's error right after `ray start`."""
 
 QUICKSTART = REPOSITORY / "scenarios" / "quickstart.yaml"
 
@@ -49,11 +49,13 @@ class TestStage:
         others = "import sys; sys.meta_path = [f for f in sys.meta_path if 'Editable' not in repr(f)]"
         command = [sys.executable, "-c", f"{others}; {program}"]
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        told = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True).stdout.split()
-        assert [Path(name).is_relative_to(tmp_path) for name in told[:2]] == [True, True]
-        assert told[2] == Versions.here().raysim
-        assert int(told[3]) > 10
-        assert told[4:] == [str(fact) for fact in checkout()]  # of the checkout that it comes from
+        output = subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+        ).stdout.split()
+        assert [Path(name).is_relative_to(tmp_path) for name in output[:2]] == [True, True]
+        assert output[2] == Versions.here().raysim
+        assert int(output[3]) > 10
+        assert output[4:] == [str(fact) for fact in checkout()]  # of the checkout that it comes from
 
     def test_a_users_own_algorithms(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         own = tmp_path / "own"
@@ -128,7 +130,7 @@ class TestSubmit:
 
     def test_submission_to_a_new_cluster_is_retried(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("raysim.jobs.submit.RETRY_S", 0.0)
-        to, said, send = cluster(version=Versions.here().ray), [], FakeClient.submit_job
+        to, notes, send = cluster(version=Versions.here().ray), [], FakeClient.submit_job
         refusals = iter([NOT_YET, NOT_YET])
 
         def submit_job(self: FakeClient, **named: Any) -> str:
@@ -137,8 +139,8 @@ class TestSubmit:
             return send(self, **named)
 
         monkeypatch.setattr(FakeClient, "submit_job", submit_job)
-        submit(to, Work(None, [], "r1"), {}, "j1", said.append)
-        assert said == [f"{HERE} accepts no jobs yet; retrying for up to 60 s"]
+        submit(to, Work(None, [], "r1"), {}, "j1", notes.append)
+        assert notes == [f"{HERE} accepts no jobs yet; retrying for up to 60 s"]
         assert [what for what, _ in to.client.asked] == ["submit"]
 
     def test_it_is_not_asked_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What both ends have installed: what stops a job, what is only told."""
+"""Versions of client and cluster: differences that stop a job, and those that only warn."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_same_fits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"ray": ""}, "has no Ray"),
         ({"ray": "2.9.1"}, "the cluster has Ray 2.9.1"),
@@ -33,8 +33,8 @@ def test_the_same_fits() -> None:
         ({"raysim": ""}, "finds none"),
     ],
 )
-def test_what_does_not_fit(change: dict[str, str], told: str) -> None:
-    assert told in incompatibility(HERE, replace(HERE, **change))
+def test_what_does_not_fit(change: dict[str, str], message: str) -> None:
+    assert message in incompatibility(HERE, replace(HERE, **change))
 
 
 def test_a_patch_of_ray_fits() -> None:
@@ -58,6 +58,6 @@ def test_requirements_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> Non
         return "0.1" if name == "pyarrow" else real(name)
 
     monkeypatch.setattr(versions.metadata, "version", version)
-    told = incompatibility(HERE, HERE)
-    assert told.startswith("the cluster lacks pyarrow>=15, mlflow")
-    assert "pytest" not in told
+    message = incompatibility(HERE, HERE)
+    assert message.startswith("the cluster lacks pyarrow>=15, mlflow")
+    assert "pytest" not in message

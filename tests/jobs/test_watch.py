@@ -1,4 +1,4 @@
-"""Looking at jobs: what a log tells, following it, stopping."""
+"""The state of jobs: reading and following their logs, stopping them."""
 
 from __future__ import annotations
 
