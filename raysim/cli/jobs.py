@@ -108,7 +108,7 @@ def submit(
         raise click.UsageError("Missing argument 'SCENARIO'; only --resume can do without.")
     if code_changed and run_ is None:
         raise click.UsageError("--code-changed is for a run that goes on: give --resume RUN as well.")
-    # Everything that can be known to be wrong here is told before anybody is asked.
+    # Every error that needs no cluster is reported before the cluster is asked.
     facts = {} if scenario is None else facts_of(Path(scenario), check(load_scenario(scenario, sets)))
     variables = parse_env(env)
     if job is not None:
@@ -120,11 +120,11 @@ def submit(
     job = new_id(facts.get("name") or "resume", job)
     work = Work(None if scenario is None else Path(scenario), sets, run_, facts, code_changed)
 
-    def say(notify: str) -> None:
-        click.echo(f"note: {notify}", err=True)
+    def show(note: str) -> None:
+        click.echo(f"note: {note}", err=True)
 
-    for notify in (*cluster.notes, *submit_job(cluster, work, variables, job, say)):
-        say(notify)
+    for note in (*cluster.notes, *submit_job(cluster, work, variables, job, show)):
+        show(note)
     click.echo(f"submitted {job}", err=wait)
     if not wait:
         rest = _rest(address)
@@ -135,7 +135,7 @@ def submit(
         return
     ended = _follow(cluster, job)
     if ended.code:
-        _say_end(cluster, ended)
+        _print_end(cluster, ended)
     sys.exit(ended.code)
 
 
@@ -150,8 +150,8 @@ def status(job: str, address: str | None) -> None:
     """
     from raysim.jobs.watch import look
 
-    found, told = look(_cluster(address), job)
-    click.echo(_columns(_status_rows(found, told)))
+    found, report = look(_cluster(address), job)
+    click.echo(_columns(_status_rows(found, report)))
 
 
 @click.command()
@@ -192,13 +192,13 @@ def stop(job: str, address: str | None) -> None:
         click.echo(f"{job} had ended already: {before.state}")
         return
     stop_job(cluster, job)
-    after, told = look(cluster, job)
-    if not told.run_folder:
+    after, report = look(cluster, job)
+    if not report.run_folder:
         click.echo(f"{job}: {after.state}; its run had not begun")
         return
-    rounds = told.summary.get("rounds")
+    rounds = report.summary.get("rounds")
     kept = f"{rounds} rounds are kept" if isinstance(rounds, int) else "what was done is kept"
-    click.echo(f"{job}: {after.state}; {kept} in {told.run_folder}")
+    click.echo(f"{job}: {after.state}; {kept} in {report.run_folder}")
     click.echo(f"  fetch   raysim fetch {job}{_rest(address)}")
     click.echo(f"  go on   raysim submit --resume {job}{_rest(address)}")
 
@@ -265,18 +265,18 @@ def _follow(cluster: Cluster, job: str) -> Job:
         sys.exit(130)
 
 
-def _say_end(cluster: Cluster, job: Job) -> None:
-    """What a job that did not end well did not say itself."""
+def _print_end(cluster: Cluster, job: Job) -> None:
+    """Print how a failed job ended, unless its own log has it."""
     from raysim.jobs.watch import look, why
 
-    _, told = look(cluster, job.id)
-    if not told.problem:
+    _, report = look(cluster, job.id)
+    if not report.problem:
         click.echo(
-            f"raysim: {job.id}: {job.state}: {'stopped' if job.state == 'STOPPED' else why(job, told)}", err=True
+            f"raysim: {job.id}: {job.state}: {'stopped' if job.state == 'STOPPED' else why(job, report)}", err=True
         )
 
 
-def _status_rows(job: Job, told: Any) -> list[tuple[str, str]]:
+def _status_rows(job: Job, report: Any) -> list[tuple[str, str]]:
     from raysim.jobs.watch import why
     from raysim.report.table import rows
     from raysim.report.units import human_seconds
@@ -287,14 +287,14 @@ def _status_rows(job: Job, told: Any) -> list[tuple[str, str]]:
         ("submitted", f"{_when(job.began_s)}, {human_seconds(job.seconds)} {'long' if job.ended else 'ago'}"),
     ]
     if job.state == "FAILED":
-        found.append(("why", why(job, told)))
-    if told.summary:
-        return [*found, *rows(told.summary)]
+        found.append(("why", why(job, report)))
+    if report.summary:
+        return [*found, *rows(report.summary)]
     found += [("scenario", ", ".join(filter(None, (job.name, job.algorithm))))]
-    if told.progress and not job.ended:
-        found.append(("progress", told.progress))
-    if told.run_folder:
-        found.append(("results", told.run_folder))
+    if report.progress and not job.ended:
+        found.append(("progress", report.progress))
+    if report.run_folder:
+        found.append(("results", report.run_folder))
     return found
 
 

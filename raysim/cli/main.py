@@ -170,8 +170,8 @@ def validate(scenario: str, sets: tuple[str, ...]) -> None:
     loaded = load_scenario(scenario, sets)
     checked = check(loaded)
     click.echo(checked.loaded.resolved_yaml(), nl=False)
-    for notify in checked.warnings:
-        click.echo(f"note: {notify}", err=True)
+    for warning in checked.warnings:
+        click.echo(f"note: {warning}", err=True)
     click.echo(f"{scenario}: valid", err=True)
 
 

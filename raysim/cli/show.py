@@ -134,8 +134,8 @@ def show_preview(found: Preview, loaded: Loaded) -> None:
             f"{found.images_mb:.0f} MiB of images once per node)."
         )
     )
-    for notify in found.plan.notes:
-        console.print(Text(f"Note: {notify}"))
+    for note in found.plan.notes:
+        console.print(Text(f"Note: {note}"))
     console.print(Text("Nothing was started."))
 
 
@@ -189,7 +189,7 @@ def _show_entries(console: Console, title: str | None, entries: Iterable[tuple[s
 
 
 def _algorithm(name: str) -> str:
-    """What a method is, or what is wrong with its file: somebody may be writing it just now."""
+    """What a method is, or what is wrong with its file, which may be unfinished."""
     try:
         return declared(name).summary
     except ScenarioError as error:

@@ -34,4 +34,4 @@ class ScenarioError(RaysimError, ValueError):
 
 
 class RunError(RaysimError, RuntimeError):
-    """A run that had begun could not go on. Exit code 1."""
+    """A run that had begun could not continue. Exit code 1."""

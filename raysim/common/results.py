@@ -1,4 +1,4 @@
-"""What a run reports: a row per round and a row per round and measured client, and who takes them in.
+"""What a run reports, a row per round and a row per round and measured client, and the trackers that receive it.
 
 The names here are the names everywhere: MLflow metrics, Parquet columns and the table in the terminal agree.
 Accuracies are fractions in [0, 1] in data and per cent only where printed.
@@ -99,7 +99,7 @@ class ClientRow:
 
 @dataclass(frozen=True)
 class RunCard:
-    """What identifies a run, for whoever records it."""
+    """What identifies a run, for trackers."""
 
     name: str  # of the scenario
     run_id: str
@@ -126,10 +126,10 @@ LOCK = "logs/.lock"
 
 
 class Tracker(Protocol):
-    """Whoever takes in a run's results. Calls come from one thread, rounds in order."""
+    """Receives a run's results. Calls come from one thread, rounds in order."""
 
     def open(self, card: RunCard) -> None:
-        """The run begins. Raises `ScenarioError` when results could not be taken in."""
+        """The run begins. Raises `ScenarioError` when the tracker cannot record it."""
 
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
         """Round `t` is done (0: the state before the first). `values` are metrics by name; absent: not measured."""

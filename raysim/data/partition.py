@@ -206,8 +206,8 @@ def make_partition(
         if share_NC is None:
             count_NC = sharing.iid_counts(class_count_C, num_clients, rng)
         else:
-            few = isinstance(setting, Pathological)  # then everyone who holds a class must see some of it
-            count_NC = sharing.largest_remainder(class_count_C, share_NC.T, nobody_empty=few).T
+            few = isinstance(setting, Pathological)  # then every client that holds a class gets some of it
+            count_NC = sharing.largest_remainder(class_count_C, share_NC.T, none_empty=few).T
             if part > 0:
                 count_NC = sharing.top_up(count_NC, 1, share_NC)
         if split == "pooled811":

@@ -60,13 +60,13 @@ class Partition:
 
     @property
     def digest(self) -> str:
-        """SHA-256, in hex, of who holds what."""
-        told = hashlib.sha256()
+        """SHA-256, in hex, of every client's samples."""
+        sha = hashlib.sha256()
         for shards in self.parts.values():
             for array in (shards.offset, shards.index):
-                told.update(f"{len(array)}\n".encode())
-                told.update(np.ascontiguousarray(array, dtype="<i8").data)
-        return told.hexdigest()
+                sha.update(f"{len(array)}\n".encode())
+                sha.update(np.ascontiguousarray(array, dtype="<i8").data)
+        return sha.hexdigest()
 
     def table(self, label_M: Ints) -> pa.Table:
         """One row per client, part and sample, with columns client, part, sample (position) and label."""

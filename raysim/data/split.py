@@ -1,4 +1,4 @@
-"""The arithmetic of partitions: who gets how many samples of which class, in whole samples that add up.
+"""The arithmetic of partitions: how many samples of each class a client gets, in whole numbers that add up.
 
 Shapes: N clients, C classes, P parts (train, validation, test), M samples of a pool.
 """
@@ -14,12 +14,12 @@ Floats = NDArray[np.float64]
 _EPS = 1e-9
 
 
-def largest_remainder(total_R: Ints, share_RK: Floats, nobody_empty: bool = False) -> Ints:
+def largest_remainder(total_R: Ints, share_RK: Floats, none_empty: bool = False) -> Ints:
     """Divide each row's total in proportion to its shares: int64 [R, K], every row adding up to its total.
 
     Everyone first gets the whole part of their quota; what is left goes to the largest fractions, the earlier
     column first where they are equal. A row of zero shares gets nothing. Shares need not sum to 1.
-    nobody_empty: a positive share gets at least one, taken from the row's largest, where the total allows it.
+    none_empty: a positive share gets at least one, taken from the row's largest, where the total allows it.
     """
     sum_R = share_RK.sum(1, keepdims=True)
     quota_RK = share_RK / np.where(sum_R > 0, sum_R, 1) * total_R[:, None]
@@ -30,7 +30,7 @@ def largest_remainder(total_R: Ints, share_RK: Floats, nobody_empty: bool = Fals
     order_RK = np.argsort(-fraction_RK, axis=1, kind="stable")
     rank_RK = np.argsort(order_RK, axis=1, kind="stable")
     count_RK += rank_RK < left_R[:, None]
-    if nobody_empty:
+    if none_empty:
         for row in np.flatnonzero(((count_RK == 0) & (share_RK > 0)).any(1)):
             for column in np.flatnonzero((count_RK[row] == 0) & (share_RK[row] > 0)):
                 donor = int(count_RK[row].argmax())
@@ -99,7 +99,7 @@ def dirichlet_shares(
     retries: int,
     rng: np.random.Generator,
 ) -> Floats:
-    """Each class divided among the clients by a Dirichlet draw, nobody below `min_samples`: columns sum to 1.
+    """Each class divided among the clients by a Dirichlet draw, no client below `min_samples`: columns sum to 1.
 
     A client that already holds its even part of all samples gets nothing of the classes still to come.
     Draws are repeated until the smallest client is large enough; if none of `retries` is, the best one is
@@ -135,7 +135,7 @@ def top_up(count_NC: Ints, minimum: int, want_NC: Floats) -> Ints:
     """Move samples between clients until everybody has `minimum`: [N, C], with the same class totals.
 
     A client that is short takes of the classes with the largest positive want, most wanted first, each time
-    from the largest client that has some and can spare them. It stays short if nobody can.
+    from the largest client that has some and can spare them. It stays short if no client can.
     """
     count_NC = count_NC.copy()
     for client in np.flatnonzero(count_NC.sum(1) < minimum):

@@ -1,4 +1,4 @@
-"""From a checked scenario to everything that its run needs: the plan of its actors, its images, and who has which."""
+"""From a checked scenario to everything that its run needs: the plan of its actors, its images and their partition."""
 
 from __future__ import annotations
 

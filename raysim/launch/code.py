@@ -125,7 +125,7 @@ def versions() -> dict[str, str]:
 def checkout() -> tuple[str | None, bool | None]:
     """The commit of the checkout that raysim is imported from, and whether its code differs; (None, None) without."""
     folder = Path(raysim.__file__).parent
-    # A package that is installed inside somebody's repository is not of that repository.
+    # A package that is installed inside another repository is not of that repository.
     if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
         return _shipped()
     commit, changed = _git(folder, "rev-parse", "HEAD"), _git(folder.parent, "status", "--porcelain", *_PACKAGES)
@@ -143,7 +143,7 @@ def _shipped() -> tuple[str | None, bool | None]:
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """What git says; None where it cannot."""
+    """The output of git; None where it fails."""
     command = ["git", "--no-optional-locks", "-C", str(folder), *words]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10)

@@ -1,4 +1,4 @@
-"""What a run that goes on must share with the run that it goes on with."""
+"""What a resumed run must share with the run that it resumes: scenario, data, partition, code and checkpoints."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Identity:
         return json.dumps(asdict(self), indent=2) + "\n"
 
     def refuse_other_data(self, folder: Path, dataset: str, partition: str) -> None:
-        """Raises `ScenarioError` when the images, or who has which, are not those of the run."""
+        """Raises `ScenarioError` when the images or their partition are not those of the run."""
         for what, had, has in (
             ("images", self.dataset_digest, dataset),
             ("partition", self.partition_digest, partition),
@@ -103,14 +103,14 @@ class Identity:
             )
 
     def with_code(self, now: Code, t: int) -> Identity:
-        """As it is of a run that goes on after round `t` with the code as it is now."""
+        """The identity of a run that is resumed after round `t` with the code as it is now."""
         changes = self.code.changes(now)
         noted = [*self.code_changes, {"after_round": t, "files": changes}] if changes else self.code_changes
         # Without a checkpoint everything is computed anew, with one code.
         return replace(self, code=now, code_changes=noted if t >= 0 else ())
 
     def warnings(self, versions: Mapping[str, str], now: Code) -> list[str]:
-        """What may make the rest of a run that goes on differ, a sentence each. versions, now: of this process."""
+        """What may make the rest of a resumed run differ, a sentence each. versions, now: of this process."""
         other = [
             f"{name} {had} there, {versions[name]} here"
             for name, had in self.versions.items()
@@ -149,7 +149,7 @@ def run_scenario(folder: Path, sets: Sequence[str] = ()) -> Loaded:
 def refuse_strange_files(folder: Path) -> None:
     """Raises `ScenarioError` unless a run folder holds files and folders only, and those of raysim are what they were.
 
-    It may be somebody else's: through a link, raysim would read and write files that are in no run folder.
+    Another user may have made it: through a link, raysim would read and write files that are in no run folder.
     """
     for where, folders, files in os.walk(folder):
         for path in (Path(where, name) for name in (*folders, *files)):

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first ends a run after its round, the second at once; its closing is not to be cut short."""
+"""Ctrl-C and SIGTERM: the first ends a run after its round, the second at once; SIGTERM never cuts its closing."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from raysim.engine.run import Stop
 
 @contextlib.contextmanager
 def sigterm_kept() -> Iterator[None]:
-    """Let whoever has SIGTERM have it again afterwards: Ray takes it when it starts, and resets it when it ends.
+    """Restore the handler of SIGTERM afterwards: Ray replaces it when it starts, and resets it when it ends.
 
-    Raises `KeyboardInterrupt` where Ray's own handler, which is there while it starts, ends the process. A SIGTERM
+    Raises `KeyboardInterrupt` where Ray's own handler, which is set while it starts, ends the process. A SIGTERM
     after that one changes nothing.
     """
     before = signal.getsignal(signal.SIGTERM)
@@ -49,11 +49,11 @@ def interruptible(stop: Stop) -> Iterator[None]:
             return
         if stop.closing and not stop.requested:
             stop.requested = True
-            _tell("the results are being written; once more to end at once")
+            _print("the results are being written; once more to end at once")
             return
         if stop.possible and not stop.closing and not stop.requested and not stop.saved_round():
             stop.requested = True
-            _tell("ending after this round, which is then saved; once more to end at once")
+            _print("ending after this round, which is then saved; once more to end at once")
             return
         stop.requested = stop.closing = True
         raise KeyboardInterrupt
@@ -69,6 +69,6 @@ def interruptible(stop: Stop) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     # Not through the progress display, which may be in the middle of a line.
     os.write(sys.stderr.fileno(), f"\nraysim: {text}\n".encode())

@@ -50,7 +50,7 @@ class Trace:
     """What a run was after every round."""
 
     variation: Variation
-    rounds: list[dict[str, dict[str, str]]] = field(default_factory=list)  # [t - 1]: who -> tensor -> SHA-256
+    rounds: list[dict[str, dict[str, str]]] = field(default_factory=list)  # [t - 1]: party -> tensor -> SHA-256
     metrics: list[Mapping[str, Any]] = field(default_factory=list)  # [t]
     digest: str = ""
     seconds: float = 0.0
@@ -80,11 +80,12 @@ def verify(loaded: Loaded, actors: Sequence[int], kill: bool, notify: Notify = l
 
 def difference(one: Trace, other: Trace) -> str | None:
     """The first round, client (or server) and tensor in which two runs differ, else the first metric, else None."""
-    for t, (there, here) in enumerate(zip(one.rounds, other.rounds, strict=True), start=1):
-        for who in there:  # clients in id order, then the server: what differs first causes the rest
-            for tensor in dict.fromkeys([*there[who], *here.get(who, {})]):
-                if there[who].get(tensor) != here.get(who, {}).get(tensor):
-                    return f"round {t}, {who}, {tensor}: other bits than {one.variation.name}"
+    for t, (expected, found) in enumerate(zip(one.rounds, other.rounds, strict=True), start=1):
+        for party in expected:  # clients in id order, then the server: the first difference causes the rest
+            had, has = expected[party], found.get(party, {})
+            for tensor in dict.fromkeys([*had, *has]):
+                if had.get(tensor) != has.get(tensor):
+                    return f"round {t}, {party}, {tensor}: other bits than {one.variation.name}"
     for t, (mine, its) in enumerate(zip(one.metrics, other.metrics, strict=True)):
         for name in dict.fromkeys([*mine, *its]):
             if not name.startswith(VARYING) and mine.get(name) != its.get(name):

@@ -1,4 +1,4 @@
-"""Frozen encoders: functions that nobody trains, from images to representations, for methods that compare images.
+"""Frozen encoders: functions without training, from images to representations, for methods that compare images.
 
 `mobilenet_v3_small` needs torchvision's ImageNet weights, which are never downloaded here: an actor may have no way
 out, and a hundred of them would ask at once. To put them where they are looked for, on every machine of the cluster,

@@ -18,7 +18,7 @@ from raysim.common.results import LOCK
 def read_rounds(folder: Path | str) -> pa.Table:
     """A row per round: `round` and the metrics, null where one was not measured.
 
-    While the run goes on, the last two seconds may be missing.
+    While the run is running, the last two seconds may be missing.
 
     Raises:
         ScenarioError: no such run, or its file is damaged.
@@ -29,7 +29,7 @@ def read_rounds(folder: Path | str) -> pa.Table:
 def read_clients(folder: Path | str) -> pa.Table:
     """A row per round and measured client, the fields of `ClientRow`.
 
-    Of a run that goes on or was killed: the rounds that were written in full.
+    Of a run that is running or was killed: the rounds that were written in full.
 
     Raises:
         ScenarioError: no such run, or its file is damaged.

@@ -50,7 +50,7 @@ def plot_accuracy(rounds: pa.Table | Sequence[Mapping[str, Any]], path: Path | s
         for metric, (_, colour, width) in _LINES.items():
             xs, ys = series[metric]
             if axes is right and metric == "accuracy/participants":
-                continue  # jumps with who took part, and would hide the other two in the narrow panel
+                continue  # jumps with the participants, and would hide the other two in the narrow panel
             # A single measurement is no line, and would not be seen as one.
             marker = "o" if len(xs) == 1 else None
             axes.plot(xs, ys, color=colour, linewidth=width, marker=marker, clip_on=False, zorder=3)
@@ -85,8 +85,8 @@ def _band(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     low = [max(0.0, r["accuracy/all"] - r["accuracy/all_std"]) for r in both]
     high = [min(1.0, r["accuracy/all"] + r["accuracy/all_std"]) for r in both]
     axes.fill_between(xs, low, high, color=_LINES["accuracy/all"][1], alpha=0.13, linewidth=0, zorder=1)
-    notify = "band: one standard deviation over clients"
-    axes.annotate(notify, (1, 0), (-4, 5), "axes fraction", "offset points", ha="right", fontsize=8, color=_GREY)
+    note = "band: one standard deviation over clients"
+    axes.annotate(note, (1, 0), (-4, 5), "axes fraction", "offset points", ha="right", fontsize=8, color=_GREY)
 
 
 def _label(axes: Axes, series: Mapping[str, tuple[list[float], list[float]]]) -> None:

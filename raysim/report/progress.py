@@ -1,4 +1,4 @@
-"""What the terminal shows while a run goes on: one live line, or plain lines where the output is no terminal."""
+"""What the terminal shows while a run is running: one live line, or plain lines where the output is no terminal."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def print_closing_table(summary: Mapping[str, object], file: TextIO | None = Non
 def rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
     """The table's rows as text: a name and a value each. See `print_closing_table` for the keys.
 
-    A summary may come from a job's log or from somebody else's folder: what has another type is not shown.
+    A summary may come from a job's log or from another user's folder: a value of another type is not shown.
     """
     final, seconds = _numbers(summary.get("final")), _numbers(summary.get("seconds"))
     overrides = summary.get("overrides")

@@ -1,4 +1,4 @@
-"""What a settings class says of itself, and of an algorithm's class without importing its file wherever that can be.
+"""What a settings class declares, and what an algorithm's class declares, if possible without importing its file.
 
 Importing an algorithm imports torch, which takes seconds; `raysim list` should not. An algorithm's file is read instead
 if it was imported before: with the same text, the same `raysim.core` and the same versions of what it may import, and
@@ -94,7 +94,7 @@ def _read_once(name: str, source: bytes) -> Declaration | None:
 
 def _imported(name: str, source: bytes | None) -> Declaration:
     found = declaration_of(algorithm_class(name))
-    if source is not None and (said := read(source)) is not None and vars(said) == vars(found):
+    if source is not None and (literal := read(source)) is not None and vars(literal) == vars(found):
         with suppress(OSError, RuntimeError):  # then the next time is as slow as this one
             _note(name).parent.mkdir(parents=True, exist_ok=True)
             _note(name).write_text(_key(source))
@@ -112,14 +112,14 @@ def _key(source: bytes) -> str:
 
 @cache
 def _surroundings() -> bytes:
-    told = hashlib.sha256(sys.version.encode())
+    sha = hashlib.sha256(sys.version.encode())
     for package in sorted(IMPORTED):
         with suppress(metadata.PackageNotFoundError):
-            told.update(f"{package} {metadata.version(package)}\n".encode())
+            sha.update(f"{package} {metadata.version(package)}\n".encode())
     for path in sorted(Path(field_types.__file__).parent.rglob("*.py")):
         text = path.read_bytes()
-        told.update(f"{path.name} {len(text)}\n".encode() + text)
-    return told.digest()
+        sha.update(f"{path.name} {len(text)}\n".encode() + text)
+    return sha.digest()
 
 
 def read(source: bytes) -> Declaration | None:
@@ -141,7 +141,7 @@ def read(source: bytes) -> Declaration | None:
                 facts[name] = default
             else:
                 fields.append(field_info(name, hint, default, docs.get(name, "")))
-    except Exception:  # whatever it is: the file is then imported, which says what is wrong with it
+    except Exception:  # of any kind: the file is then imported, and that raises the error for the user
         return None
     return Declaration(
         cls.name,

@@ -71,7 +71,7 @@ def creation_lock(database: Path | None) -> Iterator[None]:
 
     MLflow has a lock of its own, but in the temporary folder, which the two need not share.
 
-    The lock file stays behind: to remove one that somebody else may be waiting for would undo the lock.
+    The lock file stays behind: removing one that another process waits for would undo the lock.
     """
     if database is None:
         yield
@@ -93,7 +93,7 @@ def new_database(resolved: str) -> Iterator[str | None]:
         return
     path, *query = resolved.removeprefix("sqlite:///").partition("?")
     database = Path(path).resolve()  # of a link: the file that it names
-    for left in database.parent.glob(f".{glob.escape(database.name)}.new-*"):  # by who was killed; with its journal
+    for left in database.parent.glob(f".{glob.escape(database.name)}.new-*"):  # by a killed process; with its journal
         left.unlink(missing_ok=True)
     # Never the same name: MLflow remembers addresses that it made a database at.
     new = database.with_name(f".{database.name}.new-{secrets.token_hex(4)}")

@@ -42,7 +42,7 @@ class RunFolder:
 
     Attributes:
         path: the folder, absolute.
-        damage: a sentence for each file that `truncate` found damaged, and goes on without.
+        damage: a sentence for each file that `truncate` found damaged and set aside.
     """
 
     def __init__(self, path: Path, lock: int) -> None:
@@ -50,7 +50,7 @@ class RunFolder:
         self.path = path
         self._inode = _inode(path)
         self.damage: list[str] = []
-        # What is never closed lets go when it is collected: nobody else could go on with the run until then.
+        # A folder that is never closed is unlocked when it is collected; until then no other process can resume.
         self._lock = lock
         self._release = weakref.finalize(self, _close, lock)
         self._card: RunCard | None = None
@@ -82,7 +82,7 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path) -> RunFolder:
-        """An existing run folder, to go on in; `truncate` is to come next.
+        """An existing run folder, to resume in; call `truncate` next.
 
         Raises:
             ScenarioError: it is no run folder, cannot be written, or its run is still going on.
@@ -110,7 +110,7 @@ class RunFolder:
         does not stop the run, whose state is elsewhere: it gets another name, and `damage` says what is missing.
 
         Raises:
-            RunError: the disk does not do its part.
+            RunError: the disk fails.
         """
         self._restored, self.damage = False, []
         try:
@@ -141,7 +141,7 @@ class RunFolder:
             raise self._failure(self.path / name, error) from error
 
     def open(self, card: RunCard) -> None:
-        """The run begins, or goes on. Raises `ScenarioError` when its files cannot be begun."""
+        """Begin or resume the run. Raises `ScenarioError` when its files cannot be opened."""
         assert self._restored, "open before truncate"
         self._card = card
         try:
@@ -151,7 +151,7 @@ class RunFolder:
             raise ScenarioError(_refusal(self.path, error)) from error
 
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
-        """Take in round `t`. Raises `RunError` when the disk does not, or the folder is gone."""
+        """Log round `t`. Raises `RunError` when the disk fails or the folder is missing."""
         self._check_present()
         self._rounds.append(t, values)
         at = self._clients.stream
@@ -176,14 +176,14 @@ class RunFolder:
             raise self._failure(at, error) from error
 
     def update_summary(self, summary: Mapping[str, object]) -> None:
-        """What the summary of the run says while it goes on. Raises `RunError` when it cannot be written."""
+        """Write the summary of a running run. Raises `RunError` when that fails."""
         try:
             self._write_summary("running", summary)
         except OSError as error:
             raise self._failure(self.path / "summary.json", error) from error
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
-        """Write all that is left, `summary.json` last, and let others have the folder.
+        """Write all that is left, `summary.json` last, and unlock the folder.
 
         A folder that was reopened and never taken back to a round is left as it is.
 
@@ -222,7 +222,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Until this is over nobody else gets the folder, even if `close` comes first."""
+        """Keep the folder locked for this block, even if `close` comes first."""
         with contextlib.ExitStack() as over:
             with contextlib.suppress(OSError):  # a method closed it
                 # Of the same open file, so it is let go of when both are closed.
@@ -296,7 +296,7 @@ class RunFolder:
         return {}
 
     def _set_aside(self, path: Path, error: Exception, t: int) -> None:
-        """Go on without the rows of a file. Raises the error if it is the disk's."""
+        """Rename a damaged file and note which rows are missing. Raises the error if it is the disk's."""
         if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):  # pyarrow's own have no number
             raise error
         aside = set_aside(path)

@@ -78,7 +78,7 @@ class MlflowTracker:
     """
 
     def __init__(self, uri: str | None, experiment: str, tags: Mapping[str, str], *, patience_s: float = 30.0) -> None:
-        """Raises `ScenarioError` when the address is no store that is written to; asks nobody yet."""
+        """Raises `ScenarioError` when the address is no store that is written to; sends no request yet."""
         self.uri = resolve_uri(uri)
         self.experiment = experiment
         self.tags = dict(tags)
@@ -89,7 +89,7 @@ class MlflowTracker:
         self._card: RunCard | None = None
         self._client: Any = None
         self._resumed = False
-        self._found: Any = None  # the run as MLflow had it, where there was one to go on with
+        self._found: Any = None  # the run that MLflow already has, if any
         self._there: frozenset[int] = frozenset()  # rounds that it holds
         self._steps = 0  # of opening the run that are done
         self._pending: deque[_Round] = deque()
@@ -308,12 +308,12 @@ class MlflowTracker:
                 # Another run was quicker.
                 found = self._client.get_experiment_by_name(self.experiment)
         if found.tags.get(VIEW_TAG) != VIEW:
-            with contextlib.suppress(Exception):  # who may not, gets MLflow's own columns
+            with contextlib.suppress(Exception):  # without the permission, pages show MLflow's own columns
                 self._client.set_experiment_tag(found.experiment_id, VIEW_TAG, VIEW)
         return str(found.experiment_id)
 
     def _find_run(self, run_id: str) -> Any:
-        """MLflow's run of this `raysim.run_id`; None if there is none, or somebody deleted it there."""
+        """MLflow's run of this `raysim.run_id`; None if there is none, or it was deleted there."""
         found = self._client.search_runs([self.experiment_id], f"tags.`raysim.run_id` = '{run_id}'")
         # Two, if creating the first was answered too late and it was tried again: then the first stayed empty.
         return max(found, key=lambda run: (len(run.data.metrics), len(run.data.params)), default=None)

@@ -33,7 +33,7 @@ class _Column:
 
 
 class RoundRows:
-    """The rounds of one run folder: all that were told, in memory, and in the file those until the last `write`.
+    """The rounds of one run folder: all logged rounds in memory, those until the last `write` in the file.
 
     Attributes:
         parquet: the file.

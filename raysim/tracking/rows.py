@@ -1,4 +1,4 @@
-"""Client rows on disk: an Arrow stream, `clients.arrows`, while a run goes on, and `clients.parquet` once it ended.
+"""Client rows on disk: an Arrow stream, `clients.arrows`, while a run is running, and `clients.parquet` once it ended.
 
 Parquet cannot be appended to; the stream can, and is readable up to where a killed process left it. Every round is a
 batch that names it, with rows or without: so a stream tells which rounds it holds, wherever it was cut off.
@@ -53,10 +53,10 @@ class MissingRowsError(Exception):
 
 
 class ClientRows:
-    """The client rows of one run folder. Every method raises `OSError` when the disk does not do its part.
+    """The client rows of one run folder. Every method raises `OSError` when the disk fails.
 
     Attributes:
-        stream: the file that grows while the run goes on.
+        stream: the file that grows while the run is running.
         parquet: the file that it becomes when the run ends.
     """
 
@@ -101,7 +101,7 @@ class ClientRows:
         self.stream.unlink()
 
     def start_after(self, t: int) -> None:
-        """Hold no rows, and be ready for those of rounds after `t`; the files are gone or have other names."""
+        """Begin an empty stream for the rounds after `t`; the earlier files are missing or have other names."""
         with replacing(self.stream) as file:
             writer = pa.ipc.new_stream(file, CLIENT_SCHEMA)
             _write(writer, t, _batch([]))
@@ -198,13 +198,13 @@ def _parquet(path: Path) -> _Batches:
 
 def _tables(stream: Path) -> Iterator[pa.Table]:
     """The rows of a stream, in pieces of at least `_ROW_GROUP`."""
-    held: list[Any] = []
+    piece: list[Any] = []
     for _, batch in _stream(stream):
-        held.append(batch)
-        if sum(b.num_rows for b in held) >= _ROW_GROUP:
-            yield pa.Table.from_batches(held, CLIENT_SCHEMA)
-            held = []
-    yield pa.Table.from_batches(held, CLIENT_SCHEMA)
+        piece.append(batch)
+        if sum(b.num_rows for b in piece) >= _ROW_GROUP:
+            yield pa.Table.from_batches(piece, CLIENT_SCHEMA)
+            piece = []
+    yield pa.Table.from_batches(piece, CLIENT_SCHEMA)
 
 
 def _latest(known: pa.Table, batch: pa.RecordBatch) -> pa.Table:

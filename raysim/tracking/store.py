@@ -49,7 +49,7 @@ ANSWER_S = 3.0
 def resolve_uri(uri: str | None = None) -> str:
     """The store's address: `uri`, else `MLFLOW_TRACKING_URI`, else `mlflow.db` in the working directory.
 
-    Paths become absolute. The address is told, kept and shown, so it holds no secrets: a user name and password in
+    Paths become absolute. The address is logged, kept and shown, so it holds no secrets: a user name and password in
     `MLFLOW_TRACKING_URI` move to the variables that MLflow has for them.
 
     Raises `ScenarioError` for anything but SQLite and http, and for an address with secrets.
@@ -87,9 +87,9 @@ def check_uri(uri: str | None = None) -> str:
 
 
 def check_recorded(uri: str) -> str:
-    """`check_uri` for an address that a run's folder names, and not whoever goes on with the run.
+    """`check_uri` for an address that a run's folder names, not the user who resumes the run.
 
-    The folder may be somebody else's. So a database must be there, unless it is the default one here; and a server
+    The folder may be another user's. So a database must be there, unless it is the default one here; and a server
     gets no credentials that were meant for another.
     """
     if uri != resolve_uri():

@@ -217,8 +217,8 @@ def test_largest_remainder_by_hand():
     total = np.array([7, 5, 9, 10])
     # Quotas 3.5 2.1 1.4 | 1.67 1.67 1.67 | none | 9.6 0.2 0.2
     assert largest_remainder(total, share).tolist() == [[4, 2, 1], [2, 2, 1], [0, 0, 0], [10, 0, 0]]
-    assert largest_remainder(total, share, nobody_empty=True)[3].tolist() == [8, 1, 1]
-    assert largest_remainder(np.array([2]), np.array([[0.9, 0.05, 0.05]]), nobody_empty=True)[0].sum() == 2
+    assert largest_remainder(total, share, none_empty=True)[3].tolist() == [8, 1, 1]
+    assert largest_remainder(np.array([2]), np.array([[0.9, 0.05, 0.05]]), none_empty=True)[0].sum() == 2
     assert largest_remainder(np.array([3]), np.array([[0, 1, 0]])).tolist() == [[0, 3, 0]]
 
 
