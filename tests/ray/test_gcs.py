@@ -41,9 +41,9 @@ def test_a_run_on_its_own_ray_ends_at_once(gcs: socket.socket, monkeypatch: pyte
     calls.wait_for_gcs("round 1")
     gcs.close()
     for ask in (
+        pool._place,  # first: it probes the GCS at once, the next two every POLL_S
         lambda: calls.get([], "round 2"),
         lambda: calls.wait_any([], "round 2"),
-        pool._place,
         pool.add_new_actors,
         RayBackend(pool).recover,
     ):
