@@ -12,6 +12,7 @@ import pytest
 import raysim
 from raysim.cli.main import cli
 from tests.conftest import REPOSITORY
+from tests.structure import files
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 
@@ -68,9 +69,7 @@ def test_the_sentence_about_a_typo_is_the_real_one(capfd: pytest.CaptureFixture[
 
 
 def test_links_lead_somewhere() -> None:
-    for page in REPOSITORY.glob("**/README.md"):
-        if ".venv" in page.parts:
-            continue
+    for page in (REPOSITORY / name for name in files(".md")):
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page}: {target}"
