@@ -1,4 +1,4 @@
-"""The structure in numbers: `python -m tests.structure` prints code lines, files and arrows per package, and private terms.
+"""The structure in numbers: `python -m tests.structure` prints code lines, files, arrows and private terms.
 
 A private term is a word of ours for something that Ray, PyTorch, MLflow or the papers have a word for. `PRIVATE_TERMS`
 maps each to the word that the repository uses; `tests/test_structure.py` allows none.
