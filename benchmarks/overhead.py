@@ -5,11 +5,11 @@ python benchmarks/overhead.py [--workload w1|w2|both|none] [--rounds N] [--proce
 
 W1: CIFAR-100, 100 clients, 10 per round, five CNNs, one epoch of batch 64, LG-FedAvg: seconds per round.
 W2: digits, 1,000 clients, 100 per round, a small perceptron, one batch each: client trainings per second.
-Each runs on raysim and hand-written by turns, in blocks of a few rounds, while the other side waits; both do
+Each runs on raysim and hand-written alternately, in blocks of a few rounds, while the other side waits; both do
 the same rounds (same clients, same steps) with P processes of one thread. Other load on the machine so meets
 both alike. The ratio is the median over blocks.
 --memory: PSS of raysim's whole process tree, on W1 if nothing is said: its peak, and how it grows.
---checkpoint: W1 with a checkpoint after every round over W1 with none, the same rounds in four runs by turns.
+--checkpoint: W1 with a checkpoint after every round over W1 with none, the same rounds in four runs alternately.
 --first-round: from command to first round, quickstart.
 """
 
@@ -106,8 +106,8 @@ class Notes(Arrivals):
 
 
 @dataclass
-class Turns:
-    """Lets raysim and the hand-written loop run the same rounds by turns, a block of them at a time.
+class Alternating:
+    """Lets raysim and the hand-written loop run the same rounds alternately, a block of them at a time.
 
     A tracker could not: trackers hear of a round while the next one runs. So raysim is held where it begins
     a round, which is also where its rounds are timed: a block takes from the beginning of its first round to
@@ -257,10 +257,10 @@ def compare(work: Workload, rounds: int, processes: int) -> dict[str, Any]:
     try:
         with tempfile.TemporaryDirectory(prefix="raysim-bench-") as name:
             size = BLOCK[work.name]
-            client_reports = Turns(loop, Path(name) / "mlflow.db", size, max(1, round(rounds / size)))
+            sides = Alternating(loop, Path(name) / "mlflow.db", size, max(1, round(rounds / size)))
             begin = time.perf_counter()
-            with client_reports.watching():
-                run_raysim(work, client_reports.rounds, processes, Path(name), notes)
+            with sides.watching():
+                run_raysim(work, sides.rounds, processes, Path(name), notes)
             end = time.perf_counter()
     finally:
         loop.close()
@@ -269,11 +269,11 @@ def compare(work: Workload, rounds: int, processes: int) -> dict[str, Any]:
         "processes": processes,
         "participants": work.participants,
         "rounds_per_block": size,
-        "handwritten_s": client_reports.handwritten_s,
-        "raysim_s": client_reports.raysim_s,
-        "ratio": float(np.median(np.array(client_reports.raysim_s) / client_reports.handwritten_s)),
-        "handwritten_cpu_s": client_reports.handwritten_cpu_s,
-        "raysim_cpu_s": client_reports.raysim_cpu_s,
+        "handwritten_s": sides.handwritten_s,
+        "raysim_s": sides.raysim_s,
+        "ratio": float(np.median(np.array(sides.raysim_s) / sides.handwritten_s)),
+        "handwritten_cpu_s": sides.handwritten_cpu_s,
+        "raysim_cpu_s": sides.raysim_cpu_s,
         "raysim_start_s": notes.arrived_s[0] - begin,
         "raysim_end_s": end - notes.arrived_s[-1],
     }
@@ -325,15 +325,15 @@ def first_round(timeout_s: float = 300.0) -> float | None:
         ]
         begin = time.perf_counter()
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-            impatient = threading.Timer(timeout_s, process.kill)
-            impatient.start()
+            timer = threading.Timer(timeout_s, process.kill)
+            timer.start()
             assert process.stdout is not None
             seconds = None
             for line in process.stdout:
                 if seconds is None and re.match(r"round +1/", line):
                     seconds = time.perf_counter() - begin
                     process.send_signal(signal.SIGTERM)  # the rest is not measured
-            impatient.cancel()
+            timer.cancel()
         return seconds
 
 

@@ -147,7 +147,7 @@ def values(root: Path) -> list[Any]:
 
 
 def attack_job(number: int, root: Path, outcome: Outcome) -> None:
-    """A cluster, and whoever submitted a job there, say anything."""
+    """A cluster, or a user who submitted a job there, sends anything."""
     rng = random.Random(f"job {number}")
     client = _HostileClient(rng, root)
     cluster = Cluster("http://127.0.0.1:8265", "2.60.0", client)
@@ -335,7 +335,7 @@ class _HostileClient:
 
 
 class FolderAttack:
-    """`resume` on run folders that somebody else made from a real one, which was interrupted before its last round."""
+    """`resume` on run folders that another person made from a real one, which was interrupted before its last round."""
 
     def __init__(self, place: Path) -> None:
         from raysim.launch.run import run
@@ -621,7 +621,7 @@ def _closing(rng: random.Random, folder: Path) -> None:
 
 
 def _more(rng: random.Random, folder: Path) -> None:
-    """Files that nobody asked for."""
+    """Files that were not asked for."""
     for i in range(rng.choice([1, 50])):
         name = rng.choice(
             [f".x.{i}.abcdefgh", f"checkpoint-{i:06d}.json", f"clients-{i:06d}-00000.safetensors", f"x{i}\x1b[2J"]

@@ -52,7 +52,7 @@ STEPS = (
 )
 """What a run that has all its rounds still does; MLflow is opened then by a run that is closed again."""
 VARYING = ("time/", "memory/", "engine/")
-PATIENCE_S = 900.0  # much, for machines that are busy with other things
+TIMEOUT_S = 900.0  # much, for machines that are busy with other things
 PER_RUN = 6  # strikes in its rounds, and as many in its closing
 SAID = "chaos: "  # begins the lines of a driver that strikes
 
@@ -150,7 +150,7 @@ class Chaos:
         reference = self.folder / "reference"
         reference.mkdir(parents=True)
         with (reference / "log.txt").open("w") as log:
-            assert self.start(reference, log, "backend=in_process").wait(PATIENCE_S) == 0
+            assert self.start(reference, log, "backend=in_process").wait(TIMEOUT_S) == 0
         self.expected = results(run_folder(reference))
         self.deck = deck(self.rng)
 
@@ -182,7 +182,7 @@ class Chaos:
                         break
                     if kind in SIGNALS:
                         driver = self.start(cwd, log, strikes=left[0] if left else ())
-                while (code := driver.wait(PATIENCE_S)) != 0 and left:
+                while (code := driver.wait(TIMEOUT_S)) != 0 and left:
                     # MLflow is opened while rounds are run, where SIGTERM ends a run, too.
                     codes = {
                         -signal.SIGKILL if strike["number"] == signal.SIGKILL else 130
@@ -217,7 +217,7 @@ class Chaos:
             if driver.poll() is not None:
                 return False
             time.sleep(0.02)
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
             if driver.poll() is not None:
                 return False
@@ -232,7 +232,7 @@ class Chaos:
             return driver.poll() is None
         self.tally.kills[kind] += 1
         # One that was asked to end may have been at the end, and go on; a kill there is the business of `plans`.
-        return kind not in SIGNALS or driver.wait(PATIENCE_S) != 0
+        return kind not in SIGNALS or driver.wait(TIMEOUT_S) != 0
 
 
 def processes(driver: int, title: str) -> list[int]:

@@ -70,7 +70,7 @@ def _no_picture(*args: Any, **_: Any) -> None:
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracking_store: str) -> Path:
-    """An empty current folder, without the settings of whoever runs the tests; runs draw no pictures.
+    """An empty current folder, without the settings of the user who runs the tests; runs draw no pictures.
 
     Drawing takes more than half the time of a tiny run. Real pictures are drawn in `engine/test_run.py` (fixture
     `finished`), `report/test_plots.py`, `data/test_partition.py`, and by every run that is a process or a job.

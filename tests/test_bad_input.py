@@ -92,7 +92,7 @@ class TestBeforeRay:
         assert "checkpoint.folder: " in told and "taken" in told and "cannot be written (not a directory)" in told
         assert not (workplace / "runs").exists()
 
-    def test_a_place_for_checkpoints_that_nobody_knows(
+    def test_a_place_for_checkpoints_of_an_unknown_protocol(
         self, capfd: pytest.CaptureFixture[str], workplace: Path
     ) -> None:
         assert "checkpoint.folder: foo://x" in refused(capfd, workplace, "checkpoint.folder=foo://x")
@@ -112,7 +112,7 @@ def test_a_cluster_that_is_not_there_leaves_no_run(
     assert not (workplace / "runs").exists()
 
 
-def test_joining_a_cluster_leaves_sigterm_to_whoever_had_it(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joining_a_cluster_keeps_the_sigterm_handler(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def connect(*rest: object) -> bool:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as Ray does
         return False
@@ -176,7 +176,7 @@ def test_a_folder_whose_name_is_not_utf8(
     assert "the current folder cannot be used (No such file or directory)" in refused(capfd, workplace)
 
 
-def test_resuming_in_a_home_that_nobody_has(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_resuming_in_the_home_of_an_unknown_user(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["resume", "~nobodyhere/x"])
     assert (ended.value.code, capfd.readouterr().err.count("\n")) == (2, 1)

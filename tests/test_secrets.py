@@ -20,7 +20,7 @@ from raysim.scenario.load import load_scenario
 from tests.engine.scenarios import digits
 
 SECRET = "hunter2"
-USER = "somebody"
+USER = "ada"
 
 
 def holding(folder: Path) -> list[str]:
