@@ -37,7 +37,7 @@ PRIVATE_TERMS = {
     r"somebody|nobody|whoever|everybody": "the actor, the user, no client ...: name the subject",
     r"again\.py|bring_up": "resume.py, backend_factory.py",
     r"OwnData|_Audience|HostActor|ClientHost|ServerHost|RunCrew": "DatasetHandle, Observers, ClientActor, ClientWorker",
-    r"turns": "client rounds",
+    r"(?:had|has|its|first|a|of) turns?": "client round",
     r"obeys|mortal": "killable",
 }
 """Regular expression of whole words -> what to say."""

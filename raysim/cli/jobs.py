@@ -67,7 +67,7 @@ CODE_CHANGED = click.option(
     "--env",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Environment variable of the job and its actors, for example RAYSIM_DATA=/data; whoever sees the dashboard "
+    help="Environment variable of the job and its actors, for example RAYSIM_DATA=/data; a user who sees the dashboard "
     "can read it. Of this shell's own only MLFLOW_TRACKING_URI is sent, if it is a server's. May be given often.",
 )
 def submit(

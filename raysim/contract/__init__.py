@@ -1,6 +1,6 @@
 """The contract of an algorithm as a program: `check_algorithm(MyMethod())` says which rule it breaks, and where.
 
-It runs the algorithm for a few rounds in a toy world (`toy.py`: C = 4 classes, D = 8, images of 4 x 4 pixels, a handful
+It runs the algorithm for a few rounds in a toy task (`toy.py`: C = 4 classes, D = 8, images of 4 x 4 pixels, a handful
 of clients with three architectures) and compares what the hooks did with what they may do. Seconds on one CPU, no Ray.
 What an algorithm cannot meet it says in an attribute, never by its name: `one_architecture` (whole models are
 exchanged) and `static_downlink` (what the server sends, and so what comes back, may stay as it is).

@@ -14,7 +14,7 @@ from raysim.contract.toy import FOUR, GAP, ContractError, Labels, Toy
 from raysim.core.algorithm import Algorithm, AnyAlgorithm, ClientId
 from raysim.core.messages import nonfinite
 
-PATIENCE = 24
+MAX_ROUNDS = 24
 """Rounds within which something is sent: some methods train alone for a while."""
 
 
@@ -88,16 +88,16 @@ def connected(algorithm: AnyAlgorithm) -> None:
 
     for hook, side in (("client_update", "the server"), ("server_send", "any client")):
         toy = Toy(algorithm, "connected").start()
-        for t in range(1, PATIENCE + 1):
+        for t in range(1, MAX_ROUNDS + 1):
             before = toy.fork()
             if any(name == hook and msg is not None for name, _, msg in toy.round(t).sent):
                 break
         else:
             if hook == "client_update" and overridden("server_update"):
-                problem = f"server_update is overridden but nothing is ever uploaded, in {PATIENCE} rounds"
+                problem = f"server_update is overridden but nothing is ever uploaded, in {MAX_ROUNDS} rounds"
                 raise toy.broken(problem, "let client_update return a message, and before the last of them")
             if overridden(hook) and hook == "server_send":
-                problem = f"server_send is overridden but nothing is ever sent, in {PATIENCE} rounds"
+                problem = f"server_send is overridden but nothing is ever sent, in {MAX_ROUNDS} rounds"
                 raise toy.broken(problem, "return a message, and before the last of them")
             continue
         if hook == "client_update" and getattr(algorithm, "static_downlink", False):

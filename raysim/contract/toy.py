@@ -1,4 +1,4 @@
-"""The toy world that the contract runs algorithms in: C = 4 classes, D = 8, images of 4 x 4 pixels, a few clients.
+"""The toy task that the contract runs algorithms in: C = 4 classes, D = 8, images of 4 x 4 pixels, a few clients.
 
 `Toy(algorithm, clause)` is a run of an algorithm on one CPU, seeded and ordered as the engine does it. Clauses look at
 its networks, its server and its messages, or put a watch around every hook; tests of algorithms borrow its parts.
@@ -120,10 +120,10 @@ def toy_samples(labels: Sequence[int], k: ClientId) -> Samples:
 
 
 Watch = Callable[["Toy", str, ClientId | None, Any], AbstractContextManager[None]]
-"""(world, hook, client or None for the server, the message the hook was given): entered around every hook."""
+"""(task, hook, client or None for the server, the message the hook was given): entered around every hook."""
 
 Returned = Callable[["Toy", str, ClientId, Any], None]
-"""(world, hook, client, message): called with every message as the hook returned it."""
+"""(task, hook, client, message): called with every message as the hook returned it."""
 
 DROPPED = {
     "client_receive": "what goes up is returned by client_update",
@@ -133,7 +133,7 @@ DROPPED = {
 
 
 class Toy:
-    """A run of an algorithm in the toy world, seeded and ordered as the engine does it."""
+    """A run of an algorithm in the toy task, seeded and ordered as the engine does it."""
 
     def __init__(
         self,
@@ -257,7 +257,7 @@ class Toy:
         return float(torch.cat(losses).mean()), float(torch.cat(hits).mean())
 
     def broken(self, problem: str, remedy: str) -> ContractError:
-        """The error of this world's clause."""
+        """The error of this task's clause."""
         return ContractError(self.algorithm, self.clause, problem, remedy)
 
     def fork(self) -> Toy:

@@ -78,7 +78,7 @@ class Hks:
 @dataclass(frozen=True)
 class Resample:
     """Each client draws that many training samples independently of the others, so clients share samples and
-    any number of clients fits a small data set; for scale tests. Nobody trains on another's test samples.
+    any number of clients fits a small data set; for scale tests. No client trains on another's test samples.
     """
 
     samples_per_client: int

@@ -132,7 +132,7 @@ def dirichlet_shares(
 
 
 def top_up(count_NC: Ints, minimum: int, want_NC: Floats) -> Ints:
-    """Move samples between clients until everybody has `minimum`: [N, C], with the same class totals.
+    """Move samples between clients until every client has `minimum`: [N, C], with the same class totals.
 
     A client that is short takes of the classes with the largest positive want, most wanted first, each time
     from the largest client that has some and can spare them. It stays short if no client can.

@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 from raysim.common.errors import RunError
 from raysim.common.results import ClientRow
 from raysim.core.algorithm import ClientId
-from raysim.engine.policies.metrics import EVERYBODY, PARTICIPANTS, compute_metrics, mean
+from raysim.engine.policies.metrics import ALL_CLIENTS, PARTICIPANTS, compute_metrics, mean
 from raysim.engine.records import RoundReport
 
 
@@ -73,7 +73,7 @@ class Progress:
         reports = report.client_reports.values()
         values: dict[str, Any] = compute_metrics(PARTICIPANTS, [row for row in rows if row.participated])
         if evaluated:
-            values |= compute_metrics(EVERYBODY, list(self.latest.values()))
+            values |= compute_metrics(ALL_CLIENTS, list(self.latest.values()))
             self.take_best(rows[0].round, values)
             values |= self.best
         for client in reports:

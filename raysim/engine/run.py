@@ -13,7 +13,7 @@ from raysim.core.state import combined_digest
 from raysim.engine.backend import Backend
 from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import Storage
-from raysim.engine.policies.metrics import EVERYBODY, compute_metrics
+from raysim.engine.policies.metrics import ALL_CLIENTS, compute_metrics
 from raysim.engine.policies.sampling import cohort
 from raysim.engine.progress import Progress
 from raysim.engine.recorder import Recorder
@@ -179,7 +179,7 @@ def _evaluate_unknown(recovering: RecoveringBackend, progress: Progress, record:
     rows = [client_row(backend.spec, progress.rounds, k, None, one) for k, one in found.items()]
     progress.latest |= {row.client: row for row in rows}
     if progress.t < 0:
-        progress.final = compute_metrics(EVERYBODY, rows)
+        progress.final = compute_metrics(ALL_CLIENTS, rows)
         record(0, progress.final, rows)
         progress.t = 0
 

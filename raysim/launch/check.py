@@ -126,7 +126,7 @@ def check(loaded: Loaded) -> Checked:
     if participants < 1:
         raise origin.error(
             ("clients", "participation"),
-            f"{clients.participation:g} given, which selects nobody of {clients.count} clients; "
+            f"{clients.participation:g} given, which selects none of {clients.count} clients; "
             f"allowed: {1 / clients.count:g} to 1",
         )
     feature_dim = _check_models(loaded, dataset)
@@ -156,7 +156,7 @@ def check(loaded: Loaded) -> Checked:
 
 
 def _refuse_secrets(loaded: Loaded) -> None:
-    """Whoever sees a run's folder or its parameters in MLflow sees its scenario."""
+    """The scenario is shown in the run folder and in MLflow's parameters."""
     instead = {
         "tracking.uri": f"put them into {USER} and {PASSWORD}",
         "checkpoint.folder": "put them where its fsspec package looks, such as AWS_ACCESS_KEY_ID and "

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from raysim.models.cnn import ImageShape
     from raysim.models.split import SplitNet
 
-__all__ = ["MODELS", "ModelSpec", "build_model", "common_feature_dim", "misfit"]
+__all__ = ["MODELS", "ModelSpec", "build_model", "common_feature_dim", "incompatibility"]
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class Dumper(yaml.SafeDumper):
 
 
 INT, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
-# Decimal numbers only. YAML 1.1 also knows octal (010 is 8), base 60 (1:30 is 90) and 1_000, which nobody here means.
+# Decimal numbers only. YAML 1.1 also knows octal (010 is 8), base 60 (1:30 is 90) and 1_000, which no scenario means.
 NUMBERS = {
     INT: re.compile(r"^[-+]?(0|[1-9][0-9]*)$"),
     FLOAT: re.compile(

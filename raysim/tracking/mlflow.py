@@ -55,7 +55,7 @@ _FINAL = {
 }
 _RESUMED = "raysim.resumed"  # the tag that counts how often a run was resumed
 _SEND_EVERY_S = 1.0  # short rounds go together: a call costs the time of a hundred small trainings, on their CPU
-# Every round that has metrics has one of these: the second is round 0's, in which everybody is measured.
+# Every round that has metrics has one of these: the second is round 0's, in which all clients are evaluated.
 _EVERY_ROUND = ("time/round_s", "accuracy/all")
 _HOLDOFF_S = (0.2, 5.0)  # the first wait before trying again, and the longest
 _Round = tuple[int, int, dict[str, float]]  # number, time in ms, metrics
@@ -65,7 +65,7 @@ class MlflowTracker:
     """The Tracker for MLflow: parameters, tags and data set once, at most one `log_batch` a round, files at the end.
 
     Close it after the run folder, whose files it uploads. A server that stops answering is asked again for
-    `patience_s` seconds; then `warnings` says so, the run goes on, and rounds are kept until it answers.
+    `timeout_s` seconds; then `warnings` says so, the run goes on, and rounds are kept until it answers.
 
     MLflow takes a call's metrics as a whole or not at all, and a call carries whole rounds. So of a run whose process
     was killed it holds whole rounds, and `resume` adds those that it does not hold.
@@ -77,12 +77,12 @@ class MlflowTracker:
         experiment_id: MLflow's id of the experiment; None until it is known.
     """
 
-    def __init__(self, uri: str | None, experiment: str, tags: Mapping[str, str], *, patience_s: float = 30.0) -> None:
+    def __init__(self, uri: str | None, experiment: str, tags: Mapping[str, str], *, timeout_s: float = 30.0) -> None:
         """Raises `ScenarioError` when the address is no store that is written to; sends no request yet."""
         self.uri = resolve_uri(uri)
         self.experiment = experiment
         self.tags = dict(tags)
-        self.patience_s = patience_s
+        self.timeout_s = timeout_s
         self.warnings: list[str] = []
         self.run_id: str | None = None
         self.experiment_id: str | None = None
@@ -119,7 +119,7 @@ class MlflowTracker:
     def open(self, card: RunCard) -> None:
         """Note that the run begins and return at once; it is made after the first round, or when `ready` asks.
 
-        Importing MLflow and making a store takes seconds of a CPU that the actors need to start; nobody looks at a run
+        Importing MLflow and making a store takes seconds of a CPU that the actors need to start; no user looks at a run
         that has no round yet, and `check_uri` has found the store well before.
         """
         self._card, self._began_ms = card, time.time_ns() // 1_000_000
@@ -157,7 +157,7 @@ class MlflowTracker:
             self._ending, self._summary = status, summary
             self._wake.notify()
         self._go.set()
-        # Opening, sending and ending are each bounded by patience; files take the time they take.
+        # Opening, sending and ending are each bounded by timeout; files take the time they take.
         self._thread.join()
         if self._failure is not None:
             failure, self._failure = self._failure, None
@@ -210,21 +210,21 @@ class MlflowTracker:
     def _work(self) -> None:
         self._go.wait()
         try:
-            problem = self._persist(self._start, self.patience_s)
+            problem = self._persist(self._start, self.timeout_s)
             if problem is not None:
                 self._failure = ScenarioError(f"MLflow at {shown(self.uri)} did not take the run: {problem}.")
         finally:
             self._opened.set()
         if self._failure is None:
             answers = self._send_rounds()
-            patience_s = self.patience_s if answers else 0.0
-            whole = self._upload(patience_s)
-            whole = self._terminate(patience_s) and whole
+            timeout_s = self.timeout_s if answers else 0.0
+            whole = self._upload(timeout_s)
+            whole = self._terminate(timeout_s) and whole
             if whole and not answers:  # it does now: what it still does not take, it never will
                 self._send_rounds(warned=True)
             self._count_lost(whole)
 
-    def _persist(self, action: Callable[[], object], patience_s: float) -> str | None:
+    def _persist(self, action: Callable[[], object], timeout_s: float) -> str | None:
         """Do `action` until it works or time is up; returns what was wrong at the end, in a few words."""
         began, holdoff = time.monotonic(), _HOLDOFF_S[0]
         while True:
@@ -232,7 +232,7 @@ class MlflowTracker:
                 action()
                 return None
             except Exception as error:  # MLflow raises those of requests, SQLAlchemy and its own
-                over = time.monotonic() - began + holdoff > patience_s
+                over = time.monotonic() - began + holdoff > timeout_s
                 if over or getattr(error, "error_code", None) in _FINAL:
                     return in_words(error)
             time.sleep(holdoff)
@@ -360,7 +360,7 @@ class MlflowTracker:
                     continue
                 failing_since = failing_since or time.monotonic()
                 failing_s = time.monotonic() - failing_since
-                if failing_s > self.patience_s:
+                if failing_s > self.timeout_s:
                     if not warned:
                         text = f"has not answered for {failing_s:.0f} s ({in_words(error)}); the run goes on"
                         self.warnings.append(f"MLflow at {shown(self.uri)} {text}.")
@@ -382,7 +382,7 @@ class MlflowTracker:
         batch = [Metric(name, value, when_ms, t) for t, when_ms, metrics in rounds for name, value in metrics.items()]
         self._client.log_batch(self.run_id, metrics=batch[:_METRICS_PER_BATCH])
 
-    def _upload(self, patience_s: float) -> bool:
+    def _upload(self, timeout_s: float) -> bool:
         """Upload the files; False when MLflow did not take one."""
         assert self._ending is not None
         # What the folder's will say: it says so only once MLflow has everything.
@@ -393,17 +393,17 @@ class MlflowTracker:
             place = None if inside == "." else inside
             uploads[str(file)] = functools.partial(self._client.log_artifact, self.run_id, str(file), place)
         for name, upload in uploads.items():
-            problem = self._persist(upload, patience_s)
+            problem = self._persist(upload, timeout_s)
             if problem is not None:
                 self._missing.append(f"{name} could not be uploaded to MLflow: {problem}.")
                 return False  # the next would most likely fail too, after as long a wait
         return True
 
-    def _terminate(self, patience_s: float) -> bool:
+    def _terminate(self, timeout_s: float) -> bool:
         """End the run there; False when MLflow did not take that."""
         assert self._ending is not None
         status = _STATUS[self._ending]
-        problem = self._persist(lambda: self._client.set_terminated(self.run_id, status), patience_s)
+        problem = self._persist(lambda: self._client.set_terminated(self.run_id, status), timeout_s)
         if problem is not None:
             self._missing.append(f"MLflow could not be told that the run ended: {problem}.")
         return problem is None

@@ -200,7 +200,7 @@ class PlainTransform:
         return self.plain(raw_BHWC)
 
 
-def world_of_one(algorithm: Any) -> tuple[RunSpec, np.ndarray[Any, Any]]:
+def spec_of_one(algorithm: Any) -> tuple[RunSpec, np.ndarray[Any, Any]]:
     samples: Samples = toy_samples([0, 1, 2, 3] * 6, 0)
     one = Shards(np.arange(20), np.array([0, 20]))
     rest = Shards(np.arange(20, 24), np.array([0, 4]))
@@ -217,7 +217,7 @@ def test_fedavg_of_one_client_is_standalone_bit_for_bit(settings: dict[str, bool
     for algorithm in (FedAvg(**settings), Standalone()):
         backend = InProcessBackend()
         try:
-            spec, image_MHWC = world_of_one(algorithm)
+            spec, image_MHWC = spec_of_one(algorithm)
             backend.start(spec, lambda image_MHWC=image_MHWC: image_MHWC)
             reports = [run_round(backend, t, [0], evaluate=True) for t in (1, 2, 3)]
             digests.append(backend.digests()[0])

@@ -370,7 +370,7 @@ def test_bytes_of_a_run():
     assert {id(msg) for name, _, msg in toy.sent[:4]} == {id(toy.sent[0][2])}  # one message, packed once
 
 
-def test_ablations_do_not_send_what_nobody_reads():
+def test_ablations_do_not_send_what_no_hook_reads():
     no_pull = Toy(DCPFL(lambda_=0.0), "test").run(2)
     assert {wire_size(msg).bytes for name, _, msg in no_pull.sent if name == "server_send"} == {4 * 36}
     no_refit = Toy(DCPFL(virtual_samples=0), "test").run(2)
@@ -404,11 +404,11 @@ def test_global_means_weigh_clients_by_their_samples():
     server = server_of(algorithm, num_classes=3)
     ups = {0: upload({0: [[0.0, 0.0], [2.0, 0.0]]}), 4: upload({0: [[1.0, 4.0]], 2: [[5.0, 6.0]]})}
     algorithm.server_update(server, ups)
-    assert known(server.state) == {0: pytest.approx([1, 4 / 3]), 2: [5, 6]}  # nobody holds class 1
+    assert known(server.state) == {0: pytest.approx([1, 4 / 3]), 2: [5, 6]}  # no client holds class 1
 
 
 @pytest.mark.parametrize(("stale", "kept"), [("keep", {0: [5, 5], 1: [1, 1]}), ("drop", {0: [5, 5]})])
-def test_a_class_that_nobody_holds_in_a_round(stale: Any, kept: dict[int, list[float]]):
+def test_a_class_that_no_client_holds_in_a_round(stale: Any, kept: dict[int, list[float]]):
     algorithm = DCPFL(virtual_samples=2, stale=stale)
     server = server_of(algorithm)
     algorithm.server_update(server, {0: upload({0: [[2.0, 2.0]], 1: [[1.0, 1.0]]})})
@@ -446,7 +446,7 @@ def test_the_refit_sees_every_virtual_sample_once_per_epoch_shuffled(monkeypatch
         assert_close(value_ND[:, 0], label_N + 1.0)
 
 
-def test_a_tie_of_the_allocation_goes_to_the_lowest_class_whoever_holds_it(monkeypatch: pytest.MonkeyPatch):
+def test_a_tie_of_the_allocation_goes_to_the_lowest_class(monkeypatch: pytest.MonkeyPatch):
     ups = {0: upload({2: [[3.0, 0.0]]}), 1: upload({0: [[1.0, 0.0]]}), 2: upload({1: [[2.0, 0.0]]})}
     ((_, label_N, _),) = seen_by_refit(DCPFL(virtual_samples=4, refit_epochs=1), ups, monkeypatch)
     assert sorted(label_N.tolist()) == [0, 0, 1, 2]

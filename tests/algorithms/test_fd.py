@@ -103,7 +103,7 @@ def test_kat_a_single_holder_has_no_teacher_of_its_own_class():
     assert server.values == {"known_classes": 2, "single_holder_classes": 1}
     assert sent(method, server, 0) == {1: [3, 5]}  # class 0 it sent alone
     assert sent(method, server, 1) == {1: [1, 1]}
-    assert sent(method, server, 2) == {0: [3, 0]}  # somebody else's
+    assert sent(method, server, 2) == {0: [3, 0]}  # another client's
     assert sent(FD(leave_one_out=False), server, 0) == {0: [3, 0], 1: [2, 3]}
     alone = server_of(method, {0: [0]})
     method.server_update(alone, {0: up([3.0, 0.0])})
@@ -114,7 +114,7 @@ def test_absent_classes_keep_their_row_and_only_the_last_round_is_left_out():
     method = FD()
     server = server_of(method, {0: [0, 1], 1: [0], 2: [1]})
     method.server_update(server, {0: up([4.0, 0.0], [6.0, 6.0]), 1: up([2.0, 2.0])})
-    method.server_update(server, {1: up([8.0, 0.0])})  # nobody owns class 1 now
+    method.server_update(server, {1: up([8.0, 0.0])})  # no client owns class 1 now
     assert server.state.mean_CC.tolist() == [[8, 0], [6, 6]]
     # Client 0 was absent: plain means, of class 1 the old one. Client 1 sent class 0 alone.
     assert sent(method, server, 0) == {0: [8, 0], 1: [6, 6]}
@@ -242,7 +242,7 @@ def test_without_its_term_it_is_standalone_bit_for_bit(settings: dict[str, Any])
     standalone = Toy(Standalone(), "-").run(3)
     assert same_weights(Toy(FD(gamma=0.0, **settings), "-").run(3), standalone)
     assert not same_weights(Toy(FD(**settings), "-").run(3), standalone)
-    # In round 1 nobody has a teacher.
+    # In round 1 no client has a teacher.
     assert same_weights(Toy(FD(**settings), "-").run(1), Toy(Standalone(), "-").run(1))
 
 
@@ -264,7 +264,7 @@ OFFICIAL = FD(**FD.profiles["official"])
 
 
 def test_official_rebuilds_its_table_each_round():
-    # Round 1: both classes; round 2: class 1 is nobody's, and HtFLlib makes its table of round 2 alone.
+    # Round 1: both classes; round 2: class 1 belongs to no client, and HtFLlib makes its table of round 2 alone.
     owners = {0: [0, 1], 1: [0], 2: [1]}
     kept, rebuilt = server_of(FD(leave_one_out=False), owners), server_of(OFFICIAL, owners)
     for ups in ({0: up([4.0, 0.0], [6.0, 6.0]), 1: up([2.0, 2.0])}, {1: up([8.0, 0.0])}):
@@ -273,7 +273,7 @@ def test_official_rebuilds_its_table_each_round():
     assert sent(FD(), kept, 2) == {1: [6, 6]} and sent(OFFICIAL, rebuilt, 2) == {}
     assert sent(OFFICIAL, rebuilt, 0) == sent(OFFICIAL, rebuilt, 1) == {0: [8, 0]}
     assert (kept.values["known_classes"], rebuilt.values["known_classes"]) == (2, 1)
-    # With the guard, a class that was forgotten teaches nobody either.
+    # With the guard, a class that was forgotten teaches no client either.
     assert sent(FD(rebuild=True), rebuilt, 1) == {} and sent(FD(rebuild=True), rebuilt, 0) == {0: [8, 0]}
 
 

@@ -274,7 +274,7 @@ def test_every_option_changes_clients(settings: dict[str, Any]) -> None:
 
 
 def test_the_contract_where_lambda_is_learnt() -> None:
-    # Clients of the contract's world have fewer than 20 samples, so that by default nothing is kept aside.
+    # Clients of the contract's task have fewer than 20 samples, so that by default nothing is kept aside.
     check_algorithm(FedAPEN(small="norm", adaptability=0.25, lambda_lr=0.1))
 
 

@@ -236,7 +236,7 @@ def test_the_scenario_feeds_what_the_released_code_feeds():
 def test_kat_two_rounds_by_hand():
     method = FedCache(neighbours=2)
     server = server_of(method, {0: hashes([A, ACROSS], [1, 1]), 1: hashes([B], [1])})
-    assert method.server_send(server, 0).logits_NC.tolist() == [[0, 0], [0, 0]]  # cold: nobody has spoken
+    assert method.server_send(server, 0).logits_NC.tolist() == [[0, 0], [0, 0]]  # cold: no client has uploaded
     method.server_update(server, {0: up([1.0, 2.0], [3.0, 4.0]), 1: up([5.0, 6.0])})
     assert method.server_send(server, 0).logits_NC.tolist() == [[4, 5], [3, 4]]  # a: of b and c; c: of b and a
     assert method.server_send(server, 1).logits_NC.tolist() == [[2, 3]]
@@ -285,7 +285,7 @@ def test_waiting_for_all_neighbours(averages: bool):
         assert down.logits_NRC[2].tolist() == [[7, 0], [0, 0]]
 
 
-def test_nobody_is_taught_where_nobody_has_neighbours():
+def test_no_client_is_taught_where_none_has_neighbours():
     method = FedCache()
     server = server_of(method, {0: hashes([A, B], [0, 1])})
     assert method.server_send(server, 0) is None

@@ -342,7 +342,7 @@ def kinds(toy: Toy, members: int) -> list[str]:
 
 
 @pytest.mark.parametrize("compress", ["update", "parameters"])
-def test_participants_have_the_servers_mentee_whoever_was_absent(compress: str):
+def test_participants_have_the_servers_mentee_after_any_absence(compress: str):
     seen = []
 
     @contextmanager
@@ -380,7 +380,7 @@ def test_who_does_not_answer_gets_the_mentee_itself():
     method.server_update(server, {0: Update({"header.bias": torch.ones(4)})})  # client 1's upload was not finite
     assert isinstance(method.server_send(server, 0), Update)
     assert isinstance(method.server_send(server, 1), Mentee)
-    # Nobody answers at all: nothing is new, and nobody knows what they have.
+    # No client answers at all: nothing is new, and the server does not know what they have.
     assert isinstance(method.server_send(server, 0), Mentee)
 
 

@@ -113,7 +113,7 @@ def test_kat_a_single_holder_gets_back_what_it_sent(agg: str):
 
 
 @pytest.mark.parametrize("rebuild", [False, True])
-def test_a_class_that_nobody_sent_keeps_its_prototype_or_is_forgotten(rebuild: bool):
+def test_a_class_that_no_client_sent_keeps_its_prototype_or_is_forgotten(rebuild: bool):
     method = FedProto(rebuild=rebuild)
     server = server_of(method, {0: [0, 2], 1: [2], 2: [1]})
     method.server_update(server, {0: up([1.0, 2.0], [3.0, 4.0])})
@@ -401,7 +401,7 @@ def test_measured_bytes_of_the_options():
         assert up_bytes == 4 * 2 * (500 + 1)  # and a count per class
         assert down_bytes == 4 * 10 * 500
     assert {down_bytes for _, down_bytes, _, _ in one_round(method, 10, 2)} == {0}
-    # Whoever searches its own classes needs no other prototypes: S * D down.
+    # A client that searches its own classes needs no other prototypes: S * D down.
     own = FedProto(inference="nearest")
     assert {row[:2] for row in one_round(own, 10, 2, rounds=2)} == {(4 * 2 * 500, 4 * 2 * 500)}
 

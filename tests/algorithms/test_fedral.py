@@ -127,7 +127,7 @@ def test_the_matrix_has_a_learning_rate_of_its_own(matrix_lr: float | None):
 
 
 def test_with_equal_blocks_naive_averaging_is_almost_the_weighted_one():
-    # Everybody sends the same entries, so no zero is counted: what is left is 1 / K in the place of n_k / n.
+    # Every client sends the same entries, so no zero is counted: what is left is 1 / K in the place of n_k / n.
     ups = {0: Matrix(torch.ones(8)), 1: Matrix(torch.full((8,), 2.0))}
     found = {}
     for agg, n in (("weighted", {0: 1, 1: 1}), ("weighted", {0: 1, 1: 3}), ("naive", {0: 1, 1: 3})):

@@ -322,7 +322,7 @@ def test_how_a_client_predicts_changes_its_score_and_not_its_training():
 def test_absent_clients_and_classes():
     toy = Toy(FedTGP(), "-", labels=([0, 1] * 4, [1, 2] * 3, [2] * 5)).start()
     toy.round(1, [0]).round(2, [0, 1])
-    # In round 2 class 2 was unknown when client 1 trained; class 3 is nobody's.
+    # In round 2 class 2 was unknown when client 1 trained; class 3 belongs to no client.
     assert toy.server.state.known_C.tolist() == [True, True, True, False]
     (first, second) = [msg for name, k, msg in toy.sent if name == "server_send" and k == 0]
     assert first is None and second.known_C.tolist() == [True, True, False, False]
@@ -335,7 +335,7 @@ OFFICIAL = FedTGP(**FedTGP.profiles["official"])
 
 
 def test_official_predicts_what_the_released_test_finds():
-    # The released test: mean square distances to the prototypes of all classes, whoever owns them.
+    # The released test: mean square distances to the prototypes of all classes.
     rng = torch.Generator().manual_seed(6)
     f_BD, prototype_CD = torch.randn(200, 5, generator=rng), torch.randn(10, 5, generator=rng)
     found_B = [min(range(10), key=lambda c: float(nn.MSELoss()(f, prototype_CD[c]))) for f in f_BD]

@@ -123,7 +123,7 @@ def test_bytes_with_cnn_5():
     assert wire_bytes(FML().server_send(server, 0)) == 4 * small
 
 
-def test_everybody_starts_from_the_same_small_model():
+def test_every_client_starts_from_the_same_small_model():
     toy = Toy(FML(), "-").start()
     for net in toy.nets.values():
         for name, w in toy_model("flat", "small").state_dict().items():

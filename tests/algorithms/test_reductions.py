@@ -33,7 +33,7 @@ ROUNDS, PER_CLIENT = 2, 48
 
 @cache
 def base(data_root: str, clients: int = 10) -> tuple[RunSpec, NDArray[np.uint8]]:
-    """The world of Standalone, and the images."""
+    """The task of Standalone, and the images."""
     checked = check(
         load_scenario(
             {
@@ -86,7 +86,7 @@ REDUCED = [
     ("hks", {"alpha": 0.0, "warmup": 1}, "standalone", {}),
     ("dc_pfl", {"lambda_": 0.0, "virtual_samples": 0}, "fedgh", {"server_mode": "per_client"}),
     ("fml", {"a": 1.0, "b": 1.0}, "standalone", {}),
-    # With one holder per class nobody is taught by others; the plain mean teaches everybody.
+    # With one holder per class no client is taught by others; the plain mean teaches all.
     ("fd", {"gamma": 0.0, "leave_one_out": False}, "standalone", {}),
     ("fedproto", {"lambda_": 0.0}, "standalone", {}),
     ("fedtgp", {"lambda_": 0.0, "server_epochs": 2}, "standalone", {}),

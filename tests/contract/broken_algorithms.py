@@ -255,7 +255,7 @@ LAST: dict[str, Tensor] = {}
 
 @dataclass(frozen=True)
 class FollowsTheLast(Sound):
-    """Each client starts from the bias of whoever ran before it."""
+    """Each client starts from the bias of the client that ran before it."""
 
     def client_update(self, client: Client, down: Header | None) -> Any:
         if "bias" in LAST:
@@ -517,7 +517,7 @@ class NeedsTwoSamples(Sound):
 
 @dataclass(frozen=True)
 class NeedsEveryClass(FedGHSlip):
-    """Averages means per class, 0 / 0 where nobody has the class."""
+    """Averages means per class, 0 / 0 where no client has the class."""
 
     def server_update(self, server: Server[nn.Linear], ups: Mapping[ClientId, ClassMeans]) -> None:
         sum_CD, count_C = torch.zeros(4, 8), torch.zeros(4)
@@ -549,7 +549,7 @@ class AHookOfAnotherLibrary(Sound):
 
 @dataclass(frozen=True)
 class AHookWithAnUnderscore(Sound):
-    """Made private, so that nobody calls it."""
+    """Made private, so that the engine never calls it."""
 
     def _client_receive(self, client: Client, down: Header) -> None:
         super().client_receive(client, down)

@@ -145,11 +145,11 @@ def test_outputs_are_in_data_order_and_in_eval_mode():
     assert client_report.stats.flops == 0.0
 
 
-def test_the_ledger_means_over_samples():
+def test_stats_average_over_samples():
     assert ClientStats(loss_sum=6.0, samples=4).train_loss == 1.5
 
 
-def test_what_a_client_logs_is_in_its_ledger():
+def test_what_a_client_logs_is_in_its_stats():
     client_report = client("flat", [0], None)
     client_report.log("drift", torch.tensor(2.0))  # type: ignore[arg-type]
     assert client_report.stats.values == {"drift": 2.0}

@@ -48,7 +48,7 @@ def totals(partition, label_M, classes):
 
 def check_basics(partition, label_M, num_train, clients, split):
     index = all_index(partition)
-    assert len(np.unique(index)) == len(index)  # nobody's sample twice, in no part twice
+    assert len(np.unique(index)) == len(index)  # no sample twice, in no part twice
     assert index.min() >= 0 and index.max() < len(label_M)
     for shards in partition.parts.values():
         assert len(shards) == clients and shards.offset[0] == 0 and shards.offset[-1] == len(shards.index)
@@ -239,7 +239,7 @@ def test_811_by_hand():
         assert tuple(split_811(np.array([[cell, 10]]))[0, 0]) == want[cell], cell
     # Where one is left for validation and test, the classes of a client take turns.
     assert split_811(np.full((1, 100), 6)).sum((0, 1)).tolist() == [500, 50, 50]
-    # Nobody is left without a test sample who has two samples.
+    # No client with two samples is left without a test sample.
     assert split_811(np.array([[3, 1]])).sum(1).tolist() == [[3, 0, 1]]
     assert split_811(np.array([[1, 0]])).sum(1).tolist() == [[1, 0, 0]]
 
@@ -269,7 +269,7 @@ def test_top_up_takes_what_is_wanted_from_the_largest():
     count = np.array([[9, 5], [1, 0], [4, 6]])
     got = top_up(count, 3, np.array([[1, 1], [0.5, 0.0], [1, 1.0]]))
     assert got.tolist() == [[7, 5], [3, 0], [4, 6]]
-    assert top_up(np.array([[1, 0], [0, 0]]), 2, np.ones((2, 2))).sum() == 1  # nobody can spare any
+    assert top_up(np.array([[1, 0], [0, 0]]), 2, np.ones((2, 2))).sum() == 1  # no client can spare any
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from raysim.common.errors import ScenarioError
 from raysim.common.results import METRICS, ClientRow
-from raysim.engine.policies.metrics import EVERYBODY, PARTICIPANTS, compute_metrics, std, worst_decile
+from raysim.engine.policies.metrics import ALL_CLIENTS, PARTICIPANTS, compute_metrics, std, worst_decile
 from raysim.engine.policies.placement import (
     ActorGroup,
     ClusterResources,
@@ -198,26 +198,26 @@ def test_metrics_by_hand() -> None:
     assert found["loss/train"] == 0.5
     assert found["time/train_s"] == 0.75
     assert "accuracy/global" not in found  # no row has a global accuracy
-    everybody = compute_metrics(EVERYBODY, rows)
-    assert everybody["accuracy/all"] == 0.625
-    assert everybody["accuracy/all_std"] == 0.125
+    all_clients = compute_metrics(ALL_CLIENTS, rows)
+    assert all_clients["accuracy/all"] == 0.625
+    assert all_clients["accuracy/all_std"] == 0.125
 
 
 def test_validation_accuracy_by_hand() -> None:
     # (1/4 + 2/2) / 2; the third has no validation samples, which is not an accuracy of 0.
     rows = [row(0, 1, 2, val=(1, 4)), row(1, 0, 0, val=(2, 2)), row(2, 3, 4)]
-    assert compute_metrics(EVERYBODY, rows)["accuracy/val"] == 0.625
-    assert "accuracy/val" not in compute_metrics(EVERYBODY, rows[2:])
+    assert compute_metrics(ALL_CLIENTS, rows)["accuracy/val"] == 0.625
+    assert "accuracy/val" not in compute_metrics(ALL_CLIENTS, rows[2:])
     # A client whose last row was written before raysim measured validation samples: the mean would be over other
     # clients in every round.
-    assert "accuracy/val" not in compute_metrics(EVERYBODY, [*rows, row(3, 1, 2, val=(None, None))])
+    assert "accuracy/val" not in compute_metrics(ALL_CLIENTS, [*rows, row(3, 1, 2, val=(None, None))])
 
 
 def test_the_best_rounds_by_hand() -> None:
     progress = Progress()
     seen = []
-    for t, (everybody, val) in enumerate([(0.5, 0.2), (0.7, 0.4), (0.9, 0.3), (0.8, 0.4), (0.6, 0.5)], start=1):
-        progress.take_best(t, {"accuracy/all": everybody, "accuracy/val": val})
+    for t, (all_clients, val) in enumerate([(0.5, 0.2), (0.7, 0.4), (0.9, 0.3), (0.8, 0.4), (0.6, 0.5)], start=1):
+        progress.take_best(t, {"accuracy/all": all_clients, "accuracy/val": val})
         seen.append((progress.best["accuracy/best"], progress.best["accuracy/at_best_val"]))
     # Test samples would choose round 3, validation samples choose 2, which 4 only equals, and then 5.
     assert seen == [(0.5, 0.5), (0.7, 0.7), (0.9, 0.7), (0.9, 0.7), (0.9, 0.6)]
@@ -290,7 +290,7 @@ def test_no_node_is_ever_overcommitted(sizes: Any, machines: Any, pack: bool) ->
 
 
 def test_every_function_of_rows_is_an_agreed_metric() -> None:
-    assert {*PARTICIPANTS, *EVERYBODY} <= METRICS.keys()
+    assert {*PARTICIPANTS, *ALL_CLIENTS} <= METRICS.keys()
 
 
 def test_what_fits_in_all_but_on_no_node_is_refused() -> None:

@@ -228,7 +228,7 @@ def test_what_is_no_message_is_told_with_its_hook(
     class Plain:
         x: int = 1
 
-    monkeypatch.setattr(Standalone, hook, lambda *_: {"text": "hello", "no message": Plain()}[what])
+    monkeypatch.setattr(Standalone, hook, lambda *_: {"text": "text", "no message": Plain()}[what])
     told = {"text": "a message may hold tensors and numbers, not str", "no message": "Plain is no message: put @mess"}
     with pytest.raises(HookError, match=rf"Standalone.{hook}.* failed in round 1\b.*{told[what]}"):
         quiet_run("algorithm={name: standalone}")

@@ -72,7 +72,7 @@ class Head:
 
 @contextmanager
 def head_node(second: bool = False, **env: str) -> Iterator[Head]:
-    """A Ray of its own on free ports of loopback, stopped by its process ids: `ray stop` would stop everybody's.
+    """A Ray of its own on free ports of loopback, stopped by its process ids: `ray stop` would stop every cluster.
 
     second: with another node, which has an address of its own.
     """

@@ -43,5 +43,5 @@ def test_one_that_never_had_a_folder() -> None:
         find_run(cluster(details("j", "FAILED"), logs={"j": "raysim: data.root: no such folder\n"}), "j")
 
 
-def test_somebody_elses_job_is_none() -> None:
+def test_a_job_of_another_program_is_refused() -> None:
     assert find_run(cluster(details("j", "STOPPED", metadata={"job_name": "x"})), "j") == ("j", {})

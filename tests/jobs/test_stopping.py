@@ -79,7 +79,7 @@ from raysim.launch import session
 round_s, insist_s, scenario, *sets = sys.argv[1:]
 play, close, make_backend = InProcessBackend.send, InProcessBackend.close, session.make_backend
 
-def tell(text):  # a line of its own, whoever else is in the middle of one
+def tell(text):  # a line of its own, also in the middle of another
     os.write(1, f"\\n{text}\\n".encode())
 
 def slow_round(self, t, *given, **named):

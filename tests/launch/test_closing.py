@@ -117,7 +117,7 @@ def test_mlflow_that_is_locked_is_an_error_that_resume_mends(
     workplace: Path, tracking_store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = MlflowTracker.__init__
-    monkeypatch.setattr(MlflowTracker, "__init__", lambda self, *given: made(self, *given, patience_s=0.3))
+    monkeypatch.setattr(MlflowTracker, "__init__", lambda self, *given: made(self, *given, timeout_s=0.3))
     draw = Session._draw
 
     def draw_and_lock(self: Session) -> None:

@@ -209,7 +209,7 @@ def test_the_commit_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     assert found() == (None, None)  # no checkout
     git(tmp_path, "init")
-    assert found() == (None, None)  # somebody else's: raysim is not in it
+    assert found() == (None, None)  # another project's: raysim is not in it
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-m", "x")
     head = git(tmp_path, "rev-parse", "HEAD")

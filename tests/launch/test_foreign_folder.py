@@ -1,4 +1,4 @@
-"""A run folder that somebody else made: nothing outside of it is read, written or removed, and a sentence says why."""
+"""A run folder that another person made: nothing outside of it is read, written or removed, and a sentence says why."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def test_a_sigterm_while_ray_starts_is_an_interruption(workplace: Path, monkeypa
     assert resume(folder, quiet=True).summary["status"] == "finished"
 
 
-def test_nobody_gets_the_folder_while_mlflow_reads_it(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_process_gets_the_folder_while_mlflow_reads_it(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Path] = []
     close = MlflowTracker.close
 
@@ -380,6 +380,6 @@ def test_a_folder_of_checkpoints_that_is_deleted_is_not_made_again_without_them(
         )
 
 
-def test_an_address_that_nobody_knows(workplace: Path) -> None:
+def test_an_unknown_address(workplace: Path) -> None:
     with pytest.raises(ScenarioError, match=r"checkpoint.folder: nonsense://x.* given, which cannot be used"):
         run(loaded("checkpoint.folder='nonsense://x'"), quiet=True)

@@ -90,7 +90,7 @@ def test_mobilenet_is_frozen_and_deterministic(at_hand: Path):
     assert not any(module.training for module in encode.body.modules())
     assert not first.requires_grad and encode(x).equal(first)
     assert all(value.equal(before[name]) for name, value in encode.body.state_dict().items())
-    assert torch.get_rng_state().equal(random)  # nobody else's draws move
+    assert torch.get_rng_state().equal(random)  # no other draws move
     torch.testing.assert_close(encode(x[35:]), first[35:])
     assert first[0].sub(first[1]).abs().max() > 0
 

@@ -230,7 +230,7 @@ def test_general_models_read_grey_images(name: str) -> None:
         ("vit_small", (3, 32, 28), "vit_small needs square images whose side is a multiple of 4"),
     ],
 )
-def test_misfit(name: str, shape: tuple[int, int, int], why: str | None) -> None:
+def test_incompatibility(name: str, shape: tuple[int, int, int], why: str | None) -> None:
     assert incompatibility(name, shape) == why
 
 

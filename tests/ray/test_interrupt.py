@@ -28,8 +28,8 @@ def test_stops_cleanly(workplace: Path, number: signal.Signals) -> None:
     ]  # fmt: skip
     # A group of its own: like a terminal, Ctrl-C goes to Ray's processes as well.
     run = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, process_group=0)
-    impatient = threading.Timer(240, run.kill)
-    impatient.start()
+    timer = threading.Timer(240, run.kill)
+    timer.start()
     try:
         assert run.stderr is not None
         for line in run.stderr:
@@ -44,7 +44,7 @@ def test_stops_cleanly(workplace: Path, number: signal.Signals) -> None:
         output = run.stderr.read()
         assert run.wait(240) == 130, output
     finally:
-        impatient.cancel()
+        timer.cancel()
         run.kill()
         run.communicate()
     assert "Traceback" not in output

@@ -21,7 +21,7 @@ from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.pool import ActorPool
 from raysim.engine.ray.session import machine
 from tests.engine.scenarios import loaded
-from tests.engine.test_survival import outcome
+from tests.engine.test_recovery import outcome
 from tests.ray.test_recovery import GIVEN, Killing
 
 pool_module.NODE_CHECK_S = 0.0
@@ -73,7 +73,7 @@ from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.pool import ActorPool
 from raysim.engine.ray.session import machine
 from tests.engine.scenarios import loaded
-from tests.engine.test_survival import world_for
+from tests.engine.test_recovery import spec_for
 from tests.ray.test_recovery import GIVEN, kill
 
 pool_module.NODE_CHECK_S = 0.0
@@ -83,7 +83,7 @@ ray.init(address=cluster.address, logging_level="ERROR")
 requests = [ResourceRequest(tuple(range(8)), None, None, 1.0, 0.0)]
 pool = ActorPool(make_plan(requests, machine(False)), head=False, replan=lambda found: make_plan(requests, found))
 backend = RayBackend(pool)
-spec, images, _ = world_for(loaded(GIVEN))
+spec, images, _ = spec_for(loaded(GIVEN))
 backend.start(spec, images)
 
 def until(done):

@@ -119,7 +119,7 @@ def test_fractional_gpus_add_up(
     """2 x 0.25 + 1 of the 2 logical GPUs and 3 CPUs are taken; the server takes none; all is given back."""
     import ray
 
-    def settles(gpus: float, cpus: float, actors: int) -> bool:
+    def exits(gpus: float, cpus: float, actors: int) -> bool:
         """Ray's counts follow with a delay."""
         for _ in range(100):
             free = ray.available_resources()
@@ -133,19 +133,19 @@ def test_fractional_gpus_add_up(
     # What the module's own backends hold: their client actors, and a server each.
     held = sum(backend.plan.num_actors for backend in backends.values())
     cpus, actors = ray.cluster_resources()["CPU"] - held, held + len(backends)
-    assert settles(2.0, cpus, actors)
+    assert exits(2.0, cpus, actors)
     during: list[bool] = []
 
     def look(self: RayBackend, *rest: Any) -> Any:
         startup = start(self, *rest)
-        during.append(settles(0.5, cpus - 3, actors + 4))
+        during.append(exits(0.5, cpus - 3, actors + 4))
         return startup
 
     monkeypatch.setattr(RayBackend, "start", look)
     overrides = "[{models: [digits_resnet], actors: 1, gpus_per_actor: 1}]"
     result_of("backend=ray", "rounds=1", f"resources={{actors: 2, gpus_per_actor: 0.25, overrides: {overrides}}}")
     assert during == [True]
-    assert settles(2.0, cpus, actors)
+    assert exits(2.0, cpus, actors)
 
 
 def test_more_gpus_than_there_are(workplace: Path) -> None:

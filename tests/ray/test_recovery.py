@@ -26,7 +26,7 @@ from raysim.engine.ray.pool import ActorPool, Worker
 from raysim.engine.run import run_round
 from tests.conftest import REPOSITORY
 from tests.engine.scenarios import loaded
-from tests.engine.test_survival import ROUNDS, outcome, world_for
+from tests.engine.test_recovery import ROUNDS, outcome, spec_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
@@ -132,7 +132,7 @@ def test_a_stall_names_the_actor(ray_session: None, monkeypatch: pytest.MonkeyPa
     )
     backend = RayBackend(pool)
     try:
-        spec, images, _ = world_for(loaded(GIVEN))
+        spec, images, _ = spec_for(loaded(GIVEN))
         backend.start(spec, images)
         run_round(backend, 1, range(8))
         pids = backend.pids()
@@ -209,7 +209,7 @@ from raysim.engine.checkpoint.manager import CheckpointManager
 from tests.engine.scenarios import loaded
 from tests.conftest import REPOSITORY
 from tests.engine.scenarios import loaded
-from tests.engine.test_survival import ROUNDS, outcome
+from tests.engine.test_recovery import ROUNDS, outcome
 from tests.ray.test_recovery import GIVEN, Killing
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})

@@ -1,4 +1,4 @@
-"""Checkpoints behind the rounds: nobody waits for somebody who waits for them, and no longer than is worth it."""
+"""Checkpoints on Ray: actors that wait for each other do not block a checkpoint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from raysim.engine.ray.pool import ActorPool, Worker
 from raysim.engine.ray.saving import begin_save
 from raysim.engine.records import CheckpointFile
 from tests.engine.scenarios import loaded
-from tests.engine.test_survival import outcome
+from tests.engine.test_recovery import outcome
 from tests.ray.test_recovery import GIVEN, sleep, wait_until_dead
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]

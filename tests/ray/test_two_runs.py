@@ -32,15 +32,15 @@ def test_both_end_whole_and_alike(workplace: Path, monkeypatch: pytest.MonkeyPat
     ]  # fmt: skip
     errors = [workplace / "first.txt", workplace / "second.txt"]
     runs = [start(command, error) for error in errors]
-    impatient = threading.Timer(240, lambda: [run.kill() for run in runs])
-    impatient.start()
+    timer = threading.Timer(240, lambda: [run.kill() for run in runs])
+    timer.start()
     family: set[psutil.Process] = set()
     try:
         while any(run.poll() is None for run in runs):
             family |= {child for run in runs for child in offspring(run.pid)}
             time.sleep(0.2)
     finally:
-        impatient.cancel()
+        timer.cancel()
         for run in runs:
             run.kill()
             run.wait()

@@ -1,4 +1,4 @@
-"""Progress is plain where nobody watches, live on a terminal, and leaves the terminal as it was."""
+"""Progress is plain where there is no terminal, live on a terminal, and leaves the terminal as it was."""
 
 from __future__ import annotations
 

@@ -287,7 +287,7 @@ BAD_YAML = [
     ),
     ("a: &x [*x]\n", ": "),
     ("a: !!python/object:os.system x\n", ", line 1: not valid YAML: could not determine a constructor"),
-    ("a: *nobody\n", ", line 1: not valid YAML: found undefined alias"),
+    ("a: *missing\n", ", line 1: not valid YAML: found undefined alias"),
     ("a: 1\n---\nb: 2\n", ", line 2: not valid YAML: "),
     ("\x00", ": not valid YAML: "),
     ("", ": the file is empty; a scenario is a mapping of keys and values"),
@@ -361,7 +361,7 @@ def test_one_override_that_is_not_in_a_list_is_refused():
 COMBINATIONS = [
     (
         ["clients.participation=0.01"],
-        "clients.participation: 0.01 given, which selects nobody of 20 clients; allowed: 0.05 to 1",
+        "clients.participation: 0.01 given, which selects none of 20 clients; allowed: 0.05 to 1",
     ),
     (["algorithm.name=fedavg"], "clients.models: 5 architectures given (digits_mlp64, digits_mlp128, digits_cnn_s, "),
     (

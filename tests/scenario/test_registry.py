@@ -1,4 +1,4 @@
-"""What is said of a method's file that somebody is still writing."""
+"""What is said of a method's file that is still being written."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def begin(store, tmp_path, make_card):
     """A tracker that has opened, for a run that has done `done` rounds; None: a new run."""
 
     def begin(done=None, experiment="e", **changes):
-        tracker = MlflowTracker(store, experiment, {"paper": "FedGH"}, patience_s=5.0)
+        tracker = MlflowTracker(store, experiment, {"paper": "FedGH"}, timeout_s=5.0)
         if done is not None:
             tracker.resume([{"round": t, **values(t)} for t in range(done + 1)])
         tracker.open(make_card(tmp_path, **changes))
@@ -49,8 +49,8 @@ def tell(tracker, first, last):
 
 def kill(tracker):
     """End the tracker's thread once it has sent all, without a word to MLflow about it."""
-    tracker._upload = lambda patience_s: False
-    tracker._terminate = lambda patience_s: False
+    tracker._upload = lambda timeout_s: False
+    tracker._terminate = lambda timeout_s: False
     tracker.close("failed", {})
 
 
@@ -196,7 +196,7 @@ def test_an_empty_twin_is_not_taken_for_the_run(client, begin):
     kill(tracker)
 
 
-def test_a_run_that_somebody_deleted_is_made_again(client, begin):
+def test_a_run_that_was_deleted_is_made_again(client, begin):
     killed = begin()
     tell(killed, 0, 2)
     kill(killed)

@@ -132,7 +132,7 @@ def break_after(tracker, monkeypatch, rounds, state):
 
 
 def test_server_that_dies_is_warned_of_once_and_rounds_are_counted(store, tmp_path, make_card, monkeypatch):
-    tracker = MlflowTracker(store, "e", {}, patience_s=0.3)
+    tracker = MlflowTracker(store, "e", {}, timeout_s=0.3)
     tracker.open(make_card(tmp_path))
     tracker.ready()
     break_after(tracker, monkeypatch, 2, {"down": True})
@@ -152,7 +152,7 @@ def test_server_that_dies_is_warned_of_once_and_rounds_are_counted(store, tmp_pa
 
 
 def test_server_that_comes_back_gets_every_round(store, tmp_path, make_card, monkeypatch):
-    tracker = MlflowTracker(store, "e", {}, patience_s=0.2)
+    tracker = MlflowTracker(store, "e", {}, timeout_s=0.2)
     tracker.open(make_card(tmp_path))
     tracker.ready()
     state = {"down": True}
@@ -172,7 +172,7 @@ class RefusalError(Exception):
 
 @pytest.mark.parametrize("error", [RefusalError("not like this"), OverflowError("too large")])
 def test_one_bad_round_does_not_hold_up_the_others(store, tmp_path, make_card, monkeypatch, error):
-    tracker = MlflowTracker(store, "e", {}, patience_s=0.3)
+    tracker = MlflowTracker(store, "e", {}, timeout_s=0.3)
     tracker.open(make_card(tmp_path))
     tracker.ready()
     original = tracker._client.log_batch
@@ -197,17 +197,17 @@ def test_one_bad_round_does_not_hold_up_the_others(store, tmp_path, make_card, m
 def test_a_run_that_mlflow_does_not_take(store, tmp_path, make_card):
     client = client_of(store)
     client.delete_experiment(client.create_experiment("gone"))
-    tracker = MlflowTracker(store, "gone", {}, patience_s=0.5)
+    tracker = MlflowTracker(store, "gone", {}, timeout_s=0.5)
     tracker.open(make_card(tmp_path))
     with pytest.raises(ScenarioError, match=r"did not take the run: .*\.$"):
         tracker.ready(30)
     tracker.close("failed", {})  # said already
     assert tracker.warnings == []
-    unsaid = MlflowTracker(store, "gone", {}, patience_s=0.5)
+    unsaid = MlflowTracker(store, "gone", {}, timeout_s=0.5)
     unsaid.open(make_card(tmp_path))
     with pytest.raises(RunError, match="The results are in"):
         unsaid.close("finished", {})
-    failed = MlflowTracker(store, "gone", {}, patience_s=0.5)
+    failed = MlflowTracker(store, "gone", {}, timeout_s=0.5)
     failed.open(make_card(tmp_path))
     failed.close("failed", {})
     assert "did not take the run" in failed.warnings[0]

@@ -45,7 +45,7 @@ def _streams_are_closed(monkeypatch):
 
 @pytest.fixture
 def tell(make_rows):
-    """Log rounds `first` to `last`, the same whoever asks: columns that come late, a NaN, a round without rows."""
+    """Log rounds `first` to `last`, the same for every caller: columns that come late, a NaN, a round without rows."""
 
     def tell(folder, first, last):
         for t in range(first, last + 1):
@@ -310,7 +310,7 @@ def parquet_of(columns):
 @pytest.mark.parametrize("name", ["rounds.parquet", "clients.parquet", "clients.arrows"])
 def test_a_damaged_file_costs_its_rows_and_nothing_else(begin, make_card, tell, how, name):
     if (name, how) == ("clients.arrows", "zeros"):
-        return  # what is in these bytes nobody reads
+        return  # these bytes are not read
     folder = begin(5)
     path = folder.path
     if name == "clients.arrows":

@@ -52,7 +52,7 @@ PARTICIPANTS: Mapping[str, Callable[[Rows], float | int | None]] = {
 }
 """Of the cohort. A new metric is a function here or below, and its meaning in `raysim.common.results.METRICS`."""
 
-EVERYBODY: Mapping[str, Callable[[Rows], float | int | None]] = {
+ALL_CLIENTS: Mapping[str, Callable[[Rows], float | int | None]] = {
     "accuracy/all": lambda rows: mean(accuracies(rows)),
     "accuracy/all_std": lambda rows: std(accuracies(rows)),
     "accuracy/worst_decile": lambda rows: worst_decile(accuracies(rows)),

@@ -141,7 +141,7 @@ def test_the_outer_limit_goes_on_after_the_inner() -> None:
         time.sleep(60)
 
 
-def test_somebody_elses_timer_goes_on() -> None:
+def test_another_timer_continues() -> None:
     rung: list[int] = []
 
     def theirs(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Commits: what is written is read back bit for bit, deaths leave a whole one behind, damage is named."""
+"""Checkpoints: what is written is read back bit for bit, deaths leave a whole one behind, damage is named."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def loaded(*sets: str) -> Loaded:
     return scenarios.loaded("training.batch_size=64", *sets)
 
 
-class Mortal(InProcessBackend):
+class Killable(InProcessBackend):
     """Dies at random, before or after it did what it was asked, and then knows nothing until it is recovered."""
 
     def __init__(self, seed: int, rate: float) -> None:
@@ -87,7 +87,7 @@ class Mortal(InProcessBackend):
 Outcome = tuple[str, list[ClientRow], list[dict[str, Any]]]
 
 
-def world_for(given: Loaded) -> tuple[RunSpec, Any, int]:
+def spec_for(given: Loaded) -> tuple[RunSpec, Any, int]:
     checked = check(given)
     assembly = assemble(checked)
     return assembly.spec, assembly.images, checked.participants
@@ -102,7 +102,7 @@ def outcome(
     **schedule: Any,
 ) -> Outcome:
     """(state digest, client rows, round values), without timings and what the engine says of itself."""
-    spec, images, participants = world_for(given)
+    spec, images, participants = spec_for(given)
     memory = MemoryTracker()
     try:
         backend.start(spec, images)
@@ -124,7 +124,7 @@ def test_deaths_change_nothing(method: str, tmp_path: Path) -> None:
     given = of(method)
     expected = outcome(given, InProcessBackend())
     notes: list[str] = []
-    killable = Mortal(seed=len(method), rate=0.2)
+    killable = Killable(seed=len(method), rate=0.2)
     checkpoints = CheckpointManager(CheckpointStore(LocalStorage(tmp_path)), 2, ROUNDS)
     assert outcome(given, killable, checkpoints, notes.append, max_attempts=50) == expected
     assert killable.deaths >= 1
@@ -135,7 +135,7 @@ def test_deaths_change_nothing(method: str, tmp_path: Path) -> None:
 def test_without_checkpoints_it_begins_anew() -> None:
     given = loaded("algorithm={name: fedgh}")
     notes: list[str] = []
-    killable = Mortal(seed=3, rate=0.25)
+    killable = Killable(seed=3, rate=0.25)
     assert outcome(given, killable, None, notes.append, max_attempts=50) == outcome(given, InProcessBackend())
     assert killable.deaths >= 1
     assert any("going back to the start and repeating" in text for text in notes)
@@ -143,7 +143,7 @@ def test_without_checkpoints_it_begins_anew() -> None:
 
 def test_attempts_are_bounded() -> None:
     with pytest.raises(RunError, match=r"a test: client actor 1 of 1 died; the run went back 2 times .*max_attempts"):
-        outcome(loaded(), Mortal(seed=1, rate=1.0), max_attempts=2)
+        outcome(loaded(), Killable(seed=1, rate=1.0), max_attempts=2)
 
 
 def test_a_damaged_checkpoint_is_told_and_the_one_before_used(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_used(tmp_path: Path) ->
     expected = outcome(given, InProcessBackend())
     notes: list[str] = []
 
-    class Once(Mortal):
+    class Once(Killable):
         def digests(self) -> tuple[dict[ClientId, str], str]:
             if not self.deaths:
                 (tmp_path / "server-000004.safetensors").write_bytes(b"")
@@ -172,7 +172,7 @@ def test_a_checkpoint_that_builds_on_a_lost_one_is_not_made(tmp_path: Path) -> N
     given = loaded("algorithm={name: fedgh}")
     expected = outcome(given, InProcessBackend())
 
-    class Twice(Mortal):
+    class Twice(Killable):
         """The checkpoint of round 2 is lost while all live on; all die in round 4."""
 
         def save(self, t: int, storage: Storage) -> Pending[SavedFiles]:
@@ -199,7 +199,7 @@ def test_a_checkpoint_that_builds_on_a_lost_one_is_not_made(tmp_path: Path) -> N
 
 def test_the_end_is_asked_for_once_the_round_is_saved(tmp_path: Path) -> None:
     given = loaded()
-    spec, images, participants = world_for(given)
+    spec, images, participants = spec_for(given)
     stop, progress = Stop(), Progress()
     checkpoints = CheckpointManager(CheckpointStore(LocalStorage(tmp_path)), 100, ROUNDS)
     backend, memory = InProcessBackend(), MemoryTracker()
@@ -242,7 +242,7 @@ def test_a_tolerated_failure_leaves_the_client_as_it_was(tmp_path: Path) -> None
     assert (FAILING, 2) not in {(row.client, row.round) for row in rows if row.participated}
     assert notes == [text for text in notes if text.startswith(f"round 2 goes on without client {FAILING}: Picky")]
     assert len(notes) == 1
-    killable = Mortal(seed=5, rate=0.3)
+    killable = Killable(seed=5, rate=0.3)
     checkpoints = CheckpointManager(CheckpointStore(LocalStorage(tmp_path)), 1, ROUNDS)
     again = outcome(given, killable, checkpoints, max_failed_fraction=0.3, max_attempts=50)
     assert killable.deaths
