@@ -121,7 +121,7 @@ def run_rounds(
                 checkpoint = partial(checkpoints.complete, t, report.files, progress.facts())
             record(t, values, rows, checkpoint)
             progress.t = t
-            observers.after_round(t)
+            recovering(partial(observers.after_round, t))
         _save(recovering, progress, record)
         return recovering(lambda: state_digest(backend))
 

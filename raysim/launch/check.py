@@ -146,6 +146,7 @@ def check(loaded: Loaded) -> Checked:
             ("clients", "models"),
             f"{len(checked.architectures)} architectures given ({', '.join(checked.architectures)}), but "
             f"{loaded.resolved['algorithm']['name']} exchanges whole models; allowed: one architecture",
+            cause=("algorithm", "name"),
         )
     if loaded.declared.checks:
         try:
@@ -209,7 +210,11 @@ def _check_models(loaded: Loaded, dataset: DatasetSpec) -> int:
         reason = incompatibility(name, dataset.image_shape)
         if reason:
             shape = "x".join(map(str, dataset.image_shape))
-            raise origin.error(key, f"{reason}, but {dataset.name} has {shape} images; allowed: {', '.join(fitting)}")
+            raise origin.error(
+                key,
+                f"{reason}, but {dataset.name} has {shape} images; allowed: {', '.join(fitting)}",
+                cause=("data", "name"),
+            )
     if clients.feature_dim != "auto":
         return clients.feature_dim
     try:

@@ -68,8 +68,10 @@ class Origin:
     sets: Mapping[Key, str]
 
     def of(self, key: Key) -> str:
-        """The `--set` that gave this key, or the file."""
+        """The `--set` that gave this key or, where the file does not have it, a part of it; else the file."""
         path = self._set(key)
+        if path is None and not self._in_file(key):
+            path = next((path for path in self.sets if path[: len(key)] == key), None)
         return self.file if path is None else f"--set {self.sets[path]}"
 
     def written(self, key: Key) -> str:
@@ -87,9 +89,19 @@ class Origin:
     def _set(self, key: Key) -> Key | None:
         return next((path for path in reversed(list(self.sets)) if key[: len(path)] == path), None)
 
-    def error(self, key: Key, text: str) -> ScenarioError:
-        """The one sentence about a key."""
-        return ScenarioError(text, key=" ".join(".".join(key).split()) or "scenario", origin=self.of(key))
+    def _in_file(self, key: Key) -> bool:
+        try:
+            node = yaml.compose(self.text, Loader)
+        except UNREADABLE:
+            return True
+        for part in key:
+            node = inside(node, part)
+        return node is not None
+
+    def error(self, key: Key, text: str, cause: Key = ()) -> ScenarioError:
+        """The one sentence about a key. cause: another key that it clashes with, named where a `--set` gave that."""
+        origin = self.of(cause if cause and self._set(cause) else key)
+        return ScenarioError(text, key=" ".join(".".join(key).split()) or "scenario", origin=origin)
 
 
 @dataclass(frozen=True)

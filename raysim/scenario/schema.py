@@ -73,7 +73,7 @@ class Clients(Section):
 
 
 class Training(Section):
-    """How every client trains in its turn, whatever the algorithm."""
+    """How every client trains locally, whatever the algorithm."""
 
     epochs: AtLeastOne = 1
     """Passes over the client's training samples per turn."""

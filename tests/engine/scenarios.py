@@ -47,6 +47,6 @@ def loaded(*sets: str, **changes: Any) -> Loaded:
 
 
 def states_of(backend: InProcessBackend) -> tuple[dict[ClientId, Weights], Weights]:
-    """A copy of the state of every client that had a turn, and the server's."""
+    """A copy of the state of every client that has trained, and the server's."""
     clients = {k: weights(net) for k, net in sorted(backend.worker.nets.items())}
     return clients, state_tensors(backend.server.server.state)

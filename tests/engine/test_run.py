@@ -185,7 +185,7 @@ def test_evaluation_every_second_round_and_the_last(workplace: Path) -> None:
 
 def test_measuring_before_training(workplace: Path) -> None:
     _, memory = quiet_run("evaluation.when=after_receive", "algorithm={name: standalone}")
-    # Nothing is received, so in its first turn a client measures as its untouched model did in round 0.
+    # Nothing is received, so in its first round a client measures as its untouched model did in round 0.
     before = {row.client: row.correct for row in memory.clients if row.round == 0}
     first_turn: dict[int, int | None] = {}
     for row in memory.clients:

@@ -85,7 +85,7 @@ def test_resolved_has_every_default():
 # -- keys, values and types --------------------------------------------------------------------------
 
 REFUSED = [
-    ("trainin.lr=1", "scenario: trainin: unknown key; did you mean 'training'? (allowed: name, seed, "),
+    ("trainin.lr=1", "--set trainin.lr=1: trainin: unknown key; did you mean 'training'? (allowed: name, seed, "),
     ("training.lrr=1", "--set training.lrr=1: training.lrr: unknown key; did you mean 'lr'? (allowed: epochs, "),
     ("clients.cout=3", "clients.cout: unknown key; did you mean 'count'?"),
     ("algorithm.header_l=1", "algorithm.header_l: unknown key; did you mean 'header_lr'? (allowed: header_lr, server"),
