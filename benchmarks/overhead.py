@@ -132,16 +132,16 @@ class Alternating:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Be told of every round that raysim begins."""
+        """Run the hand-written side before rounds that raysim begins."""
         from raysim.engine.ray.backend import RayBackend
 
-        begin_round = RayBackend.round
+        send = RayBackend.send  # a round begins with it
 
-        def begin(backend: RayBackend, t: int, *rest: Any, **more: Any) -> Any:
+        def begin(backend: RayBackend, t: int, participants: Any) -> Any:
             self._before(t)
-            return begin_round(backend, t, *rest, **more)
+            return send(backend, t, participants)
 
-        with mock.patch.object(RayBackend, "round", begin):
+        with mock.patch.object(RayBackend, "send", begin):
             yield
 
     def _before(self, t: int) -> None:
