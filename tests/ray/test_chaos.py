@@ -9,7 +9,7 @@ import pytest
 
 from tests.chaos import KINDS, Chaos, Strike
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.large]
 
 ROUND = "raysim.tracking.folder:RunFolder.log"
 DRAW = "raysim.launch.session:Session._draw"

@@ -17,7 +17,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.large]
 
 ROUNDS = 3
 STEPS = list(range(ROUNDS + 1))  # what was measured before the first round is round 0
