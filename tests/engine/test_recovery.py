@@ -306,3 +306,27 @@ def test_what_a_lost_round_had_in_hand_is_not_kept_while_it_is_repeated() -> Non
             return super().recover()
 
     assert outcome(loaded(), Dying()) == outcome(loaded(), InProcessBackend())
+
+
+def test_a_death_in_a_callback_after_a_round_is_recovered() -> None:
+    """As in `raysim verify --kill`, where an actor dies between its last answer and the question for fingerprints."""
+    spec, images, participants = spec_for(loaded())
+
+    def run(deaths: list[int]) -> tuple[str, list[Any], int]:
+        backend, progress = InProcessBackend(), Progress()
+        seen: list[Any] = []
+
+        def after_round(t: int) -> None:
+            if t in deaths:
+                deaths.remove(t)
+                backend.worker.nets.clear()
+                raise LostError("the fingerprints: client actor 1 of 1 died")
+            seen.append((t, backend.fingerprints(range(spec.num_clients))))
+
+        backend.start(spec, images)
+        digest = run_rounds(backend, Schedule(3, participants), progress, Observers(after_round=after_round))
+        backend.close()
+        return digest, seen, progress.restarts
+
+    *expected, restarts = run([])
+    assert (run([2]), restarts) == ((*expected, 1), 0)
