@@ -86,10 +86,10 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracking_store: s
 SLOW = (
     "data/test_datasets.py",
     "engine/test_bytes.py",
-    "engine/test_full_disk.py",
+    "engine/checkpoint/test_full_disk.py",
     "engine/test_run.py",
     "engine/test_recovery.py",
-    "engine/test_time_limit.py",
+    "engine/workers/test_time_limit.py",
     "jobs/test_stopping.py",
     "launch/test_closing.py",
     "launch/test_code.py",

@@ -23,7 +23,7 @@ from raysim.core.messages import nonfinite, wire_size
 from raysim.core.ops import class_means, cross_entropy
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
-from tests.engine.test_bytes import KB, one_round
+from tests.engine.sizes import KB, one_round
 
 HAND = {0: [3.0, 0.0], 1: [1.0, 2.0], 2: [2.0, 1.0]}
 """Three clients' mean logits of class 0."""

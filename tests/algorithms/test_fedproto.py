@@ -20,7 +20,7 @@ from raysim.core.messages import nonfinite, wire_size
 from raysim.core.ops import class_means, cross_entropy
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
-from tests.engine.test_bytes import KB, one_round
+from tests.engine.sizes import KB, one_round
 
 
 @pytest.fixture(autouse=True)

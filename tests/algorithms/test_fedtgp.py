@@ -37,7 +37,7 @@ from raysim.engine.workers.server import ServerWorker
 from raysim.launch.assemble import assemble
 from raysim.launch.check import check
 from tests.engine.scenarios import loaded, of_method
-from tests.engine.test_bytes import KB, one_round
+from tests.engine.sizes import KB, one_round
 
 LN = math.log1p
 

@@ -1,14 +1,24 @@
-"""Small scenarios on scikit-learn's digits that engine tests share."""
+"""Small scenarios on scikit-learn's digits, and runs of them, that engine tests share."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from raysim.common.results import ClientRow
 from raysim.core.algorithm import ClientId
 from raysim.core.messages import Weights, weights
 from raysim.core.state import state_tensors
+from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.progress import Progress
+from raysim.engine.run import Observers, Schedule, run_rounds
+from raysim.engine.spec import RunSpec
+from raysim.launch.assemble import assemble
+from raysim.launch.check import check
 from raysim.scenario.load import Loaded, load_scenario
+from raysim.tracking.memory import MemoryTracker
 
 
 def digits(**changes: Any) -> dict[str, Any]:
@@ -50,3 +60,38 @@ def states_of(backend: InProcessBackend) -> tuple[dict[ClientId, Weights], Weigh
     """A copy of the state of every client that has trained, and the server's."""
     clients = {k: weights(net) for k, net in sorted(backend.worker.nets.items())}
     return clients, state_tensors(backend.server.server.state)
+
+
+ROUNDS = 4
+"""Of a run whose `outcome` is compared."""
+
+Outcome = tuple[str, list[ClientRow], list[dict[str, Any]]]
+
+
+def spec_for(given: Loaded) -> tuple[RunSpec, Any, int]:
+    """Of a scenario: the run's specification, its images and the number of participants per round."""
+    checked = check(given)
+    assembly = assemble(checked)
+    return assembly.spec, assembly.images, checked.participants
+
+
+def outcome(
+    given: Loaded,
+    backend: InProcessBackend,
+    checkpoints: CheckpointManager | None = None,
+    told: Callable[[str], None] = lambda text: None,
+    progress: Progress | None = None,
+    **schedule: Any,
+) -> Outcome:
+    """(state digest, client rows, round values), without timings and what the engine says of itself."""
+    spec, images, participants = spec_for(given)
+    memory = MemoryTracker()
+    try:
+        backend.start(spec, images)
+        plan = Schedule(ROUNDS, participants, evaluate_every=2, **schedule)
+        digest = run_rounds(backend, plan, progress or Progress(), Observers([memory], told), checkpoints)
+    finally:
+        backend.close()
+    rows = [replace(row, train_s=0.0, evaluate_s=0.0) for row in memory.clients]
+    varying = ("time/", "memory/", "engine/")
+    return digest, rows, [{k: v for k, v in one.items() if not k.startswith(varying)} for one in memory.rounds]

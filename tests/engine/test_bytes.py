@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-import numpy as np
 import pytest
 
 from algorithms.dc_pfl import DCPFL
@@ -14,61 +11,7 @@ from algorithms.fedssa import FedSSA
 from algorithms.hks import HKS
 from algorithms.lg_fedavg import LGFedAvg
 from algorithms.standalone import Standalone
-from raysim.core.algorithm import AnyAlgorithm
-from raysim.core.fit import LocalTraining
-from raysim.data.partition import Pathological, make_partition
-from raysim.data.transform import transform_for
-from raysim.engine.inprocess import InProcessBackend
-from raysim.engine.run import run_round
-from raysim.engine.spec import RunSpec
-from raysim.models import build_model
-
-KB = 1024
-
-
-Sizes = list[tuple[int, int, int, int]]
-"""(up bytes, down bytes, up params, down params) of every client in one round."""
-
-
-def sizes(algorithm: AnyAlgorithm, num_classes: int, classes_per_client: int, rounds: int = 1) -> list[Sizes]:
-    """What ten clients with CNN-5 on images of CIFAR's shape send and receive, round by round."""
-    label_M = np.repeat(np.arange(num_classes, dtype=np.int64), 20)
-    image_MHWC = np.zeros((len(label_M), 32, 32, 3), dtype=np.uint8)
-    partition = make_partition(label_M, len(label_M), num_classes, 10, Pathological(classes_per_client), "pooled811", 0)
-    spec = RunSpec(
-        algorithm=algorithm,
-        seed=0,
-        num_classes=num_classes,
-        feature_dim=500,
-        models=("cnn5",),
-        build_model=partial(build_model, num_classes=num_classes, image_shape=(3, 32, 32), feature_dim=500),
-        transform=transform_for("cifar10", augment=False),
-        local=LocalTraining(),
-        train=partition.train,
-        val=partition.val,
-        test=partition.test,
-        threads=(1,),
-        labels=label_M,
-        image_shape_HWC=(32, 32, 3),
-    )
-    backend = InProcessBackend()
-    try:
-        backend.start(spec, lambda: image_MHWC)
-        reports = [run_round(backend, t, range(10)) for t in range(1, rounds + 1)]
-    finally:
-        backend.close()
-    return [
-        [
-            (client_report.up.bytes, client_report.down.bytes, client_report.up.params, client_report.down.params)
-            for client_report in report.client_reports.values()
-        ]
-        for report in reports
-    ]
-
-
-def one_round(algorithm: AnyAlgorithm, num_classes: int, classes_per_client: int, rounds: int = 1) -> Sizes:
-    """`sizes` of the last round."""
-    return sizes(algorithm, num_classes, classes_per_client, rounds)[-1]
+from tests.engine.sizes import KB, one_round, sizes
 
 
 @pytest.mark.parametrize(("num_classes", "per_client", "published_kb"), [(10, 2, 39.1406), (100, 10, 391.4063)])

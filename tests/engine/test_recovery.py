@@ -6,8 +6,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 
 from algorithms.standalone import Standalone
 from raysim.common.errors import RunError
-from raysim.common.results import ClientRow
 from raysim.core.algorithm import ClientId
 from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import LocalStorage, Storage
@@ -24,17 +22,12 @@ from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.progress import Progress
 from raysim.engine.records import Broadcast, ClientEvaluation, LostError, Pending, SavedFiles, ServerReport
 from raysim.engine.run import Observers, Schedule, Stop, run_rounds
-from raysim.engine.spec import RunSpec
 from raysim.engine.workers.hooks import HookError
-from raysim.launch.assemble import assemble
-from raysim.launch.check import check
 from raysim.scenario.load import Loaded
 from raysim.scenario.registry import algorithm_names
 from raysim.tracking.memory import MemoryTracker
 from tests.engine import scenarios
-from tests.engine.scenarios import of_method
-
-ROUNDS = 4
+from tests.engine.scenarios import ROUNDS, of_method, outcome, spec_for
 
 
 def loaded(*sets: str) -> Loaded:
@@ -87,37 +80,6 @@ class Killable(InProcessBackend):
     def digests(self) -> tuple[dict[ClientId, str], str]:
         self._perhaps("the digest")
         return super().digests()
-
-
-Outcome = tuple[str, list[ClientRow], list[dict[str, Any]]]
-
-
-def spec_for(given: Loaded) -> tuple[RunSpec, Any, int]:
-    checked = check(given)
-    assembly = assemble(checked)
-    return assembly.spec, assembly.images, checked.participants
-
-
-def outcome(
-    given: Loaded,
-    backend: InProcessBackend,
-    checkpoints: CheckpointManager | None = None,
-    told: Callable[[str], None] = lambda text: None,
-    progress: Progress | None = None,
-    **schedule: Any,
-) -> Outcome:
-    """(state digest, client rows, round values), without timings and what the engine says of itself."""
-    spec, images, participants = spec_for(given)
-    memory = MemoryTracker()
-    try:
-        backend.start(spec, images)
-        plan = Schedule(ROUNDS, participants, evaluate_every=2, **schedule)
-        digest = run_rounds(backend, plan, progress or Progress(), Observers([memory], told), checkpoints)
-    finally:
-        backend.close()
-    rows = [replace(row, train_s=0.0, evaluate_s=0.0) for row in memory.clients]
-    varying = ("time/", "memory/", "engine/")
-    return digest, rows, [{k: v for k, v in one.items() if not k.startswith(varying)} for one in memory.rounds]
 
 
 def of(method: str) -> Loaded:

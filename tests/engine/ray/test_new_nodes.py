@@ -20,9 +20,8 @@ from raysim.engine.policies.placement import ResourceRequest, make_plan
 from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.pool import ActorPool
 from raysim.engine.ray.session import machine
-from tests.engine.scenarios import loaded
-from tests.engine.test_recovery import outcome
-from tests.ray.test_recovery import GIVEN, Killing
+from tests.engine.scenarios import loaded, outcome
+from tests.engine.ray.deaths import GIVEN, Killing
 
 pool_module.NODE_CHECK_S = 0.0
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
@@ -73,8 +72,8 @@ from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.pool import ActorPool
 from raysim.engine.ray.session import machine
 from tests.engine.scenarios import loaded
-from tests.engine.test_recovery import spec_for
-from tests.ray.test_recovery import GIVEN, kill
+from tests.engine.scenarios import spec_for
+from tests.engine.ray.deaths import GIVEN, kill
 
 pool_module.NODE_CHECK_S = 0.0
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})

@@ -28,8 +28,8 @@ from raysim.launch.preview import preview
 from raysim.launch.run import run
 from raysim.scenario.load import load_scenario
 from tests.conftest import REPOSITORY
+from tests.engine.ray.deaths import wait_until_dead
 from tests.engine.scenarios import digits, loaded
-from tests.ray.test_recovery import wait_until_dead
 
 pytestmark = pytest.mark.ray
 
@@ -71,7 +71,7 @@ def run_in_process(name: str, folder: Path, limit_s: float) -> tuple[Any, str]:
     """The result (as JSON) and the output of a function of this module in a process without the tests' Ray."""
     env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"PYTHONPATH": str(REPOSITORY)}
     answer = "import json, pathlib; pathlib.Path('found.json').write_text(json.dumps(found))"
-    code = f"from tests.ray import test_many_actors; found = test_many_actors.{name}(); {answer}"
+    code = f"from tests.engine.ray import test_many_actors; found = test_many_actors.{name}(); {answer}"
     run = subprocess.run(
         [sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True, timeout=limit_s
     )

@@ -23,9 +23,8 @@ from raysim.engine.ray.calls import ActorCalls
 from raysim.engine.ray.pool import ActorPool, Worker
 from raysim.engine.ray.saving import begin_save
 from raysim.engine.records import CheckpointFile
-from tests.engine.scenarios import loaded
-from tests.engine.test_recovery import outcome
-from tests.ray.test_recovery import GIVEN, sleep, wait_until_dead
+from tests.engine.ray.deaths import GIVEN, sleep, wait_until_dead
+from tests.engine.scenarios import loaded, outcome
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,13 @@ from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import ClusterResources, ResourceRequest, make_plan
 from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.calls import ActorCalls
-from raysim.engine.ray.pool import ActorPool, Worker
+from raysim.engine.ray.pool import ActorPool
 from raysim.engine.run import run_round
 from tests.conftest import REPOSITORY
-from tests.engine.scenarios import loaded
-from tests.engine.test_recovery import ROUNDS, outcome, spec_for
+from tests.engine.ray.deaths import GIVEN, Killing, kill
+from tests.engine.scenarios import ROUNDS, loaded, outcome, spec_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
-
-GIVEN = "algorithm={name: fedgh}"
 
 
 @pytest.fixture(scope="module")
@@ -45,43 +43,6 @@ def backend(ray_session: None) -> Iterator[RayBackend]:
     )
     yield made
     made.close()
-
-
-class Killing:
-    """Calls `kill` in each of these rounds once the actors have their work lists."""
-
-    def __init__(self, backend: RayBackend, rounds: Sequence[int], kill: Callable[[RayBackend], None]) -> None:
-        self.backend, self.left, self.kill = backend, list(rounds), kill
-        self.collect = backend._collect
-        backend._collect = self  # type: ignore[method-assign, assignment]
-
-    def __call__(self, streams: Any, where: str, progress: Any) -> Any:
-        if where in [f"round {t}" for t in self.left]:
-            self.left.remove(int(where.split()[1]))
-            self.kill(self.backend)
-        return self.collect(streams, where, progress)
-
-
-def kill(worker: Worker) -> None:
-    import ray
-
-    # Ray knows the pid; the actor itself is busy.
-    from ray._private.state import actors
-
-    pid = actors()[worker.actor._actor_id.hex()]["Pid"]
-    assert pid > 0
-    os.kill(pid, signal.SIGKILL)
-    assert ray.is_initialized()
-
-
-def wait_until_dead(worker: Worker) -> None:
-    """Wait until Ray has ended an actor."""
-    import ray
-
-    with pytest.raises(ray.exceptions.RayActorError):
-        for _ in range(600):
-            ray.get(worker.actor.pid.remote())
-            time.sleep(0.05)
 
 
 def test_client_and_server_actors_are_killed(backend: RayBackend, expected: Any, tmp_path: Path) -> None:
@@ -152,11 +113,6 @@ def test_a_stall_names_the_actor(ray_session: None, monkeypatch: pytest.MonkeyPa
     assert re.match(rf"round 3: no answer for \S+ s from the server actor \(pid {pids[-1]} on \S+\); ", notes[1])
 
 
-def sleep(seconds: float) -> None:
-    """A Python function, as Ray does not accept a builtin as a task."""
-    time.sleep(seconds)
-
-
 class Owner:
     """Owns an object, which Ray loses when this actor dies."""
 
@@ -206,11 +162,8 @@ from raysim.engine.ray.pool import ActorPool
 from raysim.engine.ray.session import nodes
 from raysim.engine.checkpoint.storage import LocalStorage
 from raysim.engine.checkpoint.manager import CheckpointManager
-from tests.engine.scenarios import loaded
-from tests.conftest import REPOSITORY
-from tests.engine.scenarios import loaded
-from tests.engine.test_recovery import ROUNDS, outcome
-from tests.ray.test_recovery import GIVEN, Killing
+from tests.engine.scenarios import ROUNDS, loaded, outcome
+from tests.engine.ray.deaths import GIVEN, Killing
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
 second = cluster.add_node(num_cpus=2)
