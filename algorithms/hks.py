@@ -6,7 +6,7 @@ Clients send the logits of their own training samples. The server clusters all o
 the mean logits of one of the clusters around a sample, or of all of them, are its teacher in the next local epoch.
 
 Shapes: N samples (of one client, or at the server of all), C classes, B batch, V nodes of the tree (samples first, then
-clusters), M micro-clusters.
+clusters).
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from torch import Tensor
 from raysim.core import Algorithm, Batch, Client, ClientId, NonNegative, Positive, ScenarioError, Server, Task, message
 from raysim.core.fields import Range
 from raysim.core.ops import cross_entropy
-from raysim.core.ward import micro_clusters, ward
+from raysim.core.ward import ward
 
 
 @message
@@ -81,8 +81,6 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
     leaf: bool = False
     """The list of clusters around a sample begins with the sample itself. So `bottom` is its own last logits, `all` has
     them beside the clusters, and `middle: path` counts them; `top` and `middle: cut` are what they are without."""
-    micro: Annotated[int, Range(ge=0)] = 0
-    """Group samples into this many micro-clusters by mini-batch k-means, and build the tree over those; 0: do not."""
     memory_gb: Positive = 2.0
     """What the server may spend on the distances of all pairs, which SciPy's clustering keeps. Above it `ward` is
     computed without them, to the same tree (but for the order of equal distances); other linkages are refused."""
@@ -90,10 +88,6 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
     def check(self, task: Task) -> None:
         if self.literal_alg1 and self.warmup_extra:
             raise ValueError("literal_alg1: true given with warmup_extra: true; allowed: one of the two")
-        if self.micro and self.linkage != "ward":
-            raise ValueError(f"micro: {self.micro} given with linkage {self.linkage}; allowed: 0, or linkage ward")
-        if 0 < self.micro < task.num_classes:
-            raise ValueError(f"micro: {self.micro} given; allowed: 0, or at least the {task.num_classes} classes")
 
     # -- server: before round 1 ----------------------------------------------------------------------
     def server_start(self, server: Server[Knowledge], registrations: Mapping[ClientId, Any]) -> Knowledge:
@@ -143,7 +137,7 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
         state.logits.update({k: up.logits_NC for k, up in ups.items()})
         known = sorted(state.logits)  # absent clients, too: their last logits stay
         logits_NC = torch.cat([state.logits[k] for k in known])
-        tree = self.tree(logits_NC, server.task.num_classes, server.rng)
+        tree = self.tree(logits_NC, server.task.num_classes)
         server.log("path_length", float(tree.length_N.mean()))
         teacher_NC = torch.from_numpy(self.teachers(logits_NC.double().cpu().numpy(), tree)).to(logits_NC)
         sizes = [len(state.logits[k]) for k in known]
@@ -159,23 +153,16 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
         """Teachers as distributions, from what was sent."""
         return teacher_NC if self.granularity == "all" else (teacher_NC / self.temperature).softmax(1)
 
-    def tree(self, logits_NC: Tensor, num_classes: int, rng: torch.Generator) -> "Tree":
+    def tree(self, logits_NC: Tensor, num_classes: int) -> "Tree":
         """The clusters of these samples until `num_classes` are left."""
         point_NC = logits_NC.double()
         if self.space == "softmax":
             point_NC = (point_NC / self.temperature).softmax(1)
-        num_samples = len(point_NC)
-        if not self.micro:
-            if distances_gb(num_samples) <= self.memory_gb:
-                merges = _scipy_linkage(point_NC.cpu().numpy(), self.linkage)
-            else:  # `server_start` refuses other linkages
-                merges = ward(point_NC)  # Eq. A
-            return Tree.of(np.arange(num_samples), merges, num_classes)
-        at_N = micro_clusters(point_NC, self.micro, rng)
-        count_M = torch.bincount(at_N)
-        sum_MC = point_NC.new_zeros(len(count_M), point_NC.shape[1]).index_add_(0, at_N, point_NC)
-        merges = ward(sum_MC / count_M[:, None], count_M)
-        return Tree.of(at_N.cpu().numpy(), merges, num_classes)
+        # `server_start` refuses other linkages than Ward's where the distances do not fit.
+        fits = distances_gb(len(point_NC)) <= self.memory_gb
+        points = point_NC.cpu().numpy()
+        merges = _scipy_linkage(points, self.linkage) if fits else ward(points)  # Eq. A
+        return Tree.of(merges, num_classes)
 
     def teachers(self, logits_NC: NDArray[np.float64], tree: "Tree") -> NDArray[np.float64]:
         """What to send for each sample, [N, C]. One that is still alone where the tree ends is taught by itself."""
@@ -201,30 +188,19 @@ class Tree:
     parent_V: NDArray[np.int64]  # -1: a cluster (or lone sample) of the top
     depth_V: NDArray[np.int64]  # clusters above and including: 1 at the top, 0 for a sample alone at the top
     num_samples: int
-    num_leaves: int  # of the linkage: samples or micro-clusters
 
     @classmethod
-    def of(cls, at_N: NDArray[np.int64], linkage: NDArray[np.float64], num_clusters: int) -> "Tree":
-        """From SciPy's matrix for M leaves, cut where `num_clusters` are left; `at_N`: the leaf of each sample."""
-        num_samples, num_leaves = len(at_N), len(linkage) + 1
-        count_M = np.bincount(at_N, minlength=num_leaves)
-        # A leaf of one sample is that sample; a leaf of several is a cluster, the lowest in their path.
-        node_of = np.empty(num_leaves + max(num_leaves - num_clusters, 0), dtype=np.int64)
-        node_of[at_N] = np.arange(num_samples)
-        (several,) = np.nonzero(count_M > 1)
-        node_of[several] = num_samples + np.arange(len(several))
-        merges = len(node_of) - num_leaves
-        node_of[num_leaves:] = num_samples + len(several) + np.arange(merges)
-        parent_V = np.full(num_samples + len(several) + merges, -1, dtype=np.int64)
-        shared_N = count_M[at_N] > 1
-        parent_V[:num_samples][shared_N] = node_of[at_N[shared_N]]
-        parent_V[node_of[linkage[:merges, :2].astype(np.int64)]] = node_of[num_leaves:, None]
-        depth_V = np.zeros(len(parent_V), dtype=np.int64)
-        parents, depths = parent_V.tolist(), depth_V.tolist()
+    def of(cls, linkage: NDArray[np.float64], num_clusters: int) -> "Tree":
+        """From SciPy's matrix, cut where `num_clusters` are left."""
+        num_samples = len(linkage) + 1
+        merges = max(num_samples - num_clusters, 0)
+        parent_V = np.full(num_samples + merges, -1, dtype=np.int64)
+        parent_V[linkage[:merges, :2].astype(np.int64)] = num_samples + np.arange(merges)[:, None]
+        parents, depths = parent_V.tolist(), [0] * len(parent_V)
         for node in range(len(parents) - 1, -1, -1):
             above = parents[node]
             depths[node] = int(node >= num_samples) + (depths[above] if above >= 0 else 0)
-        return cls(parent_V, np.array(depths, dtype=np.int64), num_samples, num_leaves)
+        return cls(parent_V, np.array(depths, dtype=np.int64), num_samples)
 
     @property
     def length_N(self) -> NDArray[np.int64]:
@@ -242,7 +218,7 @@ class Tree:
     def cut(self, num_clusters: int) -> NDArray[np.int64]:
         """The cluster of each sample where this many are left (at least as many as the tree ends with)."""
         left = int((self.parent_V < 0).sum())
-        end = len(self.parent_V) - max(0, min(num_clusters, self.num_leaves) - left)  # clusters that are not yet made
+        end = len(self.parent_V) - max(0, min(num_clusters, self.num_samples) - left)  # clusters that are not yet made
         node_N = np.arange(self.num_samples)
         while True:
             above_N = self.parent_V[node_N]

@@ -1,6 +1,6 @@
-"""What clustering many logits costs: seconds and peak memory of raysim's Ward, and of SciPy's where its distances fit.
+"""What clustering many logits costs: seconds and peak memory of fastcluster's Ward, and of SciPy's where it fits.
 
-python benchmarks/ward.py [--points N] [--coordinates C] [--threads P] [--scipy-gb GB]
+python benchmarks/ward.py [--points N] [--coordinates C] [--scipy-gb GB]
 
 The points are a mixture of C Gaussians in C dimensions, as logits of a half-trained network are. Each side runs in a
 process of its own, so that its peak is its own; what the process held before the clustering is taken off. SciPy holds
@@ -31,16 +31,15 @@ def mixture(points: int, coordinates: int) -> torch.Tensor:
     return centre_CC[at_N] + 1.5 * torch.randn(points, coordinates, generator=rng)
 
 
-def measure(side: str, points: int, coordinates: int, threads: int, found: Queue[Any]) -> None:
+def measure(side: str, points: int, coordinates: int, found: Queue[Any]) -> None:
     """Cluster once; puts (seconds, peak MB, heights [N-1])."""
-    torch.set_num_threads(threads)
-    ward(mixture(300, coordinates))  # whatever is made once
+    ward(mixture(300, coordinates).numpy())  # whatever is made once
     if side == "scipy":
         from scipy.cluster.hierarchy import linkage
-    point_NC = mixture(points, coordinates)
+    point_NC = mixture(points, coordinates).double().numpy()
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     begin_s = time.perf_counter()
-    linkage_2 = ward(point_NC) if side == "raysim" else linkage(point_NC.double().numpy(), "ward")
+    linkage_2 = ward(point_NC) if side == "raysim" else linkage(point_NC, "ward")
     seconds = time.perf_counter() - begin_s
     peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb
     found.put((seconds, peak_kb / 1024, linkage_2[:, 2]))
@@ -51,20 +50,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--points", type=int, default=60_000)
     parser.add_argument("--coordinates", type=int, default=10)
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of raysim; SciPy's is not parallel")
     parser.add_argument("--scipy-gb", type=float, default=2.0, help="leave SciPy out if it needs more")
     given = parser.parse_args()
     scipy_gb = 8 * given.points * (given.points - 1) / 1e9
     spawn = multiprocessing.get_context("spawn")
     heights = []
     load = os.getloadavg()[0]
-    print(f"{given.points} points, {given.coordinates} coordinates, {given.threads} threads, load {load:.1f}")
+    print(f"{given.points} points, {given.coordinates} coordinates, load {load:.1f}")
     for side in ("raysim", "scipy"):
         if side == "scipy" and scipy_gb > given.scipy_gb:
             print(f"scipy   needs {scipy_gb:.1f} GB")
             continue
         found = spawn.Queue()
-        process = spawn.Process(target=measure, args=(side, given.points, given.coordinates, given.threads, found))
+        process = spawn.Process(target=measure, args=(side, given.points, given.coordinates, found))
         process.start()
         seconds, peak_mb, height = found.get()
         process.join()

@@ -16,7 +16,7 @@ from numpy.testing import assert_allclose
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from algorithms.hks import HKS, Knowledge, Logits, Teachers, Tree, distances_gb
+from algorithms.hks import HKS, Knowledge, Logits, Teachers, distances_gb
 from algorithms.standalone import Standalone
 from raysim.contract import check_algorithm
 from raysim.contract.toy import FOUR, SEED, Toy, toy_model, toy_samples
@@ -25,7 +25,6 @@ from raysim.core.fit import FitJob, FitResult, fit_one
 from raysim.core.messages import wire_bytes
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
-from raysim.core.ward import ward
 from raysim.launch.check import check
 from tests.engine.scenarios import loaded
 
@@ -41,9 +40,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def taught(algorithm: HKS, logits_NC: Tensor, num_classes: int | None = None, seed: int = 0) -> Tensor:
+def taught(algorithm: HKS, logits_NC: Tensor, num_classes: int | None = None) -> Tensor:
     """What the server would send for these samples, in float64."""
-    tree = algorithm.tree(logits_NC, num_classes or logits_NC.shape[1], torch.Generator().manual_seed(seed))
+    tree = algorithm.tree(logits_NC, num_classes or logits_NC.shape[1])
     return torch.from_numpy(algorithm.teachers(logits_NC.double().numpy(), tree))
 
 
@@ -89,8 +88,6 @@ def test_paths_that_begin_at_the_sample_itself():
     of_0, of_12 = np.array([0.0, 0.5]), np.array([12.0, 12.5, 35 / 3])
     assert found[0] == pytest.approx((1 / (1 + np.exp(-of_0 / 3))).mean())
     assert found[3] == pytest.approx((1 / (1 + np.exp(-of_12 / 3))).mean())
-    # With micro-clusters of one sample each it is the same list.
-    assert_allclose(taught(HKS(leaf=True, micro=5), torch.tensor([[z, 0.0] for z in FIVE]))[:, 0], found)
 
 
 @pytest.mark.parametrize("where", ["method", "scenario"])
@@ -105,14 +102,14 @@ def test_no_warm_up_can_be_a_round_longer(where: str):
 
 
 def test_kat_1_path_lengths():
-    tree = HKS().tree(torch.tensor(FIVE)[:, None], 2, torch.Generator())
+    tree = HKS().tree(torch.tensor(FIVE)[:, None], 2)
     assert tree.length_N.tolist() == [1, 1, 1, 2, 2]
 
 
 def test_the_middle_of_longer_paths():
     # 0, 1, 3, 6, 10 with single linkage make a chain; two are left: the path of 0 is {0,1}, {0,1,3}, {0,1,3,6}.
     chain = torch.tensor([0.0, 1.0, 3.0, 6.0, 10.0])[:, None]
-    tree = HKS(linkage="single").tree(chain, 2, torch.Generator())
+    tree = HKS(linkage="single").tree(chain, 2)
     assert tree.length_N.tolist() == [3, 3, 2, 1, 0]
     found = taught(HKS(linkage="single", granularity="middle"), chain, 2)[:, 0]
     # Of 3: index 1; of 2: index 1; of 1: index 0; 10 is alone and taught by itself.
@@ -142,7 +139,7 @@ def test_all_is_the_mean_of_the_distributions_along_the_path():
 
 def test_kat_2_all_has_the_gradients_of_the_averaged_loss():
     logits_NC, temperature = mixture(80, 4, 1), 2.0
-    tree = HKS().tree(logits_NC, 4, torch.Generator())
+    tree = HKS().tree(logits_NC, 4)
     mean_VC = torch.from_numpy(tree.means(logits_NC.numpy()))
     i = int(tree.length_N.argmax())
     path, node = [], i
@@ -174,10 +171,9 @@ def test_kat_3_permuted_samples_have_permuted_teachers(granularity: Any, n: int,
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.parametrize("micro", [0, 5])
-def test_kat_3_equal_logits_teach_themselves(granularity: Any, micro: int):
+def test_kat_3_equal_logits_teach_themselves(granularity: Any):
     row_C = torch.tensor([0.1, -2.3, 1.7, 0.0])
-    algorithm = HKS(granularity=granularity, micro=micro)
+    algorithm = HKS(granularity=granularity)
     teacher_NC = taught(algorithm, row_C.expand(37, 4)).float()
     z_BC = row_C.expand(2, 4).clone().requires_grad_()
     batch = Batch(torch.zeros(2, 1), torch.tensor([0, 3]), torch.tensor([5, 36]))
@@ -198,50 +194,13 @@ def test_no_more_samples_than_classes_teach_themselves(granularity: Any):
     assert len(torch.unique(taught(algorithm, mixture(5, 4, 0)), dim=0)) == 4  # the first merge
 
 
-# -- micro-clusters ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_kat_4_as_many_micro_clusters_as_samples_are_exact(granularity: Any):
-    logits_NC = mixture(50, 3, 3)
-    exact = taught(HKS(granularity=granularity), logits_NC)
-    assert torch.equal(taught(HKS(granularity=granularity, micro=50), logits_NC), exact)
-    assert not torch.allclose(taught(HKS(granularity=granularity, micro=10), logits_NC), exact)
-
-
-def test_a_micro_cluster_is_the_first_cluster_of_its_samples():
-    # Leaves of 2, 1 and 3 samples; the first two merge (row 3), then two are left.
-    at_N = np.array([0, 2, 0, 1, 2, 2])
-    linkage_2 = ward(torch.tensor([[0.0], [1.0], [9.0]]), torch.tensor([2, 1, 3]))
-    tree = Tree.of(at_N, linkage_2, 2)
-    assert tree.length_N.tolist() == [2, 1, 2, 1, 1, 1]
-    value_NC = np.array([[-1.0], [8.0], [1.0], [1.0], [9.0], [10.0]])
-    mean_V = tree.means(value_NC)[:, 0]
-    assert_allclose(mean_V[tree.ancestors(np.ones(6, dtype=np.int64))], [0, 9, 0, 1 / 3, 9, 9])
-    assert_allclose(mean_V[tree.ancestors(tree.length_N)], [1 / 3, 9, 1 / 3, 1 / 3, 9, 9])
-    assert_allclose(mean_V[tree.cut(3)], [0, 9, 0, 1, 9, 9])
-    assert_allclose(mean_V[tree.cut(100)], [0, 9, 0, 1, 9, 9])  # micro-clusters are never undone
-
-
-def test_micro_clusters_come_from_the_servers_generator():
-    logits_NC = mixture(80, 3, 4)
-    one, same, other = (taught(HKS(micro=20), logits_NC, seed=seed) for seed in (1, 1, 2))
-    assert torch.equal(one, same) and not torch.equal(one, other)
+# -- linkages and spaces -----------------------------------------------------------------------------
 
 
 def test_unusable_settings_are_refused():
-    task = Task(10, 8, ("norm",), toy_model)
-    with pytest.raises(ValueError, match="micro: 9 given; allowed: 0, or at least the 10 classes"):
-        HKS(micro=9).check(task)
-    with pytest.raises(ValueError, match="micro: 64 given with linkage average; allowed: 0, or linkage ward"):
-        HKS(micro=64, linkage="average").check(task)
-    HKS(micro=10).check(task)
-    HKS(linkage="average").check(task)
+    HKS(linkage="average").check(Task(10, 8, ("norm",), toy_model))
     with pytest.raises(ValueError, match="warmup: -1 given"):
         HKS(warmup=-1)
-
-
-# -- linkages and spaces -----------------------------------------------------------------------------
 
 
 def test_distances_that_do_not_fit_are_refused_before_round_1():
@@ -274,7 +233,7 @@ def test_softmax_space_joins_what_differs_by_a_shift():
     # The first two say the same with other words; as logits, the first is nearer to the third.
     logits_NC = torch.tensor([[0.0, 1.0, 0.0], [5.0, 6.0, 5.0], [1.0, 0.0, 0.0]])
     for space, partner in (("softmax", 1), ("logits", 2)):
-        tree = HKS(space=space).tree(logits_NC, 2, torch.Generator())
+        tree = HKS(space=space).tree(logits_NC, 2)
         assert tree.parent_V[0] == tree.parent_V[partner] == 3
     # What is sent is the mean of the logits all the same.
     found = taught(HKS(space="softmax", granularity="top"), logits_NC, 2)
@@ -504,7 +463,6 @@ BUSY: list[dict[str, Any]] = [
     {"space": "softmax"},
     {"granularity": "middle", "middle": "cut"},
     *({"granularity": granularity, "leaf": True} for granularity in ("bottom", "middle", "all")),
-    {"micro": 6},
     *({"linkage": linkage} for linkage in ("average", "complete", "single")),
 ]
 
@@ -533,7 +491,7 @@ def test_ward_with_scipy_and_without_room_for_distances_teaches_the_same(granula
     found = []
     for memory_gb in (2.0, 1e-9):
         method = HKS(granularity=granularity, memory_gb=memory_gb)
-        tree = method.tree(logits_NC, 4, torch.Generator())
+        tree = method.tree(logits_NC, 4)
         found.append(torch.from_numpy(method.teachers(logits_NC.double().numpy(), tree)))
     assert_close(*found, rtol=1e-12, atol=1e-12)
     assert distances_gb(2) == 1.6e-8  # 8 bytes, twice
