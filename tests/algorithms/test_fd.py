@@ -253,11 +253,6 @@ def test_each_class_with_one_owner_is_standalone_with_the_guard_alone():
     assert not same_weights(Toy(FD(leave_one_out=False), "-", labels=alone).run(3), standalone)
 
 
-@pytest.mark.parametrize("settings", [{"leave_one_out": False}, {"collect": "last_epoch"}, {"gamma": 2.0}], ids=str)
-def test_every_option_changes_the_result(settings: dict[str, Any]):
-    assert not same_weights(Toy(FD(), "-").run(3), Toy(FD(**settings), "-").run(3))
-
-
 # -- HtFLlib -----------------------------------------------------------------------------------------
 
 OFFICIAL = FD(**FD.profiles["official"])
