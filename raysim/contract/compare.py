@@ -6,11 +6,10 @@ import pickle
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from raysim.core.seeds import global_seed
@@ -47,29 +46,6 @@ def visible_tensors(state: Any) -> list[Tensor]:
         return list(state_tensors(state).values())
     except TypeError:  # the clause server_state_visible says so
         return []
-
-
-def modules_in(state: Any) -> Iterator[nn.Module]:
-    """Every module inside a state, and the modules inside those."""
-    if isinstance(state, nn.Module):
-        yield from state.modules()
-    elif isinstance(state, Mapping):
-        for part in state.values():
-            yield from modules_in(part)
-    elif isinstance(state, list | tuple):
-        for part in state:
-            yield from modules_in(part)
-    elif is_dataclass(state):
-        for field in fields(state):
-            yield from modules_in(getattr(state, field.name))
-
-
-def other_random_states() -> dict[str, str]:
-    """The global random states of the libraries that hooks leave alone."""
-    return {
-        "numpy": repr([part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()]),
-        "Python": repr(random.getstate()),
-    }
 
 
 @contextmanager

@@ -6,31 +6,22 @@ import copy
 import json
 import pickle
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raysim.contract.compare import (
-    differing,
-    identical,
-    modules_in,
-    other_random_states,
-    random_states_kept,
-)
+from raysim.contract.compare import differing, identical, random_states_kept
 from raysim.contract.toy import SEED, C, Toy, ToyTransform, toy_samples
-from raysim.core.algorithm import AnyAlgorithm, ClientId
+from raysim.core.algorithm import AnyAlgorithm
 from raysim.core.messages import weights
 from raysim.core.meter import FlopMeter
-from raysim.core.state import Serialized, deserialize, modules_of, serialize, state_tensors
+from raysim.core.state import Serialized, deserialize, modules_in, modules_of, serialize, state_tensors
 
 
 def deterministic(algorithm: AnyAlgorithm) -> None:
-    """The same seeds give the same states and messages, bit for bit, whatever other generators are at.
+    """The same seeds give the same states and messages, bit for bit, wherever numpy's and Python's generators are.
 
     In the second run operations are counted too, which runs each piece of work once more and must leave no trace.
     """
@@ -40,17 +31,12 @@ def deterministic(algorithm: AnyAlgorithm) -> None:
         np.random.seed(1)
         torch.manual_seed(1)
         second = Toy(pickle.loads(pickle.dumps(algorithm)), "deterministic", meter=FlopMeter()).run(2)
+    remedy = "draw random numbers with torch in the hook, from client.rng or from server.rng"
     for (name, k, one), (_, _, other) in zip(first.sent, second.sent, strict=True):
         if not identical(one, other):
-            raise first.broken(
-                f"{name} of client {k} sends something else when the run is repeated",
-                "draw random numbers with torch in the hook, from client.rng or from server.rng",
-            )
+            raise first.broken(f"{name} of client {k} sends something else when the run is repeated", remedy)
     for changed in differing(first.states(), second.states()):
-        raise first.broken(
-            f"{changed} ends up different when the run is repeated",
-            "draw random numbers with torch in the hook, from client.rng or from server.rng",
-        )
+        raise first.broken(f"{changed} ends up different when the run is repeated", remedy)
 
 
 def any_order(algorithm: AnyAlgorithm) -> None:
@@ -61,24 +47,6 @@ def any_order(algorithm: AnyAlgorithm) -> None:
             f"{changed} depends on the order in which clients run",
             "let client hooks read and write nothing but their client and their message",
         )
-
-
-def torch_random_only(algorithm: AnyAlgorithm) -> None:
-    """Hooks leave the global random states of numpy and of Python alone."""
-
-    @contextmanager
-    def watch(toy: Toy, name: str, who: ClientId | None, msg: Any) -> Iterator[None]:
-        before = other_random_states()
-        yield
-        for library, state in other_random_states().items():
-            if state != before[library]:
-                raise toy.broken(
-                    f"{name} draws from the global generator of {library}",
-                    "draw with torch (seeded before each hook), from client.rng or from server.rng",
-                )
-
-    with random_states_kept(SEED):
-        Toy(algorithm, "torch_random_only", watch=watch).run(2)
 
 
 def state_dict_is_all(algorithm: AnyAlgorithm) -> None:
@@ -109,7 +77,7 @@ def server_state_visible(algorithm: AnyAlgorithm) -> None:
     extra = set(vars(toy.server)) - {field.name for field in fields(toy.server)}
     if extra:
         raise toy.broken(f"a server hook sets server.{min(extra)}", "keep everything in server.state")
-    for module in modules_in(toy.server.state):
+    for module in (inner for outer in modules_in(toy.server.state).values() for inner in outer.modules()):
         hidden = {name for name, value in vars(module).items() if isinstance(value, Tensor)}
         hidden |= module._non_persistent_buffers_set
         if hidden:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from raysim.contract.compare import differing, identical, visible_tensors
+from raysim.contract.compare import identical, visible_tensors
 from raysim.contract.toy import FOUR, GAP, ContractError, Labels, Toy
 from raysim.core.algorithm import Algorithm, AnyAlgorithm, ClientId
 from raysim.core.messages import nonfinite
@@ -21,20 +21,6 @@ MAX_ROUNDS = 24
 def runs(algorithm: AnyAlgorithm) -> None:
     """Every hook runs without an exception, on four clients of different sizes."""
     Toy(algorithm, "runs").run(2)
-
-
-def absent_unchanged(algorithm: AnyAlgorithm) -> None:
-    """A client that takes no part in a round is as it was, and can come back."""
-    toy = Toy(algorithm, "absent_unchanged").start()
-    for t, cohort in enumerate(([0, 1], [1, 2], [3], [0, 3]), 1):
-        before = toy.states()
-        toy.round(t, cohort)
-        for changed in differing(before, toy.states()):
-            if changed != "the server's state" and int(changed.split()[-1]) not in cohort:
-                raise toy.broken(
-                    f"{changed} changes in a round that client takes no part in",
-                    "let hooks change only the client they are given",
-                )
 
 
 def learns(algorithm: AnyAlgorithm) -> None:

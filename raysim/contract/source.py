@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-import copy
 import inspect
 import pickle
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass
@@ -18,6 +16,7 @@ from raysim.contract.toy import ContractError, Toy
 from raysim.core.algorithm import AnyAlgorithm, ClientId
 from raysim.core.definition import first_slip, unread_field
 from raysim.core.fields import settings_fields
+from raysim.core.imports import imports_of, is_allowed
 from raysim.core.messages import pack, unpack
 
 
@@ -61,32 +60,28 @@ def frozen(algorithm: AnyAlgorithm) -> None:
 
 
 def picklable(algorithm: AnyAlgorithm) -> None:
-    """The algorithm and its packed messages survive pickle, and the algorithm survives copying."""
-    for way, copied in (
-        ("pickle", lambda: pickle.loads(pickle.dumps(algorithm))),
-        ("copy", lambda: copy.deepcopy(algorithm)),
-    ):
-        try:
-            same = bool(copied() == algorithm)
-        except Exception as error:
-            raise ContractError(
-                algorithm, "picklable", f"{way} fails ({error})", "keep plain settings in its fields, no open objects"
-            ) from error
-        if not same:
-            raise ContractError(
-                algorithm, "picklable", f"its {way} is not equal to it", "keep settings that compare with == in fields"
-            )
+    """The algorithm and its packed messages survive pickle."""
+    try:
+        same = bool(pickle.loads(pickle.dumps(algorithm)) == algorithm)
+    except Exception as error:
+        raise ContractError(
+            algorithm, "picklable", f"pickle fails ({error})", "keep plain settings in its fields, no open objects"
+        ) from error
+    if not same:
+        raise ContractError(
+            algorithm, "picklable", "its pickle is not equal to it", "keep settings that compare with == in fields"
+        )
     toy = Toy(algorithm, "picklable").run(1)
     for name, k, msg in toy.sent:
         packed = pack(msg)
         try:
-            back = pickle.loads(pickle.dumps(packed))
+            same = identical(unpack(pickle.loads(pickle.dumps(packed))), unpack(packed))
         except Exception as error:
             raise toy.broken(
                 f"what {name} returns for client {k} cannot be pickled ({error})",
                 "a message holds tensors and numbers, in a class at the top of a module",
             ) from error
-        if not identical(unpack(back), unpack(packed)):
+        if not same:
             raise toy.broken(
                 f"what {name} returns for client {k} comes back from pickle as something else",
                 "a message holds tensors and numbers only",
@@ -114,38 +109,27 @@ def documented(algorithm: AnyAlgorithm) -> None:
 
 def imports(algorithm: AnyAlgorithm) -> None:
     """Its file needs raysim.core, torch, numpy, scipy and the standard library, and names no device."""
-    for node in ast.walk(tree(algorithm, "imports")):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = ["." * node.level + (node.module or "")]
-            if node.module == "raysim":
-                names = [f"raysim.{alias.name}" for alias in node.names]
-        line = getattr(node, "lineno", 0)
-        for name in names:
-            root = name.split(".")[0]
-            allowed = root in {"torch", "numpy", "scipy", "__future__"} | sys.stdlib_module_names
-            if not allowed and name != "raysim.core" and not name.startswith("raysim.core."):
-                raise ContractError(
-                    algorithm,
-                    "imports",
-                    f"its file imports {name} in line {line}",
+
+    def has(what: str, remedy: str) -> ContractError:
+        return ContractError(algorithm, "imports", f"its file {what}", remedy)
+
+    source = tree(algorithm, "imports")
+    for module, names, line in imports_of(source):
+        for name in [f"raysim.{name}" for name in names] if module == "raysim" else [module]:
+            if not is_allowed(name):
+                raise has(
+                    f"imports {name} in line {line}",
                     "import only raysim.core, torch, numpy, scipy and the standard library",
                 )
+    for node in ast.walk(source):
         if isinstance(node, ast.Attribute) and node.attr == "num_rounds" and not algorithm.scheduled:
-            raise ContractError(
-                algorithm,
-                "imports",
-                f"its file reads num_rounds in line {line}",
+            raise has(
+                f"reads num_rounds in line {node.lineno}",
                 "say scheduled: ClassVar[bool] = True, as a run of it cannot go on for more rounds than it was given",
             )
-        device = _names_device(node)
-        if device:
-            raise ContractError(
-                algorithm,
-                "imports",
-                f"its file says {device} in line {line}",
+        if device := _names_device(node):
+            raise has(
+                f"says {device} in line {getattr(node, 'lineno', 0)}",
                 "leave devices to the engine, which runs each hook with the right one as the default",
             )
 

@@ -129,8 +129,7 @@ def deserialize(frozen: Serialized, template: Any, modules: Collection[str]) -> 
     classes may be made. Raises `ValueError` when a class or a module cannot be had.
     """
     made: dict[str, Tensor] = {}
-    places: dict[str, nn.Module] = {}
-    _find_modules(template, "", places)
+    places = modules_in(template)
 
     def tensor(name: str, stride: list[int] | None, grad: bool, parameter: bool) -> Tensor:
         if name not in made:
@@ -214,15 +213,16 @@ def _class_of(name: str, modules: Collection[str]) -> Any:
     return found
 
 
-def _find_modules(state: Any, path: str, found: dict[str, nn.Module]) -> None:
+def modules_in(state: Any, path: str = "") -> dict[str, nn.Module]:
+    """Every module inside a state, by the path of its place; not the modules inside those."""
     if isinstance(state, nn.Module):
-        found[path] = state
-    elif isinstance(state, Mapping):
-        for key, value in state.items():
-            _find_modules(value, _joined(path, str(key)), found)
+        return {path: state}
+    if isinstance(state, Mapping):
+        parts: list[tuple[str, Any]] = [(str(key), value) for key, value in state.items()]
     elif isinstance(state, list | tuple):
-        for i, value in enumerate(state):
-            _find_modules(value, _joined(path, str(i)), found)
-    elif is_dataclass(state) and not isinstance(state, type):
-        for field in fields(state):
-            _find_modules(getattr(state, field.name), _joined(path, field.name), found)
+        parts = [(str(i), value) for i, value in enumerate(state)]
+    elif is_dataclass(state):
+        parts = [(field.name, getattr(state, field.name)) for field in fields(state)]
+    else:
+        return {}
+    return {place: module for name, part in parts for place, module in modules_in(part, _joined(path, name)).items()}

@@ -19,6 +19,7 @@ import raysim
 from raysim.common.errors import ScenarioError
 from raysim.common.text import one_line
 from raysim.core.algorithm import AnyAlgorithm
+from raysim.core.imports import imports_of
 
 RAYSIM = "raysim/{common,core,data,engine,models}"
 """The name, among the files, of those parts of raysim that compute: a new progress bar changes no number."""
@@ -56,7 +57,7 @@ class Code:
                         f"{place} has changed since this process imported it, and would run as it was: begin a new "
                         "process (in a notebook, restart the kernel)"
                     )
-        except (OSError, SyntaxError) as error:
+        except (OSError, SyntaxError, ImportError) as error:
             raise ScenarioError(f"{module}: its file, or one that it imports, cannot be read ({error})") from None
         return cls({**digests, RAYSIM: _of_raysim()}, *checkout())
 
@@ -183,11 +184,6 @@ def _file(name: str, installed: bool) -> Path | None:
 
 def _imported(file: Path, package: str) -> Iterator[str]:
     """The modules that a file may import, wherever in it: of `from a import b` both `a` and `a.b`."""
-    for node in ast.walk(ast.parse(file.read_bytes())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            parts = package.split(".")[: -(node.level - 1) or None] if node.level else []
-            origin = ".".join([*parts, *([node.module] if node.module else [])])
-            yield origin
-            yield from (f"{origin}.{alias.name}" for alias in node.names)
+    for found in imports_of(ast.parse(file.read_bytes())):
+        origin = importlib.util.resolve_name(found.module, package)
+        yield from (origin, *(f"{origin}.{name}" for name in found.names))

@@ -25,10 +25,8 @@ from typing import Any, ClassVar, get_origin
 from raysim.common.folders import cache_root
 from raysim.core import fields as field_types
 from raysim.core.fields import FieldInfo, docs_in, field_info, settings_fields
+from raysim.core.imports import LIBRARIES, imports_of, is_allowed
 from raysim.scenario.registry import algorithm_class, algorithm_file
-
-IMPORTED = {"torch", "numpy", "scipy"}
-"""What an algorithm's file may import besides `raysim.core` and the standard library."""
 
 _NAMES = {**vars(collections.abc), **vars(typing), **vars(field_types)}
 """What the annotations of fields are made of."""
@@ -113,7 +111,7 @@ def _key(source: bytes) -> str:
 @cache
 def _surroundings() -> bytes:
     sha = hashlib.sha256(sys.version.encode())
-    for package in sorted(IMPORTED):
+    for package in LIBRARIES:
         with suppress(metadata.PackageNotFoundError):
             sha.update(f"{package} {metadata.version(package)}\n".encode())
     for path in sorted(Path(field_types.__file__).parent.rglob("*.py")):
@@ -126,7 +124,7 @@ def read(source: bytes) -> Declaration | None:
     """What the one algorithm in a file declares; None where that is not written out in plain literals."""
     try:
         tree = ast.parse(source)
-        if not all(map(_is_known, _imports(tree))):
+        if not all(is_allowed(found.module) for found in imports_of(tree)):  # `_key` covers those alone
             return None
         classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
         (cls,) = [node for node in classes if "Algorithm" in map(_base, node.bases)]
@@ -151,23 +149,6 @@ def read(source: bytes) -> Declaration | None:
         **{fact: facts[fact] for fact in _FACTS if fact in facts},
         checks=any(isinstance(node, ast.FunctionDef) and node.name in _CHECKS for node in cls.body),
     )
-
-
-def _imports(tree: ast.AST) -> list[str]:
-    """The modules that a file imports; of a relative import, nothing that could be allowed."""
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            found.append("." * node.level + (node.module or ""))
-    return found
-
-
-def _is_known(module: str) -> bool:
-    """Whether a module is one that `_key` covers."""
-    of_core = f"{module}.".startswith("raysim.core.")
-    return of_core or module.partition(".")[0] in {*IMPORTED, *sys.stdlib_module_names}
 
 
 def _base(node: ast.expr) -> str:
