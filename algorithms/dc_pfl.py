@@ -6,7 +6,7 @@ global mean of its class, and sends mean, covariance and count of each class it 
 the clients' class means, pools a Gaussian per class, and trains the header again on samples of these Gaussians.
 
 Shapes: C classes, S classes one client owns, K classes whose global mean is known, D representation width, N samples
-of one client, B batch, R rows of a factor F of a covariance F^T F, Q rows of another such root, G virtual samples.
+of one client, B batch, R rows of a factor F of a covariance F^T F, G virtual samples.
 """
 
 from collections.abc import Mapping, Sequence
@@ -106,9 +106,6 @@ class DCPFL(Algorithm[Global, ClassStatistics, Global]):
     """Learning rate of the refit."""
     refit_batch: Count = 64
     """Batch size of the refit."""
-    sampling: Literal["factor", "eigh", "jitter"] = "factor"
-    """How virtual representations are drawn: exactly, from the pooled factor or (slow) the covariance's eigenvectors;
-    or from a Cholesky factor of the covariance plus a small multiple of the identity."""
     stale: Literal["keep", "drop"] = "keep"
     """What becomes of the global mean of a class that no participant holds in a round."""
     relu_samples: bool = False
@@ -173,7 +170,7 @@ class DCPFL(Algorithm[Global, ClassStatistics, Global]):
             pooled = pool(held[c])
             mean_D[c] = pooled.mean_D.float()
             trace += float(pooled.factor_RD.square().sum())
-            virtual_D.append(draw(pooled, num_draws, self.sampling, server.rng))
+            virtual_D.append(draw(pooled, num_draws, server.rng))
         if self.virtual_samples:
             server.log("covariance_trace", trace / len(classes))
             label_G = torch.repeat_interleave(torch.tensor(classes), torch.tensor(draws))
@@ -248,33 +245,10 @@ def shares(counts: Sequence[int], total: int) -> list[int]:
     return found
 
 
-def draw(gaussian: Gaussian, num_draws: int, sampling: str, rng: torch.Generator) -> Tensor:
+def draw(gaussian: Gaussian, num_draws: int, rng: torch.Generator) -> Tensor:
     """Samples [num_draws, D] float64, also of a singular covariance: with fewer samples than D, all are singular."""
     if not num_draws:
         return gaussian.mean_D.new_empty(0, len(gaussian.mean_D))
-    root_QD = {"factor": lambda root: root, "eigh": eigh_root, "jitter": jitter_root}[sampling](gaussian.factor_RD)
-    noise_GQ = torch.randn(num_draws, len(root_QD), generator=rng, dtype=torch.float64)
+    noise_GR = torch.randn(num_draws, len(gaussian.factor_RD), generator=rng, dtype=torch.float64)
     # Eq. D
-    return gaussian.mean_D + noise_GQ @ root_QD
-
-
-def eigh_root(factor_RD: Tensor) -> Tensor:
-    """A root of the covariance from its eigenvectors; eigenvalues that are only rounding become 0."""
-    value_Q, vector_DQ = torch.linalg.eigh(factor_RD.T @ factor_RD)
-    rounding = value_Q[-1] * len(value_Q) * torch.finfo(value_Q.dtype).eps
-    return torch.where(value_Q > rounding, value_Q, 0.0).sqrt()[:, None] * vector_DQ.T
-
-
-def jitter_root(factor_RD: Tensor) -> Tensor:
-    """A Cholesky root of the covariance + e * (mean variance) * I, for the first e of 1e-6, 1e-5, ... that has one."""
-    covariance_DD = factor_RD.T @ factor_RD
-    scale = covariance_DD.trace() / len(covariance_DD)
-    if scale == 0:
-        return covariance_DD
-    lower_DD = covariance_DD
-    for exponent in range(-6, 1):
-        jitter_DD = 10.0**exponent * scale * torch.eye(len(covariance_DD), dtype=covariance_DD.dtype)
-        lower_DD, failed = torch.linalg.cholesky_ex(covariance_DD + jitter_DD)
-        if not failed:
-            break
-    return lower_DD.T
+    return gaussian.mean_D + noise_GR @ gaussian.factor_RD

@@ -1,7 +1,7 @@
-"""What one server step of DC-PFL costs, by sampling method, its refit included.
+"""What one server step of DC-PFL costs, its refit included.
 
-python benchmarks/dc_pfl_server.py [--methods factor,jitter,eigh] [--steps N] [--classes C] [--width D] [--clients K]
-                                   [--owned S] [--per-class N] [--threads T]
+python benchmarks/dc_pfl_server.py [--steps N] [--classes C] [--width D] [--clients K] [--owned S] [--per-class N]
+                                   [--threads T]
 
 Random representations after a ReLU: each client owns S of C classes, in turn, with about N samples of each. Timed is
 `server_update` alone: header step, pooling, drawing and refit (defaults: 100 classes, 500 wide, 10 clients with 10
@@ -39,9 +39,9 @@ def uploads(given: argparse.Namespace) -> dict[ClientId, ClassStatistics]:
     return found
 
 
-def measure(method: str, given: argparse.Namespace, ups: dict[ClientId, ClassStatistics]) -> list[float]:
+def measure(given: argparse.Namespace, ups: dict[ClientId, ClassStatistics]) -> list[float]:
     """Seconds of each step."""
-    algorithm = DCPFL(sampling=method)  # type: ignore[arg-type]
+    algorithm = DCPFL()
     task = Task(given.classes, given.width, ("none",), lambda name: nn.Identity())
     server = Server(task, torch.Generator().manual_seed(1), t=1)
     server.state = algorithm.server_start(server, {})
@@ -54,9 +54,8 @@ def measure(method: str, given: argparse.Namespace, ups: dict[ClientId, ClassSta
 
 
 def main() -> None:
-    """Measure what was asked for and print a line per method."""
+    """Measure and print a line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--methods", default="factor,jitter,eigh")
     for name, value in (("steps", 3), ("classes", 100), ("width", 500), ("clients", 10), ("owned", 10)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--per-class", type=int, default=45)
@@ -65,9 +64,8 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     ups = uploads(given)
     print(f"{given.threads} threads, load {os.getloadavg()[0]:.1f}")
-    for method in given.methods.split(","):
-        seconds = measure(method, given, ups)
-        print(f"{method:8} {np.median(seconds):7.2f} s per step (median of {len(seconds)}; slowest {max(seconds):.2f})")
+    seconds = measure(given, ups)
+    print(f"{np.median(seconds):7.2f} s per step (median of {len(seconds)}; slowest {max(seconds):.2f})")
 
 
 if __name__ == "__main__":

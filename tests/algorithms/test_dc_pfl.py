@@ -23,8 +23,6 @@ from raysim.core.ops import cross_entropy
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
 
-METHODS = ("factor", "eigh", "jitter")
-
 
 def f64(rows: Any) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
@@ -131,8 +129,7 @@ def test_one_sample_has_no_spread():
     assert (alone.size, alone.mean_D.tolist(), alone.factor_RD.tolist()) == (1, [3, 4], [[0, 0]])
     pooled = pool([alone])
     assert pooled.mean_D.tolist() == [3, 4] and (covariance(pooled) == 0).all()
-    for method in METHODS:
-        assert draw(pooled, 3, method, torch.Generator()).tolist() == [[3, 4]] * 3
+    assert draw(pooled, 3, torch.Generator()).tolist() == [[3, 4]] * 3
 
 
 def test_two_clients_with_one_sample_each():
@@ -168,54 +165,19 @@ def test_allocation_adds_up_and_is_within_one_of_the_quota(counts: list[int], to
     assert all(abs(n - total * count / sum(counts)) < 1 for n, count in zip(found, counts, strict=True))
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_kat_5_moments_of_20000_samples(method: str):
+def test_kat_5_moments_of_20000_samples():
     # Rank 2 in R^5: Sigma = u u^T + v v^T; (0, 0, 1, -1, 0) and the last axis are in its null space.
     factor_RD = f64([[2, 1, 1, 1, 0], [0, -1, 2, 2, 0]])
     gaussian = Gaussian(3, f64([1, 2, 3, 4, 5]), factor_RD)
-    value_GD = draw(gaussian, 20_000, method, seeded(7, "test", 0))
+    value_GD = draw(gaussian, 20_000, seeded(7, "test", 0))
     assert value_GD.dtype == torch.float64
     mean_D, covariance_DD = direct(value_GD)
     assert_close(mean_D, gaussian.mean_D, rtol=0, atol=0.06)  # 4 standard errors of the widest, sqrt(5 / 20,000)
     expected_DD = factor_RD.T @ factor_RD
     assert torch.linalg.matrix_norm(covariance_DD - expected_DD) < 0.05 * torch.linalg.matrix_norm(expected_DD)
     across_G = (value_GD - gaussian.mean_D) @ f64([0, 0, 1, -1, 0])
-    if method == "jitter":
-        # 1e-6 of the mean variance 16 / 5, times the squared length 2: a standard deviation of 0.0025.
-        assert across_G.std() == pytest.approx(0.00253, rel=0.05)
-        assert (value_GD[:, 4] - 5).std() == pytest.approx(0.00179, rel=0.05)
-    else:
-        assert across_G.abs().max() < 1e-13  # rounding; the smallest real direction has a deviation of 2
-        assert (value_GD[:, 4] == 5).all()
-
-
-def test_methods_draw_from_one_covariance_of_clients_data():
-    value_ND = torch.randn(30, 8, generator=torch.Generator().manual_seed(8)).relu()
-    pooled = pool([gaussian_of(part) for part in value_ND.split([3, 20, 7])])
-    for root in (dc_pfl.eigh_root, dc_pfl.jitter_root):
-        root_QD = root(pooled.factor_RD)
-        assert_close(root_QD.T @ root_QD, covariance(pooled), rtol=0, atol=1e-5)
-
-
-def test_jitter_grows_until_the_covariance_factorises(monkeypatch: pytest.MonkeyPatch):
-    tried: list[float] = []
-    real = torch.linalg.cholesky_ex
-
-    def picky(matrix_DD: Tensor) -> Any:
-        tried.append(float(matrix_DD[0, 0]) - 4)
-        return real(matrix_DD if len(tried) == 3 else -matrix_DD)
-
-    monkeypatch.setattr(torch.linalg, "cholesky_ex", picky)
-    root_DD = dc_pfl.jitter_root(f64([[2, 0], [0, 2]]))
-    assert tried == pytest.approx([4e-6, 4e-5, 4e-4], rel=1e-6)  # of the mean variance 4
-    assert_close(root_DD.T @ root_DD, f64([[4.0004, 0], [0, 4.0004]]), rtol=0, atol=1e-12)
-
-
-def test_eigenvectors_with_fewer_rows_than_dimensions_leave_rounding_out():
-    pooled = pool([gaussian_of(torch.randn(4, 50, generator=torch.Generator().manual_seed(9)))])
-    root_QD = dc_pfl.eigh_root(pooled.factor_RD)
-    # The rank of float32 rows that were centred in float64 is 3, and rounding to float32 makes it 4 at the most.
-    assert 3 <= int((root_QD.square().sum(1) > 0).sum()) <= 4
+    assert across_G.abs().max() < 1e-13  # rounding; the smallest real direction has a deviation of 2
+    assert (value_GD[:, 4] == 5).all()
 
 
 # -- the local loss ----------------------------------------------------------------------------------
@@ -544,8 +506,6 @@ def test_without_pull_and_refit_it_is_fedgh_bit_for_bit():
         {"refit_epochs": 2},
         {"refit_lr": 0.1},
         {"refit_batch": 32},
-        {"sampling": "eigh"},
-        {"sampling": "jitter"},
         {"relu_samples": True},
     ],
     ids=str,
