@@ -9,7 +9,6 @@ import importlib.util
 import os
 import socket
 import tempfile
-import threading
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -24,9 +23,7 @@ from raysim.common.errors import ScenarioError
 from raysim.common.folders import cache_root
 from raysim.common.text import expanded
 from raysim.data import cache, sources
-from raysim.data.specs import DATASETS, Augment, DatasetSpec, spec_for
-
-__all__ = ["DATASETS", "Augment", "DatasetSpec", "Format", "ImageData", "load_dataset", "spec_for"]
+from raysim.data.specs import DatasetSpec, spec_for
 
 Format = Literal["auto", "parquet", "torchvision", "folder"]
 _PROBE_S = 5.0
@@ -141,18 +138,12 @@ def _read_only(spec: DatasetSpec, decoded: sources.Decoded, source: str) -> Imag
 
 
 def _digits(spec: DatasetSpec) -> ImageData:
-    # The file that load_digits reads, found without importing scikit-learn: that takes 1.5 s of a first run's start.
+    # The file that load_digits reads, without importing scikit-learn: that takes 1.5 s of a first run's start.
     found = importlib.util.find_spec("sklearn")
     assert found is not None
     assert found.submodule_search_locations
-    path = Path(found.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
-    if path.is_file():
-        table = np.loadtxt(path, delimiter=",")
-        ink_MHW, label_M = table[:, :64].reshape(-1, 8, 8), table[:, 64]
-    else:
-        from sklearn.datasets import load_digits
-
-        ink_MHW, label_M = load_digits().images, load_digits().target
+    table = np.loadtxt(Path(found.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    ink_MHW, label_M = table[:, :64].reshape(-1, 8, 8), table[:, 64]
     # Sixteenths of full ink become the nearest of 256 levels; no two levels fall together.
     image_MHWC = np.rint(ink_MHW * 255 / 16).astype(np.uint8)[..., None]
     decoded = sources.Decoded(
@@ -189,22 +180,10 @@ def _download(spec: DatasetSpec) -> str:
 
 def _reachable(url: str) -> bool:
     """Whether the server of `url` answers at all within seconds, through a proxy if one is configured."""
-    answered = threading.Event()
-
-    def ask() -> None:
-        try:
-            with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_PROBE_S):
-                answered.set()
-        except urllib.error.HTTPError as error:
-            error.close()
-            answered.set()  # a refusal of HEAD is an answer
-        except Exception:
-            pass
-        finally:
-            done.set()
-
-    # In a thread, because looking up a name has no timeout of its own.
-    done = threading.Event()
-    threading.Thread(target=ask, daemon=True, name="raysim-probe").start()
-    done.wait(2 * _PROBE_S)
-    return answered.is_set()
+    try:
+        urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_PROBE_S).close()
+    except urllib.error.HTTPError as error:
+        error.close()  # a refusal of HEAD is an answer
+    except Exception:
+        return False
+    return True

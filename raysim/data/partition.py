@@ -9,37 +9,19 @@ Shapes: N clients, C classes, M samples of the data set.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
 from raysim.common.errors import ScenarioError
+from raysim.core.fields import Count, Positive, check_settings
 from raysim.core.seeds import seed_for
 from raysim.data import split as sharing
-from raysim.data.shards import PARTS, Partition, Shards, make_shards
+from raysim.data.shards import PARTS, Partition, make_shards
 from raysim.data.split import Floats, Ints
-
-__all__ = [
-    "PARTITIONS",
-    "PARTS",
-    "SPLITS",
-    "Dirichlet",
-    "Hks",
-    "Iid",
-    "Partition",
-    "Pathological",
-    "Resample",
-    "Setting",
-    "Shards",
-    "Split",
-    "check_partition",
-    "default_split",
-    "make_partition",
-]
 
 _HKS_MIN_SAMPLES, _HKS_RETRIES = 10, 100
 Split = Literal["pooled811", "pfedhn", "published"]
-SPLITS: tuple[str, ...] = get_args(Split)
 
 
 @dataclass(frozen=True)
@@ -51,7 +33,7 @@ class Iid:
 class Pathological:
     """Every client holds a few classes only, and 40 to 60 parts of each, as in pFedHN."""
 
-    classes_per_client: int
+    classes_per_client: Count
     """How many distinct classes each client holds."""
 
 
@@ -59,11 +41,11 @@ class Pathological:
 class Dirichlet:
     """Each class is divided among all clients by a Dirichlet draw: clients differ in size and class mix."""
 
-    alpha: float = 0.5
+    alpha: Positive = 0.5
     """Concentration: towards 0 each class goes to one client, large values approach equal parts."""
-    min_samples: int = 10
+    min_samples: Count = 10
     """Fewest samples a client may hold, its test samples counted only if dealt from the same pool."""
-    max_retries: int = 100
+    max_retries: Count = 100
     """Draws to try before the smallest clients of the best one are topped up from the largest."""
 
 
@@ -71,7 +53,7 @@ class Dirichlet:
 class Hks:
     """A Dirichlet draw divides the published training images; the published test images follow it."""
 
-    alpha: float = 1.0
+    alpha: Positive = 1.0
     """Concentration of the Dirichlet draw; smaller is more skewed."""
 
 
@@ -81,7 +63,7 @@ class Resample:
     any number of clients fits a small data set; for scale tests. No client trains on another's test samples.
     """
 
-    samples_per_client: int
+    samples_per_client: Count
     """Training samples of every client; validation and test samples come on top, as the split has them."""
 
 
@@ -114,29 +96,19 @@ def check_partition(
     num_train, num_samples: published train images and all images; what depends on them is checked only if
     given. Raises ScenarioError, one sentence that begins with the scenario key.
     """
-    if num_clients < 1:
-        raise ScenarioError(f"{num_clients} given: give at least 1", key="clients.count")
-    if split not in SPLITS:
-        raise ScenarioError(f"{split!r} given: give one of {', '.join(SPLITS)}", key="data.split")
+    try:
+        check_settings(setting)
+    except ValueError as error:
+        field, _, reason = str(error).partition(": ")
+        raise ScenarioError(reason, key=f"data.partition.{field}") from None
     if isinstance(setting, Hks) and split != "published":
         raise ScenarioError(
             f"{split} given, but partition hks deals the published split: give published", key="data.split"
         )
-    if isinstance(setting, Dirichlet | Hks) and not (0 < setting.alpha < float("inf")):
-        raise ScenarioError(f"{setting.alpha} given: give a number above 0", key="data.partition.alpha")
-    if isinstance(setting, Dirichlet):
-        if setting.min_samples < 1:
-            raise ScenarioError(f"{setting.min_samples} given: give at least 1", key="data.partition.min_samples")
-        if setting.max_retries < 1:
-            raise ScenarioError(f"{setting.max_retries} given: give at least 1", key="data.partition.max_retries")
-    if isinstance(setting, Pathological) and not 1 <= setting.classes_per_client <= num_classes:
+    if isinstance(setting, Pathological) and setting.classes_per_client > num_classes:
         raise ScenarioError(
             f"{setting.classes_per_client} given, but {name} has {num_classes} classes: give 1 to {num_classes}",
             key="data.partition.classes_per_client",
-        )
-    if isinstance(setting, Resample) and setting.samples_per_client < 1:
-        raise ScenarioError(
-            f"{setting.samples_per_client} given: give at least 1", key="data.partition.samples_per_client"
         )
     if num_train is None or num_samples is None:
         return

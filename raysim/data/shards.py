@@ -6,21 +6,17 @@ Shapes: N clients, C classes, M samples of the data set.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from raysim.common.errors import ScenarioError
 from raysim.common.shards import Shards
 from raysim.data.split import Ints
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-__all__ = ["PARTS", "Partition", "Shards", "make_shards"]
 
 PARTS = ("train", "val", "test")
 
@@ -50,14 +46,6 @@ class Partition:
         flat = shards.owner * classes + label_M[shards.index]
         return np.bincount(flat, minlength=self.num_clients * classes).reshape(self.num_clients, classes)
 
-    def classes(self, label_M: Ints, client: int) -> Ints:
-        """The classes a client trains on, ascending."""
-        return np.unique(label_M[self.train.of(client)])
-
-    def holders_C(self, label_M: Ints, num_classes: int | None = None) -> Ints:
-        """How many clients train on each class."""
-        return (self.count_NC(label_M, num_classes) > 0).sum(0)
-
     @property
     def digest(self) -> str:
         """SHA-256, in hex, of every client's samples."""
@@ -81,28 +69,7 @@ class Partition:
             "sample": index,
             "label": label_M[index],
         }
-        meta = {"raysim": json.dumps({"num_clients": self.num_clients})}
-        return pa.table(columns).replace_schema_metadata(meta)
-
-    @classmethod
-    def from_table(cls, table: pa.Table) -> Partition:
-        """The partition that `table` wrote, rows in any order. Raises ScenarioError for anything else."""
-        try:
-            client = table.column("client").to_numpy().astype(np.int64, casting="safe")
-            sample = table.column("sample").to_numpy().astype(np.int64, casting="safe")
-            part = np.array(table.column("part").to_pylist(), dtype=np.str_)
-            meta = json.loads((table.schema.metadata or {}).get(b"raysim", b"{}"))
-            clients = int(meta.get("num_clients", client.max(initial=-1) + 1))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ScenarioError(f"a saved partition needs columns client, part and sample ({error})") from None
-        bad = ~np.isin(part, PARTS) | (client < 0) | (client >= clients) | (sample < 0)
-        if bad.any():
-            row = int(bad.argmax())
-            raise ScenarioError(
-                f"a saved partition of {clients} clients holds an impossible row: client {client[row]}, "
-                f"part {str(part[row])!r}, sample {sample[row]}"
-            )
-        return cls(*(make_shards(sample[part == name], client[part == name], clients) for name in PARTS))
+        return pa.table(columns)
 
 
 def make_shards(index: Ints, client: Ints, num_clients: int) -> Shards:

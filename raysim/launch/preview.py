@@ -12,7 +12,8 @@ import torch
 from raysim.core.data import Batch
 from raysim.core.fit import FitJob, fit_one
 from raysim.core.ops import cross_entropy
-from raysim.data.datasets import DATASETS, missing
+from raysim.data.datasets import missing
+from raysim.data.specs import DATASETS
 from raysim.engine.policies.placement import ActorGroup, ClusterResources, Plan, check_fits, make_plan
 from raysim.launch.assemble import attach, check_local, find_machine
 from raysim.launch.backend_factory import Placement, placement
