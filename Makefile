@@ -27,7 +27,7 @@ test: setup  ## Run the tests
 test-fast: setup  ## Run, in under a minute, the tests of the parts that need neither Ray nor a training
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not ray and not slow" $(addprefix tests/,core data engine jobs report scenario tracking)
 
-test-large: setup  ## Run the tests that take minutes or gigabytes: a hundred actors; CI does
+test-large: setup  ## Run the tests that take minutes or gigabytes: a hundred actors, clusters; CI does
 	$(BIN)/python -m pytest -m large
 
 check: setup  ## Formatting, lint, types, import arrows

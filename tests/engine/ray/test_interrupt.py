@@ -20,7 +20,10 @@ from tests.conftest import REPOSITORY
 pytestmark = pytest.mark.ray
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGINT, id="ctrl-c"), pytest.param(signal.SIGTERM, id="sigterm", marks=pytest.mark.large)],
+)
 def test_stops_cleanly(workplace: Path, number: signal.Signals) -> None:
     command = [
         sys.executable, "-c", "from raysim.cli.main import main; main()", "launch",

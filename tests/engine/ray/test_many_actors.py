@@ -192,6 +192,7 @@ def gpus_used(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any],
     return run_in_process("use_gpus", tmp_path_factory.mktemp("gpus"), 300)
 
 
+@pytest.mark.large
 def test_large_models_have_a_gpu_of_their_own(gpus_used: tuple[dict[str, Any], str]) -> None:
     """Three actors with 0.3 of a GPU share one, the large models' actor has the other; and the dry run output so."""
     found, shown = gpus_used
@@ -236,6 +237,7 @@ def planned() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.large
 def test_a_dry_run_knows_the_nodes(gpus_used: tuple[dict[str, Any], str]) -> None:
     found = dict(gpus_used[0]["planned"])
     assert found.pop("spread") == [2, ["2 client actors", "2 client actors"]]

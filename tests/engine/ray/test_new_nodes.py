@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.large]
 
 NEW_NODE = """
 import ray

@@ -196,6 +196,7 @@ cluster.shutdown()
 """
 
 
+@pytest.mark.large
 def test_a_node_dies_in_the_middle_of_a_round(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-c", TWO_NODES, str(tmp_path)],
