@@ -372,7 +372,7 @@ COMBINATIONS = [
         ["data.partition.classes_per_client=11"],
         "data.partition.classes_per_client: 11 given, but digits has 10 classes",
     ),
-    (["data.partition.classes_per_client=0"], "data.partition.classes_per_client: 0 given, but digits has 10 classes"),
+    (["data.partition.classes_per_client=0"], "data.partition.classes_per_client: 0 given; allowed: at least 1"),
     (["clients.count=100000"], "100000 given, but digits has 1797 samples"),
     (["evaluation.global_test=true"], "evaluation.global_test: true given, but data.split pooled811 deals"),
     (["resources.overrides=[{actors: 1}]"], "resources.overrides.0: give either models or clients"),
