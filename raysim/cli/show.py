@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from pydantic.fields import FieldInfo
 from rich import box
@@ -15,13 +15,12 @@ from rich.text import Text
 
 from raysim.common.errors import ScenarioError
 from raysim.common.results import METRICS, ClientRow
-from raysim.core.fields import field_docs
+from raysim.core.fields import field_docs, in_words
 from raysim.data.partition import PARTITIONS
 from raysim.data.specs import DATASETS
 from raysim.models import MODELS
 from raysim.report.units import human_seconds
 from raysim.scenario.declared import Declaration, declaration_of, declared
-from raysim.scenario.json_schema import allowed_words
 from raysim.scenario.registry import algorithm_names, suggest
 from raysim.scenario.schema import Scenario, Section
 
@@ -212,14 +211,18 @@ def _show_section(console: Console, name: str) -> None:
     if section is None:
         field = Scenario.model_fields[name]
         console.print(Text(field.description or name))
-        console.print(Text(f"Default: {_default(field)}\nAllowed: {allowed_words(Scenario)[name]}"))
+        console.print(
+            Text(
+                f"Default: {_default(field)}\nAllowed: {in_words(get_type_hints(Scenario, include_extras=True)[name])}"
+            )
+        )
         return
     console.print(Text(inspect.cleandoc(section.__doc__ or "") + "\n"))
-    allowed = allowed_words(section)
+    hints = get_type_hints(section, include_extras=True)
     table = _table(None, "key", "default", "allowed", "meaning")
     for key, field in section.model_fields.items():
         inner = _section_of(field)
-        may = allowed[key] if inner is None else f"see `raysim describe {key}`"
+        may = in_words(hints[key]) if inner is None else f"see `raysim describe {key}`"
         meaning = field.description or (inspect.cleandoc(inner.__doc__ or "").split("\n\n")[0] if inner else "")
         table.add_row(Text(key), Text(_default(field)), Text(may), Text(meaning.replace("\n", " ")))
     console.print(table)

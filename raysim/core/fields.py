@@ -9,40 +9,36 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import operator
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, reduce
-from operator import or_
+from functools import cache
 from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from annotated_types import Interval
 
-@dataclass(frozen=True)
-class Range:
-    """Bounds of a number; `None` leaves a side open."""
+_SIDES = {
+    "gt": ("greater than", operator.gt),
+    "ge": ("at least", operator.ge),
+    "lt": ("less than", operator.lt),
+    "le": ("at most", operator.le),
+}
 
-    gt: float | None = None
-    ge: float | None = None
-    lt: float | None = None
-    le: float | None = None
+
+class Range(Interval):
+    """Bounds of a number: `gt`, `ge`, `lt` and `le`; `None` leaves a side open."""
 
     def holds(self, value: float) -> bool:
         """Whether `value` lies inside."""
-        return (
-            (self.gt is None or value > self.gt)
-            and (self.ge is None or value >= self.ge)
-            and (self.lt is None or value < self.lt)
-            and (self.le is None or value <= self.le)
-        )
+        return all(inside(value, bound) for _, inside, bound in self._bounds())
 
     def __str__(self) -> str:
-        names = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
-        return " and ".join(
-            f"{words} {number_text(getattr(self, name))}"
-            for name, words in names.items()
-            if getattr(self, name) is not None
-        )
+        return " and ".join(f"{words} {number_text(bound)}" for words, _, bound in self._bounds())
+
+    def _bounds(self) -> list[tuple[str, Any, Any]]:
+        return [(*side, bound) for name, side in _SIDES.items() if (bound := getattr(self, name)) is not None]
 
 
 def number_text(value: float) -> str:
@@ -61,29 +57,44 @@ class FieldInfo:
     """One field of a settings class, as a user meets it."""
 
     name: str
-    type: Any  # without the Range
-    range: Range | None
+    hint: Any  # its annotation
     default: Any  # dataclasses.MISSING when the field is required
     doc: str
 
     @property
     def allowed(self) -> str:
         """What may be given, in words."""
-        if get_origin(self.type) is Literal:
-            return ", ".join(str(arg) for arg in get_args(self.type))
-        words: dict[Any, str] = {
-            float: "a number",
-            int: "a whole number",
-            bool: "true or false",
-            str: "text",
-            NoneType: "null",
-            list[int]: "a list of whole numbers",
-            dict[str, int]: "a mapping of names to whole numbers",
-        }
-        members = get_args(self.type) if get_origin(self.type) in (Union, UnionType) else (self.type,)
-        names = [words.get(member, str(member).replace("typing.", "")) for member in members]
-        bounded = [f"{name} {self.range}" if self.range and name.endswith("number") else name for name in names]
-        return " or ".join(bounded)
+        return in_words(self.hint)
+
+
+_WORDS: Mapping[Any, str] = {
+    float: "a number",
+    int: "a whole number",
+    bool: "true or false",
+    str: "text",
+    NoneType: "null",
+    Any: "values",
+}
+
+
+def in_words(hint: Any) -> str:
+    """What an annotation allows. One that is `Annotated` with a text is described by that."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        text = next((extra for extra in args[1:] if isinstance(extra, str)), None)
+        bounds = next((extra for extra in args[1:] if isinstance(extra, Range)), "")
+        return text or f"{in_words(args[0])} {bounds}"
+    if origin is Literal:
+        return ", ".join(map(str, args))
+    if origin in (Union, UnionType):
+        return " or ".join(map(in_words, args))
+    if origin is list:
+        return f"a list, each {in_words(args[0])}"
+    if origin is dict:
+        return f"a mapping of names to {in_words(args[1])}"
+    if hint not in _WORDS and isinstance(hint, type):  # a section of a scenario
+        return f"a mapping of {', '.join(inspect.get_annotations(hint))}"
+    return _WORDS.get(hint, str(hint))
 
 
 @cache
@@ -123,37 +134,23 @@ def settings_fields(cls: type) -> list[FieldInfo]:
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        found.append(field_info(field.name, hints[field.name], default, docs.get(field.name, "")))
+        found.append(FieldInfo(field.name, hints[field.name], default, docs.get(field.name, "")))
     return found
-
-
-def field_info(name: str, hint: Any, default: Any, doc: str) -> FieldInfo:
-    """A field whose annotation may hold a `Range`."""
-    bounds = None
-    if get_origin(hint) is Annotated:
-        hint, bounds = _unwrapped(hint)
-    elif get_origin(hint) in (Union, UnionType):
-        # A range may stand inside, as in `Positive | None`.
-        members = [_unwrapped(member) for member in get_args(hint)]
-        bounds = next((found for _, found in members if found is not None), None)
-        hint = reduce(or_, [member for member, _ in members])
-    return FieldInfo(name, hint, bounds, default, doc)
-
-
-def _unwrapped(hint: Any) -> tuple[Any, Range | None]:
-    """A type without `Annotated`, and the Range that came with it."""
-    if get_origin(hint) is not Annotated:
-        return hint, None
-    inner, *extras = get_args(hint)
-    return inner, next((extra for extra in extras if isinstance(extra, Range)), None)
 
 
 def check_settings(settings: Any) -> None:
     """Raise `ValueError` naming the first field whose value is outside its range or choices."""
     for info in settings_fields(type(settings)):
         value = getattr(settings, info.name)
-        is_choice = get_origin(info.type) is Literal
-        if (is_choice and value not in get_args(info.type)) or (
-            info.range is not None and value is not None and not info.range.holds(value)
-        ):
+        if not _fits(value, info.hint):
             raise ValueError(f"{info.name}: {value!r} given; allowed: {info.allowed}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is within the ranges and choices of an annotation, whatever its type."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return value in args
+    if origin in (Union, UnionType):
+        return value is None or any(_fits(value, arg) for arg in args if arg is not NoneType)
+    return all(extra.holds(value) for extra in args[1:] if isinstance(extra, Range)) if origin is Annotated else True

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, get_origin
 
 from raysim.common.folders import cache_root
 from raysim.core import fields as field_types
-from raysim.core.fields import FieldInfo, docs_in, field_info, settings_fields
+from raysim.core.fields import FieldInfo, docs_in, settings_fields
 from raysim.core.imports import LIBRARIES, imports_of, is_allowed
 from raysim.scenario.registry import algorithm_class, algorithm_file
 
@@ -138,7 +138,7 @@ def read(source: bytes) -> Declaration | None:
             if get_origin(hint) is ClassVar:
                 facts[name] = default
             else:
-                fields.append(field_info(name, hint, default, docs.get(name, "")))
+                fields.append(FieldInfo(name, hint, default, docs.get(name, "")))
     except Exception:  # of any kind: the file is then imported, and that raises the error for the user
         return None
     return Declaration(

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from raysim.core.fields import Range
 from raysim.scenario.declared import Declaration, declaration_of, declared
-from raysim.scenario.load import ALLOWED, PAPER
+from raysim.scenario.load import PAPER
 from raysim.scenario.registry import algorithm_names
-from raysim.scenario.schema import Scenario, Section, settings_model
+from raysim.scenario.schema import Scenario, settings_model
 
 PROFILE = "Preset of the fields below: what the paper says, or what its authors' released code does"
 
@@ -24,34 +23,6 @@ def scenario_schema(partitions: Mapping[str, type]) -> dict[str, Any]:
     dealt = {name: declaration_of(cls) for name, cls in partitions.items()}
     data["partition"] = _choice(dealt, "partition", definitions, data["partition"])
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-
-
-def allowed_words(section: type[Section]) -> dict[str, str]:
-    """What may be given for each key of a section, in words."""
-    schema = section.model_json_schema()
-    return {key: _words(found, schema.get("$defs", {})) for key, found in schema["properties"].items()}
-
-
-def _words(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
-    """A part of a JSON schema in the words that refuse a value."""
-    if "anyOf" in schema:
-        return " or ".join(_words(one, definitions) for one in schema["anyOf"])
-    if "enum" in schema or "const" in schema:
-        return ", ".join(map(str, schema.get("enum", [schema.get("const")])))
-    if "$ref" in schema:
-        name = schema["$ref"].rsplit("/", 1)[-1]
-        return f"a mapping of {', '.join(definitions[name]['properties'])}"
-    kind = schema["type"]
-    if kind in ("integer", "number"):
-        sides = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
-        bounds = Range(**{side: schema[name] for side, name in sides.items() if name in schema})
-        return f"{'a whole number' if kind == 'integer' else 'a number'} {bounds}".rstrip()
-    if kind == "array":
-        least = ALLOWED["too_short"].format(min_length=schema["minItems"]) if "minItems" in schema else ""
-        return f"a list{least and f' of {least}'}, each {_words(schema['items'], definitions)}"
-    if kind == "string":
-        return f"text: {ALLOWED['string_pattern_mismatch']}" if "pattern" in schema else "text"
-    return {"boolean": "true or false", "null": "null", "object": ALLOWED["dict_type"]}[kind]
 
 
 def _choice(

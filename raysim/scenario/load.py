@@ -19,7 +19,7 @@ from raysim.common.text import holds_secret, redacted
 from raysim.core.fields import number_text
 from raysim.scenario.declared import Declaration, declaration_of, declared
 from raysim.scenario.registry import algorithm_class, suggest
-from raysim.scenario.schema import Scenario, settings_model
+from raysim.scenario.schema import NAME_FORM, Scenario, settings_model
 from raysim.scenario.yaml_text import UNREADABLE, Dumper, Loader, inside, load_value, parse, read_text, short, shown
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ ALLOWED: Mapping[str, str] = {
     "less_than": "less than {lt}",
     "less_than_equal": "at most {le}",
     "literal_error": "{expected}",
-    "string_pattern_mismatch": "letters, digits, dots, dashes and underscores, beginning with a letter or digit",
+    "string_pattern_mismatch": NAME_FORM,
     "string_too_long": "at most {max_length} characters",
     "too_short": "at least {min_length} entry",
     "finite_number": "a finite number",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, asdict
+from dataclasses import MISSING
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,10 +10,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from raysim.common.text import expanded
+from raysim.core.fields import NonNegative, Positive, Range, in_words
 from raysim.scenario.declared import Declaration
 
 Auto = Literal["auto"]
-AtLeastOne = Annotated[int, Field(ge=1, le=1_000_000_000)]
+_SOME = "a list of at least 1 entry, each"
+NAME_FORM = "letters, digits, dots, dashes and underscores, beginning with a letter or digit"
+AtLeastOne = Annotated[int, Range(ge=1, le=1_000_000_000)]
 
 
 class Section(BaseModel):
@@ -27,9 +30,9 @@ class Section(BaseModel):
 class Normalise(Section):
     """What becomes of a pixel before a network reads it: less the mean, divided by the deviation."""
 
-    mean: Annotated[list[float], Field(min_length=1)]
+    mean: Annotated[list[float], Field(min_length=1), f"{_SOME} a number"]
     """A number per channel. Three of them for grey images: the image is repeated to three channels."""
-    std: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]
+    std: Annotated[list[Positive], Field(min_length=1), f"{_SOME} {in_words(Positive)}"]
     """A number per channel."""
     scaled: bool = True
     """Pixels are scaled to [0, 1] before; `false`: they are 0 to 255."""
@@ -60,11 +63,11 @@ class Data(Section):
 class Clients(Section):
     """Who takes part."""
 
-    count: Annotated[int, Field(ge=1, le=1_000_000)]
+    count: Annotated[int, Range(ge=1, le=1_000_000)]
     """Number of clients."""
-    participation: Annotated[float, Field(gt=0, le=1)] = 1.0
+    participation: Annotated[float, Range(gt=0, le=1)] = 1.0
     """Share of the clients that takes part in each round, drawn anew each time."""
-    models: Annotated[list[str], Field(min_length=1)]
+    models: Annotated[list[str], Field(min_length=1), f"{_SOME} text"]
     """Architectures; client k gets models[k % len(models)]. See `raysim list models`."""
     feature_dim: AtLeastOne | Auto = "auto"
     """Width of the representation that all architectures share; `auto`: their native one."""
@@ -81,13 +84,13 @@ class Training(Section):
     """Samples per step."""
     optimizer: Literal["sgd", "adam"] = "sgd"
     """Optimizer; it starts anew each turn."""
-    lr: Annotated[float, Field(gt=0)] = 0.01
+    lr: Positive = 0.01
     """Learning rate."""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    momentum: Annotated[float, Range(ge=0, lt=1)] = 0.0
     """Momentum of SGD; Adam, with moments of its own, does not use it."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: NonNegative = 0.0
     """L2 penalty added to the gradient."""
-    clip: Annotated[float, Field(gt=0)] | None = None
+    clip: Positive | None = None
     """Greatest norm of a step's gradient; longer ones are scaled down. `null`: no limit."""
 
 
@@ -111,8 +114,8 @@ class Override(Section):
     """The clients in these ranges of ids, for example "0-9,12"."""
     actors: AtLeastOne | Auto = "auto"
     clients_per_actor: AtLeastOne | Auto = "auto"
-    cpus_per_actor: Annotated[float, Field(gt=0)] | None = None
-    gpus_per_actor: Annotated[float, Field(ge=0)] | Auto | None = None
+    cpus_per_actor: Positive | None = None
+    gpus_per_actor: NonNegative | Auto | None = None
 
 
 class Resources(Section):
@@ -122,9 +125,9 @@ class Resources(Section):
     """Client actors; `auto`: as many as the CPUs and GPUs allow, at most one per participant."""
     clients_per_actor: AtLeastOne | Auto = "auto"
     """Pin so many clients to each actor, 1 for one actor per client; `auto` packs them and moves them when it pays."""
-    cpus_per_actor: Annotated[float, Field(gt=0)] = 1.0
+    cpus_per_actor: Positive = 1.0
     """CPUs of an actor; its whole part (at least 1) is the number of threads that train a client."""
-    gpus_per_actor: Annotated[float, Field(ge=0)] | Auto = "auto"
+    gpus_per_actor: NonNegative | Auto = "auto"
     """GPUs of an actor, 0.25 for four actors on a GPU; `auto` shares what there is and else uses the CPU."""
     placement: Literal["spread", "pack"] = "spread"
     """On a cluster: spread actors over its nodes, or fill one node after another."""
@@ -148,7 +151,7 @@ class Tracking(Section):
 class Checkpoint(Section):
     """Checkpoints: all client and server state, written so that a run can go on from there, whatever ended it."""
 
-    every: Annotated[int, Field(ge=0)] | Auto = "auto"
+    every: Annotated[int, Range(ge=0)] | Auto = "auto"
     """Checkpoints after every so many rounds, after the last, and at Ctrl-C; `auto`: about once a minute; 0: never."""
     folder: str | None = None
     """Where: a folder or an address that fsspec knows, such as s3://bucket/runs. Default: in the run folder."""
@@ -157,10 +160,10 @@ class Checkpoint(Section):
 class Failure(Section):
     """What happens when something fails."""
 
-    max_failed_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    max_failed_fraction: Annotated[float, Range(ge=0, lt=1)] = 0.0
     """Share of a round's participants that may fail (an exception in the method, or the time limit) without
     ending the run; the round goes on without them, and they stay as they were."""
-    client_timeout_s: Annotated[float, Field(gt=0)] | None = None
+    client_timeout_s: Positive | None = None
     """Seconds that a client's turn may take; `null`: any. Time is not repeatable: a run that needs this may differ
     from another."""
     max_attempts: AtLeastOne = 5
@@ -170,9 +173,9 @@ class Failure(Section):
 class Scenario(Section):
     """One run."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100), f"text: {NAME_FORM}"]
     """Names the run's folder and, by default, its MLflow experiment."""
-    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 1
+    seed: Annotated[int, Range(ge=0, le=2**63 - 1)] = 1
     """Decides every random draw; the same seed gives the same result on any number of actors."""
     rounds: AtLeastOne
     """Rounds of communication."""
@@ -202,10 +205,6 @@ def settings_model(declaration: Declaration) -> type[BaseModel]:
     """A strict pydantic model with the fields of a settings class, ranges and meanings included."""
     fields: dict[str, Any] = {}
     for info in declaration.fields:
-        hint = info.type
-        if info.range is not None:
-            bounds = {side: value for side, value in asdict(info.range).items() if value is not None}
-            hint = Annotated[hint, Field(**bounds)]
         default = ... if info.default is MISSING else info.default
-        fields[info.name] = (hint, Field(default, description=info.doc))
+        fields[info.name] = (info.hint, Field(default, description=info.doc))
     return create_model(declaration.name, __base__=Section, **fields)

@@ -44,10 +44,10 @@ def variants() -> Iterator[Any]:
         for info in settings_fields(cls):
             assert info.default is not MISSING, f"{name}.{info.name} needs a default to be checked"
             choices: tuple[Any, ...] = ()
-            if info.type is bool:
+            if info.hint is bool:
                 choices = (True, False)
-            elif get_origin(info.type) is Literal:
-                choices = get_args(info.type)
+            elif get_origin(info.hint) is Literal:
+                choices = get_args(info.hint)
             for choice in choices:
                 if choice != info.default:
                     yield pytest.param(cls, {info.name: choice}, id=f"{name}-{info.name}={choice}")

@@ -62,9 +62,7 @@ def test_fields_in_order_with_docs_ranges_and_defaults():
     assert found["lr"].doc == "Step size, per step."
     assert found["rounds"].doc == ""
     assert found["mode"].doc == "Which one."
-    assert (found["lr"].type, found["lr"].range) == (float, Range(gt=0))
-    assert (found["rounds"].type, found["rounds"].range) == (int, Range(ge=1))
-    assert (found["on"].type, found["on"].range) == (bool, None)
+    assert [found[name].hint for name in ("lr", "rounds", "on")] == [Positive, Count, bool]
     assert [found[name].default for name in ("lr", "mode", "names")] == [0.1, "a", ("x",)]
     (required,) = settings_fields(Required)
     assert required.default is MISSING
@@ -83,6 +81,7 @@ def test_allowed_in_words():
     assert allowed["mode"] == "a, b"
     assert allowed["share"] == "a number at least 0 and at most 1"
     assert allowed["on"] == "true or false"
+    assert allowed["decay"] == "a number at least 0 or null"
 
 
 @pytest.mark.parametrize(
