@@ -57,12 +57,12 @@ def own_state_only(algorithm: AnyAlgorithm) -> None:
     """
 
     @contextmanager
-    def watch(toy: Toy, name: str, who: ClientId | None, msg: Any) -> Iterator[None]:
+    def watch(toy: Toy, name: str, client: ClientId | None, msg: Any) -> Iterator[None]:
         before = toy.states()
         yield
         for changed in differing(before, toy.states()):
-            if changed != (f"client {who}" if who is not None else "the server's state"):
-                place = name + (f" of client {who}" if who is not None else "")
+            if changed != (f"client {client}" if client is not None else "the server's state"):
+                place = name + (f" of client {client}" if client is not None else "")
                 raise toy.broken(f"{place} changes {changed}", "a hook may change only its own client or server")
 
     toy = Toy(algorithm, "own_state_only", watch=watch).run(1)
@@ -82,7 +82,7 @@ def ups_untouched(algorithm: AnyAlgorithm) -> None:
 
 def _untouched(algorithm: AnyAlgorithm, clause: str, hooks: Sequence[str], what: str, remedy: str) -> None:
     @contextmanager
-    def watch(toy: Toy, name: str, who: ClientId | None, msg: Any) -> Iterator[None]:
+    def watch(toy: Toy, name: str, client: ClientId | None, msg: Any) -> Iterator[None]:
         before = fingerprint(msg) if name in hooks else ""
         yield
         if name in hooks and fingerprint(msg) != before:

@@ -60,7 +60,7 @@ def messages_move(algorithm: AnyAlgorithm) -> None:
 
 def _standing_still(toy: Toy, hook: str, k: ClientId) -> int:
     """How many messages of this hook, all alike, went to or from a client; 0 where they differ, or there is but one."""
-    sent = [msg for name, who, msg in toy.sent if name == hook and who == k and msg is not None]
+    sent = [msg for name, client, msg in toy.sent if name == hook and client == k and msg is not None]
     # Numbers such as the round, and ids, move or stand still for reasons of their own.
     learnt = [[leaf for leaf in pytree.tree_leaves(m) if _is_float(leaf)] or pytree.tree_leaves(m) for m in sent]
     return len(sent) if len(sent) > 1 and all(identical(later, learnt[0]) for later in learnt[1:]) else 0

@@ -50,7 +50,7 @@ def frozen(algorithm: AnyAlgorithm) -> None:
         return own | of_class
 
     @contextmanager
-    def watch(toy: Toy, name: str, who: ClientId | None, msg: Any) -> Iterator[None]:
+    def watch(toy: Toy, name: str, client: ClientId | None, msg: Any) -> Iterator[None]:
         before = attributes()
         yield
         for attribute in differing(before, attributes()):

@@ -151,8 +151,8 @@ class Toy:
         self.task = Task(C, D, self.architectures[: len(labels)], toy_model, ROUNDS, toy_encoder)
         self.samples = {k: toy_samples(y, k) for k, y in enumerate(labels)}
         self.meter = meter
-        self.watch: Watch = watch or (lambda toy, name, who, msg: nullcontext())
-        self.returned: Returned = returned or (lambda toy, name, who, msg: None)
+        self.watch: Watch = watch or (lambda toy, name, client, msg: nullcontext())
+        self.returned: Returned = returned or (lambda toy, name, client, msg: None)
         self.tamper: Callable[[str, Any], Any] = lambda name, msg: msg  # changes what a hook is given
         self.sent: list[tuple[str, ClientId, Any]] = []  # every message as it was sent, in memory of its own
         self.server: Server[Any] = Server(
@@ -295,10 +295,10 @@ class Toy:
         self.server.rng = seeded(SEED, purpose, t)
 
     def _call(
-        self, name: str, who: ClientId | None, t: int, work: Callable[[], Any], msg: Any = None, seed_it: bool = True
+        self, name: str, client: ClientId | None, t: int, work: Callable[[], Any], msg: Any = None, seed_it: bool = True
     ) -> Any:
-        seed = toy_seed(name, t, -1 if who is None else who) if seed_it else nullcontext()
-        with self.watch(self, name, who, msg):
+        seed = toy_seed(name, t, -1 if client is None else client) if seed_it else nullcontext()
+        with self.watch(self, name, client, msg):
             try:
                 with seed:
                     found = work()
@@ -315,7 +315,7 @@ class Toy:
                     "keep state in client.net or server.state, and send a new message",
                 ) from error
             except Exception as error:
-                place = name + (f" of client {who}" if who is not None else "")
+                place = name + (f" of client {client}" if client is not None else "")
                 raise self.broken(
                     f"{place} raises {type(error).__name__} in round {t} ({error})",
                     "hooks must work on every small task, with state only in client.net and server.state",

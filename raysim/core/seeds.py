@@ -1,4 +1,4 @@
-"""Every random draw is keyed by who draws and when, never by where the code happens to run.
+"""Every random draw is keyed by its purpose, round and client, never by where the code happens to run.
 
 That is the first of the two laws that make a run bit-identical on any number of actors (the second:
 sums run in client-id order). No generator is ever carried from one round to the next.

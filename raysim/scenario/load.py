@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -271,7 +271,7 @@ def _validate(model: type[Any], raw: Mapping[str, Any], origin: Origin, prefix: 
     try:
         return model.model_validate(raw)
     except ValidationError as error:
-        raise _sentence(error, model, origin, prefix) from None
+        raise _sentence(error, model, raw, origin, prefix) from None
 
 
 def _keys(raw: Any) -> Iterable[tuple[Any, ...]]:
@@ -286,9 +286,11 @@ def _keys(raw: Any) -> Iterable[tuple[Any, ...]]:
             rest += [((*path, key), inner) for key, inner in list(value.items())[::-1]]
 
 
-def _sentence(error: ValidationError, model: type[BaseModel], origin: Origin, prefix: Key) -> ScenarioError:
+def _sentence(
+    error: ValidationError, model: type[BaseModel], raw: Mapping[str, Any], origin: Origin, prefix: Key
+) -> ScenarioError:
     """The first problem; the alternatives of a union (`a whole number or 'auto'`) are one problem."""
-    problems = [(_real_key(item["loc"], model), item) for item in error.errors(include_url=False)]
+    problems = [(_key(item, raw), item) for item in error.errors(include_url=False)]
     # Unknown keys first: a misspelt required key is both unknown and missing, and the first says more.
     problems.sort(key=lambda problem: problem[1]["type"] != "extra_forbidden")
     key, first = problems[0]
@@ -322,24 +324,17 @@ def _allowed(problem: Any) -> str:
     return ALLOWED.get(problem["type"], problem["msg"]).format(**values)
 
 
-def _real_key(loc: Sequence[int | str], model: type[BaseModel]) -> Key:
-    """A pydantic location without the tags that it adds for unions."""
+def _key(problem: Any, raw: Any) -> Key:
+    """Where pydantic found a problem, without the tags that it adds for unions: they are no keys of what was given."""
     key: list[str] = []
-    section: Any = model
-    for part in loc:
-        if isinstance(part, int):
-            key.append(str(part))
-            continue
-        fields = getattr(section, "model_fields", None)
-        if fields is None:
+    for part in problem["loc"]:
+        try:
+            raw = raw[part]
+        except (LookupError, TypeError):
+            if problem["type"] == "missing":
+                key.append(part)
             break
-        key.append(part)
-        if part not in fields:
-            break
-        annotation = fields[part].annotation
-        if get_origin(annotation) is dict:
-            return (*key, *(str(rest) for rest in loc[loc.index(part) + 1 :]))
-        section = _model_in(annotation)
+        key.append(str(part))
     return tuple(key)
 
 

@@ -237,10 +237,6 @@ def test_incompatibility(name: str, shape: tuple[int, int, int], why: str | None
 def test_refusals_are_one_sentence() -> None:
     with pytest.raises(ValueError, match=r"^cnn1 needs 3x32x32 images, not 1x28x28$"):
         build_model("cnn1", num_classes=10, image_shape=FASHION, feature_dim=500)
-    with pytest.raises(ValueError, match=r"^feature_dim must be at least 1, not 0$"):
-        build_model("cnn1", num_classes=10, image_shape=CIFAR, feature_dim=0)
-    with pytest.raises(ValueError, match=r"^num_classes must be at least 1, not 0$"):
-        build_model("cnn1", num_classes=0, image_shape=CIFAR, feature_dim=500)
 
 
 @pytest.mark.parametrize(
