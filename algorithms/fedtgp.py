@@ -163,28 +163,20 @@ class FedTGP(Algorithm[GlobalPrototypes, Prototypes, Trained]):
         prototype_PD = torch.cat([up.prototype_SD for up in ups.values()])
         class_K, mean_KD, _ = class_means(prototype_PD, label_P)  # over clients, not over samples
         margin = adaptive_margin(mean_KD, self.tau)
-        lr = server.local.lr if self.server_lr is None else self.server_lr
-        loss = self._train(state.network, prototype_PD, label_P, margin, lr, server.rng)
+        loss = self._train(server, prototype_PD, label_P, margin)
         state.known_C[class_K] = True
         state.ready = GlobalPrototypes(state.network().detach(), state.known_C.clone())
         server.log("margin", margin)
         server.log("prototype_loss", loss)
 
-    def _train(
-        self,
-        network: PrototypeNetwork,
-        prototype_PD: Tensor,
-        label_P: Tensor,
-        margin: float,
-        lr: float,
-        rng: torch.Generator,
-    ) -> float:
+    def _train(self, server: Server[Trained], prototype_PD: Tensor, label_P: Tensor, margin: float) -> float:
         """Train the network on the clients' prototypes; returns the mean loss over the last epoch."""
-        sgd = torch.optim.SGD(network.parameters(), lr=lr)
+        network = server.state.network
+        sgd = torch.optim.SGD(network.parameters(), lr=self.server_lr or server.local.lr)
         loss_sum = torch.zeros(())
         for _ in range(self.server_epochs):
             loss_sum = torch.zeros(())
-            for index in torch.randperm(len(label_P), generator=rng).split(self.server_batch):
+            for index in torch.randperm(len(label_P), generator=server.rng).split(self.server_batch):
                 loss = margin_loss(prototype_PD[index], label_P[index], network(), margin)
                 sgd.zero_grad()
                 loss.backward()

@@ -17,7 +17,7 @@ from raysim.contract.toy import SEED, C, Toy, ToyTransform, toy_samples
 from raysim.core.algorithm import AnyAlgorithm
 from raysim.core.messages import weights
 from raysim.core.meter import FlopMeter
-from raysim.core.state import Serialized, deserialize, modules_in, modules_of, serialize, state_tensors
+from raysim.core.state import Serialized, deserialize, modules_in, modules_of, serialize
 
 
 def deterministic(algorithm: AnyAlgorithm) -> None:
@@ -71,7 +71,7 @@ def server_state_visible(algorithm: AnyAlgorithm) -> None:
     """All that the server keeps is in `server.state`, in forms that can be stored and put together again."""
     toy = Toy(algorithm, "server_state_visible").run(2)
     try:
-        state_tensors(toy.server.state)
+        apart = serialize(toy.server.state)
     except TypeError as error:
         raise toy.broken(f"server.state cannot be stored ({error})", "keep it in those forms") from None
     extra = set(vars(toy.server)) - {field.name for field in fields(toy.server)}
@@ -86,7 +86,6 @@ def server_state_visible(algorithm: AnyAlgorithm) -> None:
                 "register it as a parameter or a persistent buffer",
             )
     second = Toy(algorithm, "server_state_visible").start()
-    apart = serialize(toy.server.state)
     stored = Serialized(json.loads(json.dumps(apart.tree)), apart.tensors)
     remedy = "keep modules where server_start puts them, and dataclasses at the top of the algorithm's file"
     try:

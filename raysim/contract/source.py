@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass
-from pathlib import Path
 from typing import Any
 
 from raysim.contract.compare import differing, fingerprint, identical
 from raysim.contract.toy import ContractError, Toy
 from raysim.core.algorithm import AnyAlgorithm, ClientId
-from raysim.core.definition import first_slip, unread_field
+from raysim.core.definition import first_slip, source_tree, unread_field
 from raysim.core.fields import settings_fields
 from raysim.core.imports import imports_of, is_allowed
 from raysim.core.messages import pack, unpack
@@ -140,12 +138,10 @@ def is_frozen(cls: type) -> bool:
 
 def tree(algorithm: AnyAlgorithm, clause: str) -> ast.Module:
     """The parsed file that holds the algorithm's class."""
-    try:
-        file = inspect.getsourcefile(type(algorithm))
-        assert file is not None
-        return ast.parse(Path(file).read_text(encoding="utf-8"))
-    except (OSError, TypeError, AssertionError):
-        raise ContractError(algorithm, clause, "its source cannot be read", "put the algorithm into a file") from None
+    found = source_tree(type(algorithm))
+    if found is None:
+        raise ContractError(algorithm, clause, "its source cannot be read", "put the algorithm into a file")
+    return found
 
 
 def _names_device(node: ast.AST) -> str:

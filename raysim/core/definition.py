@@ -154,7 +154,7 @@ def _near(name: str, known: Iterable[str]) -> str | None:
 def _names_used(bases: Iterable[type]) -> set[str]:
     """Every name that the files of these classes read, or mention as text."""
     found: set[str] = set()
-    for tree in filter(None, map(_tree, bases)):
+    for tree in filter(None, map(source_tree, bases)):
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 found.add(node.attr)
@@ -165,7 +165,7 @@ def _names_used(bases: Iterable[type]) -> set[str]:
     return found
 
 
-def _tree(cls: type) -> ast.Module | None:
+def source_tree(cls: type) -> ast.Module | None:
     """The file of a class, parsed; None where it has none."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     try:
