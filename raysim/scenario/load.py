@@ -20,7 +20,7 @@ from raysim.core.fields import number_text
 from raysim.scenario.declared import Declaration, declaration_of, declared
 from raysim.scenario.registry import algorithm_class, suggest
 from raysim.scenario.schema import NAME_FORM, Scenario, settings_model
-from raysim.scenario.yaml_text import UNREADABLE, Dumper, Loader, inside, load_value, parse, read_text, short, shown
+from raysim.scenario.yaml_text import UNREADABLE, Dumper, load_value, node_at, parse, read_text, short, shown
 
 if TYPE_CHECKING:
     from raysim.core.algorithm import AnyAlgorithm
@@ -70,7 +70,7 @@ class Origin:
     def of(self, key: Key) -> str:
         """The `--set` that gave this key or, where the file does not have it, a part of it; else the file."""
         path = self._set(key)
-        if path is None and not self._in_file(key):
+        if path is None and node_at(self.text, key) is None:
             path = next((path for path in self.sets if path[: len(key)] == key), None)
         return self.file if path is None else f"--set {self.sets[path]}"
 
@@ -79,24 +79,13 @@ class Origin:
         path = self._set(key)
         text = self.text if path is None else self.sets[path].partition("=")[2]
         try:
-            node = yaml.compose(text, Loader)
-        except UNREADABLE:
+            node = node_at(text, key[len(path or ()) :])
+        except UNREADABLE:  # *** in place of a secret
             return ""
-        for part in key[len(path or ()) :]:
-            node = inside(node, part)
         return node.value if isinstance(node, yaml.ScalarNode) and node.style is None else ""
 
     def _set(self, key: Key) -> Key | None:
         return next((path for path in reversed(list(self.sets)) if key[: len(path)] == path), None)
-
-    def _in_file(self, key: Key) -> bool:
-        try:
-            node = yaml.compose(self.text, Loader)
-        except UNREADABLE:
-            return True
-        for part in key:
-            node = inside(node, part)
-        return node is not None
 
     def error(self, key: Key, text: str, cause: Key = ()) -> ScenarioError:
         """The one sentence about a key. cause: another key that it clashes with, named where a `--set` gave that."""
@@ -265,25 +254,10 @@ def _named(section: Mapping[str, Any], key: Key, origin: Origin) -> tuple[str, d
 
 
 def _validate(model: type[Any], raw: Mapping[str, Any], origin: Origin, prefix: Key) -> Any:
-    strange = next((key for key in _keys(raw) if not isinstance(key[-1], str)), None)
-    if strange is not None:
-        raise origin.error((*prefix, *map(str, strange)), "keys are text; put it in quotes")
     try:
         return model.model_validate(raw)
     except ValidationError as error:
         raise _sentence(error, model, raw, origin, prefix) from None
-
-
-def _keys(raw: Any) -> Iterable[tuple[Any, ...]]:
-    """Every key with its path. A mapping that an alias repeats counts once: a few of them can stand for billions."""
-    seen: set[int] = set()
-    rest: list[tuple[tuple[Any, ...], Any]] = [((), raw)]
-    while rest:
-        path, value = rest.pop()
-        if isinstance(value, Mapping) and id(value) not in seen:
-            seen.add(id(value))
-            yield from ((*path, key) for key in value)
-            rest += [((*path, key), inner) for key, inner in list(value.items())[::-1]]
 
 
 def _sentence(
@@ -292,12 +266,14 @@ def _sentence(
     """The first problem; the alternatives of a union (`a whole number or 'auto'`) are one problem."""
     problems = [(_key(item, raw), item) for item in error.errors(include_url=False)]
     # Unknown keys first: a misspelt required key is both unknown and missing, and the first says more.
-    problems.sort(key=lambda problem: problem[1]["type"] != "extra_forbidden")
+    problems.sort(key=lambda problem: problem[1]["type"] not in ("extra_forbidden", "invalid_key"))
     key, first = problems[0]
     full = (*prefix, *key)
     if first["type"] == "extra_forbidden":
         names = list(_section_at(model, key[:-1]).model_fields)
         return origin.error(full, f"unknown key{suggest(key[-1], names)} (allowed: {', '.join(names) or 'none'})")
+    if first["type"] == "invalid_key" or first["loc"][-1] == "[key]":
+        return origin.error(full, "keys are text; put it in quotes")
     if first["type"] == "missing":
         return origin.error(full, "is required and was not given")
     allowed = dict.fromkeys(_allowed(item) for at, item in problems if at == key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,14 +103,17 @@ def load_value(text: str) -> Any:
     return value
 
 
-def inside(node: yaml.Node | None, part: str) -> yaml.Node | None:
-    """What a YAML mapping or list has at a key, or None."""
-    if isinstance(node, yaml.MappingNode):
-        return next((value for key, value in node.value if key.value == part), None)
-    if isinstance(node, yaml.SequenceNode) and part.isdigit() and int(part) < len(node.value):
-        found: yaml.Node = node.value[int(part)]
-        return found
-    return None
+def node_at(text: str, key: Sequence[str]) -> yaml.Node | None:
+    """What text that `load_value` can read has at a key, or None."""
+    node = yaml.compose(text, Loader)
+    for part in key:
+        if isinstance(node, yaml.MappingNode):
+            node = next((value for name, value in node.value if name.value == part), None)
+        elif isinstance(node, yaml.SequenceNode) and part.isdigit() and int(part) < len(node.value):
+            node = node.value[int(part)]
+        else:
+            return None
+    return node
 
 
 def shown(value: Any) -> str:
