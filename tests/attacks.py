@@ -8,8 +8,6 @@ Every mutant is made from a number, so that one can be looked at again. `tests/t
 from __future__ import annotations
 
 import asyncio
-import gzip
-import hashlib
 import io
 import json
 import os
@@ -18,11 +16,13 @@ import resource
 import shutil
 import signal
 import socket
+import stat
 import sys
-import tarfile
 import tempfile
 import time
 import traceback
+import warnings
+import zipfile
 import zlib
 from base64 import b64encode
 from collections import Counter
@@ -255,12 +255,9 @@ class _HostileClient:
                 yield "A" * (64 << 10) + self.rng.choice(["", "\n"])
 
     def _archive(self) -> str:
-        data = self._tar()
-        end = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
-        begin = {"files": self._any(0.1, 3), "bytes": self._any(0.1, max(len(data), 1000))}
+        data = self._zip()
         lines = [b64encode(data[at : at + archive.WIDTH]).decode() for at in range(0, len(data), archive.WIDTH)]
-        last = self._any(0.1, end)
-        return "\n".join(["x", archive.BEGIN + json.dumps(begin), *lines, archive.END + json.dumps(last), ""])
+        return "\n".join(["x", f"{archive.BEGIN}{self._any(0.1, len(data))}", *lines, archive.END, ""])
 
     def _damaged(self, text: str) -> str:
         lines = text.split("\n")
@@ -278,57 +275,46 @@ class _HostileClient:
             lines[at] = lines[at][:-1]
         return "\n".join(lines)
 
-    def _tar(self) -> bytes:
+    def _zip(self) -> bytes:
         """A run folder and something that is none."""
         file = io.BytesIO()
-        with gzip.GzipFile(fileobj=file, mode="wb", compresslevel=1) as packed:
+        with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
             for name in ("summary.json", "plots/a.png"):
-                packed.write(self._member(name, b'{"run_id": "r1"}'))
+                packed.writestr(name, b'{"run_id": "r1"}')
             if self.rng.random() < 0.7:
                 self._evil(packed)
-            packed.write(bytes(1024))
-        data = file.getvalue()
+        data = bytearray(file.getvalue())
+        if self.rng.random() < 0.3:  # bytes of the directory at the end
+            for _ in range(self.rng.randrange(1, 5)):
+                data[-self.rng.randrange(1, 150)] = self.rng.randrange(256)
         if self.rng.random() < 0.1:
-            data = data[: self.rng.randrange(len(data))] + self.rng.randbytes(self.rng.randrange(30))
-        return data
+            data[self.rng.randrange(len(data)) :] = self.rng.randbytes(self.rng.randrange(30))
+        return bytes(data)
 
-    def _evil(self, packed: gzip.GzipFile) -> None:
-        kinds = (
-            tarfile.SYMTYPE,
-            tarfile.LNKTYPE,
-            tarfile.FIFOTYPE,
-            tarfile.CHRTYPE,
-            tarfile.DIRTYPE,
-            *(b"x", b"L", b"S"),
-        )
+    def _evil(self, packed: zipfile.ZipFile) -> None:
         what = self.rng.randrange(6)
         if what == 0:  # a name
             name = self.rng.choice([str(value) for value in values(self.root) if isinstance(value, str)][:22])
-            packed.write(self._member(name.encode("utf-8", "surrogatepass")[:99].decode("latin-1"), b"evil"))
+            packed.writestr(name.encode("utf-8", "replace").decode(), b"evil")
         elif what == 1:  # a kind
-            packed.write(self._member("link", b"", self.rng.choice(kinds), f"{self.root}/victim/x"))
-            packed.write(self._member("link/x", b"evil"))
-        elif what == 2:  # headers of 100 MiB in 100 KiB
-            packed.write(self._member("x", b"", self.rng.choice([b"x", b"g", b"L", b"K"]), size=100 << 20))
-            for _ in range(100):
-                packed.write(bytes(1 << 20))
-        elif what == 3:  # a size
-            packed.write(self._member("big", b"", size=self.rng.choice([1 << 32, (8 << 30) - 1, 10**6])))
+            member = zipfile.ZipInfo("link")
+            kind = self.rng.choice([stat.S_IFLNK, stat.S_IFIFO, stat.S_IFCHR, stat.S_IFDIR])
+            member.create_system, member.external_attr = 3, (kind | 0o777) << 16
+            packed.writestr(member, f"{self.root}/victim/x")
+            packed.writestr("link/x", b"evil")
+        elif what == 2:  # 100 MiB in 100 KiB, as a file or as a comment
+            packed.writestr("x", bytes(100 << 20))
+            packed.comment = bytes(60_000)
+        elif what == 3:  # many, or with memory of a size that the archive chooses
+            for number in range(self.rng.choice([1, 11_000])):
+                packed.writestr(f"f{number}", b"", self.rng.choice([zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2]))
         elif what == 4:  # a file that is a folder, or is there
-            packed.write(
-                self._member(self.rng.choice(["summary.json/x", "plots", "summary.json", ".hidden", "a/.b"]), b"x")
+            packed.writestr(
+                self.rng.choice(["summary.json/x", "plots", "plots/", "summary.json", ".hidden", "a/.b"]), b"x"
             )
         else:
-            packed.write(self.rng.randbytes(512))
-
-    def _member(
-        self, name: str, data: bytes, kind: bytes = tarfile.REGTYPE, link: str = "", size: int | None = None
-    ) -> bytes:
-        member = tarfile.TarInfo(name)
-        member.type, member.linkname = kind, link[:99]
-        member.size = len(data) if size is None else size
-        head = member.tobuf(tarfile.GNU_FORMAT, "latin-1", "replace")
-        return head[-512:] + data + bytes(-len(data) % 512)
+            packed.writestr("big", bytes(100))
+            packed.filelist[-1].file_size = self.rng.choice([1 << 31, (1 << 32) - 2, 10**6, 1])
 
 
 # ---- run folders

@@ -163,15 +163,14 @@ def logs(job: str, follow: bool, address: str | None) -> None:
 
     ID is what `raysim submit` printed; `raysim jobs` lists all.
     """
-    from raysim.jobs.job_log import LogFilter
+    from raysim.jobs.job_log import visible
 
     cluster = _cluster(address)
     if follow:
         _follow(cluster, job)
         return
     cluster.info(job)
-    lines = LogFilter()
-    click.echo(lines.feed(cluster.log(job)) + lines.end(), nl=False)
+    click.echo(visible(cluster.log(job)), nl=False)
 
 
 @click.command()

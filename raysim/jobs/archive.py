@@ -1,8 +1,8 @@
 """Prints a run folder as text, on the head node: `python -c <this file> FOLDER [--checkpoints]`.
 
-The Jobs API returns only what a job prints, so the program prints the folder as a tar.gz in base64, between a line with
-its size and one with its SHA-256. The output would stay in Ray's log folder, so the program waits for SIGTERM (or some
-minutes) and then empties its own log.
+The Jobs API returns only what a job prints, so the program prints the folder as a zip file in base64, between a line
+with its size and a line that ends it. The output would stay in Ray's log folder, so the program waits for SIGTERM (or
+some minutes) and then empties its own log.
 
 `fetch` sends this file's text, because the cluster may have removed the code of a job that ended; so it imports only
 the standard library.
@@ -11,20 +11,17 @@ the standard library.
 from __future__ import annotations
 
 import base64
-import gzip
-import hashlib
-import io
-import json
+import contextlib
 import os
 import signal
 import sys
-import tarfile
+import tempfile
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-BEGIN, END, REFUSED = "raysim-archive-begin ", "raysim-archive-end ", "raysim-archive-refused "
+BEGIN, END, REFUSED = "raysim-archive-begin ", "raysim-archive-end", "raysim-archive-refused "
 WIDTH = 48 * 1024  # bytes per line, 64 Ki as base64; Ray forwards a log in pieces of about that size
 WAIT_S = 300.0
 LIMIT = 4 << 30
@@ -37,7 +34,7 @@ FILES = 10_000
 def is_plain(name: str) -> bool:
     """Whether a file of a run folder may have this path, relative to the folder.
 
-    It has no hidden part and no `..`, is printable, and fits into a tar header without an extension.
+    It has no hidden part and no `..`, is printable, and is no longer than any file system allows.
     """
     parts = name.split("/")
     if not name.isprintable() or "\\" in name or len(name.encode()) > 155:
@@ -61,33 +58,6 @@ def list_files(folder: Path, checkpoints: bool) -> list[Path]:
     return found
 
 
-class Base64Writer(io.RawIOBase):
-    """A writable file that prints its bytes as lines of base64."""
-
-    def __init__(self, print_line: Callable[[str], object]) -> None:
-        self.print_line, self.sha, self.size, self._rest = print_line, hashlib.sha256(), 0, b""
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self.sha.update(data)
-        self.size += len(data)
-        self._rest += data
-        while len(self._rest) >= WIDTH:
-            self._print(WIDTH)
-        return len(data)
-
-    def finish(self) -> None:
-        """Print the last bytes."""
-        if self._rest:
-            self._print(len(self._rest))
-
-    def _print(self, count: int) -> None:
-        self.print_line(base64.b64encode(self._rest[:count]).decode())
-        self._rest = self._rest[count:]
-
-
 def send(folder: Path, checkpoints: bool, print_line: Callable[[str], object], limit: int = LIMIT) -> None:
     """Print the folder, or the reason why not."""
     if not folder.is_dir():
@@ -95,36 +65,24 @@ def send(folder: Path, checkpoints: bool, print_line: Callable[[str], object], l
         return
     files = list_files(folder, checkpoints)
     total = sum((folder / file).stat().st_size for file in files)
-    if total > limit:
-        gib = f"{total / 2**30:.1f} GiB, more than the {limit / 2**30:.1f} that go through Ray"
-        print_line(f"{REFUSED}{folder} on the head node holds {gib}: copy it from there, or leave checkpoints out")
+    if total > limit or len(files) > FILES:
+        much = f"{len(files)} files with {total / 2**30:.1f} GiB, more than the {FILES} with {limit / 2**30:.1f} GiB"
+        print_line(
+            f"{REFUSED}{folder} on the head node holds {much} that go through Ray: copy it from there, or leave "
+            "checkpoints out"
+        )
         return
-    if len(files) > FILES:
-        many = f"{len(files)} files, more than the {FILES} that go through Ray"
-        print_line(f"{REFUSED}{folder} on the head node holds {many}: copy it from there, or leave checkpoints out")
-        return
-    print_line(BEGIN + json.dumps({"files": len(files), "bytes": total}))
-    lines = Base64Writer(print_line)
-    # Parquet, PNG and weights are compressed already; a higher level would take longer and save nothing.
-    with (
-        gzip.GzipFile(fileobj=lines, mode="wb", compresslevel=1) as packed,
-        tarfile.open(fileobj=packed, mode="w|", format=tarfile.USTAR_FORMAT, encoding="utf-8") as tar,
-    ):
-        for file in files:
-            try:
-                # A run in progress replaces files and appends to them: each is sent with its length at this moment.
-                with (folder / file).open("rb") as source:
-                    tar.addfile(_member(file, os.fstat(source.fileno()).st_size), source)
-            except FileNotFoundError:
-                continue  # replaced meanwhile, as clients.arrows is when a run ends
-    lines.finish()
-    print_line(END + json.dumps({"sha256": lines.sha.hexdigest(), "bytes": lines.size}))
-
-
-def _member(file: Path, size: int) -> tarfile.TarInfo:
-    member = tarfile.TarInfo(file.as_posix())
-    member.size = size
-    return member
+    with tempfile.TemporaryFile() as archive:
+        # Parquet, PNG and weights are compressed already; a higher level would take longer and save nothing.
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=1, strict_timestamps=False) as packed:
+            for file in files:
+                with contextlib.suppress(FileNotFoundError):  # replaced meanwhile, as clients.arrows is at the end
+                    packed.write(folder / file, file)
+        print_line(f"{BEGIN}{archive.tell()}")
+        archive.seek(0)
+        while piece := archive.read(WIDTH):
+            print_line(base64.b64encode(piece).decode())
+    print_line(END)
 
 
 def main() -> None:

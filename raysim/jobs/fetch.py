@@ -9,25 +9,22 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import gzip
-import hashlib
 import json
+import re
 import secrets
 import shlex
-import shutil
-import tarfile
 import tempfile
 import time
+import zipfile
 import zlib
-from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO
 
 from raysim.common.errors import RunError, ScenarioError
 from raysim.common.text import is_name, one_line
 from raysim.jobs import archive
 from raysim.jobs.cluster import Cluster
-from raysim.jobs.job_log import JobLog, LineBuffer
+from raysim.jobs.job_log import JobLog
 from raysim.jobs.watch import Job, look, wait
 
 HELPER = "raysim-fetch"
@@ -50,13 +47,10 @@ MONITOR_S = 2.5
 """How long Ray's monitor, which runs once a second, may record a job again that has ended, in seconds."""
 
 
-def fetch(
-    cluster: Cluster, job: str, output: Path | None, checkpoints: bool, *, through_ray: bool = False
-) -> tuple[Path, int]:
+def fetch(cluster: Cluster, job: str, output: Path | None, checkpoints: bool) -> tuple[Path, int]:
     """Download a job's run folder to `output`, by default ./runs/<scenario>/<run id>; returns it and the file count.
 
-    A folder on this machine or a shared disk is copied, unless `through_ray`. Fetching again replaces the files, so a
-    run can be fetched while it runs and after it ended.
+    Fetching again replaces the files, so a run can be fetched while it runs and after it ended.
 
     Raises `ScenarioError` when there is no such job, it has no run folder, or `output` holds something else; `RunError`
     when the folder did not arrive whole; then `output` is unchanged.
@@ -69,13 +63,9 @@ def fetch(
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary:
             part = Path(temporary) / "run"
-            part.mkdir()
-            if not through_ray and _run_id(Path(source)) == log.run_id:
-                _copy(Path(source), checkpoints, part)
-            else:
-                with tempfile.TemporaryFile() as file:
-                    receive(cluster, source, checkpoints, file)
-                    unpack(file, part)
+            with tempfile.TemporaryFile() as file:
+                receive(cluster, source, checkpoints, file)
+                unpack(file, part)
             return target, _move(part, target)
     except OSError as error:
         raise RunError(f"{error.filename or target}: {(error.strerror or str(error)).lower()}") from None
@@ -113,13 +103,6 @@ def _run_id(folder: Path) -> str | None:
         return str(json.loads((folder / "summary.json").read_text(encoding="utf-8"))["run_id"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _copy(source: Path, checkpoints: bool, into: Path) -> None:
-    for file in archive.list_files(source, checkpoints):
-        (into / file).parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # as in archive.send
-            shutil.copyfile(source / file, into / file)
 
 
 def _move(part: Path, target: Path) -> int:
@@ -190,106 +173,75 @@ class Receiver:
     def __init__(self, file: IO[bytes]) -> None:
         self.whole = False
         self.last = ""  # the last line outside the archive
-        self._file, self._sha, self._size, self._lines = file, hashlib.sha256(), 0, LineBuffer(2 * LINE)
+        self._file, self._rest = file, ""
         self._before = BEFORE  # characters left before the archive must begin
-        self._most: int | None = None  # the most bytes of the archive; None before it begins
+        self._missing: int | None = None  # bytes of the archive; None before it begins
 
     def feed(self, text: str) -> None:
         """Read a piece. Raises `ScenarioError` with the helper's error, `RunError` for a damaged archive."""
-        if self._most is None:
+        if self._missing is None:
             self._before -= len(text)
-        for line in self._lines.feed(text):
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
             self._line(line)
-        if self._most is None and self._before < 0:
+        if self._missing is None and self._before < 0:
             raise RunError("the run folder did not arrive (the helper job printed something else); fetch again")
+        if self._missing is not None and len(self._rest) > LINE:
+            raise RunError("the run folder arrived damaged (a line is too long); fetch again")
 
     def _line(self, line: str) -> None:
         if self.whole:
             return
         if line.startswith(archive.REFUSED):
             raise ScenarioError(one_line(line.removeprefix(archive.REFUSED)))
-        if line.startswith(archive.BEGIN) and self._most is None:
-            self._begin(_object(line.removeprefix(archive.BEGIN)))
-        elif line.startswith(archive.END):
-            self._check(_object(line.removeprefix(archive.END)))
-        elif self._most is None:
-            self.last = one_line(line)
-        elif len(line) > LINE:
-            raise RunError("the run folder arrived damaged (a line is too long); fetch again")
-        else:
+        if self._missing is not None:
             self._take(line)
+        elif line.startswith(archive.BEGIN):
+            self._begin(line.removeprefix(archive.BEGIN))
+        else:
+            self.last = one_line(line)
 
-    def _begin(self, header: Mapping[str, Any]) -> None:
-        size = header.get("bytes")
-        if not isinstance(size, int) or not 0 <= size <= archive.LIMIT:
+    def _begin(self, size: str) -> None:
+        if not re.fullmatch("[0-9]{1,10}", size) or int(size) > 2 * archive.LIMIT:
             raise RunError(f"the run folder did not arrive (its size is given as {one_line(repr(size), 40)})")
-        self._most = 2 * size + (16 << 20)  # files may grow while they are packed
+        self._missing = int(size)
 
     def _take(self, line: str) -> None:
+        assert self._missing is not None
         try:
-            data = base64.b64decode(line, validate=True)
+            data = b"" if line == archive.END else base64.b64decode(line, validate=True)
         except ValueError:
             raise RunError("the run folder arrived damaged (a line is not base64); fetch again") from None
-        self._sha.update(data)
-        self._size += len(data)
-        if self._size > (self._most or 0):
-            raise RunError("the run folder did not arrive (it is larger than announced); fetch again")
+        self._missing -= len(data)
+        if self._missing < 0 or (line == archive.END and self._missing):
+            raise RunError("the run folder arrived damaged (its size is not the one announced); fetch again")
         self._file.write(data)
-
-    def _check(self, trailer: Mapping[str, Any]) -> None:
-        if trailer != {"sha256": self._sha.hexdigest(), "bytes": self._size}:
-            announced = one_line(repr(trailer.get("bytes")), 40)
-            raise RunError(f"the run folder arrived damaged ({self._size} of {announced} bytes); fetch again")
-        self.whole = True
-
-
-def _object(text: str) -> Mapping[str, Any]:
-    """The mapping in a JSON text; empty for anything else."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        self.whole = line == archive.END
 
 
 def unpack(file: IO[bytes], into: Path, limit: int = archive.LIMIT, most: int = archive.FILES) -> None:
-    """Unpack a tar.gz into the new folder `into`: at most `most` files with `limit` bytes.
+    """Unpack a zip file into the new folder `into`: at most `most` files with `limit` bytes.
 
-    Python's tarfile reads extended headers into memory, whatever length they claim. So this reads the headers itself;
-    `archive.send` writes plain ones only.
-
-    Raises `RunError` for a name outside of the folder, a link or device (before it is written), and for an archive that
-    is damaged or too large.
+    A zip file's member is written as a file or folder, never as a link. Raises `RunError`, before anything is written,
+    for a name outside of the folder and for too much, and for an archive that is damaged.
     """
-    file.seek(0)
-    files, left = 0, limit
     try:
-        with gzip.GzipFile(fileobj=file) as packed:
-            while (block := packed.read(tarfile.BLOCKSIZE)) != bytes(tarfile.BLOCKSIZE):
-                member = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-                if not member.isreg() or member.size < 0 or not archive.is_plain(member.name):
-                    what = one_line(repr(member.name), 200)
+        with zipfile.ZipFile(file) as packed:
+            members = packed.infolist()
+            for member in members:
+                # Other compressions may ask for gigabytes of memory.
+                known = member.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+                if not known or not archive.is_plain(member.filename):
+                    what = one_line(repr(member.filename), 200)
                     raise RunError(f"the archive holds {what}, which is no file of a run folder; nothing was fetched")
-                files, left = files + 1, left - member.size
-                if files > most:
-                    raise RunError(f"the archive holds more than {most} files; nothing was fetched")
-                if left < 0:
-                    raise RunError(f"the archive is larger than {limit} bytes; nothing was fetched")
-                target = into / member.name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with target.open("xb") as out:
-                    _copy_bytes(packed, out, member.size)
-                packed.read(-member.size % tarfile.BLOCKSIZE)
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+            if len(members) > most:
+                raise RunError(f"the archive holds more than {most} files; nothing was fetched")
+            if sum(member.file_size for member in members) > limit:
+                raise RunError(f"the archive is larger than {limit} bytes; nothing was fetched")
+            packed.extractall(into)
+    except (zipfile.BadZipFile, EOFError, OSError, zlib.error, ValueError, RuntimeError) as error:
+        if isinstance(error, RunError):
+            raise
         raise RunError(
             f"the archive cannot be unpacked ({one_line(str(error)).lower()}); nothing was fetched"
         ) from None
-
-
-def _copy_bytes(source: gzip.GzipFile, target: IO[bytes], size: int) -> None:
-    while size:
-        piece = source.read(min(size, 1 << 20))
-        if not piece:
-            raise EOFError("it is cut off")
-        target.write(piece)
-        size -= len(piece)

@@ -6,7 +6,7 @@ The Jobs API has no other channel: a job's metadata is fixed at submission, and 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,6 @@ from raysim.common.results import ClientRow, RunCard, Status
 from raysim.common.text import is_name, one_line, printable
 
 PREFIX = "raysim-job: "
-
-LONGEST = 1 << 20
-"""The most characters of a line of a log; a longer line is cut into several."""
 
 
 class JobLogTracker:
@@ -96,50 +93,7 @@ def _is_location(value: object) -> bool:
     return value.startswith("/") or "://" in value
 
 
-class LineBuffer:
-    """Joins the pieces of a log to whole lines, in linear time. A line longer than `longest` comes in several parts."""
-
-    def __init__(self, longest: int) -> None:
-        self.longest, self._held, self._size = longest, [""], 0
-
-    def feed(self, text: str) -> Iterator[str]:
-        """The lines that `text` completes."""
-        *whole, rest = text.split("\n")
-        for line in whole:
-            yield from self._add(line)
-            yield self.end()
-        yield from self._add(rest)
-
-    def end(self) -> str:
-        """The last, incomplete line."""
-        rest = "".join(self._held)
-        self._held, self._size = [], 0
-        return rest
-
-    def _add(self, text: str) -> Iterator[str]:
-        self._held.append(text)
-        self._size += len(text)
-        if self._size > self.longest:
-            line = self.end()
-            cut = (len(line) - 1) // self.longest * self.longest
-            yield from (line[at : at + self.longest] for at in range(0, cut, self.longest))
-            self._held, self._size = [line[cut:]], len(line) - cut
-
-
-class LogFilter:
-    """Joins the pieces of a log to whole lines that are safe to print, without those of `JobLogTracker`."""
-
-    def __init__(self) -> None:
-        self._lines = LineBuffer(LONGEST)
-
-    def feed(self, text: str) -> str:
-        """The lines that `text` completes."""
-        return "".join(map(self._shown, self._lines.feed(text)))
-
-    def end(self) -> str:
-        """The last line, if it is incomplete."""
-        rest = self._lines.end()
-        return self._shown(rest) if rest else ""
-
-    def _shown(self, line: str) -> str:
-        return "" if line.startswith(PREFIX) else f"{printable(line)}\n"
+def visible(text: str) -> str:
+    """The lines of a log that are for people, safe to print: without those of `JobLogTracker`."""
+    lines = text.removesuffix("\n").split("\n") if text else []
+    return "".join(f"{printable(line)}\n" for line in lines if not line.startswith(PREFIX))

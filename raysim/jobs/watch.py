@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,12 +10,13 @@ from typing import Any
 from raysim.common.errors import RunError
 from raysim.common.text import is_name, one_line
 from raysim.jobs.cluster import Cluster
-from raysim.jobs.job_log import JobLog, LogFilter, read_log
+from raysim.jobs.job_log import JobLog, read_log, visible
 from raysim.jobs.submit import STOP_S
 
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 STOPPED_CODE = 130
 POLL_S = 0.5
+LOG_PER_S = 1e6  # characters; a log that grew long is asked for less often
 RECONNECT_S = 60.0
 """How long `follow` retries when a cluster has stopped answering, in seconds."""
 
@@ -118,53 +117,25 @@ def wait(cluster: Cluster, job: str, seconds: float) -> Job:
 def follow(cluster: Cluster, job: str, write: Callable[[str], object]) -> Job:
     """Write the output of a job until it has ended; returns its last state.
 
-    A broken connection is made anew, and no output is repeated or lost. Raises `ScenarioError` when
-    there is no such job, `RunError` when the cluster does not answer for `RECONNECT_S`.
+    Asks for the whole log again and again, because a stream breaks with its connection and passes no proxy. Raises
+    `ScenarioError` when there is no such job, `RunError` when the cluster does not answer for `RECONNECT_S`.
     """
     cluster.info(job)
-    return asyncio.run(_follow(cluster, job, write))
-
-
-async def _follow(cluster: Cluster, job: str, write: Callable[[str], object]) -> Job:
-    lines = LogFilter()
-    shown = 0  # characters of the log that were written
-
-    async def show() -> None:
-        nonlocal shown
-        seen = 0
-        async with contextlib.aclosing(cluster.client.tail_job_logs(job)) as pieces:
-            async for piece in pieces:
-                new = piece[max(0, shown - seen) :]
-                seen += len(piece)
-                shown += len(new)
-                write(lines.feed(new))
-
-    async def catch_up() -> None:
-        nonlocal shown
-        new = (await asyncio.to_thread(cluster.log, job))[shown:]
-        shown += len(new)
-        write(lines.feed(new))
-
-    last_s = time.monotonic()
-    showing = asyncio.create_task(show())
+    written = 0  # characters of the log
+    answered_s = time.monotonic()
     while True:
-        await asyncio.sleep(POLL_S)
         try:
-            found = Job.of(await asyncio.to_thread(cluster.call, "get_job_info", job))
-            last_s = time.monotonic()
+            found = Job.of(cluster.call("get_job_info", job))
+            text = cluster.log(job)
+            answered_s = time.monotonic()
         except RunError:
-            if time.monotonic() - last_s > RECONNECT_S:
+            if time.monotonic() - answered_s > RECONNECT_S:
                 raise
+            time.sleep(POLL_S)
             continue
+        end = len(text) if found.ended else text.rfind("\n") + 1
+        write(visible(text[written:end]))
+        written = max(written, end)
         if found.ended:
-            break
-        if showing.done():
-            showing.exception()  # the connection broke, or a proxy refuses it; the job exists
-            with contextlib.suppress(RunError):
-                await catch_up()
-            showing = asyncio.create_task(show())
-    showing.cancel()
-    await asyncio.gather(showing, return_exceptions=True)
-    await catch_up()  # the stream has new lines after a second or two, this request at once
-    write(lines.end())
-    return found
+            return found
+        time.sleep(POLL_S + len(text) / LOG_PER_S)

@@ -6,10 +6,10 @@ import io
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
-import tarfile
-import tracemalloc
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import pytest
 from raysim.common.errors import RunError, ScenarioError
 from raysim.jobs import archive
 from raysim.jobs.fetch import Receiver, fetch, unpack
-from raysim.jobs.job_log import PREFIX, LineBuffer
+from raysim.jobs.job_log import PREFIX
 from tests.jobs.fakes import cluster, details
 
 
@@ -76,12 +76,14 @@ class TestThroughALog:
             "checkpoints/3/client.safetensors"
         }
 
-    def test_a_bit_that_changed(self, run_folder: Path) -> None:
+    def test_a_bit_that_changed(self, run_folder: Path, tmp_path: Path) -> None:
         lines = sent(run_folder).split("\n")
-        longest = max(lines, key=len)
-        damaged = ("B" if longest[100] != "B" else "C").join([longest[:100], longest[101:]])
-        with pytest.raises(RunError, match="arrived damaged"):
-            Receiver(io.BytesIO()).feed("\n".join(damaged if line is longest else line for line in lines))
+        at = lines.index(max(lines, key=len))
+        lines[at] = ("B" if lines[at][9000] != "B" else "C").join([lines[at][:9000], lines[at][9001:]])
+        file = io.BytesIO()
+        Receiver(file).feed("\n".join(lines))
+        with pytest.raises(RunError, match="cannot be unpacked"):
+            unpack(file, tmp_path / "here")
 
     def test_a_line_that_was_lost(self, run_folder: Path) -> None:
         lines = sent(run_folder).split("\n")
@@ -89,9 +91,9 @@ class TestThroughALog:
             Receiver(io.BytesIO()).feed("\n".join(line for line in lines if line != max(lines, key=len)))
 
     def test_a_line_of_something_else(self, run_folder: Path) -> None:
-        begin, rest = sent(run_folder).split("}\n", 1)
+        start, begin, rest = sent(run_folder).split("\n", 2)
         with pytest.raises(RunError, match="not base64"):
-            Receiver(io.BytesIO()).feed(f"{begin}}}\nWarning: something!\n{rest}")
+            Receiver(io.BytesIO()).feed(f"{start}\n{begin}\nWarning: something!\n{rest}")
 
     def test_not_to_the_end(self, run_folder: Path) -> None:
         receiver = Receiver(io.BytesIO())
@@ -104,17 +106,17 @@ class TestThroughALog:
 
     def begun(self, size: object = 10_000) -> Receiver:
         receiver = Receiver(io.BytesIO())
-        receiver.feed(f"{archive.BEGIN}{json.dumps({'files': 1, 'bytes': size})}\n")
+        receiver.feed(f"{archive.BEGIN}{size}\n")
         return receiver
 
-    @pytest.mark.parametrize("size", [None, "1", [], -1, archive.LIMIT + 1, 1e99], ids=repr)
+    @pytest.mark.parametrize("size", [None, "", [], -1, 2 * archive.LIMIT + 1, 1e99, "²"], ids=repr)
     def test_no_size_to_expect(self, size: object) -> None:
         with pytest.raises(RunError, match="its size is given as"):
             self.begun(size)
 
     def test_an_archive_without_end(self) -> None:
         receiver, line = self.begun(), "A" * (64 << 10) + "\n"
-        with pytest.raises(RunError, match="larger than announced"):
+        with pytest.raises(RunError, match="its size is not the one announced"):
             for _ in range(400):  # 19 MiB
                 receiver.feed(line)
 
@@ -125,15 +127,10 @@ class TestThroughALog:
             for _ in range(100):
                 receiver.feed("A" * (64 << 10))
 
-    @pytest.mark.parametrize(
-        "line",
-        [f"{archive.END}{end}" for end in ("[]", "null", "{", "{}", '{"bytes": "\\u001b[31m"}', "[" * 9999)]
-        + ["é", "AAA", "\ud800"],
-    )
+    @pytest.mark.parametrize("line", [archive.END, "é", "AAA", "\ud800", "[]"])
     def test_nonsense(self, line: str) -> None:
-        with pytest.raises(RunError, match=r"arrived damaged \((0 of|a line is not base64)") as caught:
+        with pytest.raises(RunError, match=r"arrived damaged \((its size|a line is not base64)"):
             self.begun().feed(f"{line}\n")
-        assert "\x1b" not in str(caught.value)
 
     def test_what_a_helper_refuses_with_is_fit_for_a_terminal(self) -> None:
         with pytest.raises(ScenarioError) as caught:
@@ -165,76 +162,52 @@ class TestThroughALog:
         assert log.read_text() == ""
 
 
-@pytest.mark.parametrize("size", [1, 7, 1000])
-def test_lines(size: int) -> None:
-    text, lines = f"one\n\n{'x' * 25}\n{'y' * 20}\nend", LineBuffer(10)
-    found = [line for at in range(0, len(text), size) for line in lines.feed(text[at : at + size])]
-    assert max(map(len, found)) <= 10
-    assert "".join([*found, lines.end()]) == text.replace("\n", "")
-    assert found[:2] == ["one", ""]
-
-
-def packed(*members: tarfile.TarInfo, content: bytes = b"x") -> io.BytesIO:
+def packed(*names: str, content: bytes = b"x", compression: int = zipfile.ZIP_DEFLATED) -> io.BytesIO:
     file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w:gz") as tar:
-        for member in members:
-            member.size = len(content) if member.isreg() else 0
-            tar.addfile(member, io.BytesIO(content) if member.isreg() else None)
+    with zipfile.ZipFile(file, "w", compression) as archived:
+        for name in names:
+            archived.writestr(name, content)
     return file
 
 
-def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
-    found = tarfile.TarInfo(name)
-    found.type, found.linkname = kind, target
-    return found
-
-
 class TestUnpack:
-    @pytest.mark.parametrize(
-        "evil",
-        [
-            member("../out"),
-            member("/tmp/raysim-test-out"),
-            member("a/../../out"),
-            member("a\\..\\out"),
-            member("link", tarfile.SYMTYPE, "/etc/passwd"),
-            member("link", tarfile.LNKTYPE, "summary.json"),
-            member("pipe", tarfile.FIFOTYPE),
-            member("device", tarfile.CHRTYPE),
-            member("folder", tarfile.DIRTYPE),
-        ],
-        ids=lambda evil: f"{evil.name} {evil.type!r}",
-    )
-    def test_what_is_no_file_of_a_run_folder(self, evil: tarfile.TarInfo, tmp_path: Path) -> None:
-        place = tmp_path / "here"
+    @pytest.mark.parametrize("evil", ["../out", "/tmp/raysim-test-out", "a/../../out", "a\\..\\out", "folder/", "a/.b"])
+    def test_what_is_no_file_of_a_run_folder(self, evil: str, tmp_path: Path) -> None:
         with pytest.raises(RunError, match="no file of a run folder"):
-            unpack(packed(member("fine"), evil), place)
-        assert names(tmp_path) == {"here/fine"}
+            unpack(packed("fine", evil), tmp_path / "here")
+        assert names(tmp_path) == set()
 
-    def test_the_same_name_twice(self, tmp_path: Path) -> None:
-        with pytest.raises(RunError, match="cannot be unpacked"):
-            unpack(packed(member("a"), member("a")), tmp_path)
-
-    def test_headers_that_say_they_are_long(self, tmp_path: Path) -> None:
-        """600 KiB of such an archive took 1.2 GB."""
+    def test_a_link_is_written_as_a_file(self, tmp_path: Path) -> None:
+        link = zipfile.ZipInfo("link")
+        link.create_system, link.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
         file = io.BytesIO()
-        with tarfile.open(fileobj=file, mode="w:gz", format=tarfile.PAX_FORMAT) as tar:
-            long = tarfile.TarInfo("summary.json")
-            long.pax_headers = {"comment": "x" * (20 << 20)}
-            tar.addfile(long)
-        tracemalloc.start()
-        try:
-            with pytest.raises(RunError, match="no file of a run folder"):
-                unpack(file, tmp_path)
-            assert tracemalloc.get_traced_memory()[1] < 5 << 20
-        finally:
-            tracemalloc.stop()
+        with zipfile.ZipFile(file, "w") as archived:
+            archived.writestr(link, "/etc/passwd")
+        unpack(file, tmp_path)
+        assert not (tmp_path / "link").is_symlink()
+        assert (tmp_path / "link").read_text() == "/etc/passwd"
+
+    def test_compression_that_takes_memory(self, tmp_path: Path) -> None:
+        with pytest.raises(RunError, match="no file of a run folder"):
+            unpack(packed("a", compression=zipfile.ZIP_LZMA), tmp_path)
+
+    def test_a_file_that_is_a_folder_too(self, tmp_path: Path) -> None:
+        with pytest.raises(RunError, match="cannot be unpacked"):
+            unpack(packed("a", "a/b"), tmp_path)
+
+    def test_a_size_that_is_wrong(self, tmp_path: Path) -> None:
+        """What is larger than its header says is cut off there, which its checksum shows."""
+        data = packed("zeros", content=bytes(10_000)).getvalue()
+        file = io.BytesIO(data.replace((10_000).to_bytes(4, "little"), (10).to_bytes(4, "little")))
+        with pytest.raises(RunError, match="cannot be unpacked"):
+            unpack(file, tmp_path, limit=1000)
+        assert (tmp_path / "zeros").stat().st_size <= 10
 
     def test_more_files_than_allowed(self, tmp_path: Path) -> None:
         with pytest.raises(RunError, match="more than 3 files"):
-            unpack(packed(*(member(f"f{i}") for i in range(4)), content=b""), tmp_path, most=3)
+            unpack(packed(*(f"f{i}" for i in range(4)), content=b""), tmp_path, most=3)
 
-    def test_names_that_need_no_extended_header_and_others(self) -> None:
+    def test_names(self) -> None:
         assert archive.is_plain(f"{'a' * 54}/{'b' * 100}")
         assert archive.is_plain("plots/Übersicht 1.png")
         for name in (
@@ -254,12 +227,12 @@ class TestUnpack:
 
     def test_more_than_allowed(self, tmp_path: Path) -> None:
         with pytest.raises(RunError, match="larger than 1000"):
-            unpack(packed(member("zeros"), content=bytes(1001)), tmp_path, limit=1000)
+            unpack(packed("zeros", content=bytes(1001)), tmp_path, limit=1000)
         assert names(tmp_path) == set()
 
     @pytest.mark.parametrize("cut", [lambda data: data[:2000], lambda data: b"no archive", lambda data: b""])
     def test_damaged(self, cut: Callable[[bytes], bytes], tmp_path: Path) -> None:
-        data = packed(member("a"), content=os.urandom(5000)).getvalue()
+        data = packed("a", content=os.urandom(5000)).getvalue()
         with pytest.raises(RunError, match="cannot be unpacked"):
             unpack(io.BytesIO(cut(data)), tmp_path)
 
@@ -268,9 +241,11 @@ class TestFetch:
     def log(self, folder: Path | str) -> dict[str, str]:
         return {"j": PREFIX + json.dumps({"run_folder": str(folder), "run_id": "r1"}) + "\n"}
 
-    def test_a_folder_that_can_be_seen_from_here(
-        self, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    @pytest.fixture(autouse=True)
+    def quick(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("raysim.jobs.fetch.MONITOR_S", 0.0)
+
+    def test_twice(self, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         here = cluster(details("j"), logs=self.log(run_folder))
         assert fetch(here, "j", None, False) == (Path("runs/quickstart/r1"), 3)
@@ -353,8 +328,7 @@ class TestFetch:
         with pytest.raises(ScenarioError, match="its results are at s3://bucket/r1"):
             fetch(cluster(details("j"), logs=self.log("s3://bucket/r1")), "j", tmp_path / "x", False)
 
-    def test_a_helper_that_dies(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("raysim.jobs.fetch.MONITOR_S", 0.0)
+    def test_a_helper_that_dies(self, tmp_path: Path) -> None:
         here = cluster(details("j"), logs=self.log(tmp_path / "elsewhere"))
         here.client.tails = [["Runtime env is setting up.\n", "sh: 1: exec: python: not found\n"]]
         with pytest.raises(RunError, match=r"ended early: sh: 1: exec: python: not found"):

@@ -232,10 +232,9 @@ def test_a_job_runs_as_it_would_here_and_comes_back(
     assert len(head.nodes_of_clients()) == 2
     local = run(load_scenario(QUICKSTART, [*SMALL, "backend=in_process"]), quiet=True)
 
-    # Through Ray, as from another machine.
     there = connect(find_address(head.address))
     jobs = _submitted(there)
-    folder, count = fetch(there, "first", None, False, through_ray=True)
+    folder, count = fetch(there, "first", None, False)
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["state_digest"] == local.state_digest
     assert Path(summary["folder"]).is_relative_to(head.home / "raysim" / "runs" / "quickstart")
