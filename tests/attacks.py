@@ -306,8 +306,9 @@ class _HostileClient:
             packed.writestr("x", bytes(100 << 20))
             packed.comment = bytes(60_000)
         elif what == 3:  # many, or with memory of a size that the archive chooses
+            packed.writestr("packed", b"x", self.rng.choice([zipfile.ZIP_STORED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2]))
             for number in range(self.rng.choice([1, 11_000])):
-                packed.writestr(f"f{number}", b"", self.rng.choice([zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2]))
+                packed.writestr(f"f{number}", b"")
         elif what == 4:  # a file that is a folder, or is there
             packed.writestr(
                 self.rng.choice(["summary.json/x", "plots", "plots/", "summary.json", ".hidden", "a/.b"]), b"x"

@@ -249,7 +249,7 @@ class Session:
 
     def _log_checkpoint(self, t: int) -> None:
         """Write into the summary that a checkpoint exists: a resumed run that finds none must not begin anew."""
-        self.folder.update_summary({"checkpoint": {"round": t, "folder": self.checkpoint_folder}})
+        self.folder.write_summary("running", {"checkpoint": {"round": t, "folder": self.checkpoint_folder}})
 
     def _failure(self, error: BaseException) -> BaseException:
         """What to raise for an error that ended the run. The summary and `logs/error.txt` keep it."""

@@ -134,11 +134,8 @@ class RunFolder:
 
     def write_text(self, name: str, text: str) -> None:
         """Put a text file such as `scenario.yaml` into the folder. Raises `RunError` when that fails."""
-        self._check_present()
-        try:
+        with self._writing(self.path / name):
             replace(self.path / name, lambda file: file.write(text.encode()))
-        except OSError as error:
-            raise self._failure(self.path / name, error) from error
 
     def open(self, card: RunCard) -> None:
         """Begin or resume the run. Raises `ScenarioError` when its files cannot be opened."""
@@ -152,35 +149,25 @@ class RunFolder:
 
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
         """Log round `t`. Raises `RunError` when the disk fails or the folder is missing."""
-        self._check_present()
         self._rounds.append(t, values)
-        at = self._clients.stream
-        try:
+        with self._writing(self._clients.stream):
             self._clients.append(t, clients)
-            at = self._rounds.parquet
-            if time.monotonic() - self._written >= ROUNDS_EVERY_S:
+        if time.monotonic() - self._written >= ROUNDS_EVERY_S:
+            with self._writing(self._rounds.parquet):
                 self._write_rounds()
-        except OSError as error:
-            raise self._failure(at, error) from error
 
     def sync(self) -> None:
         """Let every round so far outlive this process and a power cut. Raises `RunError` when the disk does not."""
-        self._check_present()
-        at = self._clients.stream
-        try:
+        with self._writing(self._clients.stream):
             self._clients.sync()
-            at = self._rounds.parquet
+        with self._writing(self._rounds.parquet):
             self._write_rounds()
             sync_folder(self.path)
-        except OSError as error:
-            raise self._failure(at, error) from error
 
-    def update_summary(self, summary: Mapping[str, object]) -> None:
-        """Write the summary of a running run. Raises `RunError` when that fails."""
-        try:
-            self._write_summary("running", summary)
-        except OSError as error:
-            raise self._failure(self.path / "summary.json", error) from error
+    def write_summary(self, status: Status, summary: Mapping[str, object]) -> None:
+        """Write `summary.json` without closing the folder. Raises `RunError` when that fails."""
+        with self._writing(self.path / "summary.json"):
+            self._write_summary(status, summary)
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
         """Write all that is left, `summary.json` last, and unlock the folder.
@@ -200,11 +187,7 @@ class RunFolder:
 
     def mark_finished(self, summary: Mapping[str, object]) -> None:
         """Let a run that was closed as "closing" be "finished". Raises `RunError` when that cannot be written."""
-        self._check_present()
-        try:
-            self._write_summary("finished", summary)
-        except OSError as error:
-            raise self._failure(self.path / "summary.json", error) from error
+        self.write_summary("finished", summary)
 
     def why_missing(self) -> str:
         """One sentence on what became of the folder, if it is no longer where this run began; else nothing."""
@@ -229,26 +212,33 @@ class RunFolder:
                 over.callback(_close, os.dup(self._lock))
             yield
 
-    def _check_present(self) -> None:
+    @contextlib.contextmanager
+    def _writing(self, path: Path) -> Iterator[None]:
+        """Raise `RunError` when the folder is missing, or a write to `path` within this block fails."""
         if missing := self.why_missing():
             raise RunError(missing)
+        try:
+            yield
+        except OSError as error:
+            kept = f"the first {self._rounds.written} of {len(self._rounds)} rounds are kept in {self.path}"
+            raise RunError(f"{path} could not be written ({reason(error)}); {kept}.") from error
 
     def _end(self, status: Status, summary: Mapping[str, object]) -> None:
-        self._check_present()
-        first: tuple[Path, OSError] | None = None
-        for name, write in (("rounds.parquet", self._write_rounds), ("clients.parquet", self._clients.end)):
+        failed: list[RunError] = []
+        for path, write in ((self._rounds.parquet, self._write_rounds), (self._clients.parquet, self._clients.end)):
             try:
-                write()
-            except OSError as error:
-                first = first or (self.path / name, error)
-        if first is not None and status in {"closing", "finished"}:
+                with self._writing(path):
+                    write()
+            except RunError as error:
+                failed.append(error)
+        if failed and status in {"closing", "finished"}:
             status = "failed"
         try:
-            self._write_summary(status, summary)
-        except OSError as error:
-            first = first or (self.path / "summary.json", error)
-        if first is not None:
-            raise self._failure(*first) from first[1]
+            self.write_summary(status, summary)
+        except RunError as error:
+            failed.append(error)
+        if failed:
+            raise failed[0]
 
     def _write_rounds(self) -> None:
         self._rounds.write()
@@ -258,10 +248,6 @@ class RunFolder:
         known = {} if self._card is None else self._card.facts
         text = summary_text(status, {**known, **summary})
         replace(self.path / "summary.json", lambda file: file.write(text.encode()))
-
-    def _failure(self, path: Path, error: OSError) -> RunError:
-        kept = f"the first {self._rounds.written} of {len(self._rounds)} rounds are kept in {self.path}"
-        return RunError(f"{path} could not be written ({reason(error)}); {kept}.")
 
     def _check_summary(self) -> None:
         path = self.path / "summary.json"

@@ -1,14 +1,11 @@
-"""The metrics of every round: packed in memory, and in `rounds.parquet`, which is replaced as a whole."""
+"""The metrics of every round: a table in memory, and in `rounds.parquet`, which is replaced as a whole."""
 
 from __future__ import annotations
 
 import math
-from array import array
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -16,24 +13,10 @@ from raysim.common.files import replace
 from raysim.common.results import METRICS
 
 
-@dataclass
-class _Column:
-    """One metric in every round. Packed, because a run may have tens of thousands and no round may cost memory."""
-
-    value_T: array[float] = field(default_factory=lambda: array("d"))
-    missing_T: bytearray = field(default_factory=bytearray)  # 1 where it was not measured, which is not the same as NaN
-
-    def append(self, value: float | None) -> None:
-        self.value_T.append(math.nan if value is None else float(value))
-        self.missing_T.append(value is None)
-
-    def arrow(self) -> pa.Array:
-        # Of a copy: an array that lends its memory cannot grow, and an error's traceback would keep it lent.
-        return pa.array(np.array(self.value_T), mask=np.array(self.missing_T, dtype=bool))
-
-
 class RoundRows:
     """The rounds of one run folder: all logged rounds in memory, those until the last `write` in the file.
+
+    A run may have tens of thousands, so they are packed: nine bytes a metric.
 
     Attributes:
         parquet: the file.
@@ -43,39 +26,25 @@ class RoundRows:
     def __init__(self, folder: Path) -> None:
         self.parquet = folder / "rounds.parquet"
         self.written = 0
-        self._clear()
-
-    def _clear(self) -> None:
-        self._rounds = array("q")
-        self._columns = {name: _Column() for name in METRICS}
+        self._packed = _table([])
+        self._latest: list[dict[str, float]] = []  # rounds that are not packed yet
 
     def __len__(self) -> int:
         """How many rounds there are."""
-        return len(self._rounds)
+        return len(self._packed) + len(self._latest)
 
     def __iter__(self) -> Iterator[dict[str, float]]:
         """Every round: its number, "round", and the metrics that were measured and are no NaN."""
-        for i, t in enumerate(self._rounds):
-            values = ((name, column.value_T[i]) for name, column in self._columns.items())
-            yield {"round": t, **{name: value for name, value in values if not math.isnan(value)}}
+        for row in self._table().to_pylist():
+            yield {name: value for name, value in row.items() if value is not None and not math.isnan(value)}
 
     def append(self, t: int, values: Mapping[str, float | int | None]) -> None:
-        """Add round `t`."""
-        for name in values:
-            if name not in self._columns:
-                self._columns[name] = column = _Column()
-                for _ in self._rounds:
-                    column.append(None)
-        self._rounds.append(t)
-        for name, column in self._columns.items():
-            column.append(values.get(name))
+        """Add round `t`; a metric that is absent or None was not measured, which is not the same as NaN."""
+        self._latest.append({"round": t, **{name: float(v) for name, v in values.items() if v is not None}})
 
     def write(self) -> None:
         """Let the file hold all rounds. Raises `OSError` when the disk does not do its part."""
-        fields = [pa.field("round", pa.int64(), nullable=False)]
-        fields += [pa.field(name, pa.float64()) for name in self._columns]
-        columns = [pa.array(np.array(self._rounds)), *(column.arrow() for column in self._columns.values())]
-        table = pa.Table.from_arrays(columns, schema=pa.schema(fields))
+        table = self._table()
         replace(self.parquet, lambda file: pq.write_table(table, file))
         self.written = len(self)
 
@@ -87,22 +56,39 @@ class RoundRows:
         Raises:
             OSError, pyarrow.ArrowException, KeyError, TypeError, ValueError: the file is not there or damaged.
         """
-        self._clear()
+        self._packed, self._latest = _table([]), []
         if t < 0:
             return 0
         with self.parquet.open("rb") as file:
             # Without read-ahead, as in `raysim.report.load`.
             table = pq.ParquetFile(file, pre_buffer=False).read(use_threads=False)
         table.validate(full=True)
-        rows = [row for row in table.to_pylist() if row["round"] <= t]
-        rounds = [row.pop("round") for row in rows]
+        rounds = [number for number in table["round"].to_pylist() if number <= t]
         if rounds != sorted({*rounds} & {*range(t + 1)}):
             raise ValueError(f"{self.parquet.name} does not hold rounds in their order")
-        for at, row in zip(rounds, rows, strict=True):
-            self.append(at, {name: value for name, value in row.items() if value is not None})
+        table = table.slice(0, len(rounds))
+        later = [name for name in table.column_names if table[name].null_count == len(table) and name not in METRICS]
+        self._packed = _joined(self._packed, table.drop_columns(later))
         return t + 1 - len(rounds)
 
     def remove(self) -> None:
         """Let there be no file."""
         self.parquet.unlink(missing_ok=True)
         self.written = 0
+
+    def _table(self) -> pa.Table:
+        """All rounds, packed."""
+        if self._latest:
+            self._packed, self._latest = _joined(self._packed, _table(self._latest)), []
+        return self._packed
+
+
+def _table(rows: Sequence[Mapping[str, float]]) -> pa.Table:
+    """A table with a column for each of `METRICS`, and for every other metric of the rows."""
+    names = dict.fromkeys([*METRICS, *(name for row in rows for name in row if name != "round")])
+    fields = [pa.field("round", pa.int64(), nullable=False), *(pa.field(name, pa.float64()) for name in names)]
+    return pa.Table.from_pylist(list(rows), pa.schema(fields))
+
+
+def _joined(first: pa.Table, second: pa.Table) -> pa.Table:
+    return pa.concat_tables([first, second], promote_options="default").combine_chunks()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,28 +19,11 @@ import pyarrow.parquet as pq
 from raysim.common.files import replace, replacing, sync_folder
 from raysim.common.results import ClientRow
 
+_TYPES = {"int": pa.int64(), "float": pa.float64(), "str": pa.string(), "bool": pa.bool_()}
 CLIENT_SCHEMA = pa.schema(
     [
-        pa.field("round", pa.int64(), nullable=False),
-        pa.field("client", pa.int64(), nullable=False),
-        pa.field("model", pa.string(), nullable=False),
-        pa.field("participated", pa.bool_(), nullable=False),
-        pa.field("accuracy", pa.float64()),
-        pa.field("correct", pa.int64()),
-        pa.field("total", pa.int64()),
-        pa.field("loss", pa.float64()),
-        pa.field("val_correct", pa.int64()),
-        pa.field("val_total", pa.int64()),
-        pa.field("global_accuracy", pa.float64()),
-        pa.field("train_loss", pa.float64()),
-        pa.field("train_samples", pa.int64(), nullable=False),
-        pa.field("up_bytes", pa.int64(), nullable=False),
-        pa.field("down_bytes", pa.int64(), nullable=False),
-        pa.field("up_params", pa.int64(), nullable=False),
-        pa.field("down_params", pa.int64(), nullable=False),
-        pa.field("flops", pa.float64(), nullable=False),
-        pa.field("train_s", pa.float64(), nullable=False),
-        pa.field("evaluate_s", pa.float64(), nullable=False),
+        pa.field(f.name, _TYPES[str(f.type).removesuffix(" | None")], nullable=str(f.type).endswith(" | None"))
+        for f in fields(ClientRow)
     ]
 )
 """The columns of `clients.parquet`: the fields of `ClientRow`, in their order."""
