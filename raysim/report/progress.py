@@ -9,13 +9,10 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from raysim.common.results import ClientRow, RunCard, Status
 from raysim.report.units import human_bytes, human_seconds, per_cent, plural
-
-if TYPE_CHECKING:
-    from rich.progress import Progress as Bar
 
 _RECENT = 10  # rounds that the pace is the mean of
 _LINE_EVERY_S = 1.0
@@ -50,136 +47,96 @@ def make_display(rounds: int, clients: int, quiet: bool = False, stream: TextIO 
     return _Plain(rounds, clients, stream)
 
 
-class _Facts:
-    """The latest of what is shown; a metric that a round did not measure keeps its last value."""
-
-    def __init__(self, rounds: int, clients: int) -> None:
-        self.rounds, self.clients = rounds, clients
-        self.done = 0
-        self._values: dict[str, float] = {}
-        self._bytes = 0.0
-        self._pace_s: deque[float] = deque(maxlen=_RECENT)
-        self._last = time.monotonic()
-
-    def take(self, t: int, values: Mapping[str, float | int]) -> None:
-        now = time.monotonic()
-        self.done = t
-        if t > 0:
-            self._pace_s.append(now - self._last)
-        self._last = now
-        self._bytes += values.get("comm/up_bytes", 0) + values.get("comm/down_bytes", 0)
-        self._values.update({k: float(v) for k, v in values.items() if v is not None and not math.isnan(v)})
-
-    @property
-    def accuracy(self) -> str:
-        names = {"accuracy/all": "all", "accuracy/participants": "participants"}
-        known = [f"{per_cent(self._values[m])} {name}" for m, name in names.items() if m in self._values]
-        return f"accuracy {', '.join(known)}" if known else ""
-
-    @property
-    def traffic(self) -> str:
-        return f"{human_bytes(self._values.get('comm/total_bytes', self._bytes))} sent"
-
-    @property
-    def pace(self) -> str:
-        return f"{human_seconds(self._mean_s)}/round" if self._pace_s else ""
-
-    @property
-    def left(self) -> str:
-        remaining = self.rounds - self.done
-        if not self._pace_s or remaining <= 0:
-            return ""
-        left_s = self._mean_s * remaining
-        return f"{human_seconds(left_s) if left_s > 59 else f'{left_s:.0f} s'} left"
-
-    @property
-    def _mean_s(self) -> float:
-        return sum(self._pace_s) / len(self._pace_s)
-
-
 class _Plain(Display):
-    """A line per round, about one a second at most; the first and the last are always there."""
+    """A line per round, about one a second at most; the first and the last are always printed.
+
+    A metric that a round did not measure keeps its last value.
+    """
 
     def __init__(self, rounds: int, clients: int, stream: TextIO) -> None:
-        self._facts = _Facts(rounds, clients)
-        self._stream = stream
+        self._rounds, self._clients, self._stream = rounds, clients, stream
+        self._done = 0
+        self._values: dict[str, float] = {}
+        self._bytes = 0.0
+        self._ended_s: deque[float] = deque(maxlen=_RECENT + 1)  # when the last rounds ended, time.monotonic()
         self._shown_s = -math.inf
         self._pending = False
 
     def open(self, card: RunCard) -> None:
-        facts = self._facts
-        self.notify(f"{card.name}: {plural(facts.rounds, 'round')}, {plural(facts.clients, 'client')}, {card.folder}")
+        self.notify(f"{card.name}: {plural(self._rounds, 'round')}, {plural(self._clients, 'client')}, {card.folder}")
 
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
-        self._facts.take(t, values)
-        self._pending = True
-        if t in {0, 1, self._facts.rounds} or time.monotonic() - self._shown_s >= _LINE_EVERY_S:
-            self._print()
+        self._done, self._pending = t, True
+        self._ended_s.append(time.monotonic())
+        self._bytes += values.get("comm/up_bytes", 0) + values.get("comm/down_bytes", 0)
+        self._values.update({k: float(v) for k, v in values.items() if v is not None and not math.isnan(v)})
+        if t in {0, 1, self._rounds} or time.monotonic() - self._shown_s >= _LINE_EVERY_S:
+            self._show()
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
         if self._pending:
-            self._print()
+            self._show()
 
     def notify(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
 
-    def _print(self) -> None:
-        facts = self._facts
-        width = len(str(facts.rounds))
-        parts = [f"round {facts.done:>{width}}/{facts.rounds}"]
-        parts += [facts.accuracy, facts.traffic, facts.pace, facts.left]
-        self.notify("  ".join(part for part in parts if part))
+    def _show(self) -> None:
+        self.notify("  ".join([f"round {self._done:>{len(str(self._rounds))}}/{self._rounds}", *self._facts()]))
         self._shown_s, self._pending = time.monotonic(), False
 
+    def _facts(self) -> list[str]:
+        """Accuracy, bytes, pace and the time that is left, each as far as it is known."""
+        names = {"accuracy/all": "all", "accuracy/participants": "participants"}
+        known = [f"{per_cent(self._values[m])} {name}" for m, name in names.items() if m in self._values]
+        facts = [f"accuracy {', '.join(known)}"] if known else []
+        facts.append(f"{human_bytes(self._values.get('comm/total_bytes', self._bytes))} sent")
+        if len(self._ended_s) > 1:  # the first round of a run also waits for its start
+            mean_s = (self._ended_s[-1] - self._ended_s[0]) / (len(self._ended_s) - 1)
+            left_s = mean_s * (self._rounds - self._done)
+            facts.append(f"{human_seconds(mean_s)}/round")
+            if left_s > 0:
+                facts.append(f"{human_seconds(left_s) if left_s > 59 else f'{left_s:.0f} s'} left")
+        return facts
 
-class _Live(Display):
+
+class _Live(_Plain):
     """One line that is drawn over itself."""
 
     def __init__(self, rounds: int, clients: int, stream: TextIO) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
-        self._facts = _Facts(rounds, clients)
+        super().__init__(rounds, clients, stream)
         self._console = Console(file=stream)
-        columns = ["{task.fields[accuracy]}", "{task.fields[traffic]}", "{task.fields[pace]}"]
-        self._bar: Bar = Progress(
+        self._bar = Progress(
             TextColumn("[bold]{task.completed:.0f}/{task.total:.0f}[/] rounds"),
             BarColumn(bar_width=20),
-            *(TextColumn(column, style="default") for column in columns),
-            TextColumn("{task.fields[left]}", style="dim"),
+            TextColumn("{task.description}", style="default"),
             TextColumn("{task.fields[within]}", style="dim"),
             console=self._console,
             refresh_per_second=4,
         )
-        self._task = self._bar.add_task("", total=rounds, accuracy="", traffic="", pace="", left="starting", within="")
+        self._task = self._bar.add_task("starting", total=rounds, within="")
 
     def open(self, card: RunCard) -> None:
-        facts = self._facts
-        self.notify(f"{card.name}: {plural(facts.rounds, 'round')}, {plural(facts.clients, 'client')}, {card.folder}")
+        super().open(card)
         self._bar.start()
         # A run that ends without `close` must not leave the terminal without its cursor.
         atexit.register(self._bar.stop)
-
-    def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
-        facts = self._facts
-        facts.take(t, values)
-        self._bar.update(
-            self._task,
-            completed=t,
-            accuracy=facts.accuracy,
-            traffic=facts.traffic,
-            pace=facts.pace,
-            left=facts.left,
-        )
 
     def within(self, done: int, of: int) -> None:
         # A round that is over at once shows nothing of it.
         self._bar.update(self._task, within=f"{done}/{of} clients" if 0 < done < of else "")
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
-        self._bar.update(self._task, left="" if status == "finished" else status)
+        self._show()
+        if status != "finished":
+            self._bar.update(self._task, within=status)
         self._bar.stop()
         atexit.unregister(self._bar.stop)
 
     def notify(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _show(self) -> None:
+        self._bar.update(self._task, completed=self._done, description="  ".join(self._facts()))

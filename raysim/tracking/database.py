@@ -1,4 +1,4 @@
-"""What MLflow is asked to do quietly: being imported, making a database whole or not at all, failing in one line."""
+"""MLflow without its noise: imports it, makes a new database whole or not at all, puts its errors into one line."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ import logging
 import os
 import secrets
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from raysim.common.files import sync_folder
@@ -33,7 +30,7 @@ def load_mlflow(uri: str) -> Any:
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_LOGGING_LEVEL": "ERROR",
         "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-        # MLflow would ask a dead server for minutes; asking again is this tracker's own business.
+        # MLflow would ask a dead server for minutes; this tracker retries itself.
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
     }
@@ -45,7 +42,7 @@ def load_mlflow(uri: str) -> Any:
     warnings.filterwarnings("ignore", category=DeprecationWarning, module="mlflow|sqlalchemy|alembic")
     from mlflow import entities
 
-    # alembic tells of every migration; urllib3 of every retry, which `warnings` sums up.
+    # alembic logs every migration; urllib3 every retry, which `warnings` sums up.
     for name in ("mlflow", "alembic", "urllib3.connectionpool"):
         logging.getLogger(name).setLevel(logging.ERROR)
     return entities
@@ -58,55 +55,36 @@ def is_new(resolved: str) -> bool:
 
 
 def ensure_database(resolved: str) -> None:
-    """Let the database of a resolved `sqlite:` address be there; nothing for a server. Raises what MLflow does."""
-    with creation_lock(database_path(resolved)), new_database(resolved) as new:
-        if new is not None:
-            load_mlflow(new)
-            _make(new)
+    """Make the database of a resolved `sqlite:` address if it is new; nothing for a server. Raises what MLflow does.
 
-
-@contextmanager
-def creation_lock(database: Path | None) -> Iterator[None]:
-    """Keep two runs from making the same new database at once, which MLflow by itself may not survive.
-
-    MLflow has a lock of its own, but in the temporary folder, which the two need not share.
-
-    The lock file stays behind: removing one that another process waits for would undo the lock.
+    A new database appears whole: MLflow makes one in dozens of steps, and refuses what a process left that was killed
+    between two of them. Two runs do not make it at once: MLflow has a lock of its own, but in the temporary folder,
+    which the two need not share. The lock file stays, because removing one that another process waits for would undo
+    the lock.
     """
-    if database is None:
-        yield
+    path = database_path(resolved)
+    if path is None:
         return
-    with database.with_name(f"{database.name}.lock").open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-@contextmanager
-def new_database(resolved: str) -> Iterator[str | None]:
-    """Let a database that is not there yet appear whole: gives an address to make it at; None: it is there.
-
-    MLflow makes one in dozens of steps and refuses what a process left that was killed between two of them. Only within
-    `creation_lock`.
-    """
-    if not is_new(resolved):
-        yield None
-        return
-    path, *query = resolved.removeprefix("sqlite:///").partition("?")
-    database = Path(path).resolve()  # of a link: the file that it names
-    for left in database.parent.glob(f".{glob.escape(database.name)}.new-*"):  # by a killed process; with its journal
-        left.unlink(missing_ok=True)
-    # Never the same name: MLflow remembers addresses that it made a database at.
-    new = database.with_name(f".{database.name}.new-{secrets.token_hex(4)}")
-    try:
-        yield f"sqlite:///{new}{''.join(query)}"
-        new.replace(database)
-        sync_folder(database.parent)
-    finally:
-        new.unlink(missing_ok=True)
+    with path.with_name(f"{path.name}.lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not is_new(resolved):
+            return
+        database = path.resolve()  # of a link: the file that it names
+        for left in database.parent.glob(f".{glob.escape(database.name)}.new-*"):  # by a killed process
+            left.unlink(missing_ok=True)
+        # Never the same name: MLflow remembers addresses that it made a database at.
+        new = database.with_name(f".{database.name}.new-{secrets.token_hex(4)}")
+        try:
+            _make(f"sqlite:///{new}")
+            new.replace(database)
+            sync_folder(database.parent)
+        finally:
+            new.unlink(missing_ok=True)
 
 
 def _make(uri: str) -> None:
-    """Have MLflow make a database, and let go of it."""
+    """Have MLflow make a database, and close it."""
+    load_mlflow(uri)
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(uri)

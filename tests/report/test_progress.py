@@ -78,6 +78,18 @@ def test_live_line(monkeypatch):
     assert "30/30" in text and "30.0% all, 60.0% participants" in text and "31.0 MiB sent" in text
 
 
+def test_a_resumed_run_does_not_count_its_start_as_a_round(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
+    stream = io.StringIO()
+    progress = make_display(10, 20, stream=stream)
+    progress.open(CARD)
+    for now[0], t in ((100.0, 6), (102.0, 7), (104.0, 8)):  # 100 seconds of start-up, then two a round
+        progress.log(t, values(t), [])
+    assert "left" not in stream.getvalue().splitlines()[1]
+    assert stream.getvalue().splitlines()[-1].endswith("2.00 s/round  4 s left")
+
+
 def test_dumb_terminals_get_plain_lines(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     assert "\x1b" not in run(Terminal())

@@ -9,12 +9,11 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
 from raysim.common.errors import RunError, ScenarioError
-from raysim.tracking.database import load_mlflow, new_database
+from raysim.tracking.database import ensure_database, load_mlflow
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.mlflow import MlflowTracker
 
@@ -220,7 +219,6 @@ def test_close_without_open_is_nothing(store):
 SCRIPT = """
 import sys, pathlib
 from raysim.common.results import RunCard
-from raysim.tracking.database import load_mlflow, new_database
 from raysim.tracking.mlflow import MlflowTracker
 uri, name = sys.argv[1:]
 card = RunCard("two", name, pathlib.Path("."), {"a": 1}, {}, "digits", "s", "d", "p", 1, 1, "m-s1", {})
@@ -278,11 +276,6 @@ def test_a_process_that_is_killed_while_it_makes_a_database_leaves_none(tmp_path
 def test_a_new_database_behind_a_link_is_made_where_it_points(tmp_path):
     (tmp_path / "far").mkdir()
     (tmp_path / "mlflow.db").symlink_to(tmp_path / "far" / "real.db")
-    with new_database(f"sqlite:///{tmp_path / 'mlflow.db'}?timeout=5") as new:
-        assert new.startswith(f"sqlite:///{tmp_path / 'far' / '.real.db.new-'}") and new.endswith("?timeout=5")
-        Path(new.removeprefix("sqlite:///").partition("?")[0]).write_text("whole")
-    assert (tmp_path / "mlflow.db").is_symlink() and (tmp_path / "far" / "real.db").read_text() == "whole"
-    with new_database(f"sqlite:///{tmp_path / 'mlflow.db'}") as new:
-        assert new is None
-    with new_database("http://127.0.0.1:5000") as new:
-        assert new is None
+    ensure_database(f"sqlite:///{tmp_path / 'mlflow.db'}?timeout=5")
+    assert (tmp_path / "mlflow.db").is_symlink() and (tmp_path / "far" / "real.db").stat().st_size
+    ensure_database("http://127.0.0.1:5000")
