@@ -125,20 +125,19 @@ def test_joining_a_cluster_keeps_the_sigterm_handler(workplace: Path, monkeypatc
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_the_dry_run_says_that_data_is_missing(
+def test_the_dry_run_says_that_data_is_missing_or_refuses_as_a_run_would(
     capfd: pytest.CaptureFixture[str], workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sets = [
-        "--set",
-        "data.name=fashion_mnist",
-        "--set",
-        f"data.root={workplace}",
-        "--set",
-        "clients.models=[fmnist_cnn1]",
-    ]
+    sets = ["--set", "data.name=fashion_mnist", "--set", "clients.models=[fmnist_cnn1]"]
     monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delenv("RAYSIM_DATA", raising=False)
+    monkeypatch.setenv("RAYSIM_CACHE", str(workplace))
     main(["launch", QUICKSTART, "--dry-run", *sets])
     assert "fashion_mnist is not on this machine" in " ".join(capfd.readouterr().out.split())
+    with pytest.raises(SystemExit) as ended:
+        main(["launch", QUICKSTART, "--dry-run", *sets, "--set", f"data.root={workplace}"])
+    assert ended.value.code == 2
+    assert f"data.root: no fashion_mnist in {workplace}" in capfd.readouterr().err
 
 
 def test_as_a_module(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ ADDRESS = click.option(
 CODE_CHANGED = click.option(
     "--code-changed",
     is_flag=True,
-    help="Go on although the code of the method, or of raysim, is not what the run began with; what changed is noted.",
+    help="Resume although the code of the method, or of raysim, is not what the run began with; what changed is noted.",
 )
 
 
@@ -52,13 +52,13 @@ CODE_CHANGED = click.option(
 @click.option(
     "--wait",
     is_flag=True,
-    help="Show what the job prints until it ends, and end with its exit code. Ctrl-C ends the showing, not the job.",
+    help="Show what the job prints until it ends, and end with its exit code. Ctrl-C ends the printing, not the job.",
 )
 @click.option(
     "--resume",
     "run_",
     metavar="RUN",
-    help="Go on with this run from its last checkpoint: the ID of the job that ran it, or its folder or run id on the "
+    help="Resume this run from its last checkpoint: the ID of the job that ran it, or its folder or run id on the "
     "cluster. Without SCENARIO, as it was; rounds may be raised, and places and resources may change.",
 )
 @CODE_CHANGED
@@ -80,12 +80,12 @@ def submit(
     job: str | None,
     env: tuple[str, ...],
 ) -> None:
-    """Run a scenario on a Ray cluster, or go on with a run there.
+    """Run a scenario on a Ray cluster, or resume a run there.
 
     The scenario is checked here; then it and the code (raysim, algorithms) are sent to the cluster's dashboard, and a
     driver on the head node runs it. Data is not sent: name its place on the cluster in data.root or RAYSIM_DATA.
     Relative paths of the scenario, such as the results in ./runs, mean ~/raysim on the head node; `raysim fetch` brings
-    the results here. The run goes on without this terminal.
+    the results here. The run continues without this terminal.
 
     A cluster that asks for a token gets the one in RAY_AUTH_TOKEN, in the file that RAY_AUTH_TOKEN_PATH names, or in
     ~/.ray/auth_token.
@@ -107,7 +107,7 @@ def submit(
     if scenario is None and run_ is None:
         raise click.UsageError("Missing argument 'SCENARIO'; only --resume can do without.")
     if code_changed and run_ is None:
-        raise click.UsageError("--code-changed is for a run that goes on: give --resume RUN as well.")
+        raise click.UsageError("--code-changed is for a run that is resumed: give --resume RUN as well.")
     # Every error that needs no cluster is reported before the cluster is asked.
     facts = {} if scenario is None else facts_of(Path(scenario), check(load_scenario(scenario, sets)))
     variables = parse_env(env)
@@ -156,7 +156,7 @@ def status(job: str, address: str | None) -> None:
 
 @click.command()
 @ID
-@click.option("--follow", "-f", is_flag=True, help="Go on until the job ends; Ctrl-C ends the following, not the job.")
+@click.option("--follow", "-f", is_flag=True, help="Print until the job ends; Ctrl-C ends the printing, not the job.")
 @ADDRESS
 def logs(job: str, follow: bool, address: str | None) -> None:
     """Print what a job on a cluster has printed: a line a round, notes, how it ended.
@@ -180,7 +180,7 @@ def stop(job: str, address: str | None) -> None:
     """End a job on a cluster, in seconds; what its run has done until then is kept.
 
     The round that is being run is finished if it takes no longer than some seconds. `raysim fetch` brings the results,
-    `raysim submit --resume ID` goes on with the run. ID is what `raysim submit` printed; `raysim jobs` lists all.
+    `raysim submit --resume ID` resumes the run. ID is what `raysim submit` printed; `raysim jobs` lists all.
     """
     from raysim.jobs.watch import look
     from raysim.jobs.watch import stop as stop_job
@@ -199,7 +199,7 @@ def stop(job: str, address: str | None) -> None:
     kept = f"{rounds} rounds are kept" if isinstance(rounds, int) else "what was done is kept"
     click.echo(f"{job}: {after.state}; {kept} in {report.run_folder}")
     click.echo(f"  fetch   raysim fetch {job}{_rest(address)}")
-    click.echo(f"  go on   raysim submit --resume {job}{_rest(address)}")
+    click.echo(f"  resume  raysim submit --resume {job}{_rest(address)}")
 
 
 @click.command()
@@ -230,7 +230,7 @@ def fetch(job: str, output: str | None, checkpoints: bool, address: str | None) 
     """Bring the run folder of a job on a cluster here.
 
     It holds rounds.parquet, clients.parquet, summary.json and the plots, and comes through the dashboard alone. It can
-    be fetched while the run goes on, and again when it has ended. ID is what `raysim submit` printed; `raysim jobs`
+    be fetched while the run is running, and again when it has ended. ID is what `raysim submit` printed; `raysim jobs`
     lists all.
     """
     from raysim.jobs.fetch import fetch as fetch_folder
@@ -260,7 +260,7 @@ def _follow(cluster: Cluster, job: str) -> Job:
     try:
         return follow(cluster, job, write)
     except KeyboardInterrupt:
-        click.echo(f"{job} goes on without being watched (raysim stop {job} ends it)", err=True)
+        click.echo(f"{job} continues without being watched (raysim stop {job} ends it)", err=True)
         sys.exit(130)
 
 

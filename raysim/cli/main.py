@@ -1,6 +1,6 @@
 """The `raysim` command: launch, resume, verify, validate, list, describe, schema, ui, completion, and jobs on clusters.
 
-Exit codes: 0 done; 1 a run that had begun could not go on, or MLflow did not take all of it; 2 what was asked for
+Exit codes: 0 done; 1 a run that had begun could not continue, or MLflow did not take all of it; 2 what was asked for
 cannot be; 130 stopped by Ctrl-C.
 """
 
@@ -55,7 +55,7 @@ def cli() -> None:
 @SETS
 @click.option("--dry-run", is_flag=True, help="Show where clients would live and what a round would take, then stop.")
 @QUIET
-@click.option("--resume", "run_", metavar="RUN", help="Go on with this run: its folder, or its id below ./runs.")
+@click.option("--resume", "run_", metavar="RUN", help="Resume this run: its folder, or its id below ./runs.")
 @CODE_CHANGED
 @ADDRESS
 def launch(
@@ -95,7 +95,7 @@ def launch(
 
     if run_ is None:
         if code_changed:
-            raise click.UsageError("--code-changed is for a run that goes on: give --resume RUN as well.")
+            raise click.UsageError("--code-changed is for a run that is resumed: give --resume RUN as well.")
         result = run(loaded, quiet=quiet)
     else:
         result = resume(find_run(run_), loaded, quiet=quiet, code_changed=code_changed)
@@ -109,7 +109,7 @@ def launch(
 @CODE_CHANGED
 @ADDRESS
 def resume_(run_: str, sets: tuple[str, ...], quiet: bool, code_changed: bool, address: str | None) -> None:
-    """Go on with a run that was stopped or failed, or whose machine did, from its last checkpoint.
+    """Resume a run that was stopped or failed, or whose machine did, from its last checkpoint.
 
     RUN is its folder, or its id below ./runs. The result is that of a run that nothing happened to, bit for bit.
     Resources and places may be overridden, and `rounds` raised; what would change the result, the method's code

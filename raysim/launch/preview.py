@@ -12,7 +12,7 @@ import torch
 from raysim.core.data import Batch
 from raysim.core.fit import FitJob, fit_one
 from raysim.core.ops import cross_entropy
-from raysim.data.datasets import missing
+from raysim.data.datasets import load_dataset, missing
 from raysim.data.specs import DATASETS
 from raysim.engine.policies.placement import ActorGroup, ClusterResources, Plan, check_fits, make_plan
 from raysim.launch.assemble import attach, check_local, find_machine
@@ -72,7 +72,9 @@ def preview(checked: Checked) -> Preview:
         check_fits(plan, nodes, scenario.resources.placement == "pack")
     data = scenario.data
     if missing(data.name, data.root, data.format):
-        text = f"{data.name} is not on this machine; a run looks for it and, without data.root, tries to download it"
+        if data.root is not None or not checked.dataset.torchvision:
+            load_dataset(data.name, data.root, data.format, download=False)  # raises what a run would
+        text = f"{data.name} is not on this machine; a run tries to download it"
         plan = replace(plan, notes=(*plan.notes, text))
     plan = replace(plan, notes=(*checked.warnings, *plan.notes))
     models = tuple(_measure(checked, name) for name in checked.task.architectures)

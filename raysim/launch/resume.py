@@ -98,8 +98,8 @@ class Identity:
         if changes := self.code.changes(now):
             raise ScenarioError(
                 f"{folder} cannot be resumed: its code had another SHA-256: {', '.join(changes)}; the results "
-                "would not be of one method; --code-changed (code_changed=True in Python) goes on with the code as it "
-                "is now"
+                "would not be of one method; --code-changed (code_changed=True in Python) "
+                "resumes it with the code as it is now"
             )
 
     def with_code(self, now: Code, t: int) -> Identity:
@@ -156,7 +156,7 @@ def refuse_strange_files(folder: Path) -> None:
             if path.is_symlink():
                 raise ScenarioError(f"{path} is a link; a run is resumed only in a folder that holds none: copy it")
             if not (path.is_file() or path.is_dir()):
-                raise ScenarioError(f"{path} is neither a file nor a folder; remove it to go on with the run")
+                raise ScenarioError(f"{path} is neither a file nor a folder; remove it to resume the run")
     for names, expected in ((_FOLDERS, False), (_FILES, True)):
         for path in (folder / name for name in names):
             if path.exists() and path.is_file() != expected:
@@ -188,7 +188,7 @@ def refuse_differences(folder: Path, loaded: Loaded) -> None:
         named = [f"{key} ({_shown(had.get(key))} there, {_shown(has.get(key))} here)" for key in differing]
         place = loaded.origin.of(tuple(differing[0].split(".")))
         raise ScenarioError(
-            f"{place}: {folder} is a run with another {', '.join(named)}; a run goes on only with "
+            f"{place}: {folder} is a run with another {', '.join(named)}; a run is resumed only with "
             f"what gives the same result: {', '.join(FREE)}, and a later last round, may differ"
         )
 

@@ -26,7 +26,8 @@ def print_closing_table(summary: Mapping[str, object], file: TextIO | None = Non
     - `best_round`, `best_val_round`: the rounds of `accuracy/best` and `accuracy/at_best_val`
     - `up_bytes_per_participant`, `down_bytes_per_participant`: mean bytes per participant and round; in their
       absence the last round's bytes divided by `participants_per_round`
-    - `seconds`: phase to its seconds over the whole run, "total" among them
+    - `seconds`: "total" of this process; and "train", "aggregate", "evaluate", summed over clients and server, which
+      work at the same time
     """
     from rich.console import Console
     from rich.text import Text
@@ -62,6 +63,7 @@ def rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
         ("sent in all", _one(final, "comm/total_bytes", human_bytes)),
         ("computed in all", _one(final, "compute/total_flops", lambda n: f"{human_count(n)}FLOP")),
         ("time", _time(seconds, final)),
+        ("work, summed", ", ".join(f"{k} {human_seconds(s)}" for k, s in seconds.items() if k != "total")),
         ("restarts", _restarts(final)),
         ("uploads left out", _left_out(summary)),
         ("state", str(summary.get("state_digest") or "")[:12]),
@@ -136,12 +138,15 @@ def _per_participant(summary: Mapping[str, object], final: Mapping[str, Any]) ->
     return f"{', '.join(shown)} per round" if shown else ""
 
 
-def _time(seconds: Mapping[str, Any], final: Mapping[str, Any]) -> str:
-    total = seconds.get("total", final.get("time/total_s"))
-    phases = ", ".join(f"{k} {human_seconds(s)}" for k, s in seconds.items() if k != "total" and s is not None)
-    if total is None:
-        return phases
-    return human_seconds(total) + (f" ({phases})" if phases else "")
+def _time(seconds: Mapping[str, float], final: Mapping[str, float]) -> str:
+    total, rounds = seconds.get("total"), final.get("time/total_s")
+    if total is None or rounds is None:
+        return "" if total is None else human_seconds(total)
+    if rounds > total:  # a resumed run: its earlier rounds count, its earlier start and end do not
+        return f"{human_seconds(total)} since it was resumed, {human_seconds(rounds)} of rounds in all"
+    return (
+        f"{human_seconds(total)} ({human_seconds(rounds)} of rounds, {human_seconds(total - rounds)} of start and end)"
+    )
 
 
 def _restarts(final: Mapping[str, Any]) -> str:

@@ -85,7 +85,7 @@ class RunFolder:
         """An existing run folder, to resume in; call `truncate` next.
 
         Raises:
-            ScenarioError: it is no run folder, cannot be written, or its run is still going on.
+            ScenarioError: it is no run folder, cannot be written, or its run is still running.
         """
         path = Path(path).absolute()
         try:
@@ -97,7 +97,7 @@ class RunFolder:
             for place in (path, path / "logs"):
                 remove_leftovers(place)
         except BlockingIOError as error:
-            raise ScenarioError(f"The run in {path} is still going on, in {holder(path / LOCK)}.") from error
+            raise ScenarioError(f"The run in {path} is still running, in {holder(path / LOCK)}.") from error
         except OSError as error:
             raise ScenarioError(f"The run in {path} cannot be resumed ({reason(error)}).") from error
         return folder
@@ -123,7 +123,7 @@ class RunFolder:
                 self._write_rounds()
         except OSError as error:
             where = f"after round {t}" if t >= 0 else "from its beginning"
-            raise RunError(f"The run in {self.path} cannot go on {where}: {reason(error)}.") from error
+            raise RunError(f"The run in {self.path} cannot be resumed {where}: {reason(error)}.") from error
         self._restored = True
         return latest
 
@@ -198,10 +198,10 @@ class RunFolder:
             now = Path(f"/proc/self/fd/{self._lock}").readlink().parent.parent
             if _inode(now) == self._inode:
                 return (
-                    f"The run folder {self.path} was moved to {now} while the run went on, so nothing more could be "
-                    f"written to it; go on from its last checkpoint with: raysim resume {shlex.quote(str(now))}"
+                    f"The run folder {self.path} was moved to {now} while the run was running, so nothing more could be "
+                    f"written to it; resume it from its last checkpoint with: raysim resume {shlex.quote(str(now))}"
                 )
-        return f"The run folder {self.path} is gone, with all that it held: it was deleted while the run went on."
+        return f"The run folder {self.path} is gone, with all that it held: it was deleted while the run was running."
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

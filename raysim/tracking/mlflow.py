@@ -65,7 +65,7 @@ class MlflowTracker:
     """The Tracker for MLflow: parameters, tags and data set once, at most one `log_batch` a round, files at the end.
 
     Close it after the run folder, whose files it uploads. A server that stops answering is asked again for
-    `timeout_s` seconds; then `warnings` says so, the run goes on, and rounds are kept until it answers.
+    `timeout_s` seconds; then `warnings` says so, the run continues, and rounds are kept until it answers.
 
     MLflow takes a call's metrics as a whole or not at all, and a call carries whole rounds. So of a run whose process
     was killed it holds whole rounds, and `resume` adds those that it does not hold.
@@ -105,7 +105,7 @@ class MlflowTracker:
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
 
     def resume(self, rounds: Sequence[Mapping[str, float]]) -> None:
-        """Go on with the run that MLflow may hold already, and which has done `rounds`; to be called before `open`.
+        """Continue the run that MLflow may hold already, and which has done `rounds`; to be called before `open`.
 
         The run is known by its tag `raysim.run_id`; where there is none, one is made and gets all of `rounds`. A round
         that MLflow holds is not sent again, neither from these nor from those that follow. Parameters keep the values
@@ -239,7 +239,7 @@ class MlflowTracker:
             holdoff = min(2 * holdoff, _HOLDOFF_S[1])
 
     def _start(self) -> None:
-        """Open the run, going on where a failed attempt stopped."""
+        """Open the run, from where a failed attempt stopped."""
         entities = load_mlflow(self.uri)
         from mlflow.tracking import MlflowClient
 
@@ -362,7 +362,7 @@ class MlflowTracker:
                 failing_s = time.monotonic() - failing_since
                 if failing_s > self.timeout_s:
                     if not warned:
-                        text = f"has not answered for {failing_s:.0f} s ({in_words(error)}); the run goes on"
+                        text = f"has not answered for {failing_s:.0f} s ({in_words(error)}); the run continues"
                         self.warnings.append(f"MLflow at {shown(self.uri)} {text}.")
                         warned = True
                     if self._ending:
@@ -405,7 +405,7 @@ class MlflowTracker:
         status = _STATUS[self._ending]
         problem = self._persist(lambda: self._client.set_terminated(self.run_id, status), timeout_s)
         if problem is not None:
-            self._missing.append(f"MLflow could not be told that the run ended: {problem}.")
+            self._missing.append(f"MLflow did not record that the run ended: {problem}.")
         return problem is None
 
     def _count_lost(self, whole: bool) -> None:

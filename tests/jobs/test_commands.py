@@ -154,7 +154,7 @@ class TestWithACluster:
     def test_stop_reports_what_is_kept(self, capfd: pytest.CaptureFixture[str], use: Any) -> None:
         use(cluster(details("j"), logs={"j": self.LOG + self.SUMMARY + "\n"}))
         kept = "3 rounds are kept in /home/x/raysim/runs/quickstart/r1"
-        then = "  fetch   raysim fetch j\n  go on   raysim submit --resume j\n"
+        then = "  fetch   raysim fetch j\n  resume  raysim submit --resume j\n"
         assert self.output(capfd, "stop", "j") == f"j: STOPPED; {kept}\n{then}"
         assert self.output(capfd, "stop", "j") == "j had ended already: STOPPED\n"
 
@@ -205,7 +205,7 @@ class TestWithACluster:
         here = cluster(details("j"))
         use(here)
         output = self.output(capfd, "logs", "j", "--follow", code=130)
-        assert output == "j goes on without being watched (raysim stop j ends it)\n"
+        assert output == "j continues without being watched (raysim stop j ends it)\n"
         assert ("stop", "j") not in here.client.asked
 
 

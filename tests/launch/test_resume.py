@@ -129,7 +129,7 @@ def test_no_process_gets_the_folder_while_mlflow_reads_it(workplace: Path, monke
     def look(self: MlflowTracker, status: Status, summary: Mapping[str, object]) -> None:
         seen.append(Path(str(summary["folder"])))
         assert read_summary(seen[0])["status"] == "closing"
-        with pytest.raises(ScenarioError, match="still going on"):
+        with pytest.raises(ScenarioError, match="still running"):
             RunFolder.reopen(seen[0])
         close(self, status, summary)
 
@@ -365,7 +365,7 @@ def test_a_run_folder_that_is_deleted_is_missed(workplace: Path, rounds: int, ev
 def test_a_run_folder_that_is_moved_is_missed_and_goes_on_there(workplace: Path) -> None:
     whole = run(loaded("rounds=4"), quiet=True)
     away = workplace / "away"
-    with pytest.raises(RunError, match=rf"was moved to {away} .* go on .* with: raysim resume {away}"):
+    with pytest.raises(RunError, match=rf"was moved to {away} .* resume it .* with: raysim resume {away}"):
         run(loaded("rounds=4", "checkpoint.every=1"), quiet=True, trackers=[Taken(lambda path: path.rename(away))])
     assert list((workplace / "runs" / "tiny").iterdir()) == [whole.folder]
     assert resume(away, quiet=True).state_digest == whole.state_digest

@@ -35,6 +35,7 @@ SUMMARY = {
         "comm/down_bytes": 20 * 2**20,
         "comm/total_bytes": 600 * 2**20,
         "compute/total_flops": 1.5e13,
+        "time/total_s": 40.0,
         "engine/restarts": 0,
     },
 }
@@ -54,7 +55,8 @@ def test_all_rows():
         "sent per participant": "1.00 MiB up, 2.00 MiB down per round",
         "sent in all": "600 MiB",
         "computed in all": "15.0 TFLOP",
-        "time": "43.2 s (train 30.1 s, aggregate 0.20 s, evaluate 9.00 s)",
+        "time": "43.2 s (40.0 s of rounds, 3.20 s of start and end)",
+        "work, summed": "train 30.1 s, aggregate 0.20 s, evaluate 9.00 s",
         "state": "a1b2c3d4e5f6",
         "results": "/a/runs/quickstart/r1",
         "MLflow": "mlflow ui --backend-store-uri sqlite:////a/mlflow.db",
@@ -70,6 +72,12 @@ def test_a_run_that_stopped_early():
     assert dict(rows({**SUMMARY, "rejected_uploads": 3}))["uploads left out"] == "3, which held a NaN or infinity"
     assert found["restarts"] == "2" and found["sent per participant"] == "2.00 KiB up per round"
     assert "accuracy, all clients" not in found and "time" not in found
+
+
+def test_the_time_of_a_resumed_run():
+    resumed = {**SUMMARY, "seconds": {"total": 10.0}}
+    assert dict(rows(resumed))["time"] == "10.0 s since it was resumed, 40.0 s of rounds in all"
+    assert dict(rows({**SUMMARY, "final": {}}))["time"] == "43.2 s"
 
 
 def test_nothing_known():

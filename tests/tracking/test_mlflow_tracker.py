@@ -140,7 +140,7 @@ def test_server_that_dies_is_warned_of_once_and_rounds_are_counted(store, tmp_pa
     wait_until(lambda: tracker.warnings)
     tracker.log(5, {"accuracy/all": 0.5}, [])
     time.sleep(0.5)
-    assert len(tracker.warnings) == 1 and "the run goes on" in tracker.warnings[0]
+    assert len(tracker.warnings) == 1 and "the run continues" in tracker.warnings[0]
     began = time.monotonic()
     tracker.close("finished", {})
     assert time.monotonic() - began < 20  # by itself it would be patient for 30 s

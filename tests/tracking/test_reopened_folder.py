@@ -61,7 +61,7 @@ def tell(make_rows):
 
 @pytest.fixture
 def begin(tmp_path, make_card, tell):
-    """A new run folder with the rounds up to `last`, its run still going on."""
+    """A new run folder with the rounds up to `last`, its run still running."""
 
     def begin(last, name="r1"):
         folder = RunFolder.create(tmp_path / "runs", "quick", name)
@@ -443,7 +443,7 @@ def test_only_one_at_a_time(begin):
 
     def refused():
         with pytest.raises(
-            ScenarioError, match=f"The run in {folder.path} is still going on, in process {os.getpid()} "
+            ScenarioError, match=f"The run in {folder.path} is still running, in process {os.getpid()} "
         ):
             RunFolder.reopen(folder.path)
 
@@ -464,7 +464,7 @@ def test_who_holds_it_keeps_it_beyond_close(begin):
     folder = begin(1)
     with folder.locked():
         folder.close("failed", {})
-        with pytest.raises(ScenarioError, match="still going on"):
+        with pytest.raises(ScenarioError, match="still running"):
             RunFolder.reopen(folder.path)
     RunFolder.reopen(folder.path)
 
@@ -542,7 +542,7 @@ def test_a_process_that_is_killed(tmp_path):
     with subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path)], env=environment, stdout=-1) as process:
         lines = [process.stdout.readline() for _ in range(5)]
         path = tmp_path / "quick" / "killed"
-        with pytest.raises(ScenarioError, match=f"still going on, in process {process.pid} "):
+        with pytest.raises(ScenarioError, match=f"still running, in process {process.pid} "):
             RunFolder.reopen(path)
         assert read_summary(path)["status"] == "running"
         process.kill()
