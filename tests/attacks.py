@@ -380,7 +380,7 @@ class _NoMlflow:
     """`MlflowTracker` that tracks nothing."""
 
     where = ""
-    run_id = experiment_id = run_url = run_path = None
+    run_id = experiment_id = run_path = None
 
     def __init__(self, uri: str, *rest: object, **more: object) -> None:
         self.uri = uri

@@ -266,10 +266,6 @@ def _close(summary: Mapping[str, Any], uri: str | None) -> None:
     """What a run that ended well leaves on the terminal."""
     from raysim.report.table import print_closing_table
 
-    if summary.get("nothing_to_do"):
-        click.echo(f"{summary['folder']}: all {summary['rounds']} rounds were done already", err=True)
-    if summary.get("completed"):
-        click.echo(f"{summary['folder']}: all rounds were done already; plots and MLflow are complete now", err=True)
     print_closing_table(summary)
     click.echo(f"See it in the browser:  {_ui_line(uri)}")
 

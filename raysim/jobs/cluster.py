@@ -11,7 +11,7 @@ import re
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,20 +150,20 @@ def connect(address: Address) -> Cluster:
         bypass_proxy()
     token = ""
     notes: tuple[str, ...] = ()
-    answer = _ask(address, token)
-    if answer.status == 401 and os.environ.get("RAY_AUTH_MODE", "token").lower() == "token":
+    status, facts = _ask(address, token)
+    if status == 401 and os.environ.get("RAY_AUTH_MODE", "token").lower() == "token":
         token, notes = find_token()
-        answer = _ask(address, token) if token else answer
-    if answer.status == 401:
+        status, facts = _ask(address, token) if token else (status, facts)
+    if status == 401:
         raise address.error(
             "asks for a token and none was found: put the cluster's into RAY_AUTH_TOKEN, a file that "
             "RAY_AUTH_TOKEN_PATH names, or ~/.ray/auth_token (and leave RAY_AUTH_MODE unset or set it to token)"
         )
-    if answer.status == 403:
+    if status == 403:
         raise address.error(
             f"refuses the token in {_token_origin()}: it needs the one that the cluster was started with"
         )
-    version = answer.facts.get("ray_version")
+    version = facts.get("ray_version") if isinstance(facts, dict) else None
     if not isinstance(version, str):
         raise address.error(f"answers, but is no Ray dashboard; allowed: {ALLOWED}")
     from ray.exceptions import AuthenticationError
@@ -206,29 +206,22 @@ def _token_origin() -> str:
     return "RAY_AUTH_TOKEN" if os.environ.get("RAY_AUTH_TOKEN", "").strip() else str(_token_file())
 
 
-@dataclass(frozen=True)
-class _Answer:
-    status: int
-    facts: Mapping[str, Any]
-
-
-def _ask(address: Address, token: str) -> _Answer:
-    """The answer to /api/version within `ANSWER_S`; Ray's own client would wait for minutes."""
+def _ask(address: Address, token: str) -> tuple[int, Any]:
+    """The status and the content of the answer to /api/version; waits for `ANSWER_S`, Ray's own client for minutes."""
     request = urllib.request.Request(f"{address.url}/api/version")
     if token:
         request.add_header("Authorization", f"Bearer {token}")
-    found: list[_Answer | Exception] = []
+    found: list[tuple[int, Any] | Exception] = []
 
     def ask() -> None:
         try:
             with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
-                facts = json.loads(answer.read(ANSWER_BYTES))
-                found.append(_Answer(answer.status, facts if isinstance(facts, dict) else {}))
+                found.append((answer.status, json.loads(answer.read(ANSWER_BYTES))))
         except urllib.error.HTTPError as error:
             error.close()
-            found.append(_Answer(error.code, {}))
+            found.append((error.code, None))
         except (ValueError, RecursionError):
-            found.append(_Answer(200, {}))
+            found.append((200, None))
         except (OSError, http.client.HTTPException) as error:
             found.append(error)
 

@@ -108,10 +108,7 @@ def _resume(
         raise ScenarioError(f"--resume: {error} (on the head node)") from None
     result = resume(folder, loaded, sets=sets, trackers=[tracker], resume_command=RESUME, code_changed=code_changed)
     if result.summary.get("nothing_to_do"):
-        print(f"{folder}: all {result.summary['rounds']} rounds were done already", file=sys.stderr, flush=True)
         tracker.report_folder(folder, str(result.summary["run_id"]))
-    if result.summary.get("completed"):
-        print(f"{folder}: all rounds were done already; plots and MLflow are complete now", file=sys.stderr, flush=True)
     return result
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib import metadata
 
 VARIABLE = "RAYSIM_CLIENT_VERSIONS"
@@ -31,7 +31,7 @@ class Versions:
     def parse(cls, text: str) -> Versions:
         """The versions in a text of `Versions.text`; "" where it names none."""
         found = dict(item.partition("=")[::2] for item in text.split())
-        return cls(**{name: found.get(name, "") for name in cls.__dataclass_fields__})
+        return cls(**{field.name: found.get(field.name, "") for field in fields(cls)})
 
     def text(self) -> str:
         """For an environment variable: "python=3.11 ray=2.60.0 torch=2.12.1 raysim=0.1.0"."""

@@ -35,10 +35,6 @@ class Code:
     commit: str | None = None  # of the git checkout that raysim is imported from; None: there is none, or no git
     dirty: bool | None = None  # whether raysim or the algorithms differ from that commit
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.files, Mapping) or not all(isinstance(digest, str) for digest in self.files.values()):
-            raise TypeError("code.files: a mapping of names to SHA-256 is expected")
-
     @classmethod
     def of(cls, algorithm: AnyAlgorithm) -> Code:
         """Of a method as its files are now.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO, TypeGuard
 
 from raysim.common.results import Scalar, written
 from raysim.common.text import one_line
 from raysim.report.units import human_bytes, human_count, human_seconds, per_cent
-
-__all__ = ["human_bytes", "human_count", "human_seconds", "print_closing_table", "rows"]
 
 
 def print_closing_table(summary: Mapping[str, object], file: TextIO | None = None) -> None:
@@ -19,19 +18,22 @@ def print_closing_table(summary: Mapping[str, object], file: TextIO | None = Non
 
     - `scenario`, `algorithm`, `status`, `folder`, `mlflow` (the line to print), `state_digest`: text
     - `seed`; `overrides`: dotted keys and values that `--set` gave
+    - `nothing_to_do`, `completed`: whether all rounds had been done before, which standard error then says
     - `rounds`: rounds done; `rounds_asked`: rounds that the scenario asks for
     - `participants_per_round`, `clients`: counts
     - `final`: metric name to value, of the last round that measured it; accuracies in [0, 1], bytes, seconds
     - `rejected_uploads`: how many uploads were left out
     - `best_round`, `best_val_round`: the rounds of `accuracy/best` and `accuracy/at_best_val`
-    - `up_bytes_per_participant`, `down_bytes_per_participant`: mean bytes per participant and round; in their
-      absence the last round's bytes divided by `participants_per_round`
+    - `up_bytes_per_participant`, `down_bytes_per_participant`: mean bytes per participant and round
     - `seconds`: "total" of this process; and "train", "aggregate", "evaluate", summed over clients and server, which
       work at the same time
     """
     from rich.console import Console
     from rich.text import Text
 
+    for key, done in (("nothing_to_do", ""), ("completed", "; plots and MLflow are complete now")):
+        if summary.get(key):
+            print(f"{summary['folder']}: all {summary['rounds']} rounds were done already{done}", file=sys.stderr)
     found = rows(summary)
     width = max((len(name) for name, _ in found), default=0)
     lines = [Text.assemble(" ", (name.ljust(width), "dim"), f"   {value}") for name, value in found]
@@ -59,7 +61,7 @@ def rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
         ("accuracy, whole test set", _one(final, "accuracy/global", per_cent)),
         ("best accuracy", _in_round(final, "accuracy/best", summary.get("best_round"))),
         ("at best validation", _in_round(final, "accuracy/at_best_val", summary.get("best_val_round"))),
-        ("sent per participant", _per_participant(summary, final)),
+        ("sent per participant", _per_participant(summary)),
         ("sent in all", _one(final, "comm/total_bytes", human_bytes)),
         ("computed in all", _one(final, "compute/total_flops", lambda n: f"{human_count(n)}FLOP")),
         ("time", _time(seconds, final)),
@@ -126,15 +128,9 @@ def _in_round(final: Mapping[str, Any], metric: str, t: object) -> str:
     return f"{text} in round {t}" if text and t is not None else text
 
 
-def _per_participant(summary: Mapping[str, object], final: Mapping[str, Any]) -> str:
-    count = summary.get("participants_per_round")
-    shown = []
-    for way in ("up", "down"):
-        n = summary.get(f"{way}_bytes_per_participant")
-        if n is None and _is_number(count) and count and final.get(f"comm/{way}_bytes") is not None:
-            n = final[f"comm/{way}_bytes"] / count
-        if _is_number(n):
-            shown.append(f"{human_bytes(n)} {way}")
+def _per_participant(summary: Mapping[str, object]) -> str:
+    sizes = ((way, summary.get(f"{way}_bytes_per_participant")) for way in ("up", "down"))
+    shown = [f"{human_bytes(size)} {way}" for way, size in sizes if _is_number(size)]
     return f"{', '.join(shown)} per round" if shown else ""
 
 

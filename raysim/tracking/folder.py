@@ -198,7 +198,7 @@ class RunFolder:
             now = Path(f"/proc/self/fd/{self._lock}").readlink().parent.parent
             if _inode(now) == self._inode:
                 return (
-                    f"The run folder {self.path} was moved to {now} while the run was running, so nothing more could be "
+                    f"The run folder {self.path} was moved to {now} while the run was running, so no more was "
                     f"written to it; resume it from its last checkpoint with: raysim resume {shlex.quote(str(now))}"
                 )
         return f"The run folder {self.path} is gone, with all that it held: it was deleted while the run was running."

@@ -25,10 +25,7 @@ from raysim.common.errors import RunError, ScenarioError
 from raysim.common.results import METRICS, ClientRow, RunCard, Status
 from raysim.tracking.database import ensure_database, in_words, load_mlflow
 from raysim.tracking.folder import summary_text
-from raysim.tracking.store import FOR_TRAINING, VIEW, VIEW_TAG, check_uri, database_path, resolve_uri, shown
-from raysim.tracking.ui import serve_ui, ui_command, ui_environment
-
-__all__ = ["MlflowTracker", "check_uri", "resolve_uri", "serve_ui", "ui_command", "ui_environment"]
+from raysim.tracking.store import FOR_TRAINING, VIEW, VIEW_TAG, database_path, resolve_uri, shown
 
 ARTIFACTS = (
     "scenario.yaml",
@@ -91,7 +88,6 @@ class MlflowTracker:
         self._resumed = False
         self._found: Any = None  # the run that MLflow already has, if any
         self._there: frozenset[int] = frozenset()  # rounds that it holds
-        self._steps = 0  # of opening the run that are done
         self._pending: deque[_Round] = deque()
         self._lost = 0
         self._missing: list[str] = []  # sentences on what did not arrive, and may when the run is resumed
@@ -173,18 +169,11 @@ class MlflowTracker:
         return f"#/experiments/{self.experiment_id}/runs/{self.run_id}?{FOR_TRAINING}" if self.run_id else None
 
     @property
-    def run_url(self) -> str | None:
-        """The address of the run's page on a server; None for SQLite, and until the run is made."""
-        if database_path(self.uri) is not None or self.run_path is None:
-            return None
-        return f"{shown(self.uri)}/{self.run_path}"
-
-    @property
     def where(self) -> str:
         """What to open, or to type, to see the run."""
         if database_path(self.uri) is not None:
             return f"raysim ui --uri {shlex.quote(self.uri)}"
-        return self.run_url or shown(self.uri)
+        return f"{shown(self.uri)}/{self.run_path}" if self.run_path else shown(self.uri)
 
     @property
     def _folder(self) -> Path:
@@ -259,11 +248,9 @@ class MlflowTracker:
                 run = self._client.create_run(self.experiment_id, self._began_ms, tags, f"{card.label} {card.run_id}")
                 self.run_id = run.info.run_id
         present = self._found.data.params if self._found else {}
-        items = [(k, v) for k, v in card.parameters.items() if _key(k) not in present]
-        for i in range(self._steps * _PER_BATCH, len(items), _PER_BATCH):
-            params = [entities.Param(_key(k), _text(v)) for k, v in items[i : i + _PER_BATCH]]
-            self._client.log_batch(self.run_id, params=params)
-            self._steps += 1
+        params = [entities.Param(_key(k), _text(v)) for k, v in card.parameters.items() if _key(k) not in present]
+        for i in range(0, len(params), _PER_BATCH):  # MLflow takes the same parameter again
+            self._client.log_batch(self.run_id, params=params[i : i + _PER_BATCH])
         if self._found and self._found.inputs.dataset_inputs:
             return
         profile = {
@@ -283,14 +270,10 @@ class MlflowTracker:
         self._client.log_inputs(self.run_id, datasets=[entities.DatasetInput(dataset, [context])])
 
     def _own_tags(self, card: RunCard) -> dict[str, str]:
-        try:
-            version = importlib.metadata.version("raysim")
-        except importlib.metadata.PackageNotFoundError:
-            version = "unknown"
         return {
             "mlflow.source.name": "raysim",
             "mlflow.source.type": "LOCAL",
-            "raysim.version": version,
+            "raysim.version": importlib.metadata.version("raysim"),
             "raysim.run_id": card.run_id,
             "raysim.folder": str(card.folder),
         }

@@ -197,20 +197,13 @@ def _file_problem(database: Path) -> str | None:
         return f"cannot be opened ({database} is not a file)"
     if not os.access(database, os.R_OK | os.W_OK):
         return f"cannot be opened ({database} cannot be written)"
-    with database.open("rb") as file:
-        head = file.read(16)
-    if head not in {b"", b"SQLite format 3\0"}:
-        return f"cannot be opened ({database} is no SQLite database)"
-    return f"is a database of something else than MLflow ({database})" if _is_others(database) else None
-
-
-def _is_others(database: Path) -> bool:
-    """Whether a SQLite database has tables, and not MLflow's: it would get those."""
     try:
         with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=1)) as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     except sqlite3.OperationalError:  # it is locked, by a run that is being tracked there most likely
-        return False
+        return None
     except sqlite3.DatabaseError:
-        return True
-    return bool(tables) and not {"alembic_version", "experiments"} <= tables
+        return f"cannot be opened ({database} is no SQLite database)"
+    if tables and not {"alembic_version", "experiments"} <= tables:  # it would get MLflow's tables
+        return f"is a database of something else than MLflow ({database})"
+    return None

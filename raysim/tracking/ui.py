@@ -8,9 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from types import FrameType
 
 from raysim.common.errors import ScenarioError
 from raysim.common.files import reason
@@ -74,13 +72,9 @@ def serve_ui(uri: str | None, host: str = "127.0.0.1", port: int = 5000) -> int:
             raise ScenarioError(f"tracking.uri: {shown(resolved)} cannot be made ({in_words(error)}).") from error
     print(f"MLflow is at http://{host}:{port} (Ctrl-C ends it)", flush=True)
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
     # The server has children of its own; a session of theirs lets all of them be ended together.
     server = subprocess.Popen(command, env=ui_environment(), start_new_session=True)
-    on_main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, stop) if on_main else None
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _when_up(server, f"http://{host}:{port}")
         return server.wait()
@@ -88,8 +82,7 @@ def serve_ui(uri: str | None, host: str = "127.0.0.1", port: int = 5000) -> int:
         return 0
     finally:
         end_group(server)
-        if on_main:
-            signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, before)
 
 
 def _when_up(server: subprocess.Popen[bytes], address: str) -> None:
@@ -132,9 +125,6 @@ def _refuse_taken_port(host: str, port: int) -> None:
 
 
 def _bind(host: str, port: int) -> int:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        # As the server does: a port whose last connections are still closing is free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((host, port))
-        free: int = probe.getsockname()[1]
-        return free
+    # As the server does: a port whose last connections are still closing is free.
+    with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        return int(probe.getsockname()[1])

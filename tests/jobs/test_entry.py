@@ -52,7 +52,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]
         begun.append({"folder": folder, "loaded": loaded and loaded.scenario.rounds, "sets": list(sets)})
         if code_changed:
             begun[-1]["code_changed"] = True
-        return SimpleNamespace(summary={**SUMMARY, "run_id": "r1", "nothing_to_do": True})
+        return SimpleNamespace(summary={**SUMMARY, "run_id": "r1", "folder": str(folder), "nothing_to_do": True})
 
     monkeypatch.setattr("raysim.launch.run.run", run)
     monkeypatch.setattr("raysim.launch.run.resume", resume)

@@ -13,7 +13,7 @@ import pytest
 import algorithms
 from raysim.common.errors import RunError, ScenarioError
 from raysim.jobs.cluster import Cluster
-from raysim.jobs.stage import code, stage
+from raysim.jobs.stage import stage
 from raysim.jobs.submit import Work, environment, facts_of, new_id, parse_env, submit
 from raysim.jobs.versions import VARIABLE, Versions
 from raysim.launch.check import check
@@ -72,10 +72,6 @@ class TestStage:
         assert (folder / "algorithms" / "fedssa.py").exists()
         assert not (folder / "algorithms" / "data.bin").exists()
         assert not (folder / "algorithms" / ".git").exists()
-
-    def test_every_path_once(self) -> None:
-        paths = [file.path for file in code()]
-        assert len(paths) == len(set(paths)) > 50
 
 
 class TestEnvironment:

@@ -18,6 +18,8 @@ SUMMARY = {
     "rounds_asked": 20,
     "clients": 20,
     "participants_per_round": 10,
+    "up_bytes_per_participant": 2.0**20,
+    "down_bytes_per_participant": 2.0**21,
     "best_round": 18,
     "best_val_round": 15,
     "state_digest": "a1b2c3d4e5f6a7b8c9",
@@ -65,7 +67,7 @@ def test_all_rows():
 
 def test_a_run_that_stopped_early():
     early = {**SUMMARY, "status": "interrupted", "rounds": 7, "final": {"engine/restarts": 2.0}}
-    early |= {"up_bytes_per_participant": 2048.0, "seconds": {}}
+    early |= {"up_bytes_per_participant": 2048.0, "down_bytes_per_participant": None, "seconds": {}}
     found = dict(rows(early))
     assert found["rounds"] == "7 of 20, interrupted"
     assert "uploads left out" not in found

@@ -68,7 +68,7 @@ def test_a_finished_run(store, tmp_path, make_card, make_rows, monkeypatch, capf
     sent = [m.key for b in batches for m in b["metrics"]]
     assert sent == ["accuracy/all", "comm/total_bytes", "odd name_"] * 4 and len(batches) <= 4
     assert tracker.where == f"raysim ui --uri {store}"
-    assert tracker.run_url is None and f"/runs/{tracker.run_id}?" in tracker.run_path
+    assert f"/runs/{tracker.run_id}?" in tracker.run_path
     client = client_of(store)
     run = client.get_run(tracker.run_id)
     assert run.info.run_name == "fedgh-s1 r1" and run.info.status == "FINISHED"

@@ -19,9 +19,9 @@ import pytest
 
 from raysim.common.errors import ScenarioError
 from raysim.tracking.database import load_mlflow
-from raysim.tracking.mlflow import MlflowTracker, serve_ui, ui_command, ui_environment
+from raysim.tracking.mlflow import MlflowTracker
 from raysim.tracking.store import experiment_pages
-from raysim.tracking.ui import end_group
+from raysim.tracking.ui import end_group, serve_ui, ui_command, ui_environment
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = [
