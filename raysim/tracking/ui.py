@@ -125,6 +125,8 @@ def _refuse_taken_port(host: str, port: int) -> None:
 
 
 def _bind(host: str, port: int) -> int:
-    # As the server does: a port whose last connections are still closing is free.
-    with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        # As the server does: a port whose last connections are still closing is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
         return int(probe.getsockname()[1])
