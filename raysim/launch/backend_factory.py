@@ -99,7 +99,7 @@ class Placement:
 
 
 def placement(checked: Checked, plan: Plan, nodes: Sequence[Node]) -> list[Placement]:
-    """What each node will hold; empty where there is but one, which holds everything."""
+    """What each node will hold; empty for a single node, which holds everything."""
     if len(nodes) < 2:
         return []
     resources = checked.loaded.scenario.resources

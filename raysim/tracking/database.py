@@ -95,7 +95,7 @@ def _make(uri: str) -> None:
 
 
 def in_words(error: BaseException) -> str:
-    """An error of MLflow's in one line, in a word or two where there was just no answer."""
+    """An error of MLflow's in one line; two words where the server did not answer."""
     text = " ".join(redacted(str(error)).split())
     if getattr(error, "error_code", None) == "UNAUTHENTICATED" or "error code 401" in text:
         return f"it wants a user name and password: set {USER} and {PASSWORD}"

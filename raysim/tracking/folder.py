@@ -157,7 +157,7 @@ class RunFolder:
                 self._write_rounds()
 
     def sync(self) -> None:
-        """Let every round so far outlive this process and a power cut. Raises `RunError` when the disk does not."""
+        """Write every round so far to the disk, safe from a power cut. Raises `RunError` when that fails."""
         with self._writing(self._clients.stream):
             self._clients.sync()
         with self._writing(self._rounds.parquet):
@@ -208,7 +208,7 @@ class RunFolder:
         """Keep the folder locked for this block, even if `close` comes first."""
         with contextlib.ExitStack() as over:
             with contextlib.suppress(OSError):  # a method closed it
-                # Of the same open file, so it is let go of when both are closed.
+                # Of the same open file, so the lock ends when both are closed.
                 over.callback(_close, os.dup(self._lock))
             yield
 

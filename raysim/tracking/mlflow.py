@@ -288,7 +288,7 @@ class MlflowTracker:
             except Exception as error:
                 if getattr(error, "error_code", None) != "RESOURCE_ALREADY_EXISTS":
                     raise
-                # Another run was quicker.
+                # Another run made it meanwhile.
                 found = self._client.get_experiment_by_name(self.experiment)
         if found.tags.get(VIEW_TAG) != VIEW:
             with contextlib.suppress(Exception):  # without the permission, pages show MLflow's own columns
@@ -302,7 +302,7 @@ class MlflowTracker:
         return max(found, key=lambda run: (len(run.data.metrics), len(run.data.params)), default=None)
 
     def _go_on(self, tags: Mapping[str, str]) -> str:
-        """Let the run that was found be a running one again, with these tags; returns its id."""
+        """Set the run that was found to running again, with these tags; returns its id."""
         from mlflow.entities import RunTag
 
         run_id = str(self._found.info.run_id)

@@ -43,7 +43,7 @@ class RoundRows:
         self._latest.append({"round": t, **{name: float(v) for name, v in values.items() if v is not None}})
 
     def write(self) -> None:
-        """Let the file hold all rounds. Raises `OSError` when the disk does not do its part."""
+        """Write all rounds to the file. Raises `OSError` when the disk fails."""
         table = self._table()
         replace(self.parquet, lambda file: pq.write_table(table, file))
         self.written = len(self)
@@ -72,7 +72,7 @@ class RoundRows:
         return t + 1 - len(rounds)
 
     def remove(self) -> None:
-        """Let there be no file."""
+        """Remove the file."""
         self.parquet.unlink(missing_ok=True)
         self.written = 0
 

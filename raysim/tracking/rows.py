@@ -61,7 +61,7 @@ class ClientRows:
         self._file.flush()
 
     def sync(self) -> None:
-        """Let all rows so far outlive a power cut."""
+        """Write all rows so far to the disk, safe from a power cut."""
         assert self._file is not None, "sync before begin"
         os.fsync(self._file.fileno())
 

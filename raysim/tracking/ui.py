@@ -32,7 +32,7 @@ def ui_command(uri: str | None, host: str = "127.0.0.1", port: int = 5000) -> li
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", resolved]
     # Without it the server would make a folder for artifacts wherever it is started.
     command += ["--artifacts-destination", str(database.parent / "mlartifacts")]
-    # One worker starts sooner and is plenty for one reader; a line per request is none's reading.
+    # One worker starts sooner and is enough for one reader, who does not need a line per request.
     command += ["--workers", "1", "--uvicorn-opts", "--log-level=warning"]
     return [*command, "--host", host, "--port", str(port)]
 
