@@ -162,7 +162,7 @@ def _of_raysim() -> str:
 
 
 def _file(name: str, installed: bool) -> Path | None:
-    """The file of a module; None for what is built in, raysim's or not found, and for what is installed unless `installed`."""
+    """The file of a module; None if it is built in, raysim's, not found, or installed (unless `installed`)."""
     root = name.partition(".")[0]
     if not root or root == "raysim" or root in sys.stdlib_module_names:
         return None
