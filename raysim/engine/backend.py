@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raysim.core.algorithm import ClientId
-from raysim.core.messages import Weights
 from raysim.engine.checkpoint.storage import Storage
 from raysim.engine.records import (
     ClientEvaluation,
@@ -41,8 +40,11 @@ class Backend(Protocol):
     def recover(self) -> list[str]:
         """Replace what died and forget all state, as after `start`. Returns what a user should know, in sentences."""
 
-    def restore(self, clients: Iterable[Mapping[ClientId, Weights]], server: bytes) -> None:
-        """After `start` or `recover`: load a checkpoint's states."""
+    def restore(self, files: SavedFiles, storage: Storage) -> None:
+        """After `start` or `recover`: load the states that `save` wrote. Each file is read and checked where it goes.
+
+        Raises `DamageError` when a file is damaged.
+        """
 
     def send(self, t: int, cohort: Sequence[ClientId]) -> Any:
         """Ask the server for its messages of round `t`. Returns the broadcast, or a reference to it."""

@@ -5,7 +5,7 @@ Everything is done when it is called; the results are pending in name only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from raysim.core.algorithm import ClientId
-from raysim.core.messages import Weights, pack
+from raysim.engine.checkpoint.format import read_file
 from raysim.engine.checkpoint.storage import Storage
 from raysim.engine.memory import gpu_memory, host_memory
 from raysim.engine.records import (
@@ -24,7 +24,6 @@ from raysim.engine.records import (
     ClientEvaluation,
     ClientFailure,
     ClientReport,
-    ClientState,
     MemoryReport,
     Pending,
     SavedFiles,
@@ -58,11 +57,12 @@ class InProcessBackend:
         self.server.start([registrations])
         return []
 
-    def restore(self, clients: Iterable[Mapping[ClientId, Weights]], server: bytes) -> None:
+    def restore(self, files: SavedFiles, storage: Storage) -> None:
+        clients, server = files
         for file in clients:
-            self.worker.adopt({k: ClientState(pack(state), unsaved=False) for k, state in file.items()})
+            self.worker.restore(file, read_file(storage, file))
         self.worker.unsaved.clear()
-        self.server.restore(server)
+        self.server.restore(read_file(storage, server))
 
     def send(self, t: int, cohort: Sequence[ClientId]) -> Broadcast:
         return self.server.send(t, cohort)

@@ -51,22 +51,21 @@ class Progress:
         kept = {name: copy.deepcopy(getattr(self, name)) for name in FACTS}
         return {**kept, "stale": sorted(self.stale), "before_s": self.elapsed_s()}
 
-    @classmethod
-    def resumed(cls, t: int, facts: Mapping[str, Any], latest: Mapping[ClientId, ClientRow]) -> Progress:
-        """The progress after round `t`, from a checkpoint's `facts`. Raises `RunError` when these are none."""
+    def resume(self, t: int, facts: Mapping[str, Any], latest: Mapping[ClientId, ClientRow]) -> None:
+        """Take the progress after round `t` from a checkpoint's `facts`. Raises `RunError` when these are none."""
         from pydantic import TypeAdapter  # no actor needs it
 
-        kept = {name: facts[name] for name in FACTS if name in facts}  # an earlier version did not count all of them
-        hints = get_type_hints(cls)
+        names = [name for name in FACTS if name in facts]  # an earlier version did not count all of them
+        hints = get_type_hints(Progress)
         try:
-            for name, value in {**kept, "before_s": facts["before_s"]}.items():
-                TypeAdapter(hints[name]).validate_python(value, strict=True)
-            TypeAdapter(list[ClientId]).validate_python(facts["stale"], strict=True)
+            for name in (*names, "before_s"):
+                setattr(self, name, TypeAdapter(hints[name]).validate_python(facts[name], strict=True))
+            self.stale = set(TypeAdapter(list[ClientId]).validate_python(facts["stale"], strict=True))
         except (ValueError, KeyError) as error:
             raise RunError(
                 f"the checkpoint of round {t} does not say how the run stood ({' '.join(str(error).split())})"
             ) from None
-        return cls(t=t, latest=dict(latest), stale=set(facts["stale"]), before_s=facts["before_s"], **kept)
+        self.t, self.latest = t, dict(latest)
 
     def count(self, report: RoundReport, rows: Sequence[ClientRow], evaluated: bool) -> dict[str, Any]:
         """Add a round to the totals; returns the round's metrics. evaluated: all clients' latest tests are known."""

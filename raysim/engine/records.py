@@ -174,7 +174,7 @@ class CheckpointFile:
     clients: tuple[ClientId, ...] = ()
 
 
-SavedFiles = tuple[list[CheckpointFile], CheckpointFile]
+SavedFiles = tuple[Sequence[CheckpointFile], CheckpointFile]
 """The files of a checkpoint: clients', server's."""
 
 

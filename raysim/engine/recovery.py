@@ -16,7 +16,7 @@ from raysim.common.errors import RunError
 from raysim.core.algorithm import ClientId
 from raysim.engine.backend import Backend
 from raysim.engine.checkpoint.manager import CheckpointManager
-from raysim.engine.checkpoint.store import Checkpoint
+from raysim.engine.checkpoint.store import Checkpoint, DamagedCheckpointError
 from raysim.engine.records import LostError, RoundReport
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class RecoveringBackend:
     notify: Notify
     max_attempts: int
     wait_for_checkpoint: Callable[[], None]  # wait until a checkpoint that is being written is done
-    at: int  # the round after which the backend's state is
+    at: int = 0  # the round after which the backend's state is
     restarts: int = 0
     failed: dict[int, Collection[ClientId]] = field(default_factory=dict)  # round -> clients that failed in it
     attempts: int = 0  # since `at` last moved
@@ -61,12 +61,13 @@ class RecoveringBackend:
 
     def _recover(self, lost: LostError) -> None:
         """Bring back the state after round `at`. Raises `LostError` when something dies meanwhile."""
-        self.attempts += 1
+        if not isinstance(lost, DamagedCheckpointError):  # of which there are no more than checkpoints
+            self.attempts += 1
+            self.restarts += 1
         if self.attempts > self.max_attempts:
             raise RunError(
                 f"{lost}; the run went back {self.max_attempts} times without getting further (failure.max_attempts)"
             )
-        self.restarts += 1
         with contextlib.suppress(LostError):  # a checkpoint may be lost with the dead actor
             self.wait_for_checkpoint()
         checkpoint = self._latest()
@@ -74,13 +75,12 @@ class RecoveringBackend:
         repeat = self.at - base
         self.notify(
             f"{lost}; going back to {f'the checkpoint of round {base}' if checkpoint else 'the start'}"
-            + (f" and repeating {repeat} round{'s' if repeat > 1 else ''}" if repeat else "")
+            + (f" and repeating {repeat} round{'s' if repeat > 1 else ''}" if repeat > 0 else "")
         )
         for text in self.backend.recover():
             self.notify(text)
         if checkpoint and self.checkpoints:
-            store = self.checkpoints.store
-            self.backend.restore(store.clients(checkpoint), store.server(checkpoint))
+            self.checkpoints.store.restore(checkpoint, self.backend.restore)
         for t in range(base + 1, self.at + 1):
             self.replay(t, self.failed.get(t, ()))
 
@@ -89,8 +89,7 @@ class RecoveringBackend:
             return None
         store = self.checkpoints.store
         store.has_orphans = True  # files of a checkpoint that was cut off
-        known = len(store.damage)
         checkpoint = store.latest()
-        for text in store.damage[known:]:
+        for text in store.take_damage():
             self.notify(text)
         return checkpoint

@@ -65,7 +65,8 @@ def run_rounds(
 ) -> str:
     """Run every round that is left, log each to the trackers, and return the state's digest at the end.
 
-    start: starts the backend, and restores the checkpoint that the run resumes from; may be called again.
+    start: starts the backend; when the run resumes, also restores its checkpoint and sets `progress` to that. It is
+    called again when it raises `LostError`.
 
     `progress` is changed in place, so that the caller knows how far a run came that was cut off. An exception leaves
     it at the last round that was handed to the trackers, one of which may have failed to log it.
@@ -84,10 +85,10 @@ def run_rounds(
             observers.notify,
             schedule.max_attempts,
             record.wait,
-            progress.rounds,
-            progress.restarts,
         )
         recovering(start)
+        recovering.at = progress.rounds
+        recovering.restarts += progress.restarts
         _evaluate_unknown(recovering, progress, record)
         progress.started = perf_counter()
         stop.possible = True

@@ -109,6 +109,10 @@ class Identity:
         # Without a checkpoint everything is computed anew, with one code.
         return replace(self, code=now, code_changes=noted if t >= 0 else ())
 
+    def code_facts(self) -> dict[str, Any]:
+        """The method's code and its changes, as `summary.json` has them."""
+        return {**asdict(self.code), "changes": list(self.code_changes)}
+
     def warnings(self, versions: Mapping[str, str], now: Code) -> list[str]:
         """What may make the rest of a resumed run differ, a sentence each. versions, now: of this process."""
         other = [

@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -135,8 +135,7 @@ def resume(
     refuse_lost_checkpoints(path, store, summary)
     if checkpoint is not None:
         refuse_incompatible(path, checkpoint, loaded.scenario)
-    resumed = Resumed(store, checkpoint, identity.warnings(versions(), code))
-    identity = identity.with_code(code, checkpoint.round if checkpoint else -1)
+    resumed = Resumed(store, code, identity.warnings(versions(), code))
     identity = replace(identity, overrides={**identity.overrides, **loaded.overrides})
     return _session(assembly, identity, run_folder, quiet, trackers, resume_command, resumed).run()
 
@@ -196,7 +195,7 @@ def _card(assembly: Assembly, identity: Identity, folder: Path) -> RunCard:
             "dataset": {"name": data.name, "source": data.source, "digest": data.digest},
             "partition_digest": assembly.partition.digest,
             "versions": versions(),
-            "code": {**asdict(identity.code), "changes": list(identity.code_changes)},
+            "code": identity.code_facts(),
             "folder": str(folder),
         },
     )

@@ -19,13 +19,14 @@ from raysim.common.results import RunCard, Status, Tracker
 from raysim.data.heatmap import draw_heatmap
 from raysim.engine.backend import Backend
 from raysim.engine.checkpoint.manager import CheckpointManager
-from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
+from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.memory import ResourceMonitor, disk_usage
 from raysim.engine.progress import Progress
 from raysim.engine.run import Observers, Stop, run_rounds
 from raysim.engine.workers.hooks import HookError
 from raysim.launch.assemble import Assembly, checkpoint_storage
 from raysim.launch.backend_factory import make_backend, metrics_tracker
+from raysim.launch.code import Code
 from raysim.launch.resume import Identity
 from raysim.launch.signals import interruptible, sigterm_kept
 from raysim.report.load import read_clients, read_rounds
@@ -88,7 +89,7 @@ class Resumed(NamedTuple):
     """What a run is resumed from."""
 
     store: CheckpointStore
-    checkpoint: Checkpoint | None  # None: no round was saved, so the run begins anew
+    code: Code  # of the method, as it is now
     warnings: Sequence[str]
 
 
@@ -116,20 +117,20 @@ class Session:
         self.trackers = [self.display, *self.trackers, self.folder, self.mlflow]
         self.checkpoint_folder = self.identity.checkpoints_of(self.card.folder)
         self.monitor = ResourceMonitor()
+        self.restored = self.resumed is None  # whether the folder holds the rounds that the run goes on from
 
     def run(self) -> Result:
         """Run every round that is left and close the run."""
         progress = Progress()
         checkpoints: CheckpointManager | None = None
-        restored = False  # whether the folder holds the rounds that the run resumes from
         began = time.perf_counter()
         status: Status = "failed"
         with interruptible(self.stop), contextlib.ExitStack() as cleanup:
             try:
-                progress, checkpoints = self._restore()
-                restored = True
+                checkpoints = self._checkpoints()
                 self.stop.saved_round = lambda: checkpoints is None or checkpoints.saved_round == progress.t
-                self._open(checkpoints)
+                if self.resumed is None:
+                    self._open(checkpoints)
                 self._run_rounds(progress, checkpoints, cleanup)
                 status = "finished"
             except KeyboardInterrupt:
@@ -142,8 +143,8 @@ class Session:
             finally:
                 self.stop.closing = True
                 self.facts["seconds"] = time.perf_counter() - began
-                if status != "finished" and restored:
-                    if not self.folder.why_missing():
+                if status != "finished":
+                    if self.restored and not self.folder.why_missing():
                         self.notify(f"what was done until round {progress.rounds} is kept in {self.card.folder}")
                         self.notify(f"resume with:  {self._resume_line}")
                     self._shut_down(cleanup)  # first: actors may still work on a round that was cut off
@@ -169,33 +170,41 @@ class Session:
             self._close("finished", summary, contextlib.ExitStack())
         return Result(self.card.folder, {**summary, "completed": True})
 
-    def _restore(self) -> tuple[Progress, CheckpointManager | None]:
-        """The progress that the run begins or resumes with, and what checkpoints the rounds that follow."""
+    def _checkpoints(self) -> CheckpointManager | None:
+        """What saves the rounds that follow, if the scenario wants that."""
         scenario = self.assembly.checked.loaded.scenario
-        if self.resumed is None:
-            store = CheckpointStore(checkpoint_storage(self.checkpoint_folder))
-        else:
-            store = self.resumed.store
-        checkpoints = None
-        if (every := scenario.checkpoint.every) != 0:
-            checkpoints = CheckpointManager(
-                store, None if every == "auto" else every, scenario.rounds, self._sync, self._log_checkpoint
-            )
-        if self.resumed is None:
-            return Progress(), checkpoints
-        checkpoint = self.resumed.checkpoint
-        for text in (*store.damage, *self.resumed.warnings):
-            self.notify(text)
+        if (every := scenario.checkpoint.every) == 0:
+            return None
+        store = self.resumed.store if self.resumed else CheckpointStore(checkpoint_storage(self.checkpoint_folder))
+        return CheckpointManager(
+            store, None if every == "auto" else every, scenario.rounds, self._sync, self._log_checkpoint
+        )
+
+    def _resume(
+        self, resumed: Resumed, backend: Backend, progress: Progress, checkpoints: CheckpointManager | None
+    ) -> None:
+        """Restore the newest whole checkpoint, and then let the folder and the progress be as they were after it."""
+        checkpoint = resumed.store.latest()
+        if checkpoint is not None:
+            resumed.store.restore(checkpoint, backend.restore)
         t = checkpoint.round if checkpoint else -1
         latest = self.folder.truncate(t)
-        for text in self.folder.damage:
+        self.restored = True
+        for text in (*resumed.store.take_damage(), *resumed.warnings, *self.folder.damage):
             self.notify(text)
         self.mlflow.resume(self.folder.rounds)
         if checkpoint is None:
             self.notify("there is no checkpoint: the run begins anew in its folder")
-            return Progress(), checkpoints
-        self.notify(f"resuming after round {t}")
-        return Progress.resumed(t, checkpoint.facts, latest), checkpoints
+        else:
+            self.notify(f"resuming after round {t}")
+            progress.resume(t, checkpoint.facts, latest)
+        self.identity = self.identity.with_code(resumed.code, t)
+        self.card = replace(
+            self.card,
+            tags={**self.card.tags, **resumed.code.tags()},
+            facts={**self.card.facts, "code": self.identity.code_facts()},
+        )
+        self._open(checkpoints)
 
     def _open(self, checkpoints: CheckpointManager | None) -> None:
         """Write what is known before the first round, and open the trackers."""
@@ -231,15 +240,14 @@ class Session:
             progress,
             Observers(self.trackers, self.notify, self.display.within, MemoryWatch(backend, self.monitor, self.notify)),
             checkpoints,
-            partial(self._start, backend),
+            partial(self._start, backend, progress, checkpoints),
         )
 
-    def _start(self, backend: Backend) -> None:
+    def _start(self, backend: Backend, progress: Progress, checkpoints: CheckpointManager | None) -> None:
         startup = backend.start(self.assembly.spec, self.assembly.images)
         self.facts["startup"] = startup.facts() if startup else None
-        if self.resumed and (checkpoint := self.resumed.checkpoint):
-            store = self.resumed.store
-            backend.restore(store.clients(checkpoint), store.server(checkpoint))
+        if self.resumed:
+            self._resume(self.resumed, backend, progress, checkpoints)
 
     def _sync(self) -> None:
         """Before a checkpoint: write every round so far to the run folder; warn if its disk is nearly full."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -338,6 +339,29 @@ def test_damaged_reports_do_not_cost_the_checkpoint(workplace: Path) -> None:
     assert {p.name for p in longer.folder.iterdir()} >= {
         "rounds.damaged.parquet", "clients.damaged.parquet", "summary.damaged.json",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("damaged", [["000004"], ["000002", "000004"]])
+@pytest.mark.parametrize("part", ["clients", "server"])
+def test_a_damaged_checkpoint_does_not_prevent_resuming_from_an_older_one(
+    workplace: Path, capfd: pytest.CaptureFixture[str], part: str, damaged: list[str]
+) -> None:
+    whole = run(loaded("rounds=6"), quiet=True)
+    short = run(loaded("rounds=4", "checkpoint.every=2"), quiet=True)
+    for t in damaged:
+        file = next((short.folder / "checkpoints").glob(f"{part}-{t}*"))
+        data = file.read_bytes()
+        file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    capfd.readouterr()
+    longer = resume(short.folder, sets=["rounds=6"])
+    assert longer.state_digest == whole.state_digest
+    for one, other in zip(of_results(longer.folder), of_results(whole.folder), strict=True):
+        assert one.equals(other)
+    reported = " ".join(capfd.readouterr().err.split())
+    line = rf"the checkpoint of round 4 cannot be used: \S*{part}-000004\S* does not hold what was written; going back"
+    assert len(re.findall(line, reported)) == 1
+    assert ("resuming after round 2" in reported) == (len(damaged) == 1)
+    assert ("there is no checkpoint: the run begins anew in its folder" in reported) == (len(damaged) == 2)
 
 
 class Taken(MemoryTracker):

@@ -11,13 +11,20 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from raysim.common.errors import RunError
+from raysim.common.files import reason
 from raysim.core.algorithm import ClientId
 from raysim.core.messages import Weights
 from raysim.core.state import Serialized
+from raysim.engine.checkpoint.storage import Storage
 from raysim.engine.records import CheckpointFile
 
 MIN_FILE_BYTES = 1 << 20
 """Clients smaller than this share a file: a file of its own for each of a hundred would cost a hundred fsyncs."""
+
+
+class DamageError(RunError):
+    """A file of a checkpoint is not as it was written."""
 
 
 def client_files(t: int, states: Iterable[tuple[ClientId, Weights]]) -> Iterator[tuple[CheckpointFile, bytes]]:
@@ -53,6 +60,17 @@ def server_file(t: int, serialized: Serialized, facts: Mapping[str, Any]) -> tup
     metadata = {"tree": json.dumps(serialized.tree), "facts": json.dumps(facts)}
     data = save(serialized.tensors, metadata)
     return CheckpointFile(f"server-{t:06d}.safetensors", len(data), zlib.crc32(data)), data
+
+
+def read_file(storage: Storage, file: CheckpointFile) -> bytes:
+    """The content of a file. Raises `DamageError` when it cannot be read, or is not what was written."""
+    try:
+        data = storage.read(file.name)
+    except OSError as error:
+        raise DamageError(f"{storage.where}/{file.name} cannot be read ({reason(error)})") from error
+    if len(data) != file.size or zlib.crc32(data) != file.checksum:
+        raise DamageError(f"{storage.where}/{file.name} does not hold what was written")
+    return data
 
 
 def read_clients(data: bytes, wanted: Collection[ClientId]) -> dict[ClientId, Weights]:

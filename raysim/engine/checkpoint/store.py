@@ -15,18 +15,15 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from safetensors import SafetensorError
-
 from raysim.common.errors import RunError
-from raysim.core.algorithm import ClientId
-from raysim.core.messages import Weights
-from raysim.engine.checkpoint.format import read_clients
+from raysim.common.files import reason
+from raysim.engine.checkpoint.format import DamageError
 from raysim.engine.checkpoint.storage import Storage
-from raysim.engine.records import CheckpointFile
+from raysim.engine.records import CheckpointFile, LostError, SavedFiles
 
 FORMAT = 3
 KEPT = 2
@@ -42,6 +39,10 @@ _PART = re.compile(r"(?:clients-\d{6,18}-\d{5,18}|server-\d{6,18})\.safetensors"
 
 class CheckpointError(RunError):
     """A checkpoint could not be written or read."""
+
+
+class DamagedCheckpointError(LostError):
+    """The checkpoint that was being restored has a damaged file; its store holds it no longer."""
 
 
 @dataclass(frozen=True)
@@ -83,17 +84,25 @@ class CheckpointStore:
                     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                         store.damage.append(f"{storage.where}/{name} is damaged")
         except OSError as error:
-            raise CheckpointError(f"the checkpoints in {storage.where} cannot be read ({_reason(error)})") from error
+            raise CheckpointError(f"the checkpoints in {storage.where} cannot be read ({reason(error)})") from error
         return store
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint all of whose files are whole; reads every byte. Others go to `damage`."""
+        """The newest checkpoint all of whose files have their size; `restore` checks their content.
+
+        A checkpoint with a file of another size goes to `damage`.
+        """
         while self.kept:
             wrong = next((problem for file in self.kept[-1].files if (problem := self._problem(file))), None)
             if wrong is None:
                 return self.kept[-1]
             self.damage.append(f"the checkpoint of round {self.kept.pop().round} cannot be used: {wrong}")
         return None
+
+    def take_damage(self) -> list[str]:
+        """The sentences in `damage`, which then holds none."""
+        damage, self.damage = self.damage, []
+        return damage
 
     def add(
         self, t: int, changed: Sequence[CheckpointFile], server: CheckpointFile, facts: Mapping[str, Any]
@@ -118,7 +127,7 @@ class CheckpointStore:
             self._remove(t, gone)
         except OSError as error:
             raise CheckpointError(
-                f"an old checkpoint in {self.storage.where} cannot be removed ({_reason(error)})"
+                f"an old checkpoint in {self.storage.where} cannot be removed ({reason(error)})"
             ) from error
         return checkpoint
 
@@ -136,15 +145,18 @@ class CheckpointStore:
         for name in sorted(set(found) - needed, key=lambda name: (not name.startswith("checkpoint-"), name)):
             self.storage.remove(name)
 
-    def clients(self, checkpoint: Checkpoint) -> Iterator[dict[ClientId, Weights]]:
-        """The states of a checkpoint's clients, a file at a time. Raises `CheckpointError` when one is damaged."""
-        for file in checkpoint.client_files:
-            yield self._whole(file, lambda data, file=file: read_clients(data, file.clients))
+    def restore(self, checkpoint: Checkpoint, read: Callable[[SavedFiles, Storage], None]) -> None:
+        """Let `read` read a checkpoint's files, each of which it checks.
 
-    def server(self, checkpoint: Checkpoint) -> bytes:
-        """The file with the server's state, for `read_server`. Raises `CheckpointError` when it is damaged."""
-        data: bytes = self._whole(checkpoint.server, bytes)
-        return data
+        Raises `DamagedCheckpointError` when one is damaged: `latest` is then the checkpoint before.
+        """
+        try:
+            read((checkpoint.client_files, checkpoint.server), self.storage)
+        except DamageError as error:
+            self.kept.remove(checkpoint)
+            raise DamagedCheckpointError(
+                f"the checkpoint of round {checkpoint.round} cannot be used: {error}"
+            ) from None
 
     def failure(self, t: int, error: OSError) -> CheckpointError:
         """The error for a checkpoint that could not be written."""
@@ -152,9 +164,7 @@ class CheckpointStore:
             f"the last whole checkpoint is that of round {self.kept[-1].round}" if self.kept else "there is none before"
         )
         place = error.filename or self.storage.where
-        return CheckpointError(
-            f"the checkpoint of round {t} could not be written to {place} ({_reason(error)}); {last}"
-        )
+        return CheckpointError(f"the checkpoint of round {t} could not be written to {place} ({reason(error)}); {last}")
 
     def _problem(self, file: CheckpointFile) -> str | None:
         """Why a file cannot be used, if it cannot."""
@@ -162,21 +172,9 @@ class CheckpointStore:
             size = self.storage.size(file.name)
             if size != file.size:
                 return f"{self.storage.where}/{file.name} has {size} bytes instead of {file.size}"
-            if zlib.crc32(self.storage.read(file.name)) != file.checksum:
-                return f"{self.storage.where}/{file.name} does not hold what was written"
         except OSError as error:
-            return f"{self.storage.where}/{file.name} cannot be read ({_reason(error)})"
+            return f"{self.storage.where}/{file.name} cannot be read ({reason(error)})"
         return None
-
-    def _whole(self, file: CheckpointFile, read: Any) -> Any:
-        try:
-            data = self.storage.read(file.name)
-            if zlib.crc32(data) != file.checksum:
-                raise ValueError("it does not hold what was written")
-            return read(data)
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
-            reason = _reason(error) if isinstance(error, OSError) else str(error)
-            raise CheckpointError(f"{self.storage.where}/{file.name} cannot be read ({reason})") from error
 
 
 def _name(t: int) -> str:
@@ -212,7 +210,3 @@ def _manifest(name: str, data: bytes) -> Checkpoint:
     if not isinstance(checkpoint.facts, dict):
         raise ValueError("not as raysim writes it")
     return checkpoint
-
-
-def _reason(error: OSError) -> str:
-    return (error.strerror or str(error) or type(error).__name__).lower()

@@ -201,10 +201,6 @@ class ClientActor:
         """See `ClientWorker.release`."""
         return self.worker.release(ids)
 
-    def adopt(self, moved: Mapping[ClientId, ClientState]) -> None:
-        """See `ClientWorker.adopt`."""
-        self.worker.adopt(moved)
-
     def save(self, t: int, storage: Storage) -> list[CheckpointFile]:
         """Write the clients that changed since the last checkpoint, as they are after round `t`."""
         files = []
@@ -217,14 +213,18 @@ class ClientActor:
         """The files of the clients that changed, for the driver to write where this node does not reach the storage."""
         yield from self._worker.save(t) if self._worker else ()
 
+    def restore(self, files: Sequence[CheckpointFile], storage: Storage) -> None:
+        """Load the clients of these files. The state of all clients then counts as saved, also where it is as made."""
+        from raysim.engine.checkpoint.format import read_file
+
+        for file in files:
+            self.worker.restore(file, read_file(storage, file))
+        if self._worker:
+            self._worker.unsaved.clear()
+
     def fingerprints(self, ids: Sequence[ClientId]) -> dict[ClientId, dict[str, str]]:
         """See `ClientWorker.fingerprints`."""
         return self.worker.fingerprints(ids)
-
-    def mark_saved(self) -> None:
-        """Take the clients' state for saved: it was restored from a checkpoint, or registration has just made it."""
-        if self._worker:
-            self._worker.unsaved.clear()
 
     def digests(self, ids: Sequence[ClientId]) -> dict[ClientId, str]:
         """See `ClientWorker.digests`."""
@@ -281,9 +281,11 @@ class ServerActor:
         storage.write(part.name, data)
         return part, None
 
-    def restore(self, data: bytes) -> None:
-        """See `ServerWorker.restore`."""
-        self.worker.restore(data)
+    def restore(self, file: CheckpointFile, storage: Storage) -> None:
+        """Load the state of this file."""
+        from raysim.engine.checkpoint.format import read_file
+
+        self.worker.restore(read_file(storage, file))
 
     def fingerprints(self) -> dict[str, str]:
         """See `ServerWorker.fingerprints`."""

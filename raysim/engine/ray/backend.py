@@ -8,6 +8,7 @@ reference; uploads go from actor to server without passing through the driver. `
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ import ray
 from numpy.typing import NDArray
 
 from raysim.core.algorithm import ClientId
-from raysim.core.messages import Weights, pack
 from raysim.engine.checkpoint.storage import Storage
 from raysim.engine.memory import MemoryUsage
 from raysim.engine.policies.cost_model import CostModel
@@ -23,12 +23,12 @@ from raysim.engine.policies.placement import Plan, assign
 from raysim.engine.ray.actors import STREAM_S, private_mb
 from raysim.engine.ray.calls import uninterrupted
 from raysim.engine.ray.pool import ActorPool, Worker
-from raysim.engine.ray.saving import begin_save
+from raysim.engine.ray.saving import begin_save, restore
 from raysim.engine.records import (
+    CheckpointFile,
     ClientEvaluation,
     ClientFailure,
     ClientReport,
-    ClientState,
     LostError,
     MemoryReport,
     Pending,
@@ -79,19 +79,22 @@ class RayBackend:
             self._begin()
         return notes
 
-    def restore(self, clients: Iterable[Mapping[ClientId, Weights]], server: bytes) -> None:
-        where = "going back to a checkpoint"
-        for part in clients:
-            spread = self._spread(part)
-            self._own(spread)
-            # One file at a time: a checkpoint may be larger than the object store.
-            moved = [
-                worker.actor.adopt.remote({k: ClientState(pack(part[k]), unsaved=False) for k in ids})
-                for worker, ids in spread.items()
-            ]
-            self.calls.get(moved, where)
-        self.calls.get([worker.actor.mark_saved.remote() for worker in self.pool.clients], where)
-        self.calls.get(self.pool.server.actor.restore.remote(server), where)
+    def restore(self, files: SavedFiles, storage: Storage) -> None:
+        clients, server = files
+        parts: dict[Worker, list[CheckpointFile]] = {worker: [] for worker in self.pool.clients}
+        default_owner = self.pool.default_owner()
+        for file in clients:
+            # A file is read once: by the owner of its first client, which gets the others of its group, too.
+            readers: dict[Any, list[ClientId]] = {}
+            for k in file.clients:
+                owner = default_owner[k]
+                pinned = self.plan.groups[owner.group].pinned
+                readers.setdefault(owner if pinned else owner.group, []).append(k)
+            for ids in readers.values():
+                reader = default_owner[ids[0]]
+                self._own({reader: ids})
+                parts[reader].append(replace(file, clients=tuple(ids)))
+        restore(parts, server, storage, self.pool)
 
     def send(self, t: int, cohort: Sequence[ClientId]) -> Any:
         self.pool.add_new_actors()

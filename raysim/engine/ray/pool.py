@@ -41,6 +41,7 @@ class Worker:
     """An actor of the run: one that trains clients, or the server's."""
 
     actor: Any  # Ray's handle
+    group: int = 0  # of the plan
     requested_s: float = 0.0  # perf_counter() when the driver asked Ray for it
     location: Location = Location("", "", 0)  # this value until it has started
     usage: ProcessMemory | None = None  # its last measurement of its memory
@@ -89,10 +90,10 @@ class ActorPool:
         self._inputs: Sequence[Any] = ()  # references to the RunSpec and the images
         self._known_nodes = {node.id for node in nodes(head)}
         self._checked_s = perf_counter()  # of the last look for new nodes
-        self.starting: list[tuple[int, Worker, Any]] = []  # on new nodes: (group, worker, its first answer)
+        self.starting: list[tuple[Worker, Any]] = []  # on new nodes: (worker, its first answer)
         self.clients: list[Worker] = []
-        for group, placed in zip(self.plan.groups, self._place(), strict=True):
-            self.clients += [self._new_client(group, *placed[i : i + 1]) for i in range(group.actors)]
+        for g, placed in enumerate(self._place()):
+            self.clients += [self._new_client(g, *placed[i : i + 1]) for i in range(plan.groups[g].actors)]
         self.server = self._new_server()
         for worker in [*self.initial_workers, self.server]:
             worker.actor.preload.remote()
@@ -106,21 +107,13 @@ class ActorPool:
     def initial_workers(self) -> list[Worker]:
         """Client actors with work before round 1: of a group with pinned clients one per participant, else all."""
         found: list[Worker] = []
-        base = 0
-        for group in self.plan.groups:
-            count = min(group.actors, self.participants or group.actors) if group.pinned else group.actors
-            found += self.clients[base : base + count]
-            base += group.actors
+        for group, workers in self._groups():
+            found += workers[: self.participants] if group.pinned else workers
         return found
 
     def default_owner(self) -> dict[ClientId, Worker]:
         """The actor of each client that has not trained yet: the clients of a group take its actors in turn."""
-        found: dict[ClientId, Worker] = {}
-        base = 0
-        for group in self.plan.groups:
-            found |= {k: self.clients[base + i % group.actors] for i, k in enumerate(group.clients)}
-            base += group.actors
-        return found
+        return {k: workers[i % len(workers)] for group, workers in self._groups() for i, k in enumerate(group.clients)}
 
     def begin(self, spec: Any, images: Any) -> None:
         """Wait until all actors have started, and reset each to its state before round 1. Both are references.
@@ -164,12 +157,12 @@ class ActorPool:
     def add_new_actors(self) -> None:
         """Add actors that have started on new nodes; every `NODE_CHECK_S` look for new nodes."""
         for entry in list(self.starting):
-            group, worker, answer = entry
+            worker, answer = entry
             if not ray.wait([answer], timeout=0)[0]:
                 continue
             self.starting.remove(entry)
             if succeeded(answer):
-                self._add_actor(group, worker)
+                self._add_actor(worker)
         if self.replan is None or perf_counter() - self._checked_s < NODE_CHECK_S:
             return
         self._checked_s = perf_counter()
@@ -183,22 +176,27 @@ class ActorPool:
     def close(self) -> None:
         """End all actors and release their inputs; safe to call twice."""
         if ray.is_initialized() and gcs_answers():  # Ray waits for a dead GCS for a minute
-            for worker in [*self.workers, *(worker for _, worker, _ in self.starting)]:
+            for worker in [*self.workers, *(worker for worker, _ in self.starting)]:
                 ray.kill(worker.actor)
         self.starting, self._inputs = [], ()
 
-    def _new_client(self, group: ActorGroup, node: Node | None = None) -> Worker:
-        """A client actor on this node; without one, where Ray finds room.
+    def _groups(self) -> list[tuple[ActorGroup, list[Worker]]]:
+        """The client actors of each group."""
+        return [(group, [one for one in self.clients if one.group == g]) for g, group in enumerate(self.plan.groups)]
+
+    def _new_client(self, g: int, node: Node | None = None) -> Worker:
+        """A client actor of group `g` on this node; without one, where Ray finds room.
 
         Another program may have taken the room meanwhile, so the node is a preference, unless the head node is to
         have no clients.
         """
         strategy: Any = "SPREAD" if node is None else NodeAffinitySchedulingStrategy(node.id, soft=self.head)
+        group = self.plan.groups[g]
         options = ray.remote(ClientActor).options(
             num_cpus=group.cpus_per_actor, num_gpus=group.gpus_per_actor, scheduling_strategy=strategy
         )
         requested_s = perf_counter()
-        return Worker(options.remote(), requested_s)
+        return Worker(options.remote(), g, requested_s)
 
     def _new_server(self) -> Worker:
         # The server works while the clients wait, so it takes no CPU away from them.
@@ -260,7 +258,7 @@ class ActorPool:
         ray.wait(list(answers.values()), num_returns=len(answers), timeout=RECOVERY_DEADLINE_S)
         alive = {worker for worker, ref in answers.items() if succeeded(ref)}
         # Actors that are starting may be on the node that is gone; if not, `add_new_actors` starts them again.
-        for worker in [*(one for one in self.workers if one not in alive), *(one for _, one, _ in self.starting)]:
+        for worker in [*(one for one in self.workers if one not in alive), *(one for one, _ in self.starting)]:
             ray.kill(worker.actor)
         if self.server not in alive:
             self.server = self._new_server()
@@ -269,10 +267,8 @@ class ActorPool:
         self._known_nodes = {worker.node for worker in self.clients if worker in alive}
         clients: list[Worker] = []
         groups: list[ActorGroup] = []
-        base = 0
-        for group, placed in zip(self.plan.groups, self._place(), strict=True):
-            left = [worker for worker in self.clients[base : base + group.actors] if worker in alive]
-            base += group.actors
+        for g, ((group, workers), placed) in enumerate(zip(self._groups(), self._place(), strict=True)):
+            left = [worker for worker in workers if worker in alive]
             count = max(min(group.actors, len(placed)), len(left), 1)
             taken = Counter(worker.node for worker in left)
             free: list[Node] = []
@@ -283,7 +279,7 @@ class ActorPool:
                     free.append(node)
             free = free[: count - len(left)]
             self._known_nodes |= {node.id for node in free}
-            clients += left + [self._new_client(group, *free[i : i + 1]) for i in range(count - len(left))]
+            clients += left + [self._new_client(g, *free[i : i + 1]) for i in range(count - len(left))]
             groups.append(replace(group, actors=count))
             if count < group.actors:
                 notes.append(f"only {count} of {group.actors} actors fit now: the run continues with them")
@@ -303,7 +299,7 @@ class ActorPool:
             wanted = self.replan(ClusterResources.of(found))
         except ScenarioError:
             return
-        starting = Counter(group for group, _, _ in self.starting)
+        starting = Counter(worker.group for worker, _ in self.starting)
         more = [
             # Pinned clients do not move, so their group never grows; CPUs and GPUs per actor stay.
             replace(has, actors=0 if has.pinned else max(0, wants.actors - has.actors - starting[g]))
@@ -311,12 +307,12 @@ class ActorPool:
         ]
         for g, placed in enumerate(place_actors(more, new, self.pack)):
             for node in placed:
-                worker = self._new_client(more[g], node)
-                self.starting.append((g, worker, worker.actor.pid.remote()))
+                worker = self._new_client(g, node)
+                self.starting.append((worker, worker.actor.pid.remote()))
 
-    def _add_actor(self, g: int, worker: Worker) -> None:
-        """Add an actor to group `g`, unless it has died since it started."""
-        groups = list(self.plan.groups)
+    def _add_actor(self, worker: Worker) -> None:
+        """Add an actor to its group, unless it has died since it started."""
+        g, groups = worker.group, list(self.plan.groups)
         try:
             worker.location = ray.get(worker.actor.setup.remote(self._inputs, groups[g].gpus_per_actor))
         except RayError:

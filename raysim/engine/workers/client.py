@@ -29,7 +29,7 @@ from raysim.core.meter import FlopMeter
 from raysim.core.seeds import global_seed, seeded
 from raysim.core.state import digest, state_tensors
 from raysim.core.torch_workarounds import set_training
-from raysim.engine.checkpoint.format import client_files
+from raysim.engine.checkpoint.format import client_files, read_clients
 from raysim.engine.records import (
     Broadcast,
     CheckpointFile,
@@ -132,7 +132,7 @@ class ClientWorker:
         return {k: ClientState(pack(weights(self.nets.pop(k))), self._forget(k)) for k in ids if k in self.nets}
 
     def adopt(self, moved: Mapping[ClientId, ClientState]) -> None:
-        """Add clients that another worker released, or that come from a checkpoint."""
+        """Add clients that another worker released."""
         for k, client in moved.items():
             state: Weights = unpack(client.state)
             self._net(k).load_state_dict(state)
@@ -144,6 +144,11 @@ class ClientWorker:
         changed = sorted(self.unsaved)
         self.unsaved = set()
         yield from client_files(t, ((k, self.nets[k].state_dict()) for k in changed))
+
+    def restore(self, file: CheckpointFile, data: bytes) -> None:
+        """Load the states of the clients that `file` names from its content."""
+        for k, state in read_clients(data, file.clients).items():
+            self._net(k).load_state_dict(state)
 
     def _forget(self, k: ClientId) -> bool:
         """Whether a client was unsaved; it no longer counts as such."""

@@ -13,11 +13,11 @@ import torch
 
 from raysim.core.messages import weights
 from raysim.core.state import serialize
-from raysim.engine.checkpoint import format as module
 from raysim.engine.checkpoint import store as store_module
-from raysim.engine.checkpoint.format import client_files, read_server, server_file
+from raysim.engine.checkpoint.format import client_files, read_clients, read_file, read_server, server_file
 from raysim.engine.checkpoint.storage import LocalStorage, RemoteStorage, Storage, open_storage
-from raysim.engine.checkpoint.store import CheckpointError, CheckpointStore
+from raysim.engine.checkpoint.store import CheckpointError, CheckpointStore, DamagedCheckpointError
+from raysim.engine.records import SavedFiles
 
 
 def state_of(k: int, t: int, size: int = 6) -> dict[str, torch.Tensor]:
@@ -40,11 +40,23 @@ def held(store: CheckpointStore) -> tuple[int, dict[int, int]]:
     """(round of the latest checkpoint, client -> the round whose state it has there)."""
     checkpoint = store.latest()
     assert checkpoint is not None
-    assert read_server(store.server(checkpoint))[0].tree == [
-        "dict",
-        [[["value", "round"], ["value", checkpoint.round]]],
-    ]
-    return checkpoint.round, {k: int(state["steps"]) for part in store.clients(checkpoint) for k, state in part.items()}
+    steps: dict[int, int] = {}
+
+    def read(files: SavedFiles, storage: Storage) -> None:
+        clients, server = files
+        assert checkpoint is not None
+        tree = ["dict", [[["value", "round"], ["value", checkpoint.round]]]]
+        assert read_server(read_file(storage, server))[0].tree == tree
+        for file in clients:
+            states = read_clients(read_file(storage, file), file.clients)
+            steps.update({k: int(state["steps"]) for k, state in states.items()})
+
+    try:
+        store.restore(checkpoint, read)
+    except DamagedCheckpointError as error:
+        store.damage.append(str(error))
+        return held(store)
+    return checkpoint.round, steps
 
 
 @pytest.fixture(params=["folder", "fsspec"])
@@ -187,10 +199,10 @@ def test_tied_and_strange_tensors_come_back(tmp_path: Path) -> None:
     state: dict[str, Any] = net.state_dict()
     ((part, data),) = client_files(4, [(3, state)])
     assert (part.clients, part.size) == ((3,), len(data))
-    back = module.read_clients(data, [3])[3]
+    back = read_clients(data, [3])[3]
     assert back.keys() == state.keys()
     assert all(torch.equal(back[name], state[name]) and back[name].dtype == state[name].dtype for name in state)
-    assert module.read_clients(data, [4]) == {4: {}}
+    assert read_clients(data, [4]) == {4: {}}
     assert weights(net).keys() == back.keys()
 
 

@@ -14,17 +14,20 @@ import pytest
 
 from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import LocalStorage
-from raysim.engine.checkpoint.store import CheckpointStore
+from raysim.engine.checkpoint.store import CheckpointStore, DamagedCheckpointError
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import ClusterResources, ResourceRequest, make_plan
+from raysim.engine.progress import Progress
+from raysim.engine.ray import saving
 from raysim.engine.ray.actors import Location
 from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.calls import ActorCalls
 from raysim.engine.ray.pool import ActorPool, Worker
 from raysim.engine.ray.saving import begin_save
 from raysim.engine.records import CheckpointFile
+from raysim.engine.run import Observers, Schedule, run_round, run_rounds, sample, state_digest
 from tests.engine.ray.deaths import GIVEN, sleep, wait_until_dead
-from tests.engine.scenarios import loaded, outcome
+from tests.engine.scenarios import loaded, outcome, spec_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
@@ -151,12 +154,12 @@ def test_an_actor_that_dies_before_it_is_taken_in_is_no_death_of_the_run(backend
     import ray
 
     pool = backend.pool
-    member = pool._new_client(pool.plan.groups[0])
+    member = pool._new_client(0)
     answer = member.actor.pid.remote()
     ray.get(answer)
     ray.kill(member.actor)
     wait_until_dead(member)
-    pool.starting.append((0, member, answer))
+    pool.starting.append((member, answer))
     pool.add_new_actors()
     assert not pool.starting and len(pool.clients) == pool.plan.num_actors == 2
 
@@ -165,10 +168,37 @@ def test_closing_ends_those_that_were_to_join(backend: RayBackend) -> None:
     import ray
 
     pool = backend.pool
-    member = pool._new_client(pool.plan.groups[0])
+    member = pool._new_client(0)
     answer = member.actor.pid.remote()
     ray.get(answer)
-    pool.starting.append((0, member, answer))
+    pool.starting.append((member, answer))
     backend.close()
     for one in [member, *pool.workers]:
         wait_until_dead(one)
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_a_damaged_file_is_found_where_it_is_read(
+    backend: RayBackend, tmp_path: Path, reached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Actors read the files of their clients; for an actor that does not reach them the driver does."""
+    monkeypatch.setattr(saving, "reaches", lambda pool, worker, storage: reached)
+    spec, images, participants = spec_for(loaded(GIVEN))
+    checkpoints = CheckpointManager(CheckpointStore(LocalStorage(tmp_path)), 1, 4)
+    schedule, store = Schedule(4, participants), checkpoints.store
+    backend.start(spec, images)
+    digest = run_rounds(backend, schedule, Progress(), Observers(), checkpoints)
+    file = next(tmp_path.glob("clients-000004-*"))
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    newest = store.latest()
+    assert newest is not None and newest.round == 4  # sizes are as they were
+    backend.recover()
+    with pytest.raises(DamagedCheckpointError, match=rf"round 4 cannot be used: {file} does not hold what was written"):
+        store.restore(newest, backend.restore)
+    before = store.latest()
+    assert before is not None and before.round == 3
+    backend.recover()
+    store.restore(before, backend.restore)
+    run_round(backend, 4, sample(spec, schedule, 4))
+    assert state_digest(backend) == digest
