@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from raysim.core.algorithm import ClientId
 from raysim.engine.checkpoint.format import read_file
 from raysim.engine.checkpoint.storage import Storage
-from raysim.engine.memory import gpu_memory, host_memory
 from raysim.engine.records import (
     Broadcast,
     CheckpointFile,
@@ -108,9 +107,7 @@ class InProcessBackend:
         return self.worker.fingerprints(ids), self.server.fingerprints()
 
     def memory(self) -> MemoryReport:
-        gpu = gpu_memory() if self.worker.device.type == "cuda" else None
-        resident_mb = psutil.Process().memory_info().rss / 2**20
-        return MemoryReport(resident_mb, self.worker.gpu_peak_mb(), {"localhost": (host_memory(), gpu)})
+        return MemoryReport(psutil.Process().memory_info().rss / 2**20, self.worker.gpu_peak_mb())
 
     def close(self) -> None:
         threads, rng = self.before

@@ -11,7 +11,6 @@ from raysim.core.algorithm import ClientId
 from raysim.core.messages import WireSize
 
 if TYPE_CHECKING:
-    from raysim.engine.memory import MemoryUsage
     from raysim.engine.spec import RunSpec
 
 T = TypeVar("T")
@@ -192,11 +191,10 @@ class RoundReport:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Memory of a run's processes, and of the machines that they run on."""
+    """Memory of one or all of a run's processes, in MiB."""
 
-    resident_mb: float
-    gpu_peak_mb: float  # greatest GPU memory of any process
-    machines: Mapping[str, tuple[MemoryUsage, MemoryUsage | None]]  # name -> (its memory, its fullest GPU's in use)
+    resident_mb: float  # without what processes share
+    gpu_peak_mb: float = 0.0  # greatest GPU memory of any process
 
 
 @dataclass(frozen=True)

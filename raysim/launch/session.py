@@ -20,7 +20,7 @@ from raysim.data.heatmap import draw_heatmap
 from raysim.engine.backend import Backend
 from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.store import CheckpointStore
-from raysim.engine.memory import ResourceMonitor, disk_usage
+from raysim.engine.memory import ResourceMonitor
 from raysim.engine.progress import Progress
 from raysim.engine.run import Observers, Stop, run_rounds
 from raysim.engine.workers.hooks import HookError
@@ -65,26 +65,6 @@ class Result:
         return read_clients(self.folder).to_pandas()
 
 
-WATCH_EVERY_S = 2.0
-"""How often a run checks the memory of its machines."""
-
-
-@dataclass
-class MemoryWatch:
-    """Called after rounds; warns the user when a machine runs out of memory."""
-
-    backend: Backend
-    monitor: ResourceMonitor
-    notify: Callable[[str], None]
-    checked_s: float = 0.0
-
-    def __call__(self, t: int) -> None:
-        if time.perf_counter() - self.checked_s > WATCH_EVERY_S:
-            self.checked_s = time.perf_counter()
-            for text in self.monitor.check_memory(self.backend.memory().machines):
-                self.notify(text)
-
-
 class Resumed(NamedTuple):
     """What a run is resumed from."""
 
@@ -116,7 +96,7 @@ class Session:
         )
         self.trackers = [self.display, *self.trackers, self.folder, self.mlflow]
         self.checkpoint_folder = self.identity.checkpoints_of(self.card.folder)
-        self.monitor = ResourceMonitor()
+        self.monitor = ResourceMonitor(self.folder.path)
         self.restored = self.resumed is None  # whether the folder holds the rounds that the run goes on from
 
     def run(self) -> Result:
@@ -177,7 +157,7 @@ class Session:
             return None
         store = self.resumed.store if self.resumed else CheckpointStore(checkpoint_storage(self.checkpoint_folder))
         return CheckpointManager(
-            store, None if every == "auto" else every, scenario.rounds, self._sync, self._log_checkpoint
+            store, None if every == "auto" else every, scenario.rounds, self.folder.sync, self._log_checkpoint
         )
 
     def _resume(
@@ -238,7 +218,7 @@ class Session:
             backend,
             replace(assembly.schedule, stop=self.stop),
             progress,
-            Observers(self.trackers, self.notify, self.display.within, MemoryWatch(backend, self.monitor, self.notify)),
+            Observers(self.trackers, self.notify, self.display.within, self._warn),
             checkpoints,
             partial(self._start, backend, progress, checkpoints),
         )
@@ -249,10 +229,8 @@ class Session:
         if self.resumed:
             self._resume(self.resumed, backend, progress, checkpoints)
 
-    def _sync(self) -> None:
-        """Before a checkpoint: write every round so far to the run folder; warn if its disk is nearly full."""
-        self.folder.sync()
-        for text in self.monitor.check_disk(disk_usage(self.folder.path)):
+    def _warn(self, t: int) -> None:
+        for text in self.monitor.check():
             self.notify(text)
 
     def _log_checkpoint(self, t: int) -> None:

@@ -357,11 +357,11 @@ def test_a_damaged_checkpoint_does_not_prevent_resuming_from_an_older_one(
     assert longer.state_digest == whole.state_digest
     for one, other in zip(of_results(longer.folder), of_results(whole.folder), strict=True):
         assert one.equals(other)
-    reported = " ".join(capfd.readouterr().err.split())
-    line = rf"the checkpoint of round 4 cannot be used: \S*{part}-000004\S* does not hold what was written; going back"
+    reported = "".join(capfd.readouterr().err.split())  # without spaces, since lines are wrapped anywhere
+    line = rf"thecheckpointofround4cannotbeused:\S+?{part}-000004\S+?doesnotholdwhatwaswritten;goingback"
     assert len(re.findall(line, reported)) == 1
-    assert ("resuming after round 2" in reported) == (len(damaged) == 1)
-    assert ("there is no checkpoint: the run begins anew in its folder" in reported) == (len(damaged) == 2)
+    assert ("resumingafterround2" in reported) == (len(damaged) == 1)
+    assert ("thereisnocheckpoint:therunbeginsanewinitsfolder" in reported) == (len(damaged) == 2)
 
 
 class Taken(MemoryTracker):

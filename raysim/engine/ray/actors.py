@@ -10,15 +10,11 @@ import ctypes
 import gc
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 import ray
-from ray._private.utils import get_system_memory, get_used_memory
-
-from raysim.engine.memory import MemoryUsage, gpu_memory
 
 if TYPE_CHECKING:
     from raysim.core.algorithm import ClientId
@@ -30,6 +26,7 @@ if TYPE_CHECKING:
         ClientFailure,
         ClientReport,
         ClientState,
+        MemoryReport,
         ServerReport,
     )
     from raysim.engine.spec import RunSpec
@@ -41,19 +38,6 @@ STREAM_S = 1.0
 
 TRIM_EVERY_S = 5.0
 """How often an actor returns freed memory to the system; getting it back costs about 10 ms."""
-
-MEMORY_CHECK_S = 2.0
-"""How often an actor measures how full its machine is."""
-
-
-@dataclass(frozen=True)
-class ProcessMemory:
-    """Memory of one process, in MiB."""
-
-    private_mb: float
-    gpu_peak_mb: float = 0.0
-    memory_usage: tuple[MemoryUsage, MemoryUsage | None] | None = None
-    """Of its machine and its GPU; None: not measured this time."""
 
 
 def private_mb() -> float:
@@ -112,7 +96,6 @@ class ClientActor:
     inputs: Sequence[Any] = ()  # references to the RunSpec and the images
     gpu_share: float = 0.0
     trimmed_s: float = 0.0  # perf_counter() when this process last returned freed memory
-    checked_s: float = 0.0  # perf_counter() when it last measured how full its machine is
 
     def pid(self) -> int:
         """The id of this process; an answer means that the actor is up."""
@@ -186,7 +169,7 @@ class ClientActor:
 
     def train_all(
         self, *args: Any
-    ) -> tuple[dict[ClientId, Any], tuple[dict[ClientId, ClientReport | ClientFailure], ProcessMemory]]:
+    ) -> tuple[dict[ClientId, Any], tuple[dict[ClientId, ClientReport | ClientFailure], MemoryReport]]:
         """As `train`, without a stream, for a short list: (uploads, (reports, memory))."""
         parts = list(self.train(*args))
         uploads = {k: up for part in parts[::2] for k, up in part.items()}
@@ -230,14 +213,10 @@ class ClientActor:
         """See `ClientWorker.digests`."""
         return self.worker.digests(ids)
 
-    def _memory(self) -> ProcessMemory:
-        usage = None
-        if perf_counter() - self.checked_s > MEMORY_CHECK_S:
-            self.checked_s = perf_counter()
-            # Ray counts what its memory monitor counts: within a container the container's limit, else the machine.
-            host = MemoryUsage(get_used_memory(), get_system_memory())
-            usage = host, gpu_memory() if self.worker.device.type == "cuda" else None
-        return ProcessMemory(private_mb(), self.worker.gpu_peak_mb(), usage)
+    def _memory(self) -> MemoryReport:
+        from raysim.engine.records import MemoryReport
+
+        return MemoryReport(private_mb(), self.worker.gpu_peak_mb())
 
 
 class ServerActor:
@@ -269,9 +248,11 @@ class ServerActor:
         """See `ServerWorker.send`. Ray puts the result into the object store once."""
         return self.worker.send(t, cohort)
 
-    def update(self, t: int, *uploads: Mapping[ClientId, Any]) -> tuple[ServerReport, ProcessMemory]:
+    def update(self, t: int, *uploads: Mapping[ClientId, Any]) -> tuple[ServerReport, MemoryReport]:
         """See `ServerWorker.update`."""
-        return self.worker.update(t, uploads), ProcessMemory(private_mb())
+        from raysim.engine.records import MemoryReport
+
+        return self.worker.update(t, uploads), MemoryReport(private_mb())
 
     def save(self, t: int, storage: Storage | None) -> tuple[CheckpointFile, bytes | None]:
         """Write the state after round `t`; without a storage, return the file's content."""

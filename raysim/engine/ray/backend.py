@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from raysim.core.algorithm import ClientId
 from raysim.engine.checkpoint.storage import Storage
-from raysim.engine.memory import MemoryUsage
 from raysim.engine.policies.cost_model import CostModel
 from raysim.engine.policies.placement import Plan, assign
 from raysim.engine.ray.actors import STREAM_S, private_mb
@@ -181,21 +180,10 @@ class RayBackend:
         return found, self.calls.get(self.pool.server.actor.digest.remote(), where)
 
     def memory(self) -> MemoryReport:
-        used = [(worker.location.address, worker.usage) for worker in self.pool.workers if worker.usage is not None]
-        machines: dict[str, tuple[MemoryUsage, MemoryUsage | None]] = {}
-        for name, usage in used:
-            if usage.memory_usage is None:
-                continue
-            host, gpu = usage.memory_usage
-            host_before, gpu_before = machines.get(name, usage.memory_usage)
-            # Each process knows its own reserve on a GPU only, so the smallest answer is nearest the truth.
-            gpus = [one for one in (gpu, gpu_before) if one is not None]
-            least = min(gpus, key=lambda one: one.share, default=None)
-            machines[name] = max(host, host_before, key=lambda one: one.share), least
+        used = [worker.usage for worker in self.pool.workers if worker.usage is not None]
         return MemoryReport(
-            private_mb() + sum(usage.private_mb for _, usage in used),
-            max((usage.gpu_peak_mb for _, usage in used), default=0.0),
-            machines,
+            private_mb() + sum(usage.resident_mb for usage in used),
+            max((usage.gpu_peak_mb for usage in used), default=0.0),
         )
 
     def close(self) -> None:

@@ -15,10 +15,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raysim.common.errors import RunError, ScenarioError
 from raysim.core.algorithm import ClientId
 from raysim.engine.policies.placement import ActorGroup, ClusterResources, Node, Plan, place_actors
-from raysim.engine.ray.actors import ClientActor, Location, ProcessMemory, ServerActor
+from raysim.engine.ray.actors import ClientActor, Location, ServerActor
 from raysim.engine.ray.calls import POLL_S, RECOVERY_DEADLINE_S, ActorCalls, gcs_answers, succeeded
 from raysim.engine.ray.session import nodes
-from raysim.engine.records import Startup
+from raysim.engine.records import MemoryReport, Startup
 
 START_TIMEOUT_S = 300.0
 """How long the run waits for one more actor to start; a thousand may take longer together."""
@@ -44,7 +44,7 @@ class Worker:
     group: int = 0  # of the plan
     requested_s: float = 0.0  # perf_counter() when the driver asked Ray for it
     location: Location = Location("", "", 0)  # this value until it has started
-    usage: ProcessMemory | None = None  # its last measurement of its memory
+    usage: MemoryReport | None = None  # its last measurement of its memory
     pending_clients: list[ClientId] = field(default_factory=list)  # clients of this round without a result yet
 
     @property

@@ -11,12 +11,12 @@ import pytest
 import ray
 
 from raysim.common.errors import RunError
-from raysim.engine.memory import MemoryUsage
 from raysim.engine.ray import calls, local_cluster
-from raysim.engine.ray.actors import Location, ProcessMemory
+from raysim.engine.ray.actors import Location
 from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.calls import ActorCalls, GcsDiedError
 from raysim.engine.ray.pool import ActorPool, Worker
+from raysim.engine.records import MemoryReport
 
 
 @pytest.fixture
@@ -74,13 +74,12 @@ def test_a_ray_that_does_not_start_is_one_sentence(monkeypatch: pytest.MonkeyPat
 
 def test_memory_usage_does_not_ask_the_gcs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "nodes", no_nodes)
-    low, high = MemoryUsage(1, 10), MemoryUsage(9, 10)
     pool = ActorPool.__new__(ActorPool)
     pool.calls = ActorCalls(lambda actor_id: None)
     pool.clients = [
-        Worker(None, location=Location("a", "10.0.0.1", 1), usage=ProcessMemory(0.0, 0.0, (low, None))),
-        Worker(None, location=Location("a", "10.0.0.1", 2), usage=ProcessMemory(0.0, 0.0, (high, None))),
-        Worker(None, location=Location("b", "10.0.0.2", 3), usage=ProcessMemory(0.0, 0.0, (low, None))),
+        Worker(None, location=Location("a", "10.0.0.1", 1), usage=MemoryReport(10.0, 3.0)),
+        Worker(None, location=Location("a", "10.0.0.1", 2), usage=MemoryReport(20.0, 4.0)),
     ]
     pool.server = Worker(None)
-    assert RayBackend(pool).memory().machines == {"10.0.0.1": (high, None), "10.0.0.2": (low, None)}
+    found = RayBackend(pool).memory()
+    assert (found.resident_mb > 30.0, found.gpu_peak_mb) == (True, 4.0)
