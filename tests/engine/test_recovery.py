@@ -16,7 +16,7 @@ from algorithms.standalone import Standalone
 from raysim.common.errors import RunError
 from raysim.core.algorithm import ClientId
 from raysim.engine.checkpoint.manager import CheckpointManager
-from raysim.engine.checkpoint.storage import LocalStorage, Storage
+from raysim.engine.checkpoint.storage import Storage, open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.progress import Progress
@@ -92,7 +92,7 @@ def test_deaths_change_nothing(method: str, tmp_path: Path) -> None:
     expected = outcome(given, InProcessBackend())
     notes: list[str] = []
     killable = Killable(seed=len(method), rate=0.07)
-    checkpoints = CheckpointManager(CheckpointStore(LocalStorage(tmp_path)), 2, ROUNDS)
+    checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 2, ROUNDS)
     assert outcome(given, killable, checkpoints, notes.append, max_attempts=50) == expected
     assert killable.deaths >= 1
     # A checkpoint that is lost while the run restores an earlier one anyway is not reported by itself.
@@ -130,7 +130,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_used(tmp_path: Path) ->
             if not self.deaths:
                 super()._perhaps(part)
 
-    checkpoints = CheckpointManager(CheckpointStore(LocalStorage(tmp_path)), 1, ROUNDS)
+    checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 1, ROUNDS)
     assert outcome(given, Once(1, 0.0), checkpoints, notes.append) == expected
     assert "server-000004.safetensors has 0 bytes" in notes[0]
     assert "going back to the checkpoint of round 3 and repeating 1 round" in notes[1]
@@ -160,7 +160,7 @@ def test_a_checkpoint_that_builds_on_a_lost_one_is_not_made(tmp_path: Path) -> N
                 super()._perhaps(part)
 
     killable = Twice(1, 0.0)
-    checkpoints = CheckpointManager(CheckpointStore(LocalStorage(tmp_path)), 1, ROUNDS)
+    checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 1, ROUNDS)
     assert outcome(given, killable, checkpoints) == expected
     assert killable.deaths == 2
 
@@ -169,7 +169,7 @@ def test_the_end_is_asked_for_once_the_round_is_saved(tmp_path: Path) -> None:
     given = loaded()
     spec, images, participants = spec_for(given)
     stop, progress = Stop(), Progress()
-    checkpoints = CheckpointManager(CheckpointStore(LocalStorage(tmp_path)), 100, ROUNDS)
+    checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 100, ROUNDS)
     backend, memory = InProcessBackend(), MemoryTracker()
 
     def ask(done: int, of: int) -> None:
@@ -211,7 +211,7 @@ def test_a_tolerated_failure_leaves_the_client_as_it_was(tmp_path: Path) -> None
     assert notes == [text for text in notes if text.startswith(f"round 2 goes on without client {FAILING}: Picky")]
     assert len(notes) == 1
     killable = Killable(seed=5, rate=0.3)
-    checkpoints = CheckpointManager(CheckpointStore(LocalStorage(tmp_path)), 1, ROUNDS)
+    checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 1, ROUNDS)
     again = outcome(given, killable, checkpoints, max_failed_fraction=0.3, max_attempts=50)
     assert killable.deaths
     assert again == (digest, rows, values)

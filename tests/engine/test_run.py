@@ -23,7 +23,7 @@ from raysim.core.messages import pack
 from raysim.data.partition import make_partition
 from raysim.data.shards import make_shards
 from raysim.engine.checkpoint.format import read_clients, read_file, read_server
-from raysim.engine.checkpoint.storage import LocalStorage
+from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.records import ClientState
 from raysim.engine.workers import hooks
@@ -317,7 +317,7 @@ def test_nan_uploads_are_left_out_and_named(workplace: Path, monkeypatch: pytest
 
 def test_checkpoints_hold_every_state(workplace: Path) -> None:
     result, memory = quiet_run("checkpoint.every=2")
-    store = CheckpointStore.open(LocalStorage(result.folder / "checkpoints"))
+    store = CheckpointStore.open(open_storage(result.folder / "checkpoints"))
     assert [checkpoint.round for checkpoint in store.kept] == [2, 3]
     checkpoint = store.latest()
     assert checkpoint is not None

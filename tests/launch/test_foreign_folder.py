@@ -15,7 +15,7 @@ import torch
 
 from raysim.common.errors import RunError, ScenarioError
 from raysim.core.state import Serialized, deserialize, serialize
-from raysim.engine.checkpoint.storage import LocalStorage
+from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.progress import Progress
 from raysim.launch.resume import Identity, run_scenario
@@ -140,7 +140,7 @@ def manifest(folder: Path, **changes: Any) -> None:
     ids=repr,
 )
 def test_manifests_name_the_engines_files_only(folder: Path, changes: dict[str, Any]) -> None:
-    storage = LocalStorage(folder / "checkpoints")
+    storage = open_storage(folder / "checkpoints")
     manifest(folder)
     assert len(CheckpointStore.open(storage).kept) == 1
     manifest(folder, **changes)
@@ -152,7 +152,7 @@ def test_manifests_name_the_engines_files_only(folder: Path, changes: dict[str, 
 @pytest.mark.parametrize("data", [b"[" * 99999, b"[]", b"7", b'{"checkpoint": 7, "crc32": 0}', b"\xff"])
 def test_manifests_that_are_none(folder: Path, data: bytes) -> None:
     (folder / "checkpoints" / "checkpoint-000001.json").write_bytes(data)
-    assert CheckpointStore.open(LocalStorage(folder / "checkpoints")).damage
+    assert CheckpointStore.open(open_storage(folder / "checkpoints")).damage
 
 
 @pytest.mark.parametrize(

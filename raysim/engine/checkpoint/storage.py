@@ -4,49 +4,120 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
+from raysim.common.files import replace, sync_folder
 from raysim.common.text import expanded
 
 
-class Storage(Protocol):
-    """Named files. A method that fails raises `OSError`, with the file's address as its `filename`. Picklable."""
+@dataclass(frozen=True)
+class Storage:
+    """Named files at an address such as `s3://bucket/runs`; the file system's own package must be installed.
 
-    @property
-    def where(self) -> str:
-        """The address, for messages."""
+    A method that fails raises `OSError`, with the file's address as its `filename`. Picklable.
+    """
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether other machines reach the same bytes under the same address."""
+    where: str
+    """The address, absolute."""
+
+    is_shared: ClassVar[bool] = True
+    """Whether other machines reach the same bytes under the same address."""
+
+    @cached_property
+    def location(self) -> tuple[Any, str]:
+        """(fsspec's file system, path in it)."""
+        from fsspec.core import url_to_fs
+
+        fs, root = url_to_fs(self.where)
+        return fs, root
+
+    def __getstate__(self) -> dict[str, str]:
+        return {"where": self.where}
 
     def make(self) -> None:
         """Make the folder, once: one that vanishes later is an error, and is not made again without its files."""
+        with self._errors() as (fs, root):
+            fs.makedirs(root, exist_ok=True)
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file, which survives a power cut only after `fsync`."""
+        with self._errors(name) as (fs, path):
+            fs.pipe_file(path, data)
 
     def fsync(self, names: Iterable[str]) -> None:
-        """Wait until files that were written are safe from a power cut."""
+        """Wait until files that were written are safe from a power cut: an object store acknowledges safe ones."""
 
     def publish(self, name: str, data: bytes) -> None:
         """Write a file as a whole or not at all; it is safe when this returns."""
+        self.write(name, data)
 
     def read(self, name: str) -> bytes:
         """All bytes of a file."""
+        with self._errors(name) as (fs, path):
+            return bytes(fs.cat_file(path))
 
     def size(self, name: str) -> int:
         """Length in bytes."""
+        with self._errors(name) as (fs, path):
+            return int(fs.size(path))
 
     def names(self) -> list[str]:
         """All files, sorted; none if the folder does not exist yet."""
+        with self._errors() as (fs, root):
+            fs.invalidate_cache()
+            found = fs.ls(root, detail=True) if fs.exists(root) else []
+        return sorted(str(one["name"]).rpartition("/")[2] for one in found if one["type"] != "directory")
 
     def remove(self, name: str) -> None:
         """Remove a file, if it exists."""
+        with self._errors(name) as (fs, path):
+            if fs.exists(path):
+                fs.rm_file(path)
+
+    @contextlib.contextmanager
+    def _errors(self, *name: str) -> Iterator[tuple[Any, str]]:
+        """(file system, path of the file or the folder); what it raises becomes `OSError`."""
+        fs, root = self.location
+        try:
+            yield fs, "/".join((root, *name))
+        except Exception as error:  # each protocol has errors of its own
+            number, text = getattr(error, "errno", None), getattr(error, "strerror", None)
+            place = "/".join((self.where, *name))
+            raise OSError(number, text or str(error) or type(error).__name__, place) from error
+
+
+class LocalStorage(Storage):
+    """A folder of this machine."""
+
+    is_shared = False
+
+    @cached_property
+    def location(self) -> tuple[Any, str]:
+        from fsspec.implementations.local import LocalFileSystem
+
+        return (
+            LocalFileSystem(),
+            self.where,
+        )  # `url_to_fs` would take a "::" in a folder's name for a chain of addresses
+
+    def fsync(self, names: Iterable[str]) -> None:
+        for name in names:
+            handle = os.open(f"{self.where}/{name}", os.O_RDONLY)
+            try:
+                os.fsync(handle)
+                # A checkpoint is not read again, and a container pays for the memory of the system's cache.
+                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(handle)
+        sync_folder(Path(self.where))
+
+    def publish(self, name: str, data: bytes) -> None:
+        replace(Path(self.where, name), lambda file: file.write(data))
+        sync_folder(Path(self.where))
 
 
 def local_folder(address: str) -> Path | None:
@@ -63,151 +134,16 @@ def is_process_memory(address: str) -> bool:
 
 
 def open_storage(address: str | Path) -> Storage:
-    """A path or `file://` address: `LocalStorage`; any other protocol: `RemoteStorage`.
+    """A path or `file://` address: `LocalStorage`; any other protocol: `Storage`.
 
     Raises `OSError` when the address is none that fsspec knows.
     """
     text = str(address)
     if folder := local_folder(text):
-        return LocalStorage(folder)
-    remote = RemoteStorage(text.rstrip("/"))
+        return LocalStorage(str(folder))
+    remote = Storage(text.rstrip("/"))
     try:
         _ = remote.location
     except Exception as error:  # fsspec: ValueError for unknown protocols, ImportError for missing packages
         raise OSError(None, str(error) or type(error).__name__, text) from error
     return remote
-
-
-@dataclass(frozen=True)
-class LocalStorage:
-    """A folder of this machine."""
-
-    path: Path
-
-    @property
-    def where(self) -> str:
-        return str(self.path)
-
-    @property
-    def is_shared(self) -> bool:
-        return False
-
-    def make(self) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
-
-    def write(self, name: str, data: bytes) -> None:
-        place = self.path / name
-        try:
-            place.write_bytes(data)
-        except OSError as error:  # a full disk's does not name the file
-            raise OSError(error.errno, error.strerror, str(place)) from error
-
-    def fsync(self, names: Iterable[str]) -> None:
-        for place in [*(self.path / name for name in names), self.path]:
-            handle = os.open(place, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-                # A checkpoint is not read again, and a container pays for the memory of the system's cache.
-                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(handle)
-
-    def publish(self, name: str, data: bytes) -> None:
-        part = self.path / f".{name}.part"
-        try:
-            with part.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(self.path / name)
-        except OSError:
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
-            raise
-        self.fsync([])
-
-    def read(self, name: str) -> bytes:
-        return (self.path / name).read_bytes()
-
-    def size(self, name: str) -> int:
-        return (self.path / name).stat().st_size
-
-    def names(self) -> list[str]:
-        try:
-            with os.scandir(self.path) as found:
-                return sorted(entry.name for entry in found if not entry.is_dir())
-        except FileNotFoundError:
-            return []
-
-    def remove(self, name: str) -> None:
-        (self.path / name).unlink(missing_ok=True)
-
-
-@dataclass(frozen=True)
-class RemoteStorage:
-    """An address such as `s3://bucket/runs`; the file system's own package must be installed, for example s3fs."""
-
-    address: str
-
-    @cached_property
-    def location(self) -> tuple[Any, str]:
-        """(file system, path in it)."""
-        from fsspec.core import url_to_fs
-
-        fs, root = url_to_fs(self.address)
-        return fs, root
-
-    def __getstate__(self) -> dict[str, str]:
-        return {"address": self.address}
-
-    @property
-    def where(self) -> str:
-        return self.address
-
-    @property
-    def is_shared(self) -> bool:
-        return True
-
-    def make(self) -> None:
-        with self._errors("") as (fs, _):
-            fs.makedirs(self.location[1], exist_ok=True)
-
-    def write(self, name: str, data: bytes) -> None:
-        with self._errors(name) as (fs, path):
-            fs.pipe_file(path, data)
-
-    def fsync(self, names: Iterable[str]) -> None:
-        """An object store acknowledges a write when it is safe."""
-
-    def publish(self, name: str, data: bytes) -> None:
-        self.write(name, data)
-
-    def read(self, name: str) -> bytes:
-        with self._errors(name) as (fs, path):
-            return bytes(fs.cat_file(path))
-
-    def size(self, name: str) -> int:
-        with self._errors(name) as (fs, path):
-            return int(fs.size(path))
-
-    def names(self) -> list[str]:
-        with self._errors("") as (fs, _):
-            fs.invalidate_cache()
-            root = self.location[1]
-            found = fs.ls(root, detail=False) if fs.exists(root) else []
-        return sorted(str(name).rstrip("/").rpartition("/")[2] for name in found)
-
-    def remove(self, name: str) -> None:
-        with self._errors(name) as (fs, path):
-            if fs.exists(path):
-                fs.rm_file(path)
-
-    @contextlib.contextmanager
-    def _errors(self, name: str) -> Any:
-        fs, root = self.location
-        try:
-            yield fs, f"{root}/{name}"
-        except FileNotFoundError:
-            raise
-        except Exception as error:  # each protocol has errors of its own
-            raise OSError(None, str(error) or type(error).__name__, f"{self.address}/{name}") from error

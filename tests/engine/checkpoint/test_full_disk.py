@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from raysim.common.errors import RunError
-from raysim.engine.checkpoint.storage import LocalStorage
+from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.launch.run import resume, run
 from raysim.report.load import read_rounds
@@ -68,7 +68,7 @@ def test_a_full_disk(workplace: Path, small_disk: Path, backend: str, request: p
     kept = summary["checkpoint"]["round"]
     assert summary["status"] == "failed"
     assert "no space left" in summary["error"]
-    store = CheckpointStore.open(LocalStorage(Path(summary["checkpoint"]["folder"])))
+    store = CheckpointStore.open(open_storage(Path(summary["checkpoint"]["folder"])))
     checkpoint = store.latest()
     assert checkpoint is not None
     assert checkpoint.round == kept

@@ -16,7 +16,7 @@ import pytest
 
 from raysim.common.errors import RunError
 from raysim.engine.checkpoint.manager import CheckpointManager
-from raysim.engine.checkpoint.storage import LocalStorage
+from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import ClusterResources, ResourceRequest, make_plan
@@ -47,7 +47,7 @@ def backend(ray_session: None) -> Iterator[RayBackend]:
 
 def test_client_and_server_actors_are_killed(backend: RayBackend, expected: Any, tmp_path: Path) -> None:
     notes: list[str] = []
-    checkpoints = CheckpointManager(CheckpointStore(LocalStorage(tmp_path)), 2, ROUNDS)
+    checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 2, ROUNDS)
 
     def kill_one(backend: RayBackend) -> None:
         kill(backend.pool.server if len(killing.left) == 1 else backend.pool.clients[0])
@@ -160,7 +160,7 @@ from raysim.engine.policies.placement import ResourceRequest, ClusterResources, 
 from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.pool import ActorPool
 from raysim.engine.ray.session import nodes
-from raysim.engine.checkpoint.storage import LocalStorage
+from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.manager import CheckpointManager
 from tests.engine.scenarios import ROUNDS, loaded, outcome
 from tests.engine.ray.deaths import GIVEN, Killing
@@ -173,7 +173,7 @@ assert len(nodes()) == 2
 pool = ActorPool(make_plan([ResourceRequest(tuple(range(8)), 3, None, 1.0, 0.0)], ClusterResources(4, 0)))
 backend = RayBackend(pool)
 notes = []
-checkpoints = CheckpointManager(CheckpointStore(LocalStorage(Path(sys.argv[1]))), 1, ROUNDS)
+checkpoints = CheckpointManager(CheckpointStore(open_storage(Path(sys.argv[1]))), 1, ROUNDS)
 where = []
 
 def remove_node(backend):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from raysim.engine.checkpoint.manager import CheckpointManager
-from raysim.engine.checkpoint.storage import LocalStorage
+from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore, DamagedCheckpointError
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import ClusterResources, ResourceRequest, make_plan
@@ -82,7 +82,7 @@ def test_forwarded_files_are_taken_before_other_answers(tmp_path: Path) -> None:
         driver_node="Near",
         calls=ActorCalls(lambda actor: None),
     )
-    files = begin_save(1, LocalStorage(tmp_path), pool)
+    files = begin_save(1, open_storage(tmp_path), pool)
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(files.result()), daemon=True)
     thread.start()
@@ -128,7 +128,7 @@ def test_a_checkpoint_does_not_wait_for_the_next_round(backend: RayBackend, tmp_
         assert wait_for(tmp_path / "checkpoint-000001.json", 60), "round 2 is at work, and round 1 not saved"
 
     patch_work(backend, 2, see)
-    checkpoints = CheckpointManager(CheckpointStore(LocalStorage(tmp_path)), 1, 4)
+    checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 1, 4)
     assert outcome(loaded(GIVEN), backend, checkpoints) == outcome(loaded(GIVEN), InProcessBackend())  # type: ignore[arg-type]
 
 
@@ -143,7 +143,7 @@ def test_an_interrupt_does_not_wait_for_the_clients_of_the_next_round(backend: R
 
     backend._collect = interrupted  # type: ignore[method-assign]
     patch_work(backend, 2, lambda: sleep(300))
-    checkpoints = CheckpointManager(CheckpointStore(LocalStorage(tmp_path)), 1, 4)
+    checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 1, 4)
     with pytest.raises(KeyboardInterrupt):
         outcome(loaded(GIVEN), backend, checkpoints)  # type: ignore[arg-type]
     assert time.monotonic() - began[0] < 250  # the turn takes 300
@@ -184,7 +184,7 @@ def test_a_damaged_file_is_found_where_it_is_read(
     """Actors read the files of their clients; for an actor that does not reach them the driver does."""
     monkeypatch.setattr(saving, "reaches", lambda pool, worker, storage: reached)
     spec, images, participants = spec_for(loaded(GIVEN))
-    checkpoints = CheckpointManager(CheckpointStore(LocalStorage(tmp_path)), 1, 4)
+    checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 1, 4)
     schedule, store = Schedule(4, participants), checkpoints.store
     backend.start(spec, images)
     digest = run_rounds(backend, schedule, Progress(), Observers(), checkpoints)
