@@ -15,7 +15,6 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from raysim.common.errors import RaysimError, RunError
-from raysim.engine.policies.stall import STALL_S, is_stalled
 from raysim.engine.ray import local_cluster
 from raysim.engine.records import LostError
 
@@ -24,6 +23,10 @@ RECOVERY_DEADLINE_S = 10.0
 
 POLL_S = 0.5
 """How often a call that waits checks that an answer can still come."""
+
+STALL_S = 30.0
+"""Seconds beyond the longest wait so far of the same kind after which a wait is a stall: an actor that is stopped, or a
+method that hangs, raises no error. The first wait of a kind gets twice as long."""
 
 GCS_TIMEOUT_S = 10.0
 """How long a cluster's GCS may refuse connections before the run takes it for dead: a cluster may restart its GCS."""
@@ -116,9 +119,9 @@ class ActorCalls:
             raise LostError(f"{context}: {self._failure_message(error)}") from None
 
     def _wait(self, poll: Callable[[], tuple[bool, Any]], pending: Sequence[Any], context: str) -> Any:
-        """Poll until there is an answer, and report a stall."""
+        """Poll until there is an answer, and report a stall: again when it has lasted four times as long."""
         began_s, kind = perf_counter(), re.sub(r"\d+", "", context)
-        reported_s = None
+        report_s = self._longest_s.get(kind, STALL_S) + STALL_S
         with self.translate_errors(context):
             while True:
                 self._check_gcs(context)
@@ -127,8 +130,8 @@ class ActorCalls:
                 if done:
                     self._longest_s[kind] = max(self._longest_s.get(kind, 0.0), waited_s)
                     return value
-                if is_stalled(waited_s, self._longest_s.get(kind), reported_s, STALL_S):
-                    reported_s = waited_s
+                if waited_s >= report_s:
+                    report_s = 4 * waited_s
                     self.notify(self._stall_message(pending, context, waited_s))
 
     def _check_gcs(self, context: str) -> bool:

@@ -19,10 +19,9 @@ def limit(seconds: float | None, sentence: str) -> contextlib.AbstractContextMan
     """Raise `ClientTimeoutError(sentence)` inside the block once it has run for `seconds` (above 0); `None`: no limit.
 
     The system's interval timer rings in the main thread, also of a Ray actor, between two steps of Python: a sleep or a
-    lock is cut off, a call into C (one operation of torch) ends first. Where there is no such timer, outside the main
-    thread, or while a timer that rings earlier is running (a limit around this one), the block is not cut off; then,
-    and when the block swallowed the exception, it is raised at the end. The block must not `yield`: the exception
-    would reach other code.
+    lock is cut off, a call into C (one operation of torch) ends first. Outside the main thread the block is not cut
+    off; then, and when the block swallowed the exception, it is raised at the end. The block must not `yield`: the
+    exception would reach other code.
 
     sentence: such as "client 7 took longer than failure.client_timeout_s (60 s)".
     """
@@ -35,29 +34,25 @@ class _Limit(contextlib.AbstractContextManager[None]):
     def __init__(self, seconds: float, sentence: str) -> None:
         self.seconds = seconds
         self.sentence = sentence
-        self.rings = False  # whether the timer is ours
+        self.rings = threading.current_thread() is threading.main_thread()
         self.inside = False  # whether a ring may raise
 
     def __enter__(self) -> None:
         self.began = monotonic()
-        if not _can_ring_before(self.seconds):
-            return
-        self.rings = self.inside = True
-        self.handler = signal.signal(signal.SIGALRM, self._ring)
-        # Again after as long, because Python drops an exception that is raised while an object is being deleted.
-        self.left, self.every = signal.setitimer(signal.ITIMER_REAL, self.seconds, self.seconds)
+        if self.rings:
+            self.inside = True
+            self.handler = signal.signal(signal.SIGALRM, self._ring)
+            # Again after as long, because Python drops an exception that is raised while an object is being deleted.
+            signal.setitimer(signal.ITIMER_REAL, self.seconds, self.seconds)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.inside = False
-        if self.rings:
-            signal.setitimer(signal.ITIMER_REAL, 0)
         seconds = monotonic() - self.began
         if self.rings:
+            signal.setitimer(signal.ITIMER_REAL, 0)
             if seconds >= self.seconds:  # a ring may be on its way to another thread; the old handler must not get it
                 sleep(0.001)
             signal.signal(signal.SIGALRM, signal.SIG_DFL if self.handler is None else self.handler)
-            if self.left:  # another timer, which rings later, continues
-                signal.setitimer(signal.ITIMER_REAL, max(1e-6, self.left - seconds), self.every)
         if error is None and seconds > self.seconds:
             raise ClientTimeoutError(self.sentence)
 
@@ -65,10 +60,3 @@ class _Limit(contextlib.AbstractContextManager[None]):
         own = frame is not None and frame.f_code in (_Limit.__enter__.__code__, _Limit.__exit__.__code__)
         if self.inside and not own:
             raise ClientTimeoutError(self.sentence)
-
-
-def _can_ring_before(seconds: float) -> bool:
-    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
-        return False
-    left, _ = signal.getitimer(signal.ITIMER_REAL)
-    return not 0 < left <= seconds

@@ -24,7 +24,6 @@ from raysim.engine.policies.placement import (
     place_actors,
 )
 from raysim.engine.policies.sampling import cohort, cohort_size
-from raysim.engine.policies.stall import is_stalled
 from raysim.engine.progress import Progress
 
 
@@ -306,13 +305,3 @@ def test_what_only_fits_packed_is_refused_spread_alone() -> None:
     check_fits(plan, nodes, pack=True)  # 3 + 3 and 2 + 2 + 2
     with pytest.raises(ScenarioError, match=r"3 actors of 2 CPU .* only 2 of them fit"):  # 3 + 2 and 3 + 2
         check_fits(plan, nodes)
-
-
-def test_a_stall_is_reported_ever_more_rarely() -> None:
-    reports = []
-    for second in range(2000):
-        if is_stalled(second, longest_s=5.0, reported_s=reports[-1] if reports else None):
-            reports.append(second)
-    assert reports == [35, 140, 560]  # 30 s beyond the longest wait, then four times as late
-    assert not is_stalled(59.0, None, None) and is_stalled(60.0, None, None)  # a first round gets twice the time
-    assert is_stalled(0.5, 0.1, None, threshold_s=0.3)

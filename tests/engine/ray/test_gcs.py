@@ -72,6 +72,23 @@ def test_a_ray_that_does_not_start_is_one_sentence(monkeypatch: pytest.MonkeyPat
     assert not local_cluster.is_running()
 
 
+@pytest.mark.parametrize(("longest", "expected"), [({"round ": 5.0}, [35.0, 140.0, 560.0]), ({}, [60.0, 240.0])])
+def test_a_stall_is_reported_ever_more_rarely(
+    monkeypatch: pytest.MonkeyPatch, longest: dict[str, float], expected: list[float]
+) -> None:
+    notes: list[str] = []
+    seconds = iter(range(1000))
+    waiting = ActorCalls(lambda actor_id: None, notes.append)
+    waiting._longest_s = dict(longest)
+    monkeypatch.setattr(waiting, "_check_gcs", lambda context: True)
+    monkeypatch.setattr(waiting, "_stall_message", lambda pending, context, waited_s: str(waited_s))
+    monkeypatch.setattr(calls, "perf_counter", lambda: float(next(seconds)))
+    answers = iter([(False, None)] * 900 + [(True, 7)])
+    assert waiting._wait(lambda: next(answers), [], "round 3") == 7
+    assert [float(note) for note in notes] == expected
+    assert waiting._longest_s == {"round ": 901.0}
+
+
 def test_memory_usage_does_not_ask_the_gcs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "nodes", no_nodes)
     pool = ActorPool.__new__(ActorPool)

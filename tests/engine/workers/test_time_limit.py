@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from types import FrameType
 
 import pytest
 
@@ -111,55 +110,6 @@ def test_in_a_thread_it_is_told_at_the_end() -> None:
         thread.start()
         thread.join()
     assert told == [WHAT]
-
-
-def test_without_a_timer_it_is_told_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(signal, "setitimer")
-    with pytest.raises(ClientTimeoutError), limit(0.05, WHAT):
-        time.sleep(0.1)
-
-
-def test_the_inner_of_two_limits() -> None:
-    with limit(10, "outer"):
-        with pytest.raises(ClientTimeoutError, match="inner"), limit(0.05, "inner"):
-            time.sleep(5)
-        left, _ = signal.getitimer(signal.ITIMER_REAL)
-        assert 5 < left <= 10
-
-
-def test_the_outer_of_two_limits() -> None:
-    began = time.monotonic()
-    with pytest.raises(ClientTimeoutError, match="outer"), limit(0.1, "outer"), limit(10, "inner"):
-        time.sleep(60)
-    assert time.monotonic() - began < 50
-
-
-def test_the_outer_limit_goes_on_after_the_inner() -> None:
-    with pytest.raises(ClientTimeoutError, match="outer"), limit(2.0, "outer"):
-        with limit(1.9, "inner"):
-            time.sleep(0.1)
-        time.sleep(60)
-
-
-def test_another_timer_continues() -> None:
-    rung: list[int] = []
-
-    def theirs(number: int, frame: FrameType | None) -> None:
-        rung.append(number)
-
-    before = signal.signal(signal.SIGALRM, theirs)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 2)
-        with contextlib.suppress(ClientTimeoutError), limit(0.1, WHAT):
-            time.sleep(5)
-        assert signal.getsignal(signal.SIGALRM) is theirs
-        assert rung == []
-        until = time.monotonic() + 60
-        while not rung and time.monotonic() < until:
-            time.sleep(0.02)
-        assert rung == [signal.SIGALRM]
-    finally:
-        signal.signal(signal.SIGALRM, before)
 
 
 def test_many_that_end_just_in_time() -> None:
