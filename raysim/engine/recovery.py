@@ -88,7 +88,6 @@ class RecoveringBackend:
         if self.checkpoints is None:
             return None
         store = self.checkpoints.store
-        store.has_orphans = True  # files of a checkpoint that was cut off
         checkpoint = store.latest()
         for text in store.take_damage():
             self.notify(text)

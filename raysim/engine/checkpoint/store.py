@@ -67,7 +67,6 @@ class CheckpointStore:
     storage: Storage
     kept: list[Checkpoint] = field(default_factory=list)  # oldest first
     damage: list[str] = field(default_factory=list)  # a sentence for each checkpoint that cannot be used
-    has_orphans: bool = True  # whether there may be files that no checkpoint needs, as after a death
 
     @classmethod
     def open(cls, storage: Storage) -> CheckpointStore:
@@ -122,27 +121,23 @@ class CheckpointStore:
             self.storage.publish(_name(t), _manifest_bytes(checkpoint))
         except OSError as error:
             raise self.failure(t, error) from error
-        gone, self.kept = self.kept[: 1 - KEPT], [*self.kept[1 - KEPT :], checkpoint]
+        self.kept = [*self.kept[1 - KEPT :], checkpoint]
         try:
-            self._remove(t, gone)
+            self._remove_others(t)
         except OSError as error:
             raise CheckpointError(
                 f"an old checkpoint in {self.storage.where} cannot be removed ({reason(error)})"
             ) from error
         return checkpoint
 
-    def _remove(self, t: int, gone: Sequence[Checkpoint]) -> None:
+    def _remove_others(self, t: int) -> None:
         """Remove files that no kept checkpoint needs; manifests first, so that none is left without its files."""
         needed = {file.name for checkpoint in self.kept for file in checkpoint.files} | {
             _name(c.round) for c in self.kept
         }
-        found = [name for c in gone for name in (_name(c.round), *(file.name for file in c.files))]
-        if self.has_orphans:
-            ours = {name: int(match[1]) for name in self.storage.names() if (match := _OURS.match(name))}
-            # Files of later rounds may be those of the next checkpoint, which is being written already.
-            found = [name for name, of in ours.items() if of <= t]
-            self.has_orphans = len(found) < len(ours)
-        for name in sorted(set(found) - needed, key=lambda name: (not name.startswith("checkpoint-"), name)):
+        # Files of later rounds may be those of the next checkpoint, which is being written already.
+        old = [name for name in self.storage.names() if (match := _OURS.match(name)) and int(match[1]) <= t]
+        for name in sorted(set(old) - needed, key=lambda name: (not name.startswith("checkpoint-"), name)):
             self.storage.remove(name)
 
     def restore(self, checkpoint: Checkpoint, read: Callable[[SavedFiles, Storage], None]) -> None:
