@@ -99,7 +99,7 @@ def run_rounds(
             began = perf_counter()
             participants = sample(backend.spec, schedule, t)
             evaluate = t % schedule.evaluate_every == 0 or t == schedule.rounds
-            storage = checkpoints.begin(t) if checkpoints is not None and checkpoints.due(t) else None
+            storage = checkpoints.begin() if checkpoints is not None and checkpoints.due(t) else None
             within = partial(_within, observers.within_round, len(participants))
             report = recovering.round(
                 t, partial(run_round, backend, t, participants, evaluate, progress=within, storage=storage)
@@ -211,7 +211,7 @@ def _save(recovering: RecoveringBackend, progress: Progress, record: Recorder) -
     checkpoints = recovering.checkpoints
     if checkpoints is None or checkpoints.saved_round == progress.t:
         return
-    storage = checkpoints.begin(progress.t)
+    storage = checkpoints.begin()
     recovering(lambda: checkpoints.complete(progress.t, recovering.backend.save(progress.t, storage), progress.facts()))
 
 

@@ -24,8 +24,7 @@ class CheckpointManager:
     rounds: int
     sync: Callable[[], None] = lambda: None  # makes the rows of the rounds so far outlive this machine
     first: Callable[[int], None] = lambda t: None  # called after the first checkpoint of this process
-    round: int = 0  # of the last checkpoint that was begun
-    at_s: float = field(default_factory=perf_counter)  # when that was
+    begun_s: float = field(default_factory=perf_counter)  # when the last checkpoint was begun
 
     def __post_init__(self) -> None:
         try:
@@ -37,11 +36,11 @@ class CheckpointManager:
         """Whether round `t` is to be saved."""
         if t == self.rounds:
             return True
-        return perf_counter() - self.at_s >= AUTO_INTERVAL_S if self.every is None else t % self.every == 0
+        return perf_counter() - self.begun_s >= AUTO_INTERVAL_S if self.every is None else t % self.every == 0
 
-    def begin(self, t: int) -> Storage:
-        """Note that round `t` is being saved. Returns where its files go."""
-        self.round, self.at_s = t, perf_counter()
+    def begin(self) -> Storage:
+        """Note that a checkpoint begins. Returns where its files go."""
+        self.begun_s = perf_counter()
         return self.store.storage
 
     @property

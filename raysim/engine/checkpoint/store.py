@@ -16,7 +16,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from raysim.common.errors import RunError
@@ -112,9 +112,7 @@ class CheckpointStore:
         """
         now = {k for file in changed for k in file.clients}
         before = self.kept[-1].client_files if self.kept else ()
-        older = [
-            CheckpointFile(p.name, p.size, p.checksum, tuple(k for k in p.clients if k not in now)) for p in before
-        ]
+        older = [replace(file, clients=tuple(k for k in file.clients if k not in now)) for file in before]
         checkpoint = Checkpoint(t, (*(file for file in older if file.clients), *changed), server, facts)
         try:
             self.storage.fsync([file.name for file in (*changed, server)])

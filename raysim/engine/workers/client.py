@@ -18,10 +18,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from raysim.common.errors import RunError
-from raysim.common.shards import Shards
 from raysim.core.algorithm import Algorithm, Client, ClientId
 from raysim.core.data import Samples
 from raysim.core.messages import Weights, WireSize, nonfinite, pack, unpack, weights, wire_size
@@ -49,18 +48,6 @@ LARGE = 1 << 20  # bytes from which a model's weights have memory of their own
 ALIGNMENT = 64  # bytes, as torch aligns tensors: another alignment may choose another kernel
 
 
-class ShardTensors:
-    """`Shards` as tensors: which images each client has."""
-
-    def __init__(self, shards: Shards) -> None:
-        self.index = torch.from_numpy(shards.index)
-        self.offset = shards.offset.tolist()
-
-    def of(self, k: ClientId) -> Tensor:
-        """One client's, ascending: [N] int64, a view."""
-        return self.index[self.offset[k] : self.offset[k + 1]]
-
-
 class ClientWorker:
     """Some of a run's clients, with their models, on one device."""
 
@@ -68,14 +55,10 @@ class ClientWorker:
         self.spec = spec
         self.device = torch.device(device)
         with warnings.catch_warnings():
-            # Images and positions are read-only shared memory; no code of this class writes to them.
+            # Images and labels are read-only shared memory; no code of this class writes to them.
             warnings.simplefilter("ignore")
             self.image_MHWC = torch.from_numpy(image_MHWC)
             self.label_M = torch.from_numpy(spec.labels)
-            self.train_shards = ShardTensors(spec.train)
-            self.val_shards = ShardTensors(spec.val)
-            self.test_shards = ShardTensors(spec.test)
-            self.published = None if spec.global_test is None else torch.from_numpy(spec.global_test)
         self.nets: dict[ClientId, nn.Module] = {}
         self.unsaved: set[ClientId] = set()  # changed since the last checkpoint
         self.templates: dict[str, nn.Module] = {}
@@ -239,17 +222,19 @@ class ClientWorker:
         if net is None:
             # A client that never took part has its architecture's template; testing it needs no copy.
             net = self._net(k) if self.spec.independent_init else self._template(self.spec.arch(k))
-        test_M, val_M = self.test_shards.of(k), self.val_shards.of(k)
+        test_M, val_M, published_M = self.spec.test.of(k), self.spec.val.of(k), self.spec.global_test
         with errors_from(lambda: f"the test of client {k} with model {self.spec.arch(k)} failed"):
             set_training(net, False)
             local, val_correct = self._score(net, test_M, val_M)
-            everyone = None if self.published is None else self._score(net, self.published, val_M[:0])[0]
+            everyone = None if published_M is None else self._score(net, published_M, val_M[:0])[0]
         return ClientEvaluation(local, val_correct, len(val_M), everyone, perf_counter() - start)
 
     @torch.inference_mode()
-    def _score(self, net: nn.Module, test_M: Tensor, val_M: Tensor) -> tuple[EvaluationResult, int]:
+    def _score(
+        self, net: nn.Module, test_M: NDArray[np.int64], val_M: NDArray[np.int64]
+    ) -> tuple[EvaluationResult, int]:
         """The result on test samples, and how many validation samples are right, in one pass through the model."""
-        samples = self._samples(torch.cat((test_M, val_M)))
+        samples = self._samples(np.concatenate((test_M, val_M)))
         logits_MC = torch.cat([net(batch.x) for batch in samples.in_order(EVALUATION_BATCH)])
         right_M = logits_MC.argmax(1) == samples.y
         tested = len(test_M)
@@ -257,9 +242,10 @@ class ClientWorker:
         result = EvaluationResult(int(right_M[:tested].count_nonzero()), tested, float(loss))
         return result, int(right_M[tested:].count_nonzero())
 
-    def _samples(self, index_M: Tensor) -> Samples:
-        raw_NHWC = self.image_MHWC.index_select(0, index_M).to(self.device)
-        return Samples(raw_NHWC, self.label_M.index_select(0, index_M).to(self.device), self.spec.transform)
+    def _samples(self, positions_N: NDArray[np.int64]) -> Samples:
+        index_N = torch.tensor(positions_N)
+        raw_NHWC = self.image_MHWC.index_select(0, index_N).to(self.device)
+        return Samples(raw_NHWC, self.label_M.index_select(0, index_N).to(self.device), self.spec.transform)
 
     def _client(self, k: ClientId, t: int) -> Client:
         spec = self.spec
@@ -268,7 +254,7 @@ class ClientWorker:
         return Client(
             id=k,
             task=spec.task,
-            data=self._samples(self.train_shards.of(k)),
+            data=self._samples(spec.train.of(k)),
             net=self._net(k),
             local=spec.local,
             rng=seeded(spec.seed, "client", t, k),
