@@ -112,7 +112,10 @@ class ClientWorker:
 
     def release(self, ids: Iterable[ClientId]) -> dict[ClientId, ClientState]:
         """Remove clients from this worker, for another one."""
-        return {k: ClientState(pack(weights(self.nets.pop(k))), self._forget(k)) for k in ids if k in self.nets}
+        held = [k for k in ids if k in self.nets]
+        released = {k: ClientState(pack(weights(self.nets.pop(k))), k in self.unsaved) for k in held}
+        self.unsaved.difference_update(held)
+        return released
 
     def adopt(self, moved: Mapping[ClientId, ClientState]) -> None:
         """Add clients that another worker released."""
@@ -132,12 +135,6 @@ class ClientWorker:
         """Load the states of the clients that `file` names from its content."""
         for k, state in read_clients(data, file.clients).items():
             self._net(k).load_state_dict(state)
-
-    def _forget(self, k: ClientId) -> bool:
-        """Whether a client was unsaved; it no longer counts as such."""
-        unsaved = k in self.unsaved
-        self.unsaved.discard(k)
-        return unsaved
 
     def digests(self, ids: Iterable[ClientId]) -> dict[ClientId, str]:
         """SHA-256 of each client's state."""
