@@ -124,8 +124,9 @@ class Session:
                 self.stop.closing = True
                 self.facts["seconds"] = time.perf_counter() - began
                 if status != "finished":
-                    if self.restored and not self.folder.why_missing():
-                        self.notify(f"what was done until round {progress.rounds} is kept in {self.card.folder}")
+                    if not self.folder.why_missing():
+                        if self.restored:
+                            self.notify(f"what was done until round {progress.rounds} is kept in {self.card.folder}")
                         self.notify(f"resume with:  {self._resume_line}")
                     self._shut_down(cleanup)  # first: actors may still work on a round that was cut off
                 summary = self._summary(status, progress, checkpoints)
