@@ -48,7 +48,7 @@ STEPS = (
     "raysim.tracking.mlflow:MlflowTracker._start",
     "raysim.tracking.mlflow:MlflowTracker._upload",
     "raysim.tracking.mlflow:MlflowTracker._terminate",
-    "raysim.tracking.folder:RunFolder.conclude",
+    "raysim.tracking.folder:RunFolder.mark_finished",
 )
 """What a run that has all its rounds still does; MLflow is opened then by a run that is closed again."""
 VARYING = ("time/", "memory/", "engine/")
