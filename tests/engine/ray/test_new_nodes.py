@@ -39,7 +39,7 @@ def add_node(backend):
         nodes.append(cluster.add_node(num_cpus=2))
     else:
         assert len(pool.starting) == 2
-        ray.wait([answer for _, _, answer in pool.starting], num_returns=2, timeout=120)
+        ray.wait([answer for _, answer in pool.starting], num_returns=2, timeout=120)
 
 killing = Killing(backend, [1, 2], add_node)
 found = outcome(loaded(GIVEN), backend)
