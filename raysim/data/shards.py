@@ -39,12 +39,11 @@ class Partition:
         """The three parts by name, in the order train, val, test."""
         return {"train": self.train, "val": self.val, "test": self.test}
 
-    def count_NC(self, label_M: Ints, num_classes: int | None = None, part: str = "train") -> Ints:
+    def count_NC(self, label_M: Ints, num_classes: int, part: str = "train") -> Ints:
         """How many samples of each class each client has in one part."""
-        classes = int(label_M.max()) + 1 if num_classes is None else num_classes
         shards = self.parts[part]
-        flat = shards.owner * classes + label_M[shards.index]
-        return np.bincount(flat, minlength=self.num_clients * classes).reshape(self.num_clients, classes)
+        flat = shards.owner * num_classes + label_M[shards.index]
+        return np.bincount(flat, minlength=self.num_clients * num_classes).reshape(self.num_clients, num_classes)
 
     @property
     def digest(self) -> str:

@@ -15,9 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from raysim.data.specs import Augment, DatasetSpec, spec_for
-
-__all__ = ["Augment", "ImageTransform", "transform_for"]
+from raysim.data.specs import Augment, DatasetSpec
 
 _ERASE_AREA = (0.04, 0.20)
 _ERASE_ASPECT = (0.5, 2.0)
@@ -73,11 +71,6 @@ class ImageTransform:
         raw_BHR = raw_BHWC.reshape(size, height, width * channels).to(torch.float32)
         # One pass over the pixels: raw / (255 std) - mean / std.
         return torch.addcmul(shift_R, raw_BHR, scale_R).view(size, height, width, channels)
-
-
-def transform_for(dataset_name: str, augment: bool) -> ImageTransform:
-    """The transform of a data set of DATASETS. Raises ScenarioError if it is unknown."""
-    return ImageTransform.of(spec_for(dataset_name), augment)
 
 
 @lru_cache(maxsize=32)

@@ -20,16 +20,6 @@ class SplitNet(nn.Module):
         self.extractor = extractor
         self.header = header
 
-    @property
-    def feature_dim(self) -> int:
-        """D, the width of the representation."""
-        return self.header.in_features
-
-    @property
-    def num_classes(self) -> int:
-        """K, the number of logits."""
-        return self.header.out_features
-
     def features(self, x_BCHW: Tensor) -> Tensor:
         """The representation [B, D], after the extractor's last ReLU, so never negative."""
         return self.extractor(x_BCHW)

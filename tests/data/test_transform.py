@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from raysim.common.errors import ScenarioError
-from raysim.data.specs import DATASETS
-from raysim.data.transform import Augment, ImageTransform, transform_for
+from raysim.data.specs import DATASETS, Augment, spec_for
+from raysim.data.transform import ImageTransform
 
 ALL = [
     Augment(),
@@ -77,14 +77,14 @@ def test_augmented_is_the_same_one_image_at_a_time(augment, shape):
 
 
 def test_same_generator_same_images_and_input_untouched():
-    made, images = transform_for("cifar100", augment=True), raw((16, 32, 32, 3))
+    made, images = ImageTransform.of(DATASETS["cifar100"], augment=True), raw((16, 32, 32, 3))
     before = images.clone()
     first, second, other = (made.augmented(images, torch.Generator().manual_seed(s)) for s in (1, 1, 2))
     assert torch.equal(first, second) and not torch.equal(first, other) and torch.equal(images, before)
 
 
 def test_no_augmentation_draws_nothing():
-    made, rng = transform_for("cifar10", augment=False), torch.Generator().manual_seed(0)
+    made, rng = ImageTransform.of(DATASETS["cifar10"], augment=False), torch.Generator().manual_seed(0)
     state = rng.get_state()
     images = raw((2, 32, 32, 3))
     assert torch.equal(made.augmented(images, rng), made.plain(images)) and torch.equal(rng.get_state(), state)
@@ -119,7 +119,7 @@ def test_views_and_empty_batches():
 
 
 def test_pickles_after_use_and_compares_by_value():
-    made = transform_for("fashion_mnist", augment=True)
+    made = ImageTransform.of(DATASETS["fashion_mnist"], augment=True)
     made.plain(raw((1, 28, 28, 1)))
     again = pickle.loads(pickle.dumps(made))
     assert again == made and hash(again) == hash(made) and len(pickle.dumps(made)) < 1000
@@ -134,22 +134,22 @@ def test_grey_images_are_repeated_to_as_many_channels_as_there_are_means(augment
 
 
 def test_recipes_of_the_data_sets():
-    assert transform_for("cifar10", True).augment == Augment(flip=True, erase=True, crop_padding=4)
+    assert ImageTransform.of(DATASETS["cifar10"], True).augment == Augment(flip=True, erase=True, crop_padding=4)
     # ImageNet's constants, and said so: white is (1 - 0.485) / 0.229 in red, not (1 - 0.4914) / 0.2023 = 2.5141.
-    white = transform_for("cifar10", True).plain(torch.full((1, 32, 32, 3), 255, dtype=torch.uint8))
+    white = ImageTransform.of(DATASETS["cifar10"], True).plain(torch.full((1, 32, 32, 3), 255, dtype=torch.uint8))
     assert white[0, :, 0, 0].tolist() == pytest.approx([0.515 / 0.229, 0.544 / 0.224, 0.594 / 0.225])
     assert "ImageNet" in DATASETS["cifar10"].summary
-    assert transform_for("tiny_imagenet", True).augment == Augment(flip=True, erase=False, crop_padding=8)
-    assert transform_for("cifar100", False).augment is None
+    assert ImageTransform.of(DATASETS["tiny_imagenet"], True).augment == Augment(flip=True, erase=False, crop_padding=8)
+    assert ImageTransform.of(DATASETS["cifar100"], False).augment is None
     with pytest.raises(ScenarioError):
-        transform_for("nothing", False)
+        spec_for("nothing")
 
 
 @pytest.mark.gpu
 def test_every_device_makes_the_same_choices():
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    made, images = transform_for("cifar100", True), raw((64, 32, 32, 3))
+    made, images = ImageTransform.of(DATASETS["cifar100"], True), raw((64, 32, 32, 3))
     here = made.augmented(images, torch.Generator().manual_seed(3))
     there = made.augmented(images.cuda(), torch.Generator().manual_seed(3))
     assert there.is_cuda and there.is_contiguous(memory_format=torch.channels_last)

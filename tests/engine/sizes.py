@@ -9,7 +9,8 @@ import numpy as np
 from raysim.core.algorithm import AnyAlgorithm
 from raysim.core.fit import LocalTraining
 from raysim.data.partition import Pathological, make_partition
-from raysim.data.transform import transform_for
+from raysim.data.specs import DATASETS
+from raysim.data.transform import ImageTransform
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.run import run_round
 from raysim.engine.spec import RunSpec
@@ -34,7 +35,7 @@ def sizes(algorithm: AnyAlgorithm, num_classes: int, classes_per_client: int, ro
         feature_dim=500,
         models=("cnn5",),
         build_model=partial(build_model, num_classes=num_classes, image_shape=(3, 32, 32), feature_dim=500),
-        transform=transform_for("cifar10", augment=False),
+        transform=ImageTransform.of(DATASETS["cifar10"], augment=False),
         local=LocalTraining(),
         train=partition.train,
         val=partition.val,

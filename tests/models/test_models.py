@@ -130,7 +130,7 @@ def test_shapes(name: str) -> None:
         logits_BK = net.eval()(x_BCHW)
         assert torch.equal(net.header(net.features(x_BCHW)), logits_BK)
     assert isinstance(net.header, nn.Linear)
-    assert (net.feature_dim, net.num_classes) == (24, 7)
+    assert (net.header.in_features, net.header.out_features) == (24, 7)
     assert features_BD.shape == (2, 24)
     assert logits_BK.shape == (2, 7)
     assert features_BD.min() >= 0, "the representation comes after a ReLU"
