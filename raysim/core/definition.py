@@ -10,7 +10,6 @@ import ast
 import dataclasses
 import difflib
 import inspect
-import reprlib
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
@@ -75,8 +74,9 @@ def _slips(cls: type[AnyAlgorithm]) -> Iterator[Slip]:
         for name, value in vars(base).items():
             if name in HOOKS:
                 yield from _of_hook(name, value)
-            elif not name.startswith("__") and name not in ATTRIBUTES:
+            elif not name.startswith("__"):
                 yield from _of_name(base, name, value, used)
+        yield from _of_source(base)
     yield from _of_pairs(cls)
     if "__dataclass_fields__" not in vars(cls):
         yield Slip(
@@ -85,26 +85,40 @@ def _slips(cls: type[AnyAlgorithm]) -> Iterator[Slip]:
 
 
 def _of_hook(name: str, value: Any) -> Iterator[Slip]:
-    """Of a hook that does not take what it is called with."""
-    is_static = isinstance(value, staticmethod)
-    if not is_static and not inspect.isfunction(value):
+    given = ", ".join(HOOKS[name])
+    if isinstance(value, classmethod):
+        yield Slip(f"`{name}` is a classmethod, which sees no setting", f"write def {name}(self, {given})")
         return
-    signature = inspect.signature(value.__func__ if is_static else value)
-    names, expected = list(signature.parameters), [*([] if is_static else ["self"]), *HOOKS[name]]
+    function = inspect.unwrap(value.__func__ if isinstance(value, staticmethod) else value)
+    if not inspect.isroutine(function):
+        if isinstance(value, property | cached_property) or not (callable(value) or hasattr(value, "__get__")):
+            yield Slip(f"`{name}` is a {type(value).__name__} and no method", f"write def {name}(self, {given})")
+        return
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        yield Slip(f"`{name}` is async and is never awaited, so it never runs", "write def instead of async def")
+    elif inspect.isgeneratorfunction(function):
+        yield Slip(f"`{name}` has a `yield` in it, so its body never runs", "return a value instead")
+    signature = inspect.signature(function)
+    taken = [str(parameter) for parameter in signature.parameters.values()]
+    expected = [*([] if isinstance(value, staticmethod) else ["self"]), *HOOKS[name]]
+    names = list(signature.parameters)
     try:
         signature.bind(*expected)
-        fits = names == expected or sorted(names) != sorted(expected)  # the same names in another order are a slip
     except TypeError:
         fits = False
+    else:
+        fits = names == expected or sorted(names) != sorted(expected)  # the same names in another order are a slip
     if not fits:
-        taken = ", ".join(map(str, signature.parameters.values()))
-        text = f"`{name}` takes ({taken}), but is called with ({', '.join(HOOKS[name])})"
+        text = f"`{name}` takes ({', '.join(taken)}), but is called with ({', '.join(HOOKS[name])})"
         yield Slip(text, f"write def {name}({', '.join(expected)})")
 
 
 def _of_name(base: type, name: str, value: Any, used: Iterable[str]) -> Iterator[Slip]:
-    """Of a name that is neither a hook nor an attribute of algorithms."""
-    if inspect.isroutine(value) or isinstance(value, property | cached_property | classmethod | staticmethod):
+    """Of a name that is no hook."""
+    if name in ATTRIBUTES:
+        if inspect.isroutine(value):
+            yield Slip(f"`{name}` is a method, which counts as true", "put @property above it")
+    elif inspect.isroutine(value) or isinstance(value, property | cached_property | classmethod | staticmethod):
         if name in used:
             return  # a helper
         if near := _near(name, [*HOOKS, *ATTRIBUTES]):
@@ -116,7 +130,8 @@ def _of_name(base: type, name: str, value: Any, used: Iterable[str]) -> Iterator
         if not field and name not in used and (near := _near(name, ATTRIBUTES)):
             yield Slip(f"`{name}` means nothing", f"did you mean `{near}`?")
     elif name[0].islower() and not inspect.isclass(value):  # constants and types have capitals
-        given = reprlib.repr(value)
+        given = " ".join(repr(value).split())
+        given = given if len(given) <= 40 else f"{given[:39]}…"
         kind = type(value).__name__ if isinstance(value, bool | int | float | str) else "ClassVar"
         near = _near(name, ATTRIBUTES)
         yield Slip(
@@ -142,6 +157,31 @@ def _of_pairs(cls: type[AnyAlgorithm]) -> Iterator[Slip]:
     ):
         if overridden(name) and not overridden(needs):
             yield Slip(f"{name} is overridden but {needs} is not, so {because}", f"override {needs} as well")
+
+
+def _of_source(base: type) -> Iterator[Slip]:
+    """Of hooks at a place where they are none: outside the class, inside another method, or twice in the class."""
+    tree = source_tree(base)
+    hooks = {name for name in HOOKS if name != "check"}
+    for node in tree.body if tree else ():
+        if isinstance(node, ast.FunctionDef) and node.name in hooks and node.name not in vars(base):
+            yield Slip(f"`{node.name}` in line {node.lineno} stands outside {base.__name__}", "indent it")
+        if not isinstance(node, ast.ClassDef) or node.name != base.__name__:
+            continue
+        seen: dict[str, int] = {}
+        for method in node.body:
+            if not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            for inner in ast.walk(method):
+                if isinstance(inner, ast.FunctionDef) and inner is not method and inner.name in hooks:
+                    text = f"`{inner.name}` in line {inner.lineno} stands inside `{method.name}`"
+                    yield Slip(text, "indent it as the other hooks")
+            if method.name in seen and method.name in HOOKS:
+                lines = f"in lines {seen[method.name]} and {method.lineno}"
+                yield Slip(
+                    f"`{method.name}` is defined twice, {lines}, and only the last counts", "take one of them away"
+                )
+            seen[method.name] = method.lineno
 
 
 def _near(name: str, known: Iterable[str]) -> str | None:
@@ -175,10 +215,21 @@ def source_tree(cls: type) -> ast.Module | None:
 
 
 def _returns_nothing(function: Any) -> bool:
-    """Whether a method has no `return` with a value; `return None` is one, written on purpose."""
+    """Whether no line of a method returns anything, as far as one can see; who writes `return None` means it."""
     try:
-        (method,) = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body
-    except (OSError, TypeError, SyntaxError):
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body
+    except (OSError, TypeError, SyntaxError, ValueError):
         return False
-    returns = any(isinstance(node, ast.Return) and node.value is not None for node in ast.walk(method))
-    return isinstance(method, ast.FunctionDef) and not returns and not isinstance(method.body[-1], ast.Raise)
+    if not isinstance(tree, ast.FunctionDef):
+        return False
+    if isinstance(tree.body[-1], ast.Raise):
+        return False
+    rest: list[ast.AST] = list(tree.body)
+    while rest:
+        node = rest.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            continue
+        if isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) and node.value is not None:
+            return False
+        rest += ast.iter_child_nodes(node)
+    return True

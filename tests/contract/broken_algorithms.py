@@ -609,12 +609,41 @@ class TypoInADeclaredAttribute(Sound):
 
 
 @dataclass(frozen=True)
+class StaticByAMethod(Sound):
+    """Says that its downlink is not static, by a method, which is always true."""
+
+    def static_downlink(self) -> bool:  # type: ignore[override]
+        return False
+
+
+@dataclass(frozen=True)
+class AsyncHook(Sound):
+    """A coroutine that is never awaited."""
+
+    async def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:  # type: ignore[override]
+        super().server_update(server, ups)
+
+
+@dataclass(frozen=True)
 class GeneratorHook(Sound):
     """A generator whose values are never taken."""
 
     def client_receive(self, client: Client, down: Header) -> Any:
         for name, value in down.w.items():
             yield client.net.header.get_parameter(name).data.copy_(value)
+
+
+@dataclass(frozen=True)
+class ClassmethodHook(Sound):
+    """Sees the field's default, whatever a scenario says."""
+
+    factor: float = 1.0
+    """What the upload is multiplied by."""
+
+    @classmethod
+    def client_update(cls, client: Client, down: Header | None) -> Any:  # type: ignore[override]
+        client.fit(cross_entropy)
+        return Header({name: cls.factor * value for name, value in weights(client.net.header).items()})
 
 
 @dataclass(frozen=True)

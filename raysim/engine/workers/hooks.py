@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -11,6 +12,9 @@ from torch.utils import _pytree as pytree
 
 from raysim.common.errors import RaysimError, RunError
 from raysim.core.seeds import seed_for
+
+_open = os.open(os.devnull, os.O_RDONLY)  # a hook that closes descriptors of others closes this one, too
+_null = os.fstat(_open)
 
 
 class HookError(RunError):
@@ -62,6 +66,7 @@ def errors_from(place: Callable[[], str]) -> Iterator[None]:
     """Translates an exception of the block into a `HookError` that begins with `place()`."""
     try:
         yield
+        _refuse_closed()
     except (KeyboardInterrupt, SystemExit, RaysimError):
         raise
     except BaseException as error:  # a method may raise GeneratorExit
@@ -70,6 +75,18 @@ def errors_from(place: Callable[[], str]) -> Iterator[None]:
         # A generator's context manager lets a StopIteration that is the cause of another error through.
         cause = None if isinstance(error, StopIteration) else error
         raise HookError(f"{place()}: {type(error).__name__}: {error}", traceback.format_exc()) from cause
+
+
+def _refuse_closed() -> None:
+    """Raises `OSError` when the hook closed descriptors of others: later any other code might fail of that."""
+    global _open
+    try:
+        if os.path.samestat(os.fstat(_open), _null):  # another thread may have opened a file under this number since
+            return
+    except OSError:
+        pass
+    _open = os.open(os.devnull, os.O_RDONLY)
+    raise OSError("it closed file descriptors that others use")
 
 
 def _given(name: str, msg: object) -> str:
