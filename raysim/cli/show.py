@@ -60,7 +60,10 @@ def show_description(name: str) -> None:
         for profile, preset in method.profiles.items():
             values = ", ".join(f"{field}: {_plain(value)}" for field, value in preset.items())
             console.print(Text(f"profile: {profile}  ({values})"))
-    elif name in PARTITIONS:
+        if name not in PARTITIONS:
+            return
+        console.print(Text(f"\nThe partition {name}:"))
+    if name in PARTITIONS:
         partition = declaration_of(PARTITIONS[name])
         console.print(Text(f"{partition.doc}\n"))
         _show_fields(console, partition, f"data: {{partition: {{name: {name}}}}}")

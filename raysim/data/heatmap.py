@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from raysim.data.partition_counts import Ints
 from raysim.data.shards import Partition
-from raysim.data.split import Ints
 
 _INK, _FAINT, _BAR = "#1f2a37", "#8a94a3", "#3b6ea8"
 _ROOM_FOR_NUMBERS = 300

@@ -16,9 +16,9 @@ import numpy as np
 from raysim.common.errors import ScenarioError
 from raysim.core.fields import Count, Positive, check_settings
 from raysim.core.seeds import seed_for
-from raysim.data import split as sharing
+from raysim.data import partition_counts as counts
+from raysim.data.partition_counts import Floats, Ints
 from raysim.data.shards import PARTS, Partition, make_shards
-from raysim.data.split import Floats, Ints
 
 _HKS_MIN_SAMPLES, _HKS_RETRIES = 10, 100
 Split = Literal["pooled811", "pfedhn", "published"]
@@ -67,7 +67,7 @@ class Resample:
     """Training samples of every client; validation and test samples come on top, as the split has them."""
 
 
-Setting = Iid | Pathological | Dirichlet | Hks | Resample
+PartitionSettings = Iid | Pathological | Dirichlet | Hks | Resample
 PARTITIONS: dict[str, type] = {
     "iid": Iid,
     "pathological": Pathological,
@@ -77,13 +77,13 @@ PARTITIONS: dict[str, type] = {
 }
 
 
-def default_split(setting: Setting) -> Split:
+def default_split(setting: PartitionSettings) -> Split:
     """The split a partition has when none is named."""
     return "published" if isinstance(setting, Hks) else "pooled811"
 
 
 def check_partition(
-    setting: Setting,
+    setting: PartitionSettings,
     split: str,
     num_classes: int,
     num_clients: int,
@@ -152,7 +152,7 @@ def make_partition(
     num_train: int,
     num_classes: int,
     num_clients: int,
-    setting: Setting,
+    setting: PartitionSettings,
     split: str,
     seed: int,
     name: str = "the data set",
@@ -176,18 +176,18 @@ def make_partition(
             continue
         class_count_C = np.bincount(label_M[pool], minlength=num_classes)
         if share_NC is None:
-            count_NC = sharing.iid_counts(class_count_C, num_clients, rng)
+            count_NC = counts.iid_counts(class_count_C, num_clients, rng)
         else:
             few = isinstance(setting, Pathological)  # then every client that holds a class gets some of it
-            count_NC = sharing.largest_remainder(class_count_C, share_NC.T, none_empty=few).T
+            count_NC = counts.largest_remainder(class_count_C, share_NC.T, none_empty=few).T
             if part > 0:
-                count_NC = sharing.top_up(count_NC, 1, share_NC)
+                count_NC = counts.top_up(count_NC, 1, share_NC)
         if split == "pooled811":
-            count_NCP = sharing.split_811(count_NC)
+            count_NCP = counts.split_811(count_NC)
         else:
             count_NCP = np.zeros((*count_NC.shape, len(PARTS)), np.int64)
             count_NCP[..., part] = count_NC
-        position, place = sharing.deal(label_M[pool], count_NCP, rng)
+        position, place = counts.deal(label_M[pool], count_NCP, rng)
         index.append(pool[position])
         client.append(place // len(PARTS))
         dealt_to.append(place % len(PARTS))
@@ -206,7 +206,10 @@ def _four_fifths(num_train: int) -> int:
 
 
 def _pools(num_samples: int, num_train: int, split: str, rng: np.random.Generator) -> tuple[Ints, Ints, Ints]:
-    """Positions that train, validation and test parts are dealt from; all in the first if it has them all."""
+    """The positions to deal from, as (train, validation, test).
+
+    With `pooled811` the first holds all images; the share of each client is split afterwards.
+    """
     everything, nothing = np.arange(num_samples), np.zeros(0, np.int64)
     if split == "pooled811":
         return everything, nothing, nothing
@@ -217,15 +220,17 @@ def _pools(num_samples: int, num_train: int, split: str, rng: np.random.Generato
     return np.sort(mixed[: _four_fifths(num_train)]), np.sort(mixed[_four_fifths(num_train) :]), test
 
 
-def _shares(setting: Setting, class_count_C: Ints, num_clients: int, rng: np.random.Generator) -> Floats | None:
+def _shares(
+    setting: PartitionSettings, class_count_C: Ints, num_clients: int, rng: np.random.Generator
+) -> Floats | None:
     """Each client's share of each class [N, C]; None where samples are dealt blindly."""
     match setting:
         case Pathological(classes_per_client):
-            return sharing.pathological_shares(num_clients, len(class_count_C), classes_per_client, rng)
+            return counts.pathological_shares(num_clients, len(class_count_C), classes_per_client, rng)
         case Dirichlet(alpha, min_samples, max_retries):
-            return sharing.dirichlet_shares(class_count_C, num_clients, alpha, min_samples, max_retries, rng)
+            return counts.dirichlet_shares(class_count_C, num_clients, alpha, min_samples, max_retries, rng)
         case Hks(alpha):
-            return sharing.dirichlet_shares(class_count_C, num_clients, alpha, _HKS_MIN_SAMPLES, _HKS_RETRIES, rng)
+            return counts.dirichlet_shares(class_count_C, num_clients, alpha, _HKS_MIN_SAMPLES, _HKS_RETRIES, rng)
         case Iid():
             return None
     raise NotImplementedError(f"_shares has no case for {type(setting).__name__}")

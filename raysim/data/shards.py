@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raysim.common.shards import Shards
-from raysim.data.split import Ints
+from raysim.data.partition_counts import Ints
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -25,7 +25,7 @@ Notify = Callable[[str], None]
 
 @dataclass
 class RecoveringBackend:
-    """Makes calls to a backend; when a part of it dies, brings its state back and makes the call again."""
+    """Makes calls to a backend; after a `LostError` restores the backend's state and makes the call again."""
 
     backend: Backend
     replay: Callable[[int, Collection[ClientId]], object]  # runs a round again, without these clients
@@ -33,7 +33,7 @@ class RecoveringBackend:
     notify: Notify
     max_attempts: int
     wait_for_checkpoint: Callable[[], None]  # wait until a checkpoint that is being written is done
-    at: int = 0  # the round after which the backend's state is
+    at: int = 0  # the last round that the backend's state includes
     restarts: int = 0
     failed: dict[int, Collection[ClientId]] = field(default_factory=dict)  # round -> clients that failed in it
     attempts: int = 0  # since `at` last moved
@@ -60,8 +60,12 @@ class RecoveringBackend:
         return report
 
     def _recover(self, lost: LostError) -> None:
-        """Bring back the state after round `at`. Raises `LostError` when something dies meanwhile."""
-        if not isinstance(lost, DamagedCheckpointError):  # of which there are no more than checkpoints
+        """Replace dead actors, restore the last checkpoint and replay the rounds from there to `at`.
+
+        Raises `LostError` when an actor dies meanwhile.
+        """
+        # The store has dropped a damaged checkpoint: that is no attempt, and ends when no checkpoint is left.
+        if not isinstance(lost, DamagedCheckpointError):
             self.attempts += 1
             self.restarts += 1
         if self.attempts > self.max_attempts:

@@ -1,4 +1,4 @@
-"""The rounds of a run: sample, send, train, evaluate, aggregate, record. The page to read first."""
+"""The rounds of a run: sample, send, train, evaluate, aggregate, record. `run_round` is the page to read first."""
 
 from __future__ import annotations
 
@@ -141,7 +141,9 @@ def run_round(
     progress: Callable[[int], None] = lambda done: None,
     storage: Storage | None = None,
 ) -> RoundReport:
-    """One round. Each call begins work behind the work of the calls before; `result` waits for it.
+    """One round. Each call queues work after that of the calls before it and returns a `Pending`; `result` waits.
+
+    Evaluation is queued after training, so that it can run while the server aggregates.
 
     skip: participants that failed when this round ran before. progress: called with the number of clients done.
     storage: where to save the state after the round.

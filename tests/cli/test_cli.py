@@ -312,3 +312,10 @@ def test_the_schema_rejects_what_the_loader_rejects(checker: Any, key: tuple[str
         section = section[part]
     section[key[-1]] = value
     assert not checker.is_valid(raw)
+
+
+def test_a_name_of_a_method_and_a_partition_describes_both(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["describe", "hks"])
+    shown = capsys.readouterr().out
+    assert "File:  algorithms/hks.py" in shown
+    assert "The partition hks:" in shown and "alpha" in shown

@@ -24,7 +24,7 @@ from raysim.data.partition import (
     default_split,
     make_partition,
 )
-from raysim.data.split import dirichlet_shares, largest_remainder, pathological_shares, split_811, top_up
+from raysim.data.partition_counts import dirichlet_shares, largest_remainder, pathological_shares, split_811, top_up
 
 quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 seeds = st.integers(0, 2**40)

@@ -98,7 +98,7 @@ class ActorCalls:
 
     @contextlib.contextmanager
     def translate_errors(self, context: str) -> Iterator[None]:
-        """Translate Ray's exceptions.
+        """Notice a death: where Ray reports an actor, a node or an object as gone, raise `LostError`.
 
         Raises:
             LostError: an actor or an object is gone.

@@ -74,7 +74,7 @@ class ClientWorker:
             client = self._client(k, t=0)
             with self._hook("client_register", 0, k):
                 registration = self.spec.algorithm.client_register(client)
-                wire_size(registration)  # raises where the hook returned no message
+                wire_size(registration)  # checks that it is a message: a registration is in no round's bytes
                 registrations[k] = pack(registration)
         return registrations
 
@@ -181,13 +181,14 @@ class ClientWorker:
     ) -> tuple[ClientId, Any, ClientReport]:
         limit_s = self.spec.client_timeout_s
         if limit_s is None:
-            return self._train_untimed(k, t, down, down_size, evaluate_before)
+            return self._client_round(k, t, down, down_size, evaluate_before)
         with limit(limit_s, f"client {k} took longer than failure.client_timeout_s ({limit_s:g} s) in round {t}"):
-            return self._train_untimed(k, t, down, down_size, evaluate_before)
+            return self._client_round(k, t, down, down_size, evaluate_before)
 
-    def _train_untimed(
+    def _client_round(
         self, k: ClientId, t: int, down: Any, down_size: WireSize, evaluate_before: bool
     ) -> tuple[ClientId, Any, ClientReport]:
+        """Receive, train, count the upload and pack it."""
         algorithm = self.spec.algorithm
         client = self._client(k, t)
         evaluation = None
@@ -199,7 +200,7 @@ class ClientWorker:
             evaluation = self._evaluate(k)
         with self._hook("client_update", t, k, down):
             up = algorithm.client_update(client, down)
-            up_size = wire_size(up)  # raises where the hook returned no message
+            up_size = wire_size(up)  # counts the upload (`comm/up_bytes`); raises TypeError where it is no message
         # A NaN or infinity would spoil the server's state for good, so the server gets a marker in its place.
         packed = NonFiniteUpload() if nonfinite(up) else pack(up)
         if self.device.type == "cuda":

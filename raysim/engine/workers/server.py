@@ -57,7 +57,7 @@ class ServerWorker:
             with self._hook("server_send", t):
                 down = self.spec.algorithm.server_send(self.server, k)
                 if id(down) not in position:
-                    wire_size(down)  # raises where the hook returned no message
+                    wire_size(down)  # checks that it is a message: `ClientWorker.train` counts what it receives
             if down is None:
                 of[k] = None
                 continue
