@@ -222,11 +222,12 @@ def _free(key: str, before: Loaded, now: Loaded) -> bool:
     if key == "rounds":
         # More rounds are the same rounds and then some, unless the method looks at how many there will be.
         return now.scenario.rounds > before.scenario.rounds and not now.declared.scheduled
-    return _says_where(key)
+    return not decides(key)
 
 
-def _says_where(key: str) -> bool:
-    return any(key == free or key.startswith(f"{free}.") for free in FREE)
+def decides(key: str) -> bool:
+    """Whether a key of the scenario, dotted, decides what comes out of a run."""
+    return not any(key == free or key.startswith(f"{free}.") for free in FREE)
 
 
 def label(algorithm: str, seed: int, overrides: Mapping[str, Scalar]) -> str:
@@ -237,7 +238,7 @@ def label(algorithm: str, seed: int, overrides: Mapping[str, Scalar]) -> str:
     short = [
         (key.removesuffix(".name").rpartition(".")[2], value)
         for key, value in overrides.items()
-        if key not in ("algorithm.name", "seed") and not _says_where(key)
+        if key not in ("algorithm.name", "seed") and decides(key)
     ]
     text = " ".join([f"{algorithm}-s{seed}", *written(short)])
     return text if len(text) <= 120 else f"{text[:119]}…"

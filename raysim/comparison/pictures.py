@@ -1,0 +1,210 @@
+"""A comparison as pictures: curves with intervals, the clients' spread, performance profiles, accuracy over a key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from raysim.comparison.compare import Comparison, Variant
+from raysim.comparison.runs import MIB
+from raysim.comparison.statistics import estimate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c8c00")
+"""Okabe and Ito's, which people with any colour vision tell apart; the line style changes when they are used up."""
+STYLES = ("-", "--", ":", "-.")
+
+AXES = {"round": ("round", 1.0), "comm/total_bytes": ("MiB in both directions", MIB)}
+AXES |= {"compute/total_flops": ("floating-point operations", 1.0)}
+
+
+def draw(comparison: Comparison, folder: Path, suffixes: Sequence[str] = (".svg", ".png")) -> list[Path]:
+    """Draw every picture that the runs allow into a folder, which is made; returns the files. Raises `OSError`."""
+    pictures = {"curves": curves(comparison), "clients": boxes(comparison), "profile": profile(comparison)}
+    pictures["architectures"] = architectures(comparison)
+    for key in swept(comparison):
+        pictures[f"over_{key}"] = over_key(comparison, key)
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for name, figure in pictures.items():
+        for suffix in suffixes if figure is not None else ():
+            assert figure is not None
+            path = folder / f"{name}{suffix}"
+            # Without the date two drawings of the same runs are the same bytes.
+            figure.savefig(path, facecolor="white", metadata={"Date": None} if suffix == ".svg" else None)
+            files.append(path)
+    return files
+
+
+def _figure(columns: int = 1, width: float = 7.0, height: float = 4.2) -> tuple[Figure, list[Axes]]:
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    matplotlib.rcParams["svg.hashsalt"] = "raysim"  # ids in SVG files are random without it
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(1, columns, sharey=True, squeeze=False)
+    for axes in grid[0]:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.tick_params(labelsize=8)
+    return figure, list(grid[0])
+
+
+def _look(place: int) -> dict[str, Any]:
+    return {"color": COLOURS[place % len(COLOURS)], "linestyle": STYLES[place // len(COLOURS) % len(STYLES)]}
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+
+
+def curves(comparison: Comparison) -> Figure | None:
+    """Mean accuracy of all clients over rounds, MiB and operations; the band is the 95 % interval over seeds."""
+    figure, grid = _figure(len(AXES), width=12.0, height=4.6)
+    for axes, (metric, (label, unit)) in zip(grid, AXES.items(), strict=True):
+        axes.set_xlabel(label, fontsize=9)
+        for place, variant in enumerate(comparison.variants):
+            points = _mean_curve(variant, metric, unit)
+            if not len(points):
+                continue
+            x, mean, low, high = points.T
+            look = _look(place)
+            axes.plot(x, mean, label=variant.name, linewidth=1.6, marker="o" if len(x) == 1 else None, **look)
+            axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
+    grid[0].set_ylabel("mean test accuracy of all clients", fontsize=9)
+    grid[0].set_ylim(0, min(1.02, grid[0].get_ylim()[1]))
+    _legend(figure, grid[0])
+    return figure
+
+
+def _mean_curve(variant: Variant, metric: str, unit: float) -> np.ndarray[Any, Any]:
+    """[points, (x, mean, low, high)] over the rounds that all runs of a variant measured."""
+    by_round: dict[int, list[tuple[float, float]]] = {}
+    for run in variant.runs:
+        t, accuracy = run.series("accuracy/all")
+        xs = dict(zip(*run.series(metric), strict=True)) if metric != "round" else dict(zip(t, t, strict=True))
+        for one, value in zip(t, accuracy, strict=True):
+            by_round.setdefault(int(one), []).append((float(xs.get(one, 0.0)), float(value)))
+    points = []
+    for _, found in sorted(by_round.items()):
+        if len(found) == len(variant.runs):
+            over = estimate([value for _, value in found])
+            x = sum(x for x, _ in found) / len(found) / unit
+            points.append((x, over.mean, *(over.mean if end is None else end for end in (over.low, over.high))))
+    return np.array(points)
+
+
+def _of_clients(variant: Variant) -> np.ndarray[Any, Any]:
+    """The last accuracy of every client of every run."""
+    values = [run.last_clients()["accuracy"].to_numpy() for run in variant.runs if run.last_clients().num_rows]
+    return np.concatenate(values) if values else np.empty(0)
+
+
+def boxes(comparison: Comparison) -> Figure | None:
+    """How the clients' accuracies spread: median, quartiles, whiskers at 1.5 interquartile ranges, mean as a dot."""
+    found = {variant.name: _of_clients(variant) for variant in comparison.variants}
+    found = {name: values for name, values in found.items() if len(values)}
+    if not found:
+        return None
+    figure, (axes,) = _figure(width=max(4.0, 1.1 * len(found) + 2.0))
+    dot = {"marker": "o", "markersize": 4, "markerfacecolor": "black"}
+    drawn = axes.boxplot(
+        list(found.values()), patch_artist=True, widths=0.6, flierprops={"markersize": 2}, showmeans=True, meanprops=dot
+    )
+    for place, box in enumerate(drawn["boxes"]):
+        box.set(facecolor=COLOURS[place % len(COLOURS)], alpha=0.4)
+    axes.set_xticks(range(1, len(found) + 1), list(found), rotation=30, ha="right", fontsize=8)
+    axes.set_ylabel("test accuracy of a client", fontsize=9)
+    return figure
+
+
+def profile(comparison: Comparison) -> Figure | None:
+    """The performance profile: the share of clients, of all seeds, whose accuracy is greater than x."""
+    figure, (axes,) = _figure()
+    at = np.linspace(0, 1, 201)
+    for place, variant in enumerate(comparison.variants):
+        values = _of_clients(variant)
+        if len(values):
+            axes.plot(at, (values[None] > at[:, None]).mean(1), label=variant.name, linewidth=1.6, **_look(place))
+    axes.set_xlabel("accuracy x", fontsize=9)
+    axes.set_ylabel("share of clients above x", fontsize=9)
+    axes.set_ylim(0, 1.02)
+    _legend(figure, axes)
+    return figure if axes.lines else None
+
+
+def architectures(comparison: Comparison) -> Figure | None:
+    """Mean accuracy of the clients of each architecture; error bars are 95 % intervals over seeds."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for variant in comparison.variants:
+        for run in variant.runs:
+            table = run.last_clients()
+            if table.num_rows:
+                of_client, accuracy = np.array(table["model"].to_pylist()), table["accuracy"].to_numpy()
+                for model in dict.fromkeys(table["model"].to_pylist()):
+                    values = found.setdefault(variant.name, {}).setdefault(model, [])
+                    values.append(float(accuracy[of_client == model].mean()))
+    models = sorted({model for of_variant in found.values() for model in of_variant})
+    if len(models) < 2:
+        return None
+    figure, (axes,) = _figure(width=max(6.0, 1.2 * len(models) + 2.0))
+    width = 0.8 / len(found)
+    for place, (name, of_model) in enumerate(found.items()):
+        each = [estimate(of_model[model]) if model in of_model else None for model in models]
+        x = [i + (place - (len(found) - 1) / 2) * width for i, one in enumerate(each) if one]
+        errors = [one.half_width or 0.0 for one in each if one]
+        axes.bar(x, [one.mean for one in each if one], width, yerr=errors if any(errors) else None, label=name,
+                 color=COLOURS[place % len(COLOURS)], alpha=0.85, error_kw={"linewidth": 0.8})  # fmt: skip
+    axes.set_xticks(range(len(models)), models, fontsize=8)
+    axes.set_ylabel("mean test accuracy", fontsize=9)
+    _legend(figure, axes)
+    return figure
+
+
+def swept(comparison: Comparison) -> list[str]:
+    """The differing keys whose values are numbers, and at least three of them."""
+    values: dict[str, set[Any]] = {}
+    for variant in comparison.variants:
+        for key, value in variant.keys.items():
+            values.setdefault(key, set()).add(value)
+    numbers = {key: {v for v in of_key if v is not None} for key, of_key in values.items()}
+    return [
+        key
+        for key, of_key in numbers.items()
+        if len(of_key) >= 3 and all(isinstance(v, int | float) and not isinstance(v, bool) for v in of_key)
+    ]
+
+
+def over_key(comparison: Comparison, key: str) -> Figure | None:
+    """Accuracy of all clients in the last round over a swept key, a line for each combination of the other keys."""
+    lines: dict[str, list[tuple[float, float, float]]] = {}
+    for variant in comparison.variants:
+        found = comparison.estimate(variant.name, "last")
+        if variant.keys.get(key) is not None and found is not None:
+            rest = {name: value for name, value in variant.keys.items() if name != key}
+            name = Variant(rest, variant.runs).name
+            lines.setdefault(name, []).append((variant.keys[key], found.mean, found.half_width or 0.0))
+    figure, (axes,) = _figure()
+    for place, (name, points) in enumerate(lines.items()):
+        x, y, error = np.array(sorted(points)).T
+        axes.errorbar(x, y, yerr=error if error.any() else None, label=name, marker="o", markersize=4, capsize=2,
+                      linewidth=1.4, **_look(place))  # fmt: skip
+    axes.set_xlabel(key, fontsize=9)
+    axes.set_ylabel("mean test accuracy of all clients", fontsize=9)
+    if all(point[0] > 0 for points in lines.values() for point in points):
+        values = [point[0] for points in lines.values() for point in points]
+        if max(values) >= 50 * min(values):
+            axes.set_xscale("log")
+    _legend(figure, axes)
+    return figure

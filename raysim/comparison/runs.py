@@ -1,0 +1,206 @@
+"""Finished and unfinished runs as they are compared: what decided each, and its measures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import yaml
+
+from raysim.common.errors import ScenarioError
+from raysim.launch.resume import decides
+from raysim.report.load import read_clients, read_rounds, read_summary
+
+MIB = 2.0**20
+
+TARGETS: Mapping[tuple[str, str], tuple[float, ...]] = {
+    ("cifar10", "pathological"): (0.9,),
+    ("cifar100", "pathological"): (0.5, 0.7),
+    ("cifar10", "dirichlet"): (0.4,),
+    ("cifar100", "dirichlet"): (0.09,),
+}
+"""Data set and partition -> the mean accuracies to which papers count rounds (FedGH, Table 3; FedRAL, Table 4)."""
+
+MEASURES: Mapping[str, str] = {
+    "last": "mean test accuracy of all clients, in the last round that measured it",
+    "at_best_val": "the same in the round with the greatest validation accuracy",
+    "best": "the greatest mean test accuracy of all clients, chosen by the test samples themselves",
+    "best_participants": "the greatest mean test accuracy of a round's participants, as the papers' codes report",
+    "best_global": "the greatest mean accuracy of participants' models on the whole published test set",
+    "last_global": "the same in the last round that measured it",
+    "worst_decile": "mean accuracy of the worst tenth of the clients, in the last round that measured it",
+    "std": "standard deviation of the accuracy over clients, in that round",
+    "up_mib": "MiB that a participant sends per round, on average",
+    "down_mib": "MiB that a participant receives per round, on average",
+    "total_mib": "MiB in both directions, of all clients and rounds",
+    "gflop": "10^9 floating-point operations of a participant per round, on average",
+    "total_gflop": "10^9 operations of clients and server, of all rounds",
+}
+"""What is compared, besides `rounds_to_A`, `mib_to_A` and `gflop_to_A` for each target accuracy A."""
+
+HIGHER_IS_BETTER = frozenset({"last", "at_best_val", "best", "best_participants", "best_global", "last_global"}) | {
+    "worst_decile"
+}
+ACCURACIES = HIGHER_IS_BETTER | {"std"}
+"""Measures in [0, 1], which tables show in per cent."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder, read once."""
+
+    folder: Path
+    summary: Mapping[str, Any]
+    keys: Mapping[str, Any]  # of the resolved scenario, dotted
+
+    @classmethod
+    def read(cls, folder: Path) -> Run:
+        """Raises `ScenarioError` when the folder is no run's, or it is damaged."""
+        summary = read_summary(folder)
+        try:
+            text = (folder / "resolved.yaml").read_text(encoding="utf-8")
+            resolved = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ScenarioError(f"{folder / 'resolved.yaml'} cannot be read ({error})") from None
+        if not isinstance(resolved, dict):
+            raise ScenarioError(f"{folder / 'resolved.yaml'}: a mapping is expected")
+        return cls(folder, summary, dict(_flat(resolved)))
+
+    @cached_property
+    def rounds(self) -> pa.Table:
+        """`rounds.parquet`."""
+        return read_rounds(self.folder)
+
+    @cached_property
+    def clients(self) -> pa.Table:
+        """`clients.parquet`."""
+        return read_clients(self.folder)
+
+    @property
+    def seed(self) -> int:
+        """The scenario's seed."""
+        return int(self.keys["seed"])
+
+    @property
+    def pair(self) -> tuple[int, str]:
+        """What two runs share that see the same data: seed and partition."""
+        return self.seed, str(self.summary.get("partition_digest"))
+
+    @property
+    def deciding(self) -> dict[str, Any]:
+        """The scenario's keys that decide a result, but the seed."""
+        return {key: value for key, value in self.keys.items() if key != "seed" and decides(key)}
+
+    @property
+    def targets(self) -> tuple[float, ...]:
+        """The papers' target accuracies for this data."""
+        return TARGETS.get((str(self.keys.get("data.name")), str(self.keys.get("data.partition.name"))), ())
+
+    def series(self, metric: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """(rounds, values) of a metric, where it was measured."""
+        if metric not in self.rounds.column_names:
+            return np.empty(0, dtype=np.int64), np.empty(0)
+        t = self.rounds["round"].to_numpy()
+        value = self.rounds[metric].cast(pa.float64()).to_numpy(zero_copy_only=False)
+        known = np.isfinite(value)
+        return t[known], value[known]
+
+    def last_clients(self) -> pa.Table:
+        """The last measured row of each client, by id."""
+        table = self.clients
+        measured = table.filter(pa.compute.is_valid(table["accuracy"])) if table.num_rows else table
+        if not measured.num_rows:
+            return measured
+        client, t = measured["client"].to_numpy(), measured["round"].to_numpy()
+        order = np.lexsort((t, client))
+        is_last = np.append(client[order][1:] != client[order][:-1], True)
+        return measured.take(order[is_last])
+
+    def measures(self, targets: Sequence[float]) -> dict[str, float]:
+        """Each measure that this run has; a target that it never reaches has none."""
+        found = {
+            "last": _at(self.series("accuracy/all")[1], -1),
+            "at_best_val": _at(self.series("accuracy/at_best_val")[1], -1),
+            "best": _max(self.series("accuracy/all")[1]),
+            "best_participants": _max(self.series("accuracy/participants")[1]),
+            "best_global": _max(self.series("accuracy/global")[1]),
+            "last_global": _at(self.series("accuracy/global")[1], -1),
+            "worst_decile": _at(self.series("accuracy/worst_decile")[1], -1),
+            "std": _at(self.series("accuracy/all_std")[1], -1),
+            **{f"{way}_mib": self._per_participant(f"comm/{way}_bytes", MIB) for way in ("up", "down")},
+            "total_mib": self._total("comm/total_bytes", MIB),
+            "gflop": self._per_participant("compute/flops", 1e9),
+            "total_gflop": self._total("compute/total_flops", 1e9),
+        }
+        t, accuracy = self.series("accuracy/all")
+        for target in targets:
+            reached = np.flatnonzero((accuracy >= target) & (t >= 1))
+            if len(reached):
+                first = int(t[reached[0]])
+                found[f"rounds_to_{target:g}"] = float(first)
+                found[f"mib_to_{target:g}"] = self._total("comm/total_bytes", MIB, first)
+                found[f"gflop_to_{target:g}"] = self._total("compute/total_flops", 1e9, first)
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _per_participant(self, metric: str, unit: float) -> float | None:
+        t, value = self.series(metric)
+        count = self.summary.get("participants_per_round")
+        trained = value[t >= 1]
+        return float(trained.mean()) / count / unit if count and len(trained) else None
+
+    def _total(self, metric: str, unit: float, until: int | None = None) -> float | None:
+        """Of a metric that accumulates: its value in the last round, or in round `until`."""
+        t, value = self.series(metric)
+        if until is not None:
+            value = value[t <= until]
+        return float(value[-1]) / unit if len(value) else None
+
+
+def find_runs(paths: Sequence[Path | str]) -> list[Run]:
+    """The runs in these folders, each a run's own or one with run folders at any depth, in the order of their paths.
+
+    Raises:
+        ScenarioError: a path without a run, or a run that is damaged.
+    """
+    found: dict[Path, Run] = {}
+    for path in map(Path, paths):
+        folders = [path] if (path / "summary.json").exists() else list(_below(path))
+        if not folders:
+            raise ScenarioError(f"{path}: no run is there; allowed: a run folder, or a folder with run folders in it")
+        for folder in folders:
+            found.setdefault(folder.resolve(), Run.read(folder))
+    return list(found.values())
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Run folders below this one, without looking into them."""
+    try:
+        children = sorted(child for child in folder.iterdir() if child.is_dir() and not child.is_symlink())
+    except OSError as error:
+        raise ScenarioError(f"{folder}: cannot be read: {error.strerror}") from None
+    for child in children:
+        if (child / "summary.json").exists():
+            yield child
+        else:
+            yield from _below(child)
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, inner in value.items():
+        if isinstance(inner, Mapping):
+            yield from _flat(inner, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", tuple(map(str, inner)) if isinstance(inner, list) else inner
+
+
+def _at(values: np.ndarray[Any, Any], place: int) -> float | None:
+    return float(values[place]) if len(values) else None
+
+
+def _max(values: np.ndarray[Any, Any]) -> float | None:
+    return float(values.max()) if len(values) else None

@@ -1,0 +1,82 @@
+"""The statistics of a comparison: pure functions of numbers, one per seed.
+
+Sources: Student's t interval; for the paired difference, the t interval of the differences; the interquartile mean
+and the probability of improvement follow Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical
+Precipice", NeurIPS 2021, section 4.3 (https://arxiv.org/abs/2108.13264).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+MIN_SEEDS = 3
+"""With fewer values no interval is given: the t distribution with one degree of freedom says nothing of use."""
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds, with its 95 % confidence interval where there are enough of them."""
+
+    n: int
+    mean: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def half_width(self) -> float | None:
+        """Half of the interval's width; None without an interval."""
+        return None if self.low is None or self.high is None else (self.high - self.low) / 2
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """The mean and the two-sided t interval, mean ± t(n-1) · s / sqrt(n) with s divided by n - 1.
+
+    Raises:
+        ValueError: no values.
+    """
+    if not values:
+        raise ValueError("no values")
+    n, mean = len(values), math.fsum(values) / len(values)
+    if n < MIN_SEEDS:
+        return Estimate(n, mean)
+    standard_error = float(np.std(values, ddof=1)) / math.sqrt(n)
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * standard_error
+    return Estimate(n, mean, mean - half, mean + half)
+
+
+def paired_difference(values: Mapping[object, float], baseline: Mapping[object, float]) -> Estimate | None:
+    """The estimate of value - baseline over the keys (seed and partition) that both have; None if they share none."""
+    shared = [key for key in values if key in baseline]
+    return estimate([values[key] - baseline[key] for key in shared]) if shared else None
+
+
+def interquartile_mean(values: Sequence[float]) -> float:
+    """The mean of the middle half of the values (`scipy.stats.trim_mean` with a quarter cut off at both ends)."""
+    return float(stats.trim_mean(values, 0.25))
+
+
+def probability_of_improvement(tasks: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float:
+    """The probability that a random run of one variant is better than one of the other, averaged over tasks.
+
+    tasks: for each, the values of the first and of the second variant. A tie counts one half: it is the Mann-Whitney
+    statistic U / (n · m).
+
+    Raises:
+        ValueError: no tasks, or one without values.
+    """
+    if not tasks or not all(ours and theirs for ours, theirs in tasks):
+        raise ValueError("a task without values")
+    shares = [
+        float(stats.mannwhitneyu(ours, theirs, method="asymptotic").statistic) / (len(ours) * len(theirs))
+        if len({*ours, *theirs}) > 1
+        else 0.5
+        for ours, theirs in tasks
+    ]
+    return math.fsum(shares) / len(shares)

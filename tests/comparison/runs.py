@@ -1,0 +1,74 @@
+"""Run folders made by hand, for comparisons whose numbers one can check."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+SCENARIO: dict[str, Any] = {
+    "name": "made",
+    "seed": 1,
+    "rounds": 3,
+    "output": "runs",
+    "algorithm": {"name": "fedgh", "header_lr": 0.01},
+    "data": {"name": "digits", "partition": {"name": "iid"}},
+    "clients": {"count": 2, "participation": 0.5, "models": ["a", "b"]},
+    "training": {"epochs": 1, "batch_size": 8},
+    "resources": {"actors": "auto"},
+}
+
+
+def make_run(
+    folder: Path,
+    method: str = "fedgh",
+    seed: int = 1,
+    accuracy: Sequence[float] = (0.1, 0.3, 0.6, 0.5),
+    partition: str | None = None,
+    version: str = "0.1.0",
+    done: int | None = None,
+    **changes: Any,
+) -> Path:
+    """A run of one participant per round, which sends 1 MiB and receives 2, and computes 10^9 operations.
+
+    accuracy: of all clients, in rounds 0, 1, ...; two clients, 0.1 below and above it.
+    """
+    folder.mkdir(parents=True)
+    rounds = list(range(len(accuracy)))
+    scenario = {**SCENARIO, "seed": seed, "rounds": rounds[-1], **changes}
+    scenario["algorithm"] = {"name": method, **changes.get("algorithm", {"header_lr": 0.01})}
+    (folder / "resolved.yaml").write_text(yaml.safe_dump(scenario))
+    table = {
+        "round": rounds,
+        "accuracy/all": list(accuracy),
+        "accuracy/all_std": [0.1] * len(rounds),
+        "accuracy/participants": [None, *[value + 0.1 for value in accuracy[1:]]],
+        "accuracy/best": [max(accuracy[: t + 1]) for t in rounds],
+        "accuracy/worst_decile": [value - 0.1 for value in accuracy],
+        "comm/up_bytes": [0, *[2**20] * rounds[-1]],
+        "comm/down_bytes": [0, *[2**21] * rounds[-1]],
+        "comm/total_bytes": [3 * 2**20 * t for t in rounds],
+        "compute/flops": [0.0, *[1e9] * rounds[-1]],
+        "compute/total_flops": [1.5e9 * t for t in rounds],
+    }
+    pq.write_table(pa.table(table), folder / "rounds.parquet")
+    clients = [
+        {"round": t, "client": k, "model": "ab"[k], "participated": t > 0, "accuracy": accuracy[t] + (0.1, -0.1)[k]}
+        for t in rounds
+        for k in (0, 1)
+    ]
+    pq.write_table(pa.Table.from_pylist(clients), folder / "clients.parquet")
+    summary = {
+        "status": "finished" if done is None else "interrupted",
+        "rounds": rounds[-1] if done is None else done,
+        "participants_per_round": 1,
+        "partition_digest": partition or f"p{seed}",
+        "versions": {"raysim": version, "python": "3.11", "torch": "2", "numpy": "2"},
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder

@@ -1,0 +1,134 @@
+"""Comparisons of run folders made by hand: groups, measures, differences, and what is said about unfair ones."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from raysim.common.errors import ScenarioError
+from raysim.comparison.compare import Comparison, compare
+from raysim.comparison.runs import find_runs
+from tests.comparison.runs import make_run
+
+
+def of(comparison: Comparison, variant: str, measure: str) -> float | None:
+    found = comparison.estimate(variant, measure)
+    return found.mean if found else None
+
+
+def test_the_measures_of_one_run(tmp_path: Path) -> None:
+    make_run(tmp_path / "a")
+    (run,) = find_runs([tmp_path])
+    assert run.measures([0.3, 0.6, 0.9]) == pytest.approx(
+        {
+            "last": 0.5, "best": 0.6, "best_participants": 0.7, "worst_decile": 0.4, "std": 0.1,
+            "up_mib": 1, "down_mib": 2, "total_mib": 9, "gflop": 1, "total_gflop": 4.5,
+            "rounds_to_0.3": 1, "mib_to_0.3": 3, "gflop_to_0.3": 1.5,
+            "rounds_to_0.6": 2, "mib_to_0.6": 6, "gflop_to_0.6": 3,
+        }
+    )  # fmt: skip
+    assert run.last_clients()["accuracy"].to_pylist() == pytest.approx([0.6, 0.4])
+
+
+def test_runs_that_differ_in_their_seed_are_one_variant(tmp_path: Path) -> None:
+    for seed, last in ((1, 0.5), (2, 0.7), (3, 0.9)):
+        make_run(tmp_path / f"s{seed}", seed=seed, accuracy=[0.1, last], resources={"actors": seed}, name=f"n{seed}")
+    comparison = compare(tmp_path)
+    (variant,) = comparison.variants
+    assert variant.name == "fedgh" and not variant.keys
+    found = comparison.estimate("fedgh", "last")
+    assert found is not None and found.mean == pytest.approx(0.7)
+    low, high = stats.t.interval(0.95, 2, loc=0.7, scale=0.2 / math.sqrt(3))
+    assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
+    assert comparison.notes == []
+
+
+def test_variants_are_named_by_what_differs(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", algorithm={"header_lr": 0.01})
+    make_run(tmp_path / "b", algorithm={"header_lr": 0.1})
+    make_run(tmp_path / "c", method="standalone", algorithm={})
+    names = [variant.name for variant in compare(tmp_path).variants]
+    assert names == ["fedgh header_lr=0.01", "fedgh header_lr=0.1", "standalone"]
+
+
+def test_differences_are_paired(tmp_path: Path) -> None:
+    for seed, ours, theirs in ((1, 0.5, 0.4), (2, 0.7, 0.5), (3, 0.6, 0.5)):
+        make_run(tmp_path / f"a{seed}", seed=seed, accuracy=[0, ours])
+        make_run(tmp_path / f"b{seed}", "standalone", seed, accuracy=[0, theirs])
+    comparison = compare(tmp_path, baseline="standalone")
+    found = comparison.difference("fedgh", "last")
+    test = stats.ttest_rel([0.5, 0.7, 0.6], [0.4, 0.5, 0.5]).confidence_interval(0.95)
+    assert found is not None and found.mean == pytest.approx(0.4 / 3)
+    assert (found.low, found.high) == (pytest.approx(test.low), pytest.approx(test.high))
+    assert comparison.difference("standalone", "last") is None
+    rows = comparison.frame.set_index(["variant", "measure"])
+    assert rows.loc[("fedgh", "last"), "difference"] == pytest.approx(0.4 / 3)
+    assert rows.loc[("fedgh", "last"), "seeds"] == "1 2 3"
+
+
+def test_other_partitions_are_no_pairs(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", partition="x")
+    make_run(tmp_path / "b", "standalone", partition="y")
+    comparison = compare(tmp_path, baseline="standalone")
+    assert comparison.difference("fedgh", "last") is None
+    assert any("different partitions, so they are not paired" in note for note in comparison.notes)
+
+
+def test_what_is_unfair_is_said(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", seed=1)
+    make_run(tmp_path / "b", "standalone", 1, accuracy=[0.1, 0.2], version="0.2.0", training={"epochs": 5})
+    make_run(tmp_path / "c", "standalone", 2, accuracy=[0.1, 0.2], done=0, training={"epochs": 5})
+    make_run(tmp_path / "d", "standalone", 3, accuracy=[0.1, 0.2, 0.3], done=1, training={"epochs": 5})
+    notes = "\n".join(compare(tmp_path).notes)
+    assert f"{tmp_path / 'c'}: no round is done yet; left out" in notes
+    assert "unequal budgets: rounds is 1 or 2 or 3" in notes
+    assert "unequal budgets: training.epochs is 1 or 5" in notes
+    assert "unequal versions: raysim is 0.1.0 or 0.2.0" in notes
+    assert "interrupted after 1 of 2 rounds" in notes
+    assert "no run with seed 3" in notes
+    assert "no variant has 3 seeds or more: no interval is given" in notes
+
+
+def test_several_data_sets(tmp_path: Path) -> None:
+    for task, data in enumerate(({"name": "digits"}, {"name": "cifar10"})):
+        for seed in (1, 2):
+            make_run(tmp_path / f"a{task}{seed}", seed=seed, accuracy=[0, 0.5 + 0.1 * seed], data=data)
+            make_run(tmp_path / f"b{task}{seed}", "standalone", seed, accuracy=[0, 0.6 + 0.1 * task], data=data)
+    comparison = compare(tmp_path, baseline="standalone")
+    frame = comparison.over_tasks()
+    assert frame is not None
+    rows = frame.set_index("method")
+    assert rows.loc["fedgh", "iqm"] == pytest.approx(0.65)  # of 0.6, 0.6, 0.7, 0.7 the middle two
+    assert rows.loc["standalone", "iqm"] == pytest.approx(0.65)
+    assert list(rows["tasks"]) == [2, 2]
+    # On digits both seeds are level or better (0.6 = 0.6 counts half, 0.7 > 0.6), on CIFAR-10 the reverse.
+    assert rows.loc["fedgh", "probability_of_improvement"] == pytest.approx((0.75 + 0.25) / 2)
+    found = comparison.difference("fedgh data.name=cifar10", "last")
+    assert found is not None and found.mean == pytest.approx(-0.05)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"targets": [1.5]}, "--target: 1.5 given; allowed: an accuracy greater than 0 and at most 1"),
+        ({"baseline": "fedavg"}, "--baseline: fedavg given; allowed: fedgh"),
+    ],
+)
+def test_bad_arguments(tmp_path: Path, arguments: dict[str, object], sentence: str) -> None:
+    make_run(tmp_path / "a")
+    with pytest.raises(ScenarioError, match=f"^{sentence}"):
+        compare(tmp_path, **arguments)  # type: ignore[arg-type]
+
+
+def test_folders_without_runs(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match="no run is there; allowed: a run folder, or a folder with run folders"):
+        compare(tmp_path)
+    with pytest.raises(ScenarioError, match="cannot be read: No such file"):
+        compare(tmp_path / "missing")
+    folder = make_run(tmp_path / "a")
+    (folder / "resolved.yaml").write_text("[")
+    with pytest.raises(ScenarioError, match=r"resolved\.yaml cannot be read"):
+        compare(tmp_path)

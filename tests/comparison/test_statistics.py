@@ -1,0 +1,66 @@
+"""The statistics of a comparison, by hand and against SciPy."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from raysim.comparison.statistics import estimate, interquartile_mean, paired_difference, probability_of_improvement
+
+NUMBERS = st.lists(st.floats(-100, 100), min_size=3, max_size=12)
+
+
+def test_an_interval_by_hand() -> None:
+    # Mean 2, s = 1, standard error 1 / sqrt(3); t(0.975, 2) = 4.302653.
+    found = estimate([1.0, 2.0, 3.0])
+    assert (found.n, found.mean) == (3, 2.0)
+    assert found.low == pytest.approx(2 - 4.302653 / math.sqrt(3), abs=1e-6)
+    assert found.high == pytest.approx(2 + 4.302653 / math.sqrt(3), abs=1e-6)
+    assert found.half_width == pytest.approx(4.302653 / math.sqrt(3), abs=1e-6)
+
+
+@given(NUMBERS)
+def test_an_interval_is_scipys(values: list[float]) -> None:
+    found = estimate(values)
+    error = stats.sem(values)
+    if error > 0:
+        low, high = stats.t.interval(0.95, len(values) - 1, loc=sum(values) / len(values), scale=error)
+        assert (found.low, found.high) == (pytest.approx(low, abs=1e-9), pytest.approx(high, abs=1e-9))
+
+
+@pytest.mark.parametrize("values", [[0.5], [0.5, 0.7]])
+def test_below_three_seeds_there_is_no_interval(values: list[float]) -> None:
+    found = estimate(values)
+    assert (found.n, found.low, found.high, found.half_width) == (len(values), None, None, None)
+
+
+def test_no_values_are_refused() -> None:
+    with pytest.raises(ValueError, match="no values"):
+        estimate([])
+
+
+def test_a_paired_difference_uses_what_both_have() -> None:
+    ours, theirs = {1: 0.5, 2: 0.7, 3: 0.6, 4: 9.0}, {1: 0.4, 2: 0.5, 3: 0.5, 5: -9.0}
+    found = paired_difference(ours, theirs)
+    assert found is not None and found.n == 3
+    assert found.mean == pytest.approx(0.4 / 3)  # 0.1, 0.2, 0.1
+    low, high = stats.ttest_rel([0.5, 0.7, 0.6], [0.4, 0.5, 0.5]).confidence_interval(0.95)
+    assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
+    assert paired_difference({1: 0.5}, {2: 0.5}) is None
+
+
+def test_the_interquartile_mean_by_hand() -> None:
+    assert interquartile_mean([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 100.0]) == 3.5  # of 2, 3, 4 and 5
+
+
+def test_the_probability_of_improvement_by_hand() -> None:
+    # Of four pairs: 3 > 1, 3 > 2, 1 = 1 counts half, 1 < 2.
+    assert probability_of_improvement([([3.0, 1.0], [1.0, 2.0])]) == 2.5 / 4
+    assert probability_of_improvement([([3.0, 1.0], [1.0, 2.0]), ([1.0], [0.0])]) == (2.5 / 4 + 1) / 2
+    assert probability_of_improvement([([1.0], [1.0])]) == 0.5
+    with pytest.raises(ValueError, match="without values"):
+        probability_of_improvement([])

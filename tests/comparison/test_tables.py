@@ -1,0 +1,91 @@
+"""What a comparison prints and writes."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from raysim.comparison.compare import Comparison, compare
+from raysim.comparison.pictures import draw, swept
+from raysim.comparison.statistics import Estimate
+from raysim.comparison.tables import cell, latex, markdown, print_table, write_tables
+from tests.comparison.runs import make_run
+
+
+@pytest.fixture
+def comparison(tmp_path: Path) -> Comparison:
+    """Two variants; one of the three runs of the second never reaches 50 %."""
+    for seed, best in ((1, 0.6), (2, 0.7), (3, 0.8)):
+        make_run(tmp_path / "runs" / f"a{seed}", seed=seed, accuracy=[0.1, 0.4, best])
+        make_run(tmp_path / "runs" / f"b{seed}", "fd_x", seed, accuracy=[0.1, 0.2, best - 0.25])
+    return compare(tmp_path / "runs", targets=[0.5], baseline="fd_x")
+
+
+@pytest.mark.parametrize(
+    ("measure", "found", "text"),
+    [
+        ("last", Estimate(3, 0.51234, 0.50234, 0.52234), "51.23 ± 1.00"),
+        ("last", Estimate(2, 0.5), "50.00"),
+        ("last", None, "-"),
+        ("total_mib", Estimate(2, 12.0), "12"),
+        ("total_mib", Estimate(3, 1234567.0, 1234566.0, 1234568.0), "1.23 M ± 1"),
+        ("rounds_to_0.5", Estimate(3, 2.5, 2.0, 3.0), "2.5 ± 0.5"),
+    ],
+)
+def test_cells(measure: str, found: Estimate | None, text: str) -> None:
+    assert cell(measure, found) == text
+
+
+def test_the_terminals_table(comparison: Comparison) -> None:
+    shown = io.StringIO()
+    print_table(comparison, shown)
+    lines = shown.getvalue().splitlines()
+    titles = (
+        "variant n last vs baseline best part. worst 10% MiB GFLOP rounds to 50%"  # no validation accuracy is there
+    )
+    assert " ".join(lines[0].split()) == titles
+    assert "+25.00" in lines[1] and lines[1].startswith("fedgh")
+    assert lines[2].startswith("fd_x") and lines[2].endswith("2 (1 of 3)")
+    assert "vs baseline: paired over seeds, less fd_x" in shown.getvalue()
+
+
+def test_markdown_and_csv(comparison: Comparison, tmp_path: Path) -> None:
+    files = write_tables(comparison, tmp_path / "out")
+    assert [path.name for path in files] == ["comparison.md", "comparison.tex", "comparison.csv"]
+    lines = markdown(comparison).splitlines()
+    assert len({line.count("|") for line in lines[:4]}) == 1
+    frame = pd.read_csv(tmp_path / "out" / "comparison.csv")
+    assert list(frame["mean"]) == pytest.approx(list(comparison.frame["mean"]))
+    assert {"variant", "measure", "n", "low", "high", "difference", "seeds", "values"} < set(frame.columns)
+
+
+def test_latex(comparison: Comparison, tmp_path: Path) -> None:
+    text = latex(comparison)
+    assert r"fd\_x" in text and r"worst 10\%" in text and r"$\pm$" in text
+    assert len({line.count(" & ") for line in text.splitlines() if line.endswith(r"\\")}) == 1
+    if shutil.which("pdflatex"):
+        document = "\\documentclass{article}\\usepackage{booktabs}\\begin{document}" + text + "\\end{document}"
+        (tmp_path / "t.tex").write_text(document)
+        subprocess.run(["pdflatex", "-halt-on-error", "t.tex"], cwd=tmp_path, check=True, capture_output=True)
+
+
+def test_pictures(comparison: Comparison, tmp_path: Path) -> None:
+    files = draw(comparison, tmp_path / "one")
+    assert {path.name for path in files} == {
+        f"{name}{suffix}" for name in ("curves", "clients", "profile", "architectures") for suffix in (".svg", ".png")
+    }
+    again = draw(comparison, tmp_path / "two", (".svg",))
+    assert [path.read_bytes() for path in again] == [path.read_bytes() for path in files if path.suffix == ".svg"]
+
+
+def test_accuracy_over_a_swept_key(tmp_path: Path) -> None:
+    for rate in (0.001, 0.01, 0.1):
+        make_run(tmp_path / "runs" / f"{rate}", algorithm={"header_lr": rate})
+    comparison = compare(tmp_path / "runs")
+    assert swept(comparison) == ["algorithm.header_lr"]
+    assert "over_algorithm.header_lr.svg" in {path.name for path in draw(comparison, tmp_path / "out")}
