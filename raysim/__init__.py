@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from raysim.common.errors import RaysimError, RunError, ScenarioError
     from raysim.common.results import Tracker
+    from raysim.comparison.compare import Comparison, compare
     from raysim.contract import check_algorithm
     from raysim.core.algorithm import Algorithm
     from raysim.core.messages import message
@@ -20,9 +21,11 @@ if TYPE_CHECKING:
     from raysim.launch.session import Result
     from raysim.report.load import read_clients, read_rounds, read_summary
     from raysim.scenario.load import Loaded, load_scenario
+    from raysim.sweeps.run import sweep
 
 __all__ = [
     "Algorithm",
+    "Comparison",
     "Loaded",
     "RaysimError",
     "Result",
@@ -30,6 +33,7 @@ __all__ = [
     "ScenarioError",
     "Tracker",
     "check_algorithm",
+    "compare",
     "load_scenario",
     "message",
     "read_clients",
@@ -37,10 +41,12 @@ __all__ = [
     "read_summary",
     "resume",
     "run",
+    "sweep",
 ]
 
 _HOMES = {
     "Algorithm": "raysim.core.algorithm",
+    "Comparison": "raysim.comparison.compare",
     "Loaded": "raysim.scenario.load",
     "RaysimError": "raysim.common.errors",
     "Result": "raysim.launch.session",
@@ -48,6 +54,7 @@ _HOMES = {
     "ScenarioError": "raysim.common.errors",
     "Tracker": "raysim.common.results",
     "check_algorithm": "raysim.contract",
+    "compare": "raysim.comparison.compare",
     "load_scenario": "raysim.scenario.load",
     "message": "raysim.core.messages",
     "read_clients": "raysim.report.load",
@@ -55,6 +62,7 @@ _HOMES = {
     "read_summary": "raysim.report.load",
     "resume": "raysim.launch.run",
     "run": "raysim.launch.run",
+    "sweep": "raysim.sweeps.run",
 }
 
 

@@ -14,25 +14,11 @@ from typing import Any
 
 import click
 
+from raysim.cli.comparison import COMMANDS as COMPARISON_COMMANDS
 from raysim.cli.jobs import CODE_CHANGED
 from raysim.cli.jobs import COMMANDS as JOB_COMMANDS
+from raysim.cli.options import ADDRESS, SCENARIO, SETS
 
-SCENARIO = click.argument("scenario", type=click.Path())
-SETS = click.option(
-    "--set",
-    "sets",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Override a key of the scenario, for example training.lr=0.1; values are YAML. May be given often.",
-)
-
-
-ADDRESS = click.option(
-    "--address",
-    metavar="ADDRESS",
-    help="Attach to a running Ray: `auto` for the one on this machine, or HOST:PORT. "
-    "Default: the variable RAY_ADDRESS; without it, a Ray of the run's own.",
-)
 QUIET = click.option("--quiet", is_flag=True, help="Show no progress, only the closing table.")
 
 
@@ -236,7 +222,7 @@ def ui(uri: str | None, host: str, port: int) -> None:
     sys.exit(serve_ui(uri, host, port))
 
 
-for command in JOB_COMMANDS:
+for command in (*COMPARISON_COMMANDS, *JOB_COMMANDS):
     cli.add_command(command)
 
 

@@ -15,7 +15,6 @@ from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
-import raysim
 from raysim.common.errors import ScenarioError
 from raysim.common.text import one_line
 from raysim.core.algorithm import AnyAlgorithm
@@ -118,10 +117,15 @@ def versions() -> dict[str, str]:
     }
 
 
+def _package() -> Path:
+    """raysim's folder."""
+    return Path(str(sys.modules["raysim"].__file__)).parent
+
+
 @cache
 def checkout() -> tuple[str | None, bool | None]:
     """The commit of the checkout that raysim is imported from, and whether its code differs; (None, None) without."""
-    folder = Path(raysim.__file__).parent
+    folder = _package()
     # A package that is installed inside another repository is not of that repository.
     if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
         return _shipped()
@@ -152,7 +156,7 @@ def _git(folder: Path, *words: str) -> str | None:
 @cache
 def _of_raysim() -> str:
     sha = hashlib.sha256()
-    folder = Path(raysim.__file__).parent
+    folder = _package()
     for part in ("common", "core", "data", "engine", "models"):
         for file in sorted((folder / part).rglob("*.py")):
             sha.update(

@@ -16,6 +16,7 @@ from raysim.common.results import RunCard, Tracker, written
 from raysim.common.text import expanded
 from raysim.engine.checkpoint.storage import local_folder
 from raysim.engine.checkpoint.store import CheckpointStore
+from raysim.engine.run import Stop
 from raysim.launch.assemble import Assembly, assemble, check_local, checkpoint_storage, try_storage
 from raysim.launch.check import check
 from raysim.launch.code import Code, versions
@@ -42,12 +43,14 @@ def run(
     quiet: bool = False,
     trackers: Sequence[Tracker] = (),
     resume_command: str = RESUME,
+    stop: Stop | None = None,
 ) -> Result:
     """Run a scenario to its end.
 
     given: a YAML file, the same content as a mapping, or what `load_scenario` returned. sets: overrides of the first
     two, such as "training.lr=0.1". quiet: show no progress. trackers: these receive every round, besides the run folder
-    and MLflow. resume_command: what the user is shown, before the run's folder, to resume a run that ended early.
+    and MLflow. resume_command: what the user is shown, before the run's folder, to resume a run that ended early. stop:
+    ends the run after its round, as Ctrl-C does, once `stop.requested` is set.
     Raises `ScenarioError` when it cannot start, `RunError` when it cannot continue; what was done until then is kept in
     the run folder, and `resume` continues from the last checkpoint. Ctrl-C and SIGTERM end it with `KeyboardInterrupt`:
     the first after the current round, which is saved, the second at once.
@@ -78,7 +81,7 @@ def run(
         overrides=given.overrides,
     )
     run_folder = RunFolder.create(scenario.output_folder, scenario.name, run_id)
-    return _session(assembly, identity, run_folder, quiet, trackers, resume_command).run()
+    return _session(assembly, identity, run_folder, quiet, trackers, resume_command, stop=stop).run()
 
 
 def resume(
@@ -90,6 +93,7 @@ def resume(
     trackers: Sequence[Tracker] = (),
     resume_command: str = RESUME,
     code_changed: bool = False,
+    stop: Stop | None = None,
 ) -> Result:
     """Resume a run, however it ended, from its last checkpoint, in the same run folder and MLflow run.
 
@@ -137,7 +141,7 @@ def resume(
         refuse_incompatible(path, checkpoint, loaded.scenario)
     resumed = Resumed(store, code, identity.warnings(versions(), code))
     identity = replace(identity, overrides={**identity.overrides, **loaded.overrides})
-    return _session(assembly, identity, run_folder, quiet, trackers, resume_command, resumed).run()
+    return _session(assembly, identity, run_folder, quiet, trackers, resume_command, resumed, stop).run()
 
 
 def _session(
@@ -148,11 +152,12 @@ def _session(
     trackers: Sequence[Tracker],
     resume_command: str,
     resumed: Resumed | None = None,
+    stop: Stop | None = None,
 ) -> Session:
     scenario = assembly.checked.loaded.scenario
     display = make_display(scenario.rounds, scenario.clients.count, quiet)
     card = _card(assembly, identity, folder.path)
-    return Session(assembly, identity, card, folder, display, [*trackers], resume_command, resumed)
+    return Session(assembly, identity, card, folder, display, [*trackers], resume_command, resumed, stop or Stop())
 
 
 def _card(assembly: Assembly, identity: Identity, folder: Path) -> RunCard:

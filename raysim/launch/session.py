@@ -85,7 +85,7 @@ class Session:
     trackers: list[Tracker]  # the caller's
     resume_command: str
     resumed: Resumed | None = None
-    stop: Stop = field(init=False, default_factory=Stop)
+    stop: Stop = field(default_factory=Stop)  # ends it after its round once `requested`
     facts: dict[str, Any] = field(init=False, default_factory=dict)  # what the summary holds besides the progress
 
     def __post_init__(self) -> None:

@@ -58,6 +58,25 @@ _HOLDOFF_S = (0.2, 5.0)  # the first wait before trying again, and the longest
 _Round = tuple[int, int, dict[str, float]]  # number, time in ms, metrics
 
 
+def find_experiment(client: Any, uri: str, name: str) -> str:
+    """The id of the experiment of this name, which is made if there is none."""
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        database = database_path(uri)
+        location = None if database is None else (database.parent / "mlartifacts").as_uri()
+        try:
+            return str(client.create_experiment(name, location, {VIEW_TAG: VIEW}))
+        except Exception as error:
+            if getattr(error, "error_code", None) != "RESOURCE_ALREADY_EXISTS":
+                raise
+            # Another run made it meanwhile.
+            found = client.get_experiment_by_name(name)
+    if found.tags.get(VIEW_TAG) != VIEW:
+        with contextlib.suppress(Exception):  # without the permission, pages show MLflow's own columns
+            client.set_experiment_tag(found.experiment_id, VIEW_TAG, VIEW)
+    return str(found.experiment_id)
+
+
 class MlflowTracker:
     """The Tracker for MLflow: parameters, tags and data set once, at most one `log_batch` a round, files at the end.
 
@@ -183,7 +202,7 @@ class MlflowTracker:
     def _take(self, t: int, values: Mapping[str, float | int]) -> None:
         # The engine's first: should a round be too long for one call, it is the algorithm's that are left out.
         ordered = sorted(values.items(), key=lambda item: item[0] not in METRICS)
-        metrics = {_key(name): float(v) for name, v in ordered if v is not None and not math.isnan(v)}
+        metrics = {mlflow_name(name): float(v) for name, v in ordered if v is not None and not math.isnan(v)}
         with self._wake:
             if metrics and t not in self._there:
                 self._pending.append((t, time.time_ns() // 1_000_000, metrics))
@@ -240,7 +259,7 @@ class MlflowTracker:
             self.experiment_id = self._find_experiment()
         if self.run_id is None:
             tags = {**self._own_tags(card), **card.tags, **self.tags}
-            tags = {_key(k): str(v)[:_LONGEST_TAG] for k, v in tags.items()}
+            tags = {mlflow_name(k): str(v)[:_LONGEST_TAG] for k, v in tags.items()}
             self._found = self._find_run(card.run_id) if self._resumed else None
             if self._found is not None:
                 self.run_id = self._go_on(tags)
@@ -248,7 +267,11 @@ class MlflowTracker:
                 run = self._client.create_run(self.experiment_id, self._began_ms, tags, f"{card.label} {card.run_id}")
                 self.run_id = run.info.run_id
         present = self._found.data.params if self._found else {}
-        params = [entities.Param(_key(k), _text(v)) for k, v in card.parameters.items() if _key(k) not in present]
+        params = [
+            entities.Param(mlflow_name(k), _text(v))
+            for k, v in card.parameters.items()
+            if mlflow_name(k) not in present
+        ]
         for i in range(0, len(params), _PER_BATCH):  # MLflow takes the same parameter again
             self._client.log_batch(self.run_id, params=params[i : i + _PER_BATCH])
         if self._found and self._found.inputs.dataset_inputs:
@@ -279,21 +302,7 @@ class MlflowTracker:
         }
 
     def _find_experiment(self) -> str:
-        found = self._client.get_experiment_by_name(self.experiment)
-        if found is None:
-            database = database_path(self.uri)
-            location = None if database is None else (database.parent / "mlartifacts").as_uri()
-            try:
-                return str(self._client.create_experiment(self.experiment, location, {VIEW_TAG: VIEW}))
-            except Exception as error:
-                if getattr(error, "error_code", None) != "RESOURCE_ALREADY_EXISTS":
-                    raise
-                # Another run made it meanwhile.
-                found = self._client.get_experiment_by_name(self.experiment)
-        if found.tags.get(VIEW_TAG) != VIEW:
-            with contextlib.suppress(Exception):  # without the permission, pages show MLflow's own columns
-                self._client.set_experiment_tag(found.experiment_id, VIEW_TAG, VIEW)
-        return str(found.experiment_id)
+        return find_experiment(self._client, self.uri, self.experiment)
 
     def _find_run(self, run_id: str) -> Any:
         """MLflow's run of this `raysim.run_id`; None if there is none, or it was deleted there."""
@@ -405,7 +414,7 @@ def _fitting(rounds: Sequence[_Round]) -> list[_Round]:
     return [one for i, (one, size) in enumerate(zip(rounds, sizes, strict=True)) if not i or size <= _METRICS_PER_BATCH]
 
 
-def _key(name: str) -> str:
+def mlflow_name(name: str) -> str:
     """`name` with what MLflow does not allow in names replaced."""
     return re.sub(r"[^/\w.\- :]", "_", name)[:250]
 

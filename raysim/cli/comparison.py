@@ -1,0 +1,128 @@
+"""The commands for many runs: sweep, compare."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from raysim.cli.options import ADDRESS, SETS
+
+
+def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, list[Any]]:
+    """--grid KEY=V1,V2 as a key and its values."""
+    from raysim.scenario.yaml_text import UNREADABLE, load_value
+
+    found: dict[str, list[Any]] = {}
+    for text in given:
+        key, sign, values = text.partition("=")
+        try:
+            found[key] = load_value(f"[{values}]")
+        except UNREADABLE:
+            sign = ""
+        if not sign or not key:
+            raise click.BadParameter(f"{text!r} given; allowed: KEY=VALUE,VALUE, each value YAML", context, parameter)
+    return found
+
+
+@click.command()
+@click.argument("file", type=click.Path())
+@click.option(
+    "--grid", multiple=True, metavar="KEY=V1,V2", callback=_axis, help="Values of a key to try; may be given often."
+)
+@click.option("--seeds", metavar="SEEDS", help="Seeds of every cell: 1..5, or 1,2,7.")
+@SETS
+@click.option(
+    "--parallel", type=click.IntRange(min=1), metavar="N", help="Cells at the same time; default: one per CPU."
+)
+@click.option("--retry-failed", is_flag=True, help="Run failed cells again, too.")
+@click.option("--dry-run", is_flag=True, help="List the cells and their states, then stop.")
+@click.option("--status", is_flag=True, help="How far the sweep is, also while another process runs it.")
+@ADDRESS
+def sweep(
+    file: str,
+    grid: dict[str, list[Any]],
+    seeds: str | None,
+    sets: tuple[str, ...],
+    parallel: int | None,
+    retry_failed: bool,
+    dry_run: bool,
+    status: bool,
+    address: str | None,
+) -> None:
+    """Run many scenarios, each once: the cells of a sweep file, or of a scenario and a grid.
+
+    The same command again skips cells that are done, resumes those that were cut off and runs the rest. A cell that
+    fails stops no other. Exit code 1: a cell failed.
+
+    \b
+    Examples:
+        raysim sweep scenarios/sweeps/digits.yaml
+        raysim sweep scenarios/quickstart.yaml --grid algorithm.name=fedgh,fedproto,standalone --seeds 1..5
+    """
+    if address is not None:
+        os.environ["RAY_ADDRESS"] = address
+    from raysim.sweeps.definition import load_sweep
+    from raysim.sweeps.display import make_progress, print_states
+    from raysim.sweeps.run import run_sweep
+    from raysim.sweeps.state import states_of
+
+    loaded = load_sweep(file, grid=grid, seeds=seeds, sets=sets)
+    if dry_run or status:
+        print_states(states_of(loaded))
+        return
+    progress = make_progress(loaded)
+    try:
+        states = run_sweep(
+            loaded, parallel=parallel, retry_failed=retry_failed, notify=progress.notify, show=progress.show
+        )
+    except KeyboardInterrupt:
+        progress.notify("the sweep was stopped; the same command resumes it")
+        raise
+    finally:
+        progress.close()
+    print_states(states)
+    click.echo(f"Compare the cells:  raysim compare {loaded.output}")
+    left = [state for state in states if state.state != "done"]
+    if left:
+        click.echo(
+            f"raysim: {len(left)} of {len(states)} cells are not done; --retry-failed runs failed ones again", err=True
+        )
+        sys.exit(1)
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path())
+@click.option(
+    "--target", "targets", multiple=True, type=float, help="Accuracy to which rounds, MiB and FLOP are counted."
+)
+@click.option("--baseline", metavar="METHOD", help="Also show each variant's paired difference to this method.")
+@click.option(
+    "-o", "--output", metavar="FOLDER", help="Write tables (.md, .tex, .csv) and pictures (.svg, .png) there."
+)
+def compare(runs: tuple[str, ...], targets: tuple[float, ...], baseline: str | None, output: str | None) -> None:
+    """Compare runs: groups that differ in their seed alone, with 95% confidence intervals over seeds.
+
+    RUNS are run folders, or folders with run folders in them, such as a sweep's.
+
+    \b
+    Example:
+        raysim compare runs/quickstart --baseline standalone --target 0.9 -o comparison
+    """
+    from raysim.comparison.compare import compare as of
+    from raysim.comparison.tables import print_table, write_tables
+
+    found = of(*runs, targets=targets or None, baseline=baseline)
+    print_table(found)
+    if output is not None:
+        from raysim.comparison.pictures import draw
+
+        folder = Path(output)
+        for path in [*write_tables(found, folder), *draw(found, folder)]:
+            click.echo(path)
+
+
+COMMANDS = (sweep, compare)

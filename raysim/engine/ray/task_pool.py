@@ -1,0 +1,136 @@
+"""Warm worker processes for whole runs: Ray actors, each of which calls a function for one task after another."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import ray
+
+from raysim.engine.ray import local_cluster, session
+from raysim.engine.run import Stop
+
+POLL_S = 0.5
+
+Function = Callable[[Any, Stop, Callable[[int], None]], Any]
+"""(task, stop, report) -> result: works on a task, ends early once `stop.requested`, reports its progress."""
+
+
+class TaskWorker:
+    """Works on tasks. `run` is busy for as long as a task takes; the other methods answer at any time."""
+
+    def __init__(self, function: Function) -> None:
+        self.function, self.stop, self.done = function, Stop(), -1
+
+    def run(self, task: Any) -> Any:
+        """The function's result."""
+        self.done = -1
+        return self.function(task, self.stop, self._report)
+
+    def progress(self) -> int:
+        """What the function reported last; -1: nothing."""
+        return self.done
+
+    def end(self) -> None:
+        """Let this task, and any later one, end early."""
+        self.stop.requested = True
+
+    def _report(self, done: int) -> None:
+        self.done = done
+
+
+class Ended(NamedTuple):
+    """A task that ended."""
+
+    name: str
+    result: Any  # None: its worker died
+    death: str = ""  # how
+
+
+@dataclass
+class _Worker:
+    actor: Any
+    name: str | None = None  # of its task; None: idle
+    answer: Any = None
+    done: int = -1
+    asked: Any = None  # the answer to a question about its progress
+
+
+@dataclass
+class TaskPool:
+    """Workers on the Ray that was joined or started. They start when needed, and dead ones are replaced."""
+
+    function: Function
+    size: int
+    _workers: list[_Worker] = field(default_factory=list)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another task can be started."""
+        return len(self.running) < self.size
+
+    @property
+    def running(self) -> list[tuple[str, int]]:
+        """(task, its progress) of every busy worker; -1: none is known."""
+        return [(one.name, one.done) for one in self._workers if one.name is not None]
+
+    def start(self, name: str, task: Any) -> None:
+        """Give a task to an idle worker, or to a new one."""
+        worker = next((one for one in self._workers if one.name is None), None)
+        if worker is None:
+            # Two threads: one works, one answers. SPREAD: on the nodes in turn.
+            options = {"num_cpus": 1, "max_concurrency": 2, "scheduling_strategy": "SPREAD"}
+            worker = _Worker(ray.remote(TaskWorker).options(**options).remote(self.function))
+            self._workers.append(worker)
+        worker.name, worker.done, worker.asked = name, -1, None
+        worker.answer = worker.actor.run.remote(task)
+
+    def wait(self) -> list[Ended]:
+        """Wait until a task ends, at most for `POLL_S`."""
+        busy = {one.answer: one for one in self._workers if one.name is not None}
+        ready, _ = ray.wait(list(busy), num_returns=1, timeout=POLL_S) if busy else ([], [])
+        found = []
+        for reference in ready:
+            worker = busy[reference]
+            assert worker.name is not None
+            try:
+                found.append(Ended(worker.name, ray.get(reference)))
+            except ray.exceptions.RayError as error:
+                memory = isinstance(error, ray.exceptions.OutOfMemoryError)
+                why = "its node ran out of memory" if memory else str(error).strip().splitlines()[0]
+                found.append(Ended(worker.name, None, f"its worker process died ({why})"))
+                self._workers.remove(worker)
+            worker.name = None
+        self._ask()
+        return found
+
+    def end(self) -> None:
+        """Let every task end early."""
+        for worker in self._workers:
+            worker.actor.end.remote()
+
+    def _ask(self) -> None:
+        """Ask busy workers for their progress, and take what they answered."""
+        for worker in self._workers:
+            if worker.asked is not None and ray.wait([worker.asked], timeout=0)[0]:
+                with contextlib.suppress(ray.exceptions.RayError):  # its death is seen in the answer to its task
+                    worker.done = ray.get(worker.asked)
+                worker.asked = None
+            if worker.asked is None and worker.name is not None:
+                worker.asked = worker.actor.progress.remote()
+
+
+@contextlib.contextmanager
+def task_pool(function: Function, size: int | None) -> Iterator[TaskPool]:
+    """Workers on the Ray at RAY_ADDRESS, or on one of their own, which ends with the block.
+
+    size: how many at most; default: one per CPU.
+    """
+    started = session.connect(size)
+    try:
+        yield TaskPool(function, size or max(1, int(sum(node.cpus for node in session.nodes()))))
+    finally:
+        if started:
+            local_cluster.stop(remove_logs=True)

@@ -1,0 +1,1 @@
+"""Sweeps: many runs from one file, each once, wherever there is room."""

@@ -1,0 +1,204 @@
+"""What a sweep runs: from a sweep file, or a scenario and a grid, to cells, each a scenario of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from raysim.common.errors import ScenarioError
+from raysim.common.text import is_name
+from raysim.launch.code import Code, versions
+from raysim.launch.resume import decides
+from raysim.scenario.load import Loaded, load_scenario
+from raysim.scenario.yaml_text import Dumper, load_value, parse, read_text, shown
+
+KEYS: Mapping[str, type | tuple[type, ...]] = {
+    "name": str,
+    "base": (str, dict),
+    "seeds": (list, str, int),
+    "set": list,
+    "grid": dict,
+    "runs": dict,
+    "baseline": str,
+    "targets": list,
+    "published": dict,
+}
+"""The keys of a sweep file and the types of their values."""
+
+_SEEDS = re.compile(r"(\d+)\.\.(\d+)")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a sweep."""
+
+    name: str  # what tells it from the others, such as "fedgh seed=1"
+    sets: tuple[str, ...]  # the overrides that make it of the base
+    loaded: Loaded
+    id: str  # a digest of all that decides its result
+
+    @property
+    def folder_name(self) -> str:
+        """The name of the folder with its runs: readable, and unique by the id."""
+        words = re.sub(r"[^A-Za-z0-9.]+", "-", self.name).strip("-.") or "cell"
+        return f"{words[:60].rstrip('-.')}-{self.id[:10]}"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep, validated: every cell's scenario loads."""
+
+    name: str
+    source: str  # the file, for messages
+    base: Path | Mapping[str, Any]
+    cells: tuple[Cell, ...]
+    output: Path  # the folder with a folder per cell
+    baseline: str | None = None
+    targets: tuple[float, ...] | None = None
+
+
+def load_sweep(
+    file: Path | str,
+    *,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    seeds: str | Sequence[int] | None = None,
+    sets: Sequence[str] = (),
+) -> Sweep:
+    """Read a sweep file, or make a sweep of a scenario file.
+
+    grid: key -> values, in addition to the file's. seeds: instead of the file's, such as "1..5" or [1, 2]. sets:
+    overrides for every cell, which count more than the base.
+
+    Raises:
+        ScenarioError: a wrong key or value, a cell that is no valid scenario, two cells that are the same run.
+    """
+    path = Path(file)
+    raw = parse(read_text(path), str(path))
+    if not ("base" in raw or {"grid", "runs", "seeds"} & raw.keys()):  # a scenario
+        raw = {"base": path.name, "name": f"{path.stem}-sweep"}  # beside the folder of single runs
+    for key, value in raw.items():
+        if key not in KEYS:
+            raise ScenarioError(f"unknown key; allowed: {', '.join(KEYS)}", key=str(key), origin=str(path))
+        if not isinstance(value, KEYS[key]) or isinstance(value, bool):
+            raise ScenarioError(f"{shown(value)} given; allowed: {_kind(key)}", key=key, origin=str(path))
+    name = raw.get("name", path.stem)
+    if not is_name(name):
+        allowed = "letters, digits and . _ -, at most 100, beginning with a letter or digit"
+        raise ScenarioError(f"{name!r} given; allowed: {allowed}", key="name", origin=str(path))
+    base, common = _base(raw, path), [*raw.get("set", []), *sets]
+    chosen = _seeds(raw.get("seeds") if seeds is None else seeds, str(path))
+    axes = _grid({**raw.get("grid", {}), **(grid or {})}, str(path))
+    runs = _runs(raw.get("runs", {}), str(path))
+    cells: dict[str, Cell] = {}
+    for (label, of_run), *values, seed in itertools.product(runs, *axes.values(), chosen):
+        assignments = list(zip(axes, values, strict=True))
+        of_seed = [] if seed is None else [f"seed={seed}"]
+        overrides = [*of_run, *(f"{key}={_written(value)}" for key, value in assignments), *of_seed]
+        named = [f"{'' if key == 'algorithm.name' else f'{key}='}{_written(value)}" for key, value in assignments]
+        cell_name = " ".join([*([label] if label else []), *named, *of_seed]) or "base"
+        cell = _cell(cell_name, base, (*common, *overrides), str(path))
+        if (same := cells.get(cell.id)) is not None:
+            raise ScenarioError(f"{path}: the cells {same.name!r} and {cell.name!r} are the same run; remove one")
+        cells[cell.id] = cell
+    targets = raw.get("targets")
+    output = next(iter(cells.values())).loaded.scenario.output_folder / name
+    return Sweep(name, str(path), base, tuple(cells.values()), output, raw.get("baseline"), targets and tuple(targets))
+
+
+def _written(value: Any) -> str:
+    """A value of the grid as `--set` takes it: YAML in one line."""
+    if isinstance(value, str) and value and load_value(value) == value:
+        return value
+    text = yaml.dump(value, Dumper=Dumper, default_flow_style=True, width=10**6)
+    return " ".join(text.removesuffix("...\n").split())
+
+
+def _kind(key: str) -> str:
+    """What a key of a sweep file may hold, in words."""
+    words = {"seeds": "a list of integers, or a range such as 1..5", "base": "a scenario file, or its keys and values"}
+    if key in words:
+        return words[key]
+    return "text" if KEYS[key] is str else "a list" if KEYS[key] is list else "a mapping"
+
+
+def _base(raw: Mapping[str, Any], path: Path) -> Path | Mapping[str, Any]:
+    if "base" not in raw:
+        raise ScenarioError(
+            "is missing; allowed: a scenario file, or its keys and values", key="base", origin=str(path)
+        )
+    base = raw["base"]
+    if isinstance(base, Mapping):
+        return base
+    file = path.parent / base
+    if not file.is_file():
+        raise ScenarioError(
+            f"{base} given, but {file} is no file; allowed: a scenario file", key="base", origin=str(path)
+        )
+    if file.resolve() != path.resolve() or "base" not in parse(read_text(path), str(path)):
+        found = parse(read_text(file), str(file))
+        if not {"base", "grid"} & found.keys():
+            return file
+    raise ScenarioError(f"{base} given, which is a sweep; allowed: a scenario file", key="base", origin=str(path))
+
+
+def _seeds(given: Any, file: str) -> list[int | None]:
+    if given is None:
+        return [None]
+    found: Any = given
+    if isinstance(given, int):
+        found = [given]
+    elif isinstance(given, str):
+        ends = _SEEDS.fullmatch(given.strip())
+        found = range(int(ends[1]), int(ends[2]) + 1) if ends else given.split(",")
+        found = [int(one) if isinstance(one, str) and one.strip().isdigit() else one for one in found]
+    if not found or not all(isinstance(seed, int) and not isinstance(seed, bool) for seed in found):
+        raise ScenarioError(f"{given!r} given; allowed: {_kind('seeds')}", key="seeds", origin=file)
+    return list(found)
+
+
+def _grid(given: Mapping[str, Any], file: str) -> dict[str, list[Any]]:
+    for key, values in given.items():
+        if not isinstance(values, list | tuple) or not values:
+            text = f"{shown(values)} given; allowed: a list with at least one value"
+            raise ScenarioError(text, key=f"grid.{key}", origin=file)
+    return {key: list(values) for key, values in given.items()}
+
+
+def _runs(given: Mapping[str, Any], file: str) -> list[tuple[str, list[str]]]:
+    for name, sets in given.items():
+        if not isinstance(sets, list) or not all(isinstance(item, str) and "=" in item for item in sets):
+            text = f"{shown(sets)} given; allowed: a list of overrides such as training.lr=0.1"
+            raise ScenarioError(text, key=f"runs.{name}", origin=file)
+    return [(str(name), list(sets)) for name, sets in given.items()] or [("", [])]
+
+
+def _cell(name: str, base: Path | Mapping[str, Any], sets: tuple[str, ...], file: str) -> Cell:
+    try:
+        loaded = load_scenario(base, sets)
+    except ScenarioError as error:
+        raise ScenarioError(f"{file}: the cell {name!r}: {error}") from None
+    return Cell(name, sets, loaded, identity(loaded))
+
+
+def identity(loaded: Loaded) -> str:
+    """A digest of all that decides a run's result: the scenario's deciding keys, versions and the method's code."""
+    scenario = {key: value for key, value in loaded.flat().items() if decides(key)}
+    found = versions()
+    deciding = {"scenario": scenario, "versions": {name: found[name] for name in ("raysim", "torch")}}
+    method = Code.of(loaded.algorithm).method
+    text = json.dumps({**deciding, "method": method}, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def placed(cell: Cell, sweep: Sweep, sets: Sequence[str] = ()) -> Loaded:
+    """A cell's scenario with its runs in the sweep's folder. sets: more that decides nothing of its result."""
+    places = [f"name={cell.folder_name}", f"output={sweep.output}"]
+    return load_scenario(sweep.base, [*cell.sets, *places, *sets])

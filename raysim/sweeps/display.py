@@ -1,0 +1,118 @@
+"""What the terminal shows of a sweep: one live table, or a line per cell that ends where the output is no terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import TextIO
+
+from raysim.common.text import one_line
+from raysim.report.load import read_rounds
+from raysim.report.units import human_seconds, per_cent
+from raysim.sweeps.definition import Sweep
+from raysim.sweeps.run import Progress
+from raysim.sweeps.state import CellState, counts
+
+LINE_EVERY_S = 10.0
+
+
+class PlainProgress:
+    """A line whenever a cell begins or ends, and every ten seconds how far all are."""
+
+    def __init__(self, sweep: Sweep, stream: TextIO) -> None:
+        self.sweep, self.stream = sweep, stream
+        self.states: dict[str, str] = {}
+        self.began_s, self.shown_s = time.monotonic(), 0.0
+        self.had: int | None = None  # rounds that were done when the sweep began
+
+    def notify(self, text: str) -> None:
+        """Print one line."""
+        print(one_line(text, 5000), file=self.stream, flush=True)
+
+    def show(self, progress: Progress) -> None:
+        """Show what changed."""
+        running = dict(progress.running)
+        for one in progress.states:
+            state = "running" if one.cell.name in running else one.state
+            if self.states.setdefault(one.cell.name, one.state) != state:
+                self.states[one.cell.name] = state
+                self.notify(f"{state:<11} {one.cell.name}{_accuracy(one) if state == 'done' else ''}")
+        if time.monotonic() - self.shown_s >= LINE_EVERY_S:
+            self.shown_s = time.monotonic()
+            self.notify(self.line(progress))
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def line(self, progress: Progress) -> str:
+        """How many cells are in which state, and the time that is left."""
+        running = dict(progress.running)
+        now = [CellState(s.cell, "running" if s.cell.name in running else s.state) for s in progress.states]
+        done, total = 0, 0
+        for one in progress.states:
+            asked = one.cell.loaded.scenario.rounds
+            total += asked
+            done += asked if one.state in ("done", "failed") else max(running.get(one.cell.name, one.rounds), 0)
+        if self.had is None:
+            self.had = done
+        spent, new = time.monotonic() - self.began_s, done - self.had
+        left = f", about {human_seconds(spent / new * (total - done))} left" if new and done < total else ""
+        return f"{counts(now)}; {done} of {total} rounds{left}"
+
+
+class LiveProgress(PlainProgress):
+    """The counts and the running cells, drawn over themselves."""
+
+    def __init__(self, sweep: Sweep, stream: TextIO) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        super().__init__(sweep, stream)
+        self.live = Live(console=Console(file=stream), refresh_per_second=2)
+        self.live.start()
+
+    def notify(self, text: str) -> None:
+        self.live.console.print(one_line(text, 5000), markup=False, highlight=False)
+
+    def show(self, progress: Progress) -> None:
+        from rich.table import Table
+        from rich.text import Text
+
+        self.shown_s = time.monotonic()  # the table has the line
+        super().show(progress)
+        table = Table.grid(padding=(0, 2))
+        rounds = {one.cell.name: one.cell.loaded.scenario.rounds for one in progress.states}
+        for name, done in progress.running:
+            shown = f"round {max(done, 0)}/{rounds[name]}"
+            table.add_row(Text(f"  {name}"), Text(shown if done >= 0 else "starting", style="dim"))
+        table.add_row(Text(self.line(progress), style="bold"))
+        self.live.update(table)
+
+    def close(self) -> None:
+        self.live.stop()
+
+
+def make_progress(sweep: Sweep, stream: TextIO | None = None) -> PlainProgress:
+    """Progress on `stream` (standard error by default): live on a terminal, plain lines elsewhere."""
+    stream = stream or sys.stderr
+    live = stream.isatty() and os.environ.get("TERM") not in {"dumb", "unknown"}
+    return LiveProgress(sweep, stream) if live else PlainProgress(sweep, stream)
+
+
+def _accuracy(state: CellState) -> str:
+    if state.folder is None:
+        return ""
+    column = read_rounds(state.folder).to_pydict().get("accuracy/all", [])
+    known = [value for value in column if value is not None]
+    return f"  accuracy {per_cent(known[-1])}" if known else ""
+
+
+def print_states(states: Sequence[CellState], file: TextIO | None = None) -> None:
+    """A line per cell: its state, rounds and the reason of a failure; then the counts."""
+    for one in states:
+        rounds = f"{one.rounds}/{one.cell.loaded.scenario.rounds}"
+        reason = f"  {one_line(one.reason)}" if one.state == "failed" else ""
+        print(f"{one.state:<11} {rounds:>9}  {one.cell.name}{reason}", file=file)
+    print(counts(states), file=file)

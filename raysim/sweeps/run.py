@@ -1,0 +1,166 @@
+"""Runs a sweep: each cell once, resumed where it was cut off, while a failed one stops none of the others."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raysim.common.errors import ScenarioError
+from raysim.common.files import hold
+from raysim.comparison.compare import compare
+from raysim.comparison.pictures import draw
+from raysim.comparison.tables import write_tables
+from raysim.engine.run import Stop
+from raysim.launch.signals import interruptible
+from raysim.sweeps.definition import Cell, Sweep, load_sweep, placed
+from raysim.sweeps.state import CellState, note_failure, state_of, states_of
+from raysim.sweeps.worker import Outcome, Task, run_cell
+from raysim.tracking.mlflow import mlflow_name
+from raysim.tracking.parent import ParentRun
+from raysim.tracking.store import check_uri
+
+ABANDONED_S = 60.0
+"""How long cells may still run whose driver was killed."""
+
+COMPARISON = "comparison"
+"""The folder, in the sweep's, of tables and pictures."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A sweep at one moment."""
+
+    states: Sequence[CellState]
+    running: Sequence[tuple[str, int]]  # cell, round that is done
+
+
+def sweep(
+    file: Path | str,
+    *,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    seeds: str | Sequence[int] | None = None,
+    sets: Sequence[str] = (),
+    parallel: int | None = None,
+    retry_failed: bool = False,
+    notify: Callable[[str], None] = lambda text: None,
+) -> list[CellState]:
+    """Run the cells of a sweep file, or of a scenario and a grid, that are not done; returns the states of all.
+
+    See `load_sweep` for file, grid, seeds and sets, and `run_sweep` for the rest.
+    """
+    loaded = load_sweep(file, grid=grid, seeds=seeds, sets=sets)
+    return run_sweep(loaded, parallel=parallel, retry_failed=retry_failed, notify=notify)
+
+
+def run_sweep(
+    sweep: Sweep,
+    *,
+    parallel: int | None = None,
+    retry_failed: bool = False,
+    notify: Callable[[str], None] = lambda text: None,
+    show: Callable[[Progress], None] = lambda progress: None,
+) -> list[CellState]:
+    """Run every cell that is not done; returns the states afterwards.
+
+    parallel: cells at the same time; default: one per CPU of the machine, or of the cluster at RAY_ADDRESS.
+    retry_failed: run failed cells again. notify: gets a sentence when a cell ends. show: gets the progress, often.
+    Raises `ScenarioError` when another process runs this sweep, `KeyboardInterrupt` after a Ctrl-C, when every running
+    cell has ended after its round.
+    """
+    from raysim.engine.ray.task_pool import task_pool  # importing Ray takes a second
+
+    sweep.output.mkdir(parents=True, exist_ok=True)
+    uri = check_uri(sweep.cells[0].loaded.scenario.tracking.uri)
+    with contextlib.ExitStack() as cleanup:
+        lock(sweep, cleanup)
+        states = {one.cell.name: one for one in _when_abandoned_cells_have_ended(sweep)}
+        left = [one for one in states.values() if one.state != "done" and (retry_failed or one.state != "failed")]
+        if not left:
+            return list(states.values())
+        parent = ParentRun(uri, sweep.name, sweep.output)
+        stop = Stop(possible=True, saved_round=lambda: False)  # the first Ctrl-C ends rounds, the second all at once
+        cells = {cell.name: cell for cell in sweep.cells}
+        cleanup.enter_context(interruptible(stop))
+        workers = cleanup.enter_context(task_pool(run_cell, parallel))
+        ending = False
+        while left or workers.running:
+            while left and workers.has_room and not stop.requested:
+                state = left.pop(0)
+                workers.start(state.cell.name, _task(state, sweep, parent))
+            if stop.requested:
+                left.clear()
+                if not ending:
+                    workers.end()
+                    ending = True
+            for ended in workers.wait():
+                outcome = ended.result or Outcome(None, ended.death)
+                states[ended.name] = _ended(outcome, cells[ended.name], sweep, notify)
+            show(Progress(list(states.values()), workers.running))
+        if stop.requested:
+            raise KeyboardInterrupt
+        _compared(sweep, list(states.values()), parent)
+        return list(states.values())
+
+
+def lock(sweep: Sweep, cleanup: contextlib.ExitStack) -> None:
+    """Keep other processes from running the same sweep. Raises `ScenarioError`."""
+    try:
+        handle = hold(sweep.output / ".lock")
+    except BlockingIOError:
+        raise ScenarioError(f"{sweep.output}: another process runs this sweep") from None
+    cleanup.callback(os.close, handle)
+
+
+def _when_abandoned_cells_have_ended(sweep: Sweep) -> list[CellState]:
+    """The states, once no cell runs: the workers of a driver that was killed end some seconds after it.
+
+    Raises `ScenarioError` when one still runs after a minute: another process resumed that cell by itself.
+    """
+    until = time.monotonic() + ABANDONED_S
+    while True:
+        states = states_of(sweep)
+        running = [one for one in states if one.state == "running"]
+        if not running:
+            return states
+        if time.monotonic() > until:
+            raise ScenarioError(f"{running[0].folder}: another process runs this cell; wait for it, or end it")
+        time.sleep(0.5)
+
+
+def _task(state: CellState, sweep: Sweep, parent: ParentRun) -> Task:
+    tracking = state.cell.loaded.scenario.tracking
+    tags = {**tracking.tags, **parent.tags(), "sweep": sweep.name, "cell": state.cell.name}
+    sets = [f"tracking.tags={json.dumps(tags)}", f"tracking.uri={json.dumps(parent.uri)}", "backend=in_process"]
+    if tracking.experiment is None:
+        sets.append(f"tracking.experiment={json.dumps(sweep.name)}")
+    return Task(placed(state.cell, sweep, sets), state.folder)
+
+
+def _ended(outcome: Outcome, cell: Cell, sweep: Sweep, notify: Callable[[str], None]) -> CellState:
+    if outcome.error:
+        notify(f"{cell.name}: {outcome.error}")
+        if outcome.folder is None and state_of(cell, sweep).folder is None:
+            note_failure(cell, sweep, outcome.error)
+    return state_of(cell, sweep)
+
+
+def _compared(sweep: Sweep, states: Sequence[CellState], parent: ParentRun) -> None:
+    """Write the comparison of the cells that are done, and give it to the parent run. Raises `RunError`."""
+    folders = [one.folder for one in states if one.state == "done" and one.folder is not None]
+    metrics: dict[str, float] = {}
+    files: list[Path] = []
+    if folders:
+        comparison = compare(*folders, targets=sweep.targets, baseline=sweep.baseline)
+        place = sweep.output / COMPARISON
+        files = [*write_tables(comparison, place), *draw(comparison, place)]
+        for variant in comparison.variants:
+            for measure in comparison.measures:
+                if (found := comparison.estimate(variant.name, measure)) is not None:
+                    metrics[f"{measure}/{mlflow_name(variant.name)}"] = found.mean
+    parent.close(len(folders) == len(states), metrics, files)

@@ -1,0 +1,74 @@
+"""MLflow's parent run of a sweep: what holds for all cells, aggregates and pictures; each cell's run is its child.
+
+MLflow's comparison gets slow beyond a hundred runs, so the parent must answer by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from raysim.common.errors import RunError
+from raysim.tracking.database import ensure_database, in_words, load_mlflow
+from raysim.tracking.mlflow import find_experiment
+from raysim.tracking.store import shown
+
+PARENT_TAG = "mlflow.parentRunId"
+SWEEP_TAG = "raysim.sweeps"
+
+
+class ParentRun:
+    """The run of a sweep in MLflow, found again by its tag when the sweep is run again.
+
+    Raises:
+        RunError: MLflow does not take it.
+    """
+
+    def __init__(self, uri: str, sweep: str, folder: Path) -> None:
+        self.uri, self.sweep, self.folder = uri, sweep, folder
+        try:
+            load_mlflow(uri)
+            from mlflow.tracking import MlflowClient
+
+            ensure_database(uri)
+            self.client: Any = MlflowClient(uri)
+            self.experiment_id = find_experiment(self.client, uri, sweep)
+            self.run_id = self._find() or self._create()
+        except Exception as error:  # MLflow raises those of requests, SQLAlchemy and its own
+            raise self._failure(error) from error
+
+    def tags(self) -> dict[str, str]:
+        """What makes a cell's run a child."""
+        return {PARENT_TAG: self.run_id}
+
+    def close(self, finished: bool, metrics: Mapping[str, float], files: Sequence[Path]) -> None:
+        """Log the aggregates and the files, and end the run."""
+        now = time.time_ns() // 1_000_000
+        try:
+            from mlflow.entities import Metric
+
+            points = [Metric(name, value, now, 0) for name, value in metrics.items()]
+            for i in range(0, len(points), 1000):  # MLflow's limit
+                self.client.log_batch(self.run_id, metrics=points[i : i + 1000])
+            for path in files:
+                self.client.log_artifact(self.run_id, str(path))
+            self.client.set_terminated(self.run_id, "FINISHED" if finished else "FAILED")
+        except Exception as error:
+            raise self._failure(error) from error
+
+    def _find(self) -> str | None:
+        found = self.client.search_runs([self.experiment_id], f"tags.`{SWEEP_TAG}` = '{self.folder}'")
+        if not found:
+            return None
+        self.client.update_run(found[0].info.run_id, status="RUNNING")
+        return str(found[0].info.run_id)
+
+    def _create(self) -> str:
+        tags = {SWEEP_TAG: str(self.folder), "mlflow.source.name": "raysim"}
+        run = self.client.create_run(self.experiment_id, tags=tags, run_name=f"sweep {self.sweep}")
+        return str(run.info.run_id)
+
+    def _failure(self, error: Exception) -> RunError:
+        return RunError(f"MLflow at {shown(self.uri)} did not take the sweep: {in_words(error)}")

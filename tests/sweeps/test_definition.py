@@ -1,0 +1,125 @@
+"""Sweep files become cells, or are refused in one sentence before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from raysim.common.errors import ScenarioError
+from raysim.launch.check import check
+from raysim.sweeps.definition import load_sweep, placed
+from tests.conftest import REPOSITORY
+from tests.engine.scenarios import digits
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    path = tmp_path / "base.yaml"
+    path.write_text(yaml.safe_dump(digits(output=str(tmp_path / "runs"))))
+    return path
+
+
+def write(folder: Path, **content: Any) -> Path:
+    path = folder / "sweep.yaml"
+    path.write_text(yaml.safe_dump({"base": "base.yaml", **content}, sort_keys=False))
+    return path
+
+
+def test_a_grid_is_a_product(base: Path, tmp_path: Path) -> None:
+    grid = {"algorithm.name": ["fedgh", "standalone"], "training.lr": [0.1, 0.01]}
+    sweep = load_sweep(write(tmp_path, name="both", seeds="1..2", grid=grid, set=["rounds=2"]))
+    assert [cell.name for cell in sweep.cells] == [
+        f"{method} training.lr={lr} seed={seed}"
+        for method in ("fedgh", "standalone") for lr in ("0.1", "0.01") for seed in (1, 2)
+    ]  # fmt: skip
+    scenario = sweep.cells[2].loaded.scenario
+    assert (scenario.seed, scenario.training.lr, scenario.rounds) == (1, 0.01, 2)
+    assert sweep.output == tmp_path / "runs" / "both"
+
+
+def test_runs_are_named_lists_of_overrides(base: Path, tmp_path: Path) -> None:
+    runs = {"slow": ["training.lr=0.001"], "more data": ["data.partition.classes_per_client=5"]}
+    sweep = load_sweep(write(tmp_path, runs=runs, seeds=[3]))
+    assert [cell.name for cell in sweep.cells] == ["slow seed=3", "more data seed=3"]
+    assert sweep.name == "sweep"
+
+
+def test_a_scenario_and_a_grid_are_a_sweep(base: Path) -> None:
+    models = [["digits_mlp64"], ["digits_mlp64", "digits_mlp128"]]
+    sweep = load_sweep(base, grid={"clients.models": models}, seeds="1,2", sets=["rounds=1"])
+    assert (sweep.name, len(sweep.cells)) == ("base-sweep", 4)
+    assert sweep.cells[2].loaded.scenario.clients.models == models[1]
+
+
+def test_an_inline_base(tmp_path: Path) -> None:
+    sweep = load_sweep(write(tmp_path, base=digits(), grid={"seed": [1, 2]}))
+    assert [cell.loaded.scenario.seed for cell in sweep.cells] == [1, 2]
+
+
+def test_a_cell_is_known_by_what_decides_its_result(base: Path, tmp_path: Path) -> None:
+    (cell,) = load_sweep(write(tmp_path)).cells
+    (elsewhere,) = load_sweep(write(tmp_path), sets=["resources.actors=3", "tracking.uri=sqlite:///x.db"]).cells
+    (spelt_out,) = load_sweep(write(tmp_path), sets=["training.weight_decay=0.0"]).cells
+    (other,) = load_sweep(write(tmp_path), sets=["training.weight_decay=0.1"]).cells
+    assert cell.id == elsewhere.id == spelt_out.id != other.id
+    sweep = load_sweep(write(tmp_path))
+    there = placed(cell, sweep).scenario
+    assert (there.name, there.output) == (cell.folder_name, str(sweep.output))
+    assert placed(cell, sweep).scenario.training == cell.loaded.scenario.training
+
+
+def test_a_grid_that_grows_keeps_its_cells(base: Path, tmp_path: Path) -> None:
+    few = load_sweep(write(tmp_path, seeds=[1], grid={"algorithm.name": ["fedgh"]}))
+    more = load_sweep(write(tmp_path, seeds=[1, 2], grid={"algorithm.name": ["standalone", "fedgh"]}))
+    assert {cell.folder_name for cell in few.cells} < {cell.folder_name for cell in more.cells}
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ({"grdi": {}}, "grdi: unknown key; allowed: name, base, seeds, set, grid, runs"),
+        ({"grid": {"training.lr": []}}, r"grid.training.lr: \[\] given; allowed: a list with at least one value"),
+        ({"grid": {"training.lr": 0.1}}, "grid.training.lr: 0.1 given; allowed: a list with at least one value"),
+        ({"grid": [1]}, r"grid: \[1\] given; allowed: a mapping"),
+        ({"grid": {"training.lx": [1]}}, "the cell 'training.lx=1': --set training.lx=1: training.lx: unknown key"),
+        ({"grid": {"training.lr": [0.1, 0.1]}}, "the cells 'training.lr=0.1' and 'training.lr=0.1' are the same run"),
+        ({"grid": {"algorithm.name": ["fedhg"]}}, "the cell 'fedhg': --set algorithm.name=fedhg: .*did you mean"),
+        ({"seeds": "1...3"}, "seeds: '1...3' given; allowed: a list of integers, or a range such as 1..5"),
+        ({"seeds": "3..1"}, "seeds: '3..1' given; allowed"),
+        ({"seeds": []}, r"seeds: \[\] given; allowed"),
+        ({"runs": {"a": "training.lr=1"}}, "runs.a: 'training.lr=1' given; allowed: a list of overrides"),
+        ({"base": "missing.yaml"}, "base: missing.yaml given, but .*missing.yaml is no file; allowed: a scenario file"),
+        ({"base": "sweep.yaml"}, "base: sweep.yaml given, which is a sweep; allowed: a scenario file"),
+        ({"base": "other.yaml"}, "base: other.yaml given, which is a sweep; allowed: a scenario file"),
+        ({"base": 3}, "base: 3 given; allowed: a scenario file, or its keys and values"),
+        ({"name": "a/b"}, "name: 'a/b' given; allowed: letters, digits"),
+    ],
+)  # fmt: skip
+def test_bad_sweep_files(base: Path, tmp_path: Path, content: dict[str, Any], sentence: str) -> None:
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump({"base": "sweep.yaml", "seeds": [1]}))
+    path = write(tmp_path, **content)
+    with pytest.raises(ScenarioError, match=f"^{path}: {sentence}") as caught:
+        load_sweep(path)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_sweep_without_a_base(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text("seeds: [1]\n")
+    with pytest.raises(ScenarioError, match="base: is missing; allowed: a scenario file"):
+        load_sweep(path)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((REPOSITORY / "scenarios" / "sweeps").glob("*.yaml")), ids=lambda path: path.stem
+)
+def test_every_shipped_sweep_loads_and_its_cells_fit(path: Path) -> None:
+    sweep = load_sweep(path, seeds=[1])
+    assert len(sweep.cells) > 1
+    for cell in sweep.cells:
+        check(cell.loaded)
+    assert sweep.baseline is None or any(sweep.baseline in cell.name for cell in sweep.cells)

@@ -1,0 +1,110 @@
+"""Sweeps on Ray: each cell once and with the bits of a run by itself, whatever happens to the others."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from raysim.launch.run import run
+from raysim.report.load import read_summary
+from raysim.scenario.load import load_scenario
+from raysim.sweeps.definition import Sweep, load_sweep
+from raysim.sweeps.run import Progress, run_sweep
+from raysim.sweeps.state import CellState, counts, states_of
+from tests.engine.scenarios import digits
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
+
+
+def sweep_of(folder: Path, *sets: str, **content: Any) -> Sweep:
+    """A sweep of tiny scenarios, two methods unless the content says otherwise."""
+    path = folder / "sweep.yaml"
+    base = digits(training={"batch_size": 64}, output=str(folder / "runs"))
+    content = {"base": base, "grid": {"algorithm.name": ["fedgh", "standalone"]}, **content}
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return load_sweep(path, sets=sets)
+
+
+def run_folders(sweep: Sweep) -> list[Path]:
+    return sorted(path.parent for path in sweep.output.glob("*/*/summary.json"))
+
+
+def digest(state: CellState) -> str:
+    assert state.folder is not None
+    return str(read_summary(state.folder)["state_digest"])
+
+
+def test_every_cell_is_run_once_and_as_by_itself(workplace: Path) -> None:
+    sweep = sweep_of(workplace, seeds="1..2")
+    seen: list[Progress] = []
+    states = run_sweep(sweep, parallel=2, show=seen.append)
+    assert counts(states) == "4 done"
+    assert max(len(progress.running) for progress in seen) == 2
+    alone = run(load_scenario(digits(training={"batch_size": 64}), ["seed=2"]), quiet=True)
+    assert digest(states[1]) == alone.state_digest
+    folders = run_folders(sweep)
+    assert len(folders) == 4
+
+    # Again, with a grid that grew: one cell more.
+    more = sweep_of(workplace, seeds="1..2", grid={"algorithm.name": ["fedgh", "standalone", "fedproto"]})
+    assert counts(states_of(more)) == "4 done, 2 waiting"
+    assert counts(run_sweep(more, parallel=2)) == "6 done"
+    assert set(folders) < set(run_folders(more)) and len(run_folders(more)) == 6
+
+
+def test_a_cell_that_fails_stops_no_other(workplace: Path) -> None:
+    # More clients than samples of three classes each: known only when the data is dealt.
+    sweep = sweep_of(workplace, grid={"clients.count": [5000, 8]})
+    notes: list[str] = []
+    failed, done = run_sweep(sweep, parallel=1, notify=notes.append)
+    assert (failed.state, done.state) == ("failed", "done")
+    assert failed.reason and failed.reason in notes[0] and notes[0].startswith("clients.count=5000: ")
+    assert states_of(sweep)[0] == failed
+    assert [one.state for one in run_sweep(sweep, parallel=1, notify=notes.append)] == ["failed", "done"]
+    assert len(notes) == 1  # it was not tried again
+    run_sweep(sweep, parallel=1, retry_failed=True, notify=notes.append)
+    assert len(notes) == 2
+
+
+def test_a_worker_that_dies_costs_its_cell_nothing_but_time(workplace: Path) -> None:
+    sweep = sweep_of(workplace, "rounds=40", "checkpoint.every=1", grid={"algorithm.name": ["fedgh"]})
+    notes: list[str] = []
+
+    def kill(progress: Progress) -> None:
+        if not notes and progress.running and progress.running[0][1] >= 1:
+            from ray._private.state import actors
+
+            for actor in actors().values():
+                if actor["ActorClassName"] == "TaskWorker" and actor["State"] == "ALIVE":
+                    os.kill(actor["Pid"], signal.SIGKILL)
+
+    (state,) = run_sweep(sweep, parallel=1, notify=notes.append, show=kill)
+    assert state.state == "interrupted"
+    assert notes and notes[0].startswith("fedgh: its worker process died")
+    (again,) = run_sweep(sweep, parallel=1, notify=notes.append)
+    assert again.state == "done", notes
+    assert len(run_folders(sweep)) == 1
+    alone = load_scenario(digits(training={"batch_size": 64}, rounds=40))
+    assert digest(again) == run(alone, quiet=True).state_digest
+
+
+def test_an_interrupt_ends_cells_after_their_round(workplace: Path) -> None:
+    sweep = sweep_of(workplace, "rounds=400", seeds="1..3", grid={"algorithm.name": ["standalone"]})
+
+    sent: list[int] = []
+
+    def interrupt(progress: Progress) -> None:
+        if not sent and len(progress.running) == 2 and all(done >= 1 for _, done in progress.running):
+            sent.append(signal.SIGINT)  # once: a second one would end all at once
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(sweep, parallel=2, show=interrupt)
+    states = states_of(sweep)
+    assert counts(states) == "2 interrupted, 1 waiting"
+    assert all(state.rounds >= 1 for state in states[:2])
