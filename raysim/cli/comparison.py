@@ -125,4 +125,26 @@ def compare(runs: tuple[str, ...], targets: tuple[float, ...], baseline: str | N
             click.echo(path)
 
 
-COMMANDS = (sweep, compare)
+@click.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path())
+@click.option("--baseline", metavar="METHOD", help="Also show each variant's paired difference to this method.")
+@click.option("-o", "--output", default="report.html", show_default=True, metavar="FILE", help="The HTML file.")
+def report(runs: tuple[str, ...], baseline: str | None, output: str) -> None:
+    """Write a comparison of runs as one HTML file, a part for each of RUNS, that opens without a network.
+
+    RUNS are run folders, or folders with run folders in them, such as a sweep's.
+
+    \b
+    Example:
+        raysim report runs/digits --baseline standalone -o digits.html
+    """
+    from raysim.common.errors import RunError
+    from raysim.comparison.report import report as write
+
+    try:
+        click.echo(write(*runs, output=output, baseline=baseline))
+    except OSError as error:
+        raise RunError(f"-o: {output} cannot be written: {(error.strerror or str(error)).lower()}") from None
+
+
+COMMANDS = (sweep, compare, report)

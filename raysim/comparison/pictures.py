@@ -24,17 +24,20 @@ AXES = {"round": ("round", 1.0), "comm/total_bytes": ("MiB in both directions", 
 AXES |= {"compute/total_flops": ("floating-point operations", 1.0)}
 
 
+def figures(comparison: Comparison) -> dict[str, Figure]:
+    """Every picture that the runs allow, by name."""
+    found = {"curves": curves(comparison), "clients": boxes(comparison), "profile": profile(comparison)}
+    found["architectures"] = architectures(comparison)
+    found |= {f"over_{key}": over_key(comparison, key) for key in swept(comparison)}
+    return {name: figure for name, figure in found.items() if figure is not None}
+
+
 def draw(comparison: Comparison, folder: Path, suffixes: Sequence[str] = (".svg", ".png")) -> list[Path]:
     """Draw every picture that the runs allow into a folder, which is made; returns the files. Raises `OSError`."""
-    pictures = {"curves": curves(comparison), "clients": boxes(comparison), "profile": profile(comparison)}
-    pictures["architectures"] = architectures(comparison)
-    for key in swept(comparison):
-        pictures[f"over_{key}"] = over_key(comparison, key)
     folder.mkdir(parents=True, exist_ok=True)
     files = []
-    for name, figure in pictures.items():
-        for suffix in suffixes if figure is not None else ():
-            assert figure is not None
+    for name, figure in figures(comparison).items():
+        for suffix in suffixes:
             path = folder / f"{name}{suffix}"
             # Without the date two drawings of the same runs are the same bytes.
             figure.savefig(path, facecolor="white", metadata={"Date": None} if suffix == ".svg" else None)

@@ -93,12 +93,13 @@ def print_table(comparison: Comparison, file: TextIO | None = None) -> None:
         console.width = 240  # a pipe has no width of its own
     console.print(table)
     console.print()
-    console.print(f"Accuracies in %. {_legend(comparison)}", style="dim", highlight=False)
+    console.print(f"Accuracies in %. {legend(comparison)}", style="dim", highlight=False)
     for note in comparison.notes:
         console.print(Text(f"note: {note}"))
 
 
-def _legend(comparison: Comparison) -> str:
+def legend(comparison: Comparison) -> str:
+    """What ± and the differences mean."""
     text = "± is half the 95% confidence interval over seeds (Student's t)."
     if comparison.baseline is not None:
         text += f" vs baseline: paired over seeds, less {comparison.baseline}."
@@ -112,7 +113,7 @@ def markdown(comparison: Comparison) -> str:
     )
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *body]
     notes = [f"- {note}" for note in comparison.notes]
-    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", _legend(comparison), "", *notes, ""])
+    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", legend(comparison), "", *notes, ""])
 
 
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}

@@ -50,6 +50,7 @@ OPTIONS = {
         "--address",
     },
     "compare": {"runs", "--target", "--baseline", "--output", "-o"},
+    "report": {"runs", "--baseline", "--output", "-o"},
     "submit": {"scenario", "--set", "--address", "--wait", "--resume", "--id", "--env", "--code-changed"},
     "status": {"job", "--address"},
     "logs": {"job", "--address", "--follow", "-f"},

@@ -1,0 +1,130 @@
+"""A comparison as one HTML file: tables, pictures, notes, and each run's digest and command. It loads nothing else."""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from raysim.common.files import replace
+from raysim.comparison.compare import Comparison, compare
+from raysim.comparison.pictures import figures
+from raysim.comparison.runs import ACCURACIES, MEASURES, Run
+from raysim.comparison.tables import COLUMNS, legend, rows, title
+
+CAPTIONS = {
+    "curves": "Mean test accuracy of all clients over rounds, over bytes sent and over operations. Bands are 95% "
+    "confidence intervals over seeds, where there are at least three.",
+    "clients": "How the clients' last accuracies spread, of all seeds: median, quartiles, whiskers at 1.5 "
+    "interquartile ranges; the dot is the mean.",
+    "profile": "Performance profile: the share of clients, of all seeds, whose last accuracy is greater than x.",
+    "architectures": "Mean last accuracy of each architecture's clients, with 95% confidence intervals over seeds.",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One comparison in the report."""
+
+    name: str
+    about: str  # the comment that opens the scenario
+    comparison: Comparison
+
+    @property
+    def table(self) -> list[list[str]]:
+        """The short table."""
+        shown = [m for m in self.comparison.measures if m in COLUMNS or m.startswith("rounds_to_")]
+        return rows(self.comparison, shown, {"last"})
+
+    @property
+    def all_measures(self) -> list[list[str]]:
+        """The table of every measure."""
+        return rows(self.comparison, self.comparison.measures, ACCURACIES)
+
+    @property
+    def legend(self) -> str:
+        """What the tables' signs mean."""
+        return legend(self.comparison)
+
+    @property
+    def pictures(self) -> list[tuple[str, str]]:
+        """(SVG, caption) of every picture that the runs allow."""
+        found = []
+        for name, figure in figures(self.comparison).items():
+            text = io.StringIO()
+            figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+            key = name.removeprefix("over_")
+            caption = CAPTIONS.get(name, f"Mean last accuracy over {key}, with 95% confidence intervals over seeds.")
+            found.append((inline(text.getvalue(), f"{self.name}-{name}"), caption))
+        return found
+
+    @property
+    def runs(self) -> list[dict[str, str]]:
+        """Each run with its digest and the command that repeats it."""
+        return [
+            {
+                "variant": variant.name,
+                "seed": str(run.seed),
+                "status": str(run.summary.get("status")),
+                "digest": str(run.summary.get("state_digest") or "")[:16],
+                "command": f"raysim launch {shlex.quote(str(run.folder / 'resolved.yaml'))}",
+            }
+            for variant in self.comparison.variants
+            for run in variant.runs
+        ]
+
+
+def inline(svg: str, prefix: str) -> str:
+    """An SVG picture as an element of a page that may hold others: ids are made unique, XML declarations go."""
+    prefix = re.sub(r"[^\w-]", "-", prefix)
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
+    svg = re.sub(r'href="#', f'href="#{prefix}-', svg).replace("url(#", f"url(#{prefix}-")
+    # As wide as it was drawn where there is room for it; the height follows from the view box.
+    return re.sub(r'width="([\d.]+)pt" height="[\d.]+pt"', r'style="max-width: \1pt"', svg, count=1)
+
+
+def report(*sources: Path | str, output: Path | str, baseline: str | None = None) -> Path:
+    """Write a report on runs, a part per source, into one HTML file; returns its path.
+
+    sources: run folders, or folders with runs in them, such as a sweep's.
+
+    Raises:
+        ScenarioError: as `compare`.
+        OSError: the file cannot be written.
+    """
+    parts = [_part(Path(source), baseline) for source in sources]
+    environment = Environment(loader=PackageLoader("raysim.comparison"), autoescape=True, undefined=StrictUndefined)
+    measures = {title(name): meaning for name, meaning in MEASURES.items()}
+    page = environment.get_template("report.html").render(parts=parts, measures=measures)
+    path = Path(output)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace(path, lambda file: file.write(page.encode()))
+    return path
+
+
+def _part(source: Path, baseline: str | None) -> Part:
+    comparison = compare(source, baseline=baseline)
+    runs = [run for variant in comparison.variants for run in variant.runs]
+    return Part(source.resolve().name, _about(runs), comparison)
+
+
+def _about(runs: Sequence[Run]) -> str:
+    """The comment that opens the first run's scenario, where it has one."""
+    try:
+        lines = (runs[0].folder / "scenario.yaml").read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return ""
+    opening = []
+    for line in lines:
+        if not line.startswith("#"):
+            break
+        if "yaml-language-server" not in line:  # for editors
+            opening.append(line.removeprefix("#").removeprefix(" "))
+    return "\n".join(opening).strip()

@@ -1,0 +1,91 @@
+"""The HTML report: one file with everything in it, which a browser opens without a network or a complaint."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from raysim.cli.main import main
+from raysim.comparison.report import inline, report
+from tests.comparison.runs import make_run
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    """A report on two folders with two methods and three seeds each."""
+    for part in ("first", "second"):
+        for seed in (1, 2, 3):
+            for method in ("fedgh", "standalone"):
+                folder = make_run(tmp_path / part / f"{method}{seed}", method, seed, accuracy=[0.1, 0.4 + seed / 10])
+                (folder / "scenario.yaml").write_text("# What <this> is.\n# yaml-language-server: x\nname: made\n")
+    return report(tmp_path / "first", tmp_path / "second", output=tmp_path / "out" / "r.html", baseline="standalone")
+
+
+class Elements(HTMLParser):
+    """Ids, and every address that a browser would load."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.addresses: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        given = dict(attributes)
+        if given.get("id"):
+            self.ids.append(str(given["id"]))
+        self.addresses += [str(given[name]) for name in ("src", "href", "xlink:href") if given.get(name)]
+
+
+def test_it_holds_everything_and_loads_nothing(page: Path) -> None:
+    text = page.read_text()
+    elements = Elements(text)
+    assert len(set(elements.ids)) == len(elements.ids) > 0
+    assert all(address.startswith("#") and address[1:] in elements.ids for address in elements.addresses)
+    assert "<script" not in text and "@import" not in text and not re.search(r"url\((?!#)", text)
+    assert text.count("<svg") == 2 * 4
+    assert "What &lt;this&gt; is." in text and "yaml-language-server" not in text
+    assert text.count("raysim launch ") == 2 * 6
+    assert "60.00 ± 24.84" in text  # of 50, 60 and 70 %
+
+
+def test_the_same_runs_give_the_same_bytes(page: Path) -> None:
+    folders = [page.parents[1] / part for part in ("first", "second")]
+    again = report(*folders, output=page.with_name("again.html"), baseline="standalone")
+    assert again.read_bytes() == page.read_bytes()
+
+
+def test_ids_and_references_get_a_prefix() -> None:
+    svg = '<?xml?><svg width="72pt" height="36pt"><g id="a" clip-path="url(#b)"/><use xlink:href="#a"/></svg>'
+    expected = '<svg style="max-width: 72pt"><g id="p-1-a" clip-path="url(#p-1-b)"/><use xlink:href="#p-1-a"/></svg>'
+    assert inline(svg, "p 1") == expected
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+@pytest.mark.parametrize("width", [400, 1100])
+def test_a_browser_opens_it_without_a_network(page: Path, tmp_path: Path, width: int) -> None:
+    assert CHROMIUM is not None
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    flags += ["--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr", f"--window-size={width},1200"]
+    picture = tmp_path / "page.png"
+    command = [CHROMIUM, *flags, f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={picture}", page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert picture.stat().st_size > 10_000
+    assert "CONSOLE" not in done.stderr
+
+
+def test_bad_outputs(page: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(SystemExit) as end:
+        main(["report", str(tmp_path / "first"), "-o", str(tmp_path / "file" / "r.html")])
+    assert end.value.code == 1
+    assert capfd.readouterr().err.startswith(f"raysim: -o: {tmp_path / 'file' / 'r.html'} cannot be written: ")
