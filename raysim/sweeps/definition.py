@@ -29,7 +29,6 @@ KEYS: Mapping[str, type | tuple[type, ...]] = {
     "runs": dict,
     "baseline": str,
     "targets": list,
-    "published": dict,
 }
 """The keys of a sweep file and the types of their values."""
 
@@ -108,6 +107,7 @@ def load_sweep(
         if (same := cells.get(cell.id)) is not None:
             raise ScenarioError(f"{path}: the cells {same.name!r} and {cell.name!r} are the same run; remove one")
         cells[cell.id] = cell
+    _check_comparison(raw, list(cells.values()), str(path))
     targets = raw.get("targets")
     output = next(iter(cells.values())).loaded.scenario.output_folder / name
     return Sweep(name, str(path), base, tuple(cells.values()), output, raw.get("baseline"), targets and tuple(targets))
@@ -186,6 +186,17 @@ def _cell(name: str, base: Path | Mapping[str, Any], sets: tuple[str, ...], file
     except ScenarioError as error:
         raise ScenarioError(f"{file}: the cell {name!r}: {error}") from None
     return Cell(name, sets, loaded, identity(loaded))
+
+
+def _check_comparison(raw: Mapping[str, Any], cells: Sequence[Cell], file: str) -> None:
+    """Refuse, before hours of runs, what the comparison of the cells could not take."""
+    for target in raw.get("targets", []):
+        if not isinstance(target, int | float) or isinstance(target, bool) or not 0 < target <= 1:
+            text = f"{shown(target)} given; allowed: accuracies greater than 0 and at most 1"
+            raise ScenarioError(text, key="targets", origin=file)
+    methods = sorted({str(cell.loaded.resolved["algorithm"]["name"]) for cell in cells})
+    if (baseline := raw.get("baseline")) is not None and (baseline.split() or [""])[0] not in methods:
+        raise ScenarioError(f"{baseline!r} given; allowed: {', '.join(methods)}", key="baseline", origin=file)
 
 
 def identity(loaded: Loaded) -> str:

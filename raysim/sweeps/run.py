@@ -7,11 +7,11 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from raysim.common.errors import ScenarioError
+from raysim.common.errors import RunError, ScenarioError
 from raysim.common.files import hold
 from raysim.comparison.compare import compare
 from raysim.comparison.pictures import draw
@@ -146,7 +146,8 @@ def _ended(outcome: Outcome, cell: Cell, sweep: Sweep, notify: Callable[[str], N
     if outcome.error:
         notify(f"{cell.name}: {outcome.error}")
         if outcome.folder is None and state_of(cell, sweep).folder is None:
-            note_failure(cell, sweep, outcome.error)
+            with contextlib.suppress(OSError):  # a full disk: the cell is then waiting, and the reason was shown
+                note_failure(cell, sweep, outcome.error)
     return state_of(cell, sweep)
 
 
@@ -156,9 +157,14 @@ def _compared(sweep: Sweep, states: Sequence[CellState], parent: ParentRun) -> N
     metrics: dict[str, float] = {}
     files: list[Path] = []
     if folders:
-        comparison = compare(*folders, targets=sweep.targets, baseline=sweep.baseline)
+        comparison = compare(*folders, targets=sweep.targets)
+        if sweep.baseline in {variant.method for variant in comparison.variants}:  # it may have failed
+            comparison = replace(comparison, baseline=sweep.baseline)
         place = sweep.output / COMPARISON
-        files = [*write_tables(comparison, place), *draw(comparison, place)]
+        try:
+            files = [*write_tables(comparison, place), *draw(comparison, place)]
+        except OSError as error:
+            raise RunError(f"{place} cannot be written: {(error.strerror or str(error)).lower()}") from error
         for variant in comparison.variants:
             for measure in comparison.measures:
                 if (found := comparison.estimate(variant.name, measure)) is not None:

@@ -96,6 +96,10 @@ def test_a_grid_that_grows_keeps_its_cells(base: Path, tmp_path: Path) -> None:
         ({"base": "other.yaml"}, "base: other.yaml given, which is a sweep; allowed: a scenario file"),
         ({"base": 3}, "base: 3 given; allowed: a scenario file, or its keys and values"),
         ({"name": "a/b"}, "name: 'a/b' given; allowed: letters, digits"),
+        ({"targets": [0.5, 2]}, "targets: 2 given; allowed: accuracies greater than 0 and at most 1"),
+        ({"baseline": "standalon"}, "baseline: 'standalon' given; allowed: fedgh"),
+        ({"baseline": " "}, "baseline: ' ' given; allowed: fedgh"),
+        ({"published": {}}, "published: unknown key"),
     ],
 )  # fmt: skip
 def test_bad_sweep_files(base: Path, tmp_path: Path, content: dict[str, Any], sentence: str) -> None:
