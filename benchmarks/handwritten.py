@@ -30,7 +30,7 @@ from raysim.data.datasets import load_dataset
 from raysim.data.partition import PARTITIONS, make_partition
 from raysim.data.shards import Partition
 from raysim.data.specs import DATASETS
-from raysim.data.transform import ImageTransform, transform_for
+from raysim.data.transform import ImageTransform
 from raysim.models import build_model, common_feature_dim
 
 
@@ -197,7 +197,7 @@ class _Trainer:
 
     def __init__(self, work: Workload, shared: Shared) -> None:
         self.work, self.shared = work, shared
-        self.transform: ImageTransform = transform_for(work.dataset, False)
+        self.transform: ImageTransform = ImageTransform.of(DATASETS[work.dataset], augment=False)
         self.nets = {name: work.build(name) for name in work.models}
         # Plain SGD has no state, so one optimizer serves all clients of an architecture.
         self.optimizers = {

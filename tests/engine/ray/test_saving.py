@@ -132,6 +132,11 @@ def test_a_checkpoint_does_not_wait_for_the_next_round(backend: RayBackend, tmp_
     assert outcome(loaded(GIVEN), backend, checkpoints) == outcome(loaded(GIVEN), InProcessBackend())  # type: ignore[arg-type]
 
 
+# An interrupt while the driver asks whether the GCS answers leaves that socket to the garbage collector.
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+@pytest.mark.filterwarnings(
+    "ignore:.*unclosed <socket|Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning"
+)
 def test_an_interrupt_does_not_wait_for_the_clients_of_the_next_round(backend: RayBackend, tmp_path: Path) -> None:
     began: list[float] = []
     collect = backend._collect
