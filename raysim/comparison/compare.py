@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raysim.common.errors import ScenarioError
-from raysim.comparison.runs import HIGHER_IS_BETTER, MEASURES, Run, find_runs
+from raysim.comparison.runs import MEASURES, Run, find_runs
 from raysim.comparison.statistics import (
     MIN_SEEDS,
     Estimate,
@@ -37,20 +37,18 @@ class Variant:
     def name(self) -> str:
         """What tells it from the others: the method first, then the other keys with their values."""
         parts = [str(self.keys["algorithm.name"])] if "algorithm.name" in self.keys else []
-        parts += [f"{_short(key)}={_text(value)}" for key, value in self.keys.items() if key != "algorithm.name"]
+        parts += [f"{_short(key)}={value!s}" for key, value in self.keys.items() if key != "algorithm.name"]
         return " ".join(parts) or str(self.runs[0].keys.get("algorithm.name"))
 
     @property
     def task(self) -> tuple[str, ...]:
         """The data and the clients that it is tried on, where the variants of the comparison differ in them."""
-        return tuple(f"{key}={_text(value)}" for key, value in self.keys.items() if _is_task(key))
+        return tuple(f"{key}={value!s}" for key, value in self.keys.items() if _is_task(key))
 
     @property
     def method(self) -> str:
         """Its name without its task."""
-        own = [
-            f"{_short(key)}={_text(v)}" for key, v in self.keys.items() if key != "algorithm.name" and not _is_task(key)
-        ]
+        own = [f"{_short(key)}={v!s}" for key, v in self.keys.items() if key != "algorithm.name" and not _is_task(key)]
         return " ".join([str(self.runs[0].keys.get("algorithm.name")), *own])
 
 
@@ -119,7 +117,7 @@ class Comparison:
                 rows.append(
                     {
                         "variant": variant.name,
-                        **{key: _text(value) for key, value in variant.keys.items()},
+                        **{key: str(value) for key, value in variant.keys.items()},
                         "measure": measure,
                         "n": found.n,
                         "mean": found.mean,
@@ -220,7 +218,7 @@ def _notes(variants: Sequence[Variant]) -> list[str]:
     """What makes the comparison less fair or less certain than it looks, a sentence each."""
     found = []
     for key in BUDGET:
-        values = {_text(run.keys.get(key)) for variant in variants for run in variant.runs}
+        values = {str(run.keys.get(key)) for variant in variants for run in variant.runs}
         if len(values) > 1:
             found.append(f"unequal budgets: {key} is {' or '.join(sorted(values))}")
     for variant in variants:
@@ -260,10 +258,3 @@ def _short(key: str) -> str:
     """The last part of a dotted key; with the one before it where that says more."""
     parts = key.split(".")
     return ".".join(parts[-2:]) if parts[-1] == "name" else parts[-1]
-
-
-def _text(value: Any) -> str:
-    return ",".join(value) if isinstance(value, tuple) else str(value)
-
-
-__all__ = ["HIGHER_IS_BETTER", "Comparison", "Variant", "compare"]

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import yaml
 
 from raysim.common.errors import ScenarioError
 from raysim.launch.resume import decides
 from raysim.report.load import read_clients, read_rounds, read_summary
+from raysim.scenario.load import flatten
+from raysim.scenario.yaml_text import parse, read_text
 
 MIB = 2.0**20
 
@@ -43,10 +44,9 @@ MEASURES: Mapping[str, str] = {
 }
 """What is compared, besides `rounds_to_A`, `mib_to_A` and `gflop_to_A` for each target accuracy A."""
 
-HIGHER_IS_BETTER = frozenset({"last", "at_best_val", "best", "best_participants", "best_global", "last_global"}) | {
-    "worst_decile"
-}
-ACCURACIES = HIGHER_IS_BETTER | {"std"}
+ACCURACIES = frozenset(
+    {"last", "at_best_val", "best", "best_participants", "best_global", "last_global", "worst_decile", "std"}
+)
 """Measures in [0, 1], which tables show in per cent."""
 
 
@@ -62,14 +62,11 @@ class Run:
     def read(cls, folder: Path) -> Run:
         """Raises `ScenarioError` when the folder is no run's, or it is damaged."""
         summary = read_summary(folder)
-        try:
-            text = (folder / "resolved.yaml").read_text(encoding="utf-8")
-            resolved = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ScenarioError(f"{folder / 'resolved.yaml'} cannot be read ({error})") from None
-        if not isinstance(resolved, dict):
-            raise ScenarioError(f"{folder / 'resolved.yaml'}: a mapping is expected")
-        return cls(folder, summary, dict(_flat(resolved)))
+        path = folder / "resolved.yaml"
+        keys = dict(flatten(parse(read_text(path), str(path))))
+        if not isinstance(keys.get("seed"), int):
+            raise ScenarioError(f"{keys.get('seed')!r} given; allowed: an integer", key="seed", origin=str(path))
+        return cls(folder, summary, keys)
 
     @cached_property
     def rounds(self) -> pa.Table:
@@ -188,14 +185,6 @@ def _below(folder: Path) -> Iterator[Path]:
             yield child
         else:
             yield from _below(child)
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, inner in value.items():
-        if isinstance(inner, Mapping):
-            yield from _flat(inner, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", tuple(map(str, inner)) if isinstance(inner, list) else inner
 
 
 def _at(values: np.ndarray[Any, Any], place: int) -> float | None:

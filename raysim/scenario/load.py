@@ -130,7 +130,7 @@ class Loaded:
 
     def flat(self) -> dict[str, Scalar]:
         """The resolved scenario with dotted keys; lists as YAML text."""
-        return dict(_flatten(self.resolved))
+        return dict(flatten(self.resolved))
 
 
 def load_scenario(source: str | Path | Mapping[str, Any], sets: Sequence[str] = ()) -> Loaded:
@@ -166,8 +166,8 @@ def load_scenario(source: str | Path | Mapping[str, Any], sets: Sequence[str] = 
     resolved = scenario.model_dump(mode="json")
     chosen = {"profile": profile} if declaration.profiles else {}
     resolved["algorithm"] = {"name": algorithm, **chosen, **settings.model_dump(mode="json")}
-    flat = dict(_flatten(resolved))
-    keys = (key for one in overrides for key, _ in _flatten(one.value, ".".join(one.path)))
+    flat = dict(flatten(resolved))
+    keys = (key for one in overrides for key, _ in flatten(one.value, ".".join(one.path)))
     # A key that is not there any more was of a method whose name another override replaced.
     overridden = {key: flat[key] for key in keys if key in flat}
     loaded = Loaded(scenario, declaration, settings.model_dump(), origin, redacted(text), resolved, overridden)
@@ -329,10 +329,11 @@ def _model_in(annotation: Any) -> Any:
     return next((found for arg in get_args(annotation) if (found := _model_in(arg)) is not None), None)
 
 
-def _flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
+def flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """(dotted key, value) of every value in nested mappings; lists as YAML text."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _flatten(inner, f"{prefix}.{key}" if prefix else str(key))
+            yield from flatten(inner, f"{prefix}.{key}" if prefix else str(key))
     elif isinstance(value, list):
         yield prefix, yaml.dump(value, Dumper=Dumper, default_flow_style=True, width=10**6).strip()
     else:

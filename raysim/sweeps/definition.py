@@ -56,7 +56,6 @@ class Sweep:
     """A sweep, validated: every cell's scenario loads."""
 
     name: str
-    source: str  # the file, for messages
     base: Path | Mapping[str, Any]
     cells: tuple[Cell, ...]
     output: Path  # the folder with a folder per cell
@@ -110,7 +109,7 @@ def load_sweep(
     _check_comparison(raw, list(cells.values()), str(path))
     targets = raw.get("targets")
     output = next(iter(cells.values())).loaded.scenario.output_folder / name
-    return Sweep(name, str(path), base, tuple(cells.values()), output, raw.get("baseline"), targets and tuple(targets))
+    return Sweep(name, base, tuple(cells.values()), output, raw.get("baseline"), targets and tuple(targets))
 
 
 def _written(value: Any) -> str:

@@ -26,8 +26,7 @@ class Outcome:
     """How a cell ended."""
 
     folder: Path | None  # of the run, if there is one
-    error: str = ""  # empty: it has all its rounds
-    interrupted: bool = False
+    error: str = ""  # empty: it has all its rounds, or was asked to end
 
 
 @dataclass
@@ -61,7 +60,7 @@ def run_cell(task: Task, stop: Stop, report: Callable[[int], None]) -> Outcome:
         else:
             run(task.loaded, quiet=True, trackers=[rounds], stop=stop)
     except KeyboardInterrupt:
-        return Outcome(rounds.folder, interrupted=True)
+        return Outcome(rounds.folder)  # its folder says that it was interrupted
     except RaysimError as error:
         return Outcome(rounds.folder, str(error))
     except Exception as error:

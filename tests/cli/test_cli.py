@@ -23,6 +23,7 @@ from raysim.scenario.json_schema import scenario_schema
 from raysim.scenario.load import load_scenario
 from raysim.scenario.registry import algorithm_names
 from raysim.scenario.schema import Scenario
+from tests.cli.command import run
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 QUICKSTART = str(SCENARIOS / "quickstart.yaml")
@@ -59,17 +60,6 @@ OPTIONS = {
     "fetch": {"job", "--address", "--output", "-o", "--checkpoints"},
 }
 """Every command with its arguments and options. They are an interface: change this only on purpose."""
-
-
-def run(capfd: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr) of a command."""
-    code = 0
-    try:
-        main(args)
-    except SystemExit as end:
-        code = int(end.code or 0)
-    out, err = capfd.readouterr()
-    return code, out, err
 
 
 def test_the_options_are_these():

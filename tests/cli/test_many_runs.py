@@ -6,26 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from raysim.cli.main import main
+from tests.cli.command import run
 from tests.comparison.runs import make_run
 from tests.conftest import REPOSITORY
 
 QUICKSTART = str(REPOSITORY / "scenarios" / "quickstart.yaml")
 
 
-def command(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    """(exit code, standard output, standard error)."""
-    code = 0
-    try:
-        main(words)
-    except SystemExit as end:
-        code = int(end.code or 0)
-    return (code, *capfd.readouterr())
-
-
 def test_a_dry_run_lists_cells(capfd: pytest.CaptureFixture[str], workplace: Path) -> None:
     grid = ["--grid", "algorithm.name=fedgh,standalone", "--grid", "training.lr=0.1"]
-    code, out, _ = command(capfd, "sweep", QUICKSTART, *grid, "--seeds", "1..2", "--dry-run")
+    code, out, _ = run(capfd, "sweep", QUICKSTART, *grid, "--seeds", "1..2", "--dry-run")
     assert code == 0
     assert out.splitlines() == [
         *(f"waiting          0/20  {m} training.lr=0.1 seed={s}" for m in ("fedgh", "standalone") for s in (1, 2)),
@@ -45,7 +35,7 @@ def test_a_dry_run_lists_cells(capfd: pytest.CaptureFixture[str], workplace: Pat
     ],
 )
 def test_bad_sweeps(capfd: pytest.CaptureFixture[str], workplace: Path, words: list[str], sentence: str) -> None:
-    code, out, error = command(capfd, "sweep", *words)
+    code, out, error = run(capfd, "sweep", *words)
     assert (code, out, error.count("\n")) == (2, "", 1)
     assert sentence in error
     assert not list(workplace.iterdir())
@@ -57,9 +47,9 @@ def test_compare(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         make_run(tmp_path / "runs" / f"b{seed}", "standalone", seed, accuracy=[0.1, 0.2, 0.3, 0.4 + 0.01 * seed])
     folder = tmp_path / "out"
     words = ["--baseline", "standalone", "--target", "0.4", "-o", str(folder)]
-    code, out, error = command(capfd, "compare", str(tmp_path / "runs"), *words)
+    code, out, error = run(capfd, "compare", str(tmp_path / "runs"), *words)
     assert (code, error) == (0, "")
     assert out.startswith("variant") and "+8.00 ± 2.48" in out and "rounds to 40%" in out
     assert str(folder / "comparison.tex") in out and (folder / "curves.svg").exists()
-    code, out, error = command(capfd, "compare", str(tmp_path / "nothing"))
+    code, out, error = run(capfd, "compare", str(tmp_path / "nothing"))
     assert (code, out, error.count("\n")) == (2, "", 1)

@@ -130,5 +130,8 @@ def test_folders_without_runs(tmp_path: Path) -> None:
         compare(tmp_path / "missing")
     folder = make_run(tmp_path / "a")
     (folder / "resolved.yaml").write_text("[")
-    with pytest.raises(ScenarioError, match=r"resolved\.yaml cannot be read"):
+    with pytest.raises(ScenarioError, match=r"resolved\.yaml, line 1: not valid YAML"):
+        compare(tmp_path)
+    (folder / "resolved.yaml").write_text("name: made\n")
+    with pytest.raises(ScenarioError, match=r"resolved\.yaml: seed: None given; allowed: an integer"):
         compare(tmp_path)
