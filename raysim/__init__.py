@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from raysim.contract import check_algorithm
     from raysim.core.algorithm import Algorithm
     from raysim.core.messages import message
+    from raysim.inspection.runs import client_data, load_client, representations
     from raysim.launch.run import resume, run
     from raysim.launch.session import Result
     from raysim.report.load import read_clients, read_rounds, read_summary
@@ -33,12 +34,15 @@ __all__ = [
     "ScenarioError",
     "Tracker",
     "check_algorithm",
+    "client_data",
     "compare",
+    "load_client",
     "load_scenario",
     "message",
     "read_clients",
     "read_rounds",
     "read_summary",
+    "representations",
     "resume",
     "run",
     "sweep",
@@ -54,12 +58,15 @@ _HOMES = {
     "ScenarioError": "raysim.common.errors",
     "Tracker": "raysim.common.results",
     "check_algorithm": "raysim.contract",
+    "client_data": "raysim.inspection.runs",
     "compare": "raysim.comparison.compare",
+    "load_client": "raysim.inspection.runs",
     "load_scenario": "raysim.scenario.load",
     "message": "raysim.core.messages",
     "read_clients": "raysim.report.load",
     "read_rounds": "raysim.report.load",
     "read_summary": "raysim.report.load",
+    "representations": "raysim.inspection.runs",
     "resume": "raysim.launch.run",
     "run": "raysim.launch.run",
     "sweep": "raysim.sweeps.run",

@@ -50,10 +50,9 @@ class Assembly:
     @cached_property
     def spec(self) -> RunSpec:
         """What every process of the run gets."""
-        assert self.plan is not None
         checked, scenario, data, partition = self.checked, self.checked.loaded.scenario, self.data, self.partition
         threads = dict.fromkeys(range(scenario.clients.count), 1)
-        for group in self.plan.groups:
+        for group in self.plan.groups if self.plan else ():
             threads |= dict.fromkeys(group.clients, group.threads)
         published = np.arange(data.num_train, len(data.label_M), dtype=np.int64)
         return RunSpec(

@@ -89,8 +89,8 @@ class Identity:
         ):
             if had != has:
                 raise ScenarioError(
-                    f"{folder} cannot be resumed: its {what} had the digest {had[:12]}, those found now have "
-                    f"{has[:12]}; the results would not be of one run"
+                    f"{folder}: its {what} had the digest {had[:12]}, those found now have {has[:12]}; a run goes on, "
+                    "and is looked into, with its own alone"
                 )
 
     def refuse_other_code(self, folder: Path, now: Code) -> None:

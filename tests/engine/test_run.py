@@ -113,7 +113,7 @@ def test_test_and_validation_samples_are_told_apart(split: str) -> None:
     host = ClientWorker(assembly.spec, assembly.images())
     with torch.no_grad():  # networks that say "3" to everything
         for k in range(8):
-            header = host._net(k).header
+            header = host.net(k).header
             header.weight.zero_()
             header.bias.copy_(torch.arange(10) == 3)
     counts = {part: assembly.partition.count_NC(assembly.data.label_M, 10, part) for part in ("val", "test")}

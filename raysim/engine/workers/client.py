@@ -71,7 +71,7 @@ class ClientWorker:
         """The registration of every client that has samples, packed."""
         registrations = {}
         for k in (k for k in ids if self.spec.num_samples[k]):
-            client = self._client(k, t=0)
+            client = self.client(k, t=0)
             with self._hook("client_register", 0, k):
                 registration = self.spec.algorithm.client_register(client)
                 wire_size(registration)  # checks that it is a message: a registration is in no round's bytes
@@ -121,7 +121,7 @@ class ClientWorker:
         """Add clients that another worker released."""
         for k, client in moved.items():
             state: Weights = unpack(client.state)
-            self._net(k).load_state_dict(state)
+            self.net(k).load_state_dict(state)
             if client.unsaved:
                 self.unsaved.add(k)
 
@@ -134,14 +134,14 @@ class ClientWorker:
     def restore(self, file: CheckpointFile, data: bytes) -> None:
         """Load the states of the clients that `file` names from its content."""
         for k, state in read_clients(data, file.clients).items():
-            self._net(k).load_state_dict(state)
+            self.net(k).load_state_dict(state)
 
     def digests(self, ids: Iterable[ClientId]) -> dict[ClientId, str]:
         """SHA-256 of each client's state."""
         found = {}
         for k in ids:
             if k in self.nets or self.spec.independent_init:
-                found[k] = digest(self._net(k))
+                found[k] = digest(self.net(k))
             else:
                 # Clients of one architecture that never took part have equal models.
                 arch = self.spec.arch(k)
@@ -152,7 +152,7 @@ class ClientWorker:
 
     def fingerprints(self, ids: Iterable[ClientId]) -> dict[ClientId, dict[str, str]]:
         """SHA-256 of each tensor of each client."""
-        return {k: {name: digest(value) for name, value in state_tensors(self._net(k)).items()} for k in ids}
+        return {k: {name: digest(value) for name, value in state_tensors(self.net(k)).items()} for k in ids}
 
     def gpu_peak_mb(self) -> float:
         """Greatest GPU memory this process has used, in MiB; 0 on a CPU."""
@@ -190,7 +190,7 @@ class ClientWorker:
     ) -> tuple[ClientId, Any, ClientReport]:
         """Receive, train, count the upload and pack it."""
         algorithm = self.spec.algorithm
-        client = self._client(k, t)
+        client = self.client(k, t)
         evaluation = None
         start = perf_counter()
         if down is not None:
@@ -219,7 +219,7 @@ class ClientWorker:
         net = self.nets.get(k)
         if net is None:
             # A client that never took part has its architecture's template; testing it needs no copy.
-            net = self._net(k) if self.spec.independent_init else self._template(self.spec.arch(k))
+            net = self.net(k) if self.spec.independent_init else self._template(self.spec.arch(k))
         test_M, val_M, published_M = self.spec.test.of(k), self.spec.val.of(k), self.spec.global_test
         with errors_from(lambda: f"the test of client {k} with model {self.spec.arch(k)} failed"):
             set_training(net, False)
@@ -245,7 +245,8 @@ class ClientWorker:
         raw_NHWC = self.image_MHWC.index_select(0, index_N).to(self.device)
         return Samples(raw_NHWC, self.label_M.index_select(0, index_N).to(self.device), self.spec.transform)
 
-    def _client(self, k: ClientId, t: int) -> Client:
+    def client(self, k: ClientId, t: int) -> Client:
+        """Client k as its algorithm sees it in round `t`."""
         spec = self.spec
         self._set_threads(k)
         self.unsaved.add(k)
@@ -253,7 +254,7 @@ class ClientWorker:
             id=k,
             task=spec.task,
             data=self._samples(spec.train.of(k)),
-            net=self._net(k),
+            net=self.net(k),
             local=spec.local,
             rng=seeded(spec.seed, "client", t, k),
             t=t,
@@ -261,7 +262,8 @@ class ClientWorker:
             meter=self.meter,
         )
 
-    def _net(self, k: ClientId) -> nn.Module:
+    def net(self, k: ClientId) -> nn.Module:
+        """What client k keeps, made when first asked for."""
         if k not in self.nets:
             arch = self.spec.arch(k)
             net = self._build(arch, k) if self.spec.independent_init else copy.deepcopy(self._template(arch))

@@ -1,0 +1,186 @@
+"""A run folder as networks, samples and representations: what the run's checkpoints keep, on the CPU, without Ray.
+
+Shapes: N samples, D representation width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from raysim.common.errors import RunError, ScenarioError
+from raysim.core.algorithm import ClientId
+from raysim.core.data import Samples
+from raysim.data.shards import PARTS
+from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
+from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.spec import RunSpec
+from raysim.engine.workers.client import EVALUATION_BATCH
+from raysim.launch.assemble import Assembly, assemble, checkpoint_storage
+from raysim.launch.check import check
+from raysim.launch.resume import Identity, find_run, run_scenario
+
+
+class Representations(NamedTuple):
+    """What clients' networks make of samples, before the header reads it."""
+
+    value_ND: NDArray[np.float32]
+    label_N: NDArray[np.int64]
+    client_N: NDArray[np.int64]  # whose sample, and whose network
+
+
+@dataclass
+class OpenedRun:
+    """A run folder and the data that it was run on. Nothing in the folder is changed."""
+
+    folder: Path
+    assembly: Assembly
+    store: CheckpointStore
+
+    @classmethod
+    def of(cls, run: Path | str) -> OpenedRun:
+        """Of a run's folder, or its id below ./runs, finished or not.
+
+        Raises `ScenarioError` when there is none, or its data is not found or not the same.
+        """
+        folder = find_run(str(run))
+        loaded = run_scenario(folder, ["backend=in_process"])
+        identity = Identity.of(folder)
+        assembly = assemble(check(loaded), rounds_left=False)
+        identity.refuse_other_data(folder, assembly.data.digest, assembly.partition.digest)
+        return cls(folder, assembly, CheckpointStore.open(checkpoint_storage(identity.checkpoints_of(folder))))
+
+    @cached_property
+    def image_MHWC(self) -> NDArray[np.uint8]:
+        """All images of the data set."""
+        return self.assembly.images()
+
+    @property
+    def spec(self) -> RunSpec:
+        """What the run's workers got."""
+        return self.assembly.spec
+
+    @property
+    def method(self) -> str:
+        """The name of the run's algorithm."""
+        return str(self.assembly.checked.loaded.resolved["algorithm"]["name"])
+
+    def check_clients(self, clients: Collection[ClientId]) -> None:
+        """Raises `ScenarioError` when there is no such client."""
+        for k in clients:
+            if not 0 <= k < self.spec.num_clients:
+                raise ScenarioError(f"client {k} given, but {self.folder} has clients 0 to {self.spec.num_clients - 1}")
+
+    def checkpoint(self, t: int | None = None) -> Checkpoint:
+        """The state that is kept after round `t`; default: the latest. Raises `ScenarioError` when it is not kept."""
+        latest = self.store.latest()
+        kept = {checkpoint.round: checkpoint for checkpoint in self.store.kept}
+        if latest is None:
+            damage = f" ({self.store.damage[-1]})" if self.store.damage else ""
+            raise ScenarioError(
+                f"{self.folder} keeps no state of its clients{damage}; a run keeps it unless checkpoint.every is 0"
+            )
+        if t is not None and t not in kept:
+            raise ScenarioError(
+                f"round {t} given, but {self.folder} keeps the state after round {' and '.join(map(str, kept))} only; "
+                f"a run with rounds: {t} ends with it"
+            )
+        return latest if t is None else kept[t]
+
+    @contextmanager
+    def backend(
+        self, clients: Collection[ClientId], checkpoint: Checkpoint, spec: RunSpec | None = None
+    ) -> Iterator[InProcessBackend]:
+        """These clients and the server as they were at a checkpoint, in this process. spec: other than the run's."""
+        wanted = [replace(f, clients=tuple(k for k in f.clients if k in clients)) for f in checkpoint.client_files]
+        some = replace(checkpoint, client_files=tuple(file for file in wanted if file.clients))
+        backend = InProcessBackend()
+        try:
+            backend.start(spec or self.spec, lambda: self.image_MHWC)
+            backend.restore((some.client_files, some.server), self.store.storage)
+            yield backend
+        except (RuntimeError, KeyError) as error:
+            if isinstance(error, RunError):
+                raise
+            raise RunError(
+                f"{self.folder}: the state after round {checkpoint.round} does not fit the networks that the method "
+                f"makes now ({error})"
+            ) from error
+        finally:
+            backend.close()
+
+    def nets(self, clients: Sequence[ClientId], t: int | None = None) -> dict[ClientId, nn.Module]:
+        """The networks of these clients after round `t`, in eval mode; of one that never took part, its first one."""
+        self.check_clients(clients)
+        with self.backend(clients, self.checkpoint(t)) as backend:
+            return {k: backend.worker.net(k).eval() for k in clients}
+
+    def samples(self, k: ClientId, part: str) -> Samples:
+        """A client's samples of one part, in the order of the data set."""
+        self.check_clients([k])
+        if part not in PARTS:
+            raise ScenarioError(f"part: {part!r} given; allowed: {', '.join(PARTS)}")
+        index_N = self.assembly.partition.parts[part].of(k)
+        raw_NHWC = torch.from_numpy(self.image_MHWC[index_N])
+        return Samples(raw_NHWC, torch.from_numpy(self.spec.labels[index_N]), self.spec.transform)
+
+    @torch.inference_mode()
+    def representations(self, clients: Sequence[ClientId], part: str, t: int | None = None) -> Representations:
+        """Of each client's own samples, by its own network."""
+        values, labels, owners = [], [], []
+        for k, net in self.nets(clients, t).items():
+            samples = self.samples(k, part)
+            own = own_model(net)
+            values += [own.features(batch.x).numpy() for batch in samples.in_order(EVALUATION_BATCH)]
+            labels.append(samples.y.numpy())
+            owners.append(np.full(len(samples), k))
+        if not values:
+            raise ScenarioError(f"part: {part} given, of which clients {', '.join(map(str, clients))} hold no sample")
+        return Representations(np.concatenate(values), np.concatenate(labels), np.concatenate(owners))
+
+
+def own_model(net: nn.Module) -> Any:
+    """The model of a client's own architecture in what its method keeps: beside others, methods hold it first."""
+    for module in (net, *net.children()):
+        if hasattr(module, "features"):
+            return module
+    raise ScenarioError(f"{type(net).__name__} has no features: its method keeps no model with an extractor")
+
+
+def load_client(run: Path | str, k: ClientId, round: int | None = None) -> nn.Module:
+    """Client k's trained network, on the CPU and in eval mode: what its method keeps and predicts with.
+
+    run: the folder of a run, finished or not, or its id below ./runs. round: after which, of those whose state the
+    run keeps, the last two that were saved; default: the latest. It reads normalised images, such as
+    `client_data(run, k, "test").x`, and gives logits.
+    Raises `ScenarioError` when the state of that round is not kept, or there is no such client.
+    """
+    return OpenedRun.of(run).nets([k], round)[k]
+
+
+def client_data(run: Path | str, k: ClientId, part: str) -> Samples:
+    """Client k's samples of one part, train, val or test, as dealt in the run, not augmented.
+
+    Returns `Samples`: `raw_NHWC` are the images as stored, uint8, `x` normalised, [N, C, H, W], `y` the labels.
+    Raises `ScenarioError` when there is no such client or part, or the data is not the run's.
+    """
+    return OpenedRun.of(run).samples(k, part)
+
+
+def representations(
+    run: Path | str, clients: Sequence[ClientId], part: str = "test", round: int | None = None
+) -> Representations:
+    """What clients' networks make of their own samples of one part, before the header reads it, as NumPy arrays.
+
+    round: as in `load_client`. Raises `ScenarioError` as that and `client_data` do.
+    """
+    return OpenedRun.of(run).representations(clients, part, round)

@@ -1,0 +1,33 @@
+"""Runs that the tests look into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import raysim
+from raysim.launch.session import Result
+from tests.conftest import _no_picture
+from tests.engine.scenarios import digits
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, tracking_store: str) -> Callable[..., Result]:
+    """Runs of the tiny scenario, once per module: `runs("fedgh", rounds=2)`."""
+    folder = tmp_path_factory.mktemp("runs")
+    made: dict[str, Result] = {}
+
+    def run(method: str = "fedgh", *sets: str, **changes: Any) -> Result:
+        key = repr((method, sets, changes))
+        if key not in made:
+            given = digits(algorithm={"name": method}, output=str(folder), **changes)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("raysim.launch.session.draw_heatmap", _no_picture)
+                patch.setattr("raysim.launch.session.plot_accuracy", _no_picture)
+                patch.setenv("MLFLOW_TRACKING_URI", tracking_store)
+                made[key] = raysim.run(given, sets=sets, quiet=True)
+        return made[key]
+
+    return run
