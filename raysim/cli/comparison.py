@@ -38,6 +38,9 @@ def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, 
 @click.option(
     "--parallel", type=click.IntRange(min=1), metavar="N", help="Cells at the same time; default: one per CPU."
 )
+@click.option(
+    "--fast", is_flag=True, help="Cut rounds, clients and epochs, and take the first seed, to try it in minutes."
+)
 @click.option("--retry-failed", is_flag=True, help="Run failed cells again, too.")
 @click.option("--dry-run", is_flag=True, help="List the cells and their states, then stop.")
 @click.option("--status", is_flag=True, help="How far the sweep is, also while another process runs it.")
@@ -48,6 +51,7 @@ def sweep(
     seeds: str | None,
     sets: tuple[str, ...],
     parallel: int | None,
+    fast: bool,
     retry_failed: bool,
     dry_run: bool,
     status: bool,
@@ -70,7 +74,7 @@ def sweep(
     from raysim.sweeps.run import run_sweep
     from raysim.sweeps.state import states_of
 
-    loaded = load_sweep(file, grid=grid, seeds=seeds, sets=sets)
+    loaded = load_sweep(file, grid=grid, seeds=seeds, sets=sets, fast=fast)
     if dry_run or status:
         print_states(states_of(loaded))
         return

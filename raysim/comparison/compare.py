@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raysim.common.errors import ScenarioError
-from raysim.comparison.runs import MEASURES, Run, find_runs
+from raysim.comparison.measures import MEASURES
+from raysim.comparison.published import Published, by_measure
+from raysim.comparison.runs import Run, find_runs
 from raysim.comparison.statistics import (
     MIN_SEEDS,
     Estimate,
@@ -32,10 +34,13 @@ class Variant:
 
     keys: Mapping[str, Any]  # those in which the variants of a comparison differ, and their values in this one
     runs: Sequence[Run]
+    label: str = ""  # its name in the sweep's file
 
     @property
     def name(self) -> str:
         """What tells it from the others: the method first, then the other keys with their values."""
+        if self.label:
+            return self.label
         parts = [str(self.keys["algorithm.name"])] if "algorithm.name" in self.keys else []
         parts += [f"{_short(key)}={value!s}" for key, value in self.keys.items() if key != "algorithm.name"]
         return " ".join(parts) or str(self.runs[0].keys.get("algorithm.name"))
@@ -50,6 +55,11 @@ class Variant:
         """Its name without its task."""
         own = [f"{_short(key)}={v!s}" for key, v in self.keys.items() if key != "algorithm.name" and not _is_task(key)]
         return " ".join([str(self.runs[0].keys.get("algorithm.name")), *own])
+
+    @property
+    def published(self) -> Sequence[Published]:
+        """What a paper printed for it."""
+        return next((run.cell.published for run in self.runs if run.cell), ())
 
 
 @dataclass(frozen=True)
@@ -77,10 +87,16 @@ class Comparison:
         (found,) = (one for one in self.variants if one.name == variant)
         return list(dict.fromkeys(run.pair for run in found.runs))
 
+    def published(self, variant: str) -> Mapping[str, Published]:
+        """Measure -> what a paper printed for a variant."""
+        (found,) = (one for one in self.variants if one.name == variant)
+        return by_measure(found.published)
+
     @property
     def measures(self) -> list[str]:
-        """The measures that any run has, in the order of tables."""
+        """The measures that any run has or a paper printed, in the order of tables."""
         has = {measure for of_variant in self.measured.values() for measure in of_variant}
+        has |= {measure for variant in self.variants for measure in by_measure(variant.published)}
         reached = [f"{what}_to_{target:g}" for target in self.targets for what in ("rounds", "mib", "gflop")]
         return [measure for measure in [*MEASURES, *reached] if measure in has]
 
@@ -114,6 +130,7 @@ class Comparison:
                     continue
                 difference = self.difference(variant.name, measure)
                 values = self.measured[variant.name][measure]
+                paper = self.published(variant.name).get(measure)
                 rows.append(
                     {
                         "variant": variant.name,
@@ -127,6 +144,8 @@ class Comparison:
                         "difference_low": difference and difference.low,
                         "difference_high": difference and difference.high,
                         "pairs": difference.n if difference else 0,
+                        "published": paper and paper.value,
+                        "published_in": paper.source if paper else "",
                         "seeds": " ".join(str(seed) for seed, _ in values),
                         "values": " ".join(repr(value) for value in values.values()),
                     }
@@ -163,8 +182,8 @@ def compare(*runs: Path | str, targets: Iterable[float] | None = None, baseline:
     """Compare runs: groups that differ in their seed alone, each measure with its 95 % interval over seeds.
 
     runs: run folders, or folders with run folders at any depth. targets: mean accuracies in (0, 1] to which rounds,
-    MiB and FLOP are counted; default: the papers' for this data. baseline: the method that others are compared with,
-    each on its own data and clients; default: none.
+    MiB and FLOP are counted; default: the sweep's, or the papers' for this data. baseline: the method that others are
+    compared with, each on its own data and clients; default: the sweep's, or none.
 
     Raises:
         ScenarioError: no run, a damaged one, a target out of range, or no such baseline.
@@ -172,15 +191,22 @@ def compare(*runs: Path | str, targets: Iterable[float] | None = None, baseline:
     found = find_runs(runs)
     if not found:
         raise ScenarioError("compare: no run given; allowed: one or more run folders, or folders with runs in them")
-    measured = [run for run in found if run.summary.get("rounds")]
+    measured = sorted((run for run in found if run.summary.get("rounds")), key=lambda run: run.place)
     if not measured:
         raise ScenarioError(f"compare: {found[0].folder} has no round yet, and neither has any other run given")
+    sweeps = [run.sweep for run in measured]
+    sweep = sweeps[0] if all(one == sweeps[0] for one in sweeps) else None
+    if targets is None and sweep is not None:
+        targets = sweep.targets
     chosen = sorted({target for run in measured for target in run.targets}) if targets is None else list(targets)
     for target in chosen:
         if not 0 < target <= 1:
             raise ScenarioError(f"--target: {target:g} given; allowed: an accuracy greater than 0 and at most 1")
     variants = _variants(measured)
     notes = [f"{run.folder}: no round is done yet; left out" for run in found if run not in measured]
+    if baseline is None and sweep is not None and sweep.baseline in {variant.method for variant in variants}:
+        baseline = sweep.baseline  # else all its runs failed
+    notes += list(dict.fromkeys(note for run in measured if run.sweep for note in run.sweep.notes))
     return Comparison(variants, chosen, _baseline(variants, baseline), [*notes, *_notes(variants)])
 
 
@@ -191,20 +217,30 @@ def _variants(runs: Sequence[Run]) -> list[Variant]:
     first = [group[0].deciding for group in groups.values()]
     names = dict.fromkeys(key for deciding in first for key in deciding)
     differing = [key for key in names if len({repr(deciding.get(key)) for deciding in first}) > 1]
-    # A method's own settings say nothing that its name does not, unless they differ between runs of that method.
+    # A key says nothing that the method's name does not, unless it differs between runs of a method.
     by_method: dict[Any, list[dict[str, Any]]] = {}
     for deciding in first:
         by_method.setdefault(deciding.get("algorithm.name"), []).append(deciding)
 
     def tells(key: str, deciding: Mapping[str, Any]) -> bool:
-        if not key.startswith("algorithm.") or key == "algorithm.name":
-            return key in deciding
-        return len({repr(other.get(key)) for other in by_method[deciding.get("algorithm.name")]}) > 1
+        if key == "algorithm.name":
+            return True
+        if key.startswith("algorithm."):
+            return _differs(key, by_method[deciding.get("algorithm.name")])
+        return key in deciding and any(_differs(key, of_method) for of_method in by_method.values())
 
+    labels = [{run.cell.label for run in group if run.cell} for group in groups.values()]
+    labelled = all(len(found) == 1 for found in labels) and len(set().union(*labels)) == len(labels) > 1
     return [
-        Variant({key: deciding.get(key) for key in differing if tells(key, deciding)}, group)
-        for deciding, group in zip(first, groups.values(), strict=True)
+        Variant(
+            {key: deciding.get(key) for key in differing if tells(key, deciding)}, group, *(label if labelled else ())
+        )
+        for deciding, group, label in zip(first, groups.values(), labels, strict=True)
     ]
+
+
+def _differs(key: str, scenarios: Iterable[Mapping[str, Any]]) -> bool:
+    return len({repr(deciding.get(key)) for deciding in scenarios}) > 1
 
 
 def _baseline(variants: Sequence[Variant], given: str | None) -> str | None:
@@ -221,6 +257,7 @@ def _notes(variants: Sequence[Variant]) -> list[str]:
         values = {str(run.keys.get(key)) for variant in variants for run in variant.runs}
         if len(values) > 1:
             found.append(f"unequal budgets: {key} is {' or '.join(sorted(values))}")
+    found += _unequal_settings(variants)
     for variant in variants:
         cut = [run for run in variant.runs if run.summary.get("rounds", 0) < run.keys.get("rounds", 0)]
         for run in cut:
@@ -246,6 +283,22 @@ def _notes(variants: Sequence[Variant]) -> list[str]:
         tasks = {tuple(run.keys.get(key) for key in run.keys if _is_task(key)) for run in every_run if run.seed == seed}
         if len(partitions) > len(tasks):
             found.append(f"seed {seed}: runs with the same settings have different partitions, so they are not paired")
+    return found
+
+
+def _unequal_settings(variants: Sequence[Variant]) -> list[str]:
+    """A sentence for every key, of no method and of no variant's name, in which the methods differ."""
+    scenarios = [variant.runs[0].deciding for variant in variants]
+    told = {*BUDGET, *(key for variant in variants for key in variant.keys)}
+    found = []
+    for key in dict.fromkeys(key for scenario in scenarios for key in scenario):
+        if key in told or key.startswith("algorithm.") or not _differs(key, scenarios):
+            continue
+        methods: dict[str, list[str]] = {}
+        for variant, scenario in zip(variants, scenarios, strict=True):
+            methods.setdefault(str(scenario.get(key)), []).append(variant.method)
+        values = (f"{value} ({', '.join(dict.fromkeys(names))})" for value, names in methods.items())
+        found.append(f"unequal settings: {key} is {' or '.join(values)}")
     return found
 
 

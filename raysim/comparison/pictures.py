@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from raysim.comparison.compare import Comparison, Variant
-from raysim.comparison.runs import MIB
+from raysim.comparison.measures import MIB
 from raysim.comparison.statistics import estimate
 
 if TYPE_CHECKING:

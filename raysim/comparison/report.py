@@ -11,11 +11,14 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from raysim.common.errors import ScenarioError
 from raysim.common.files import replace
 from raysim.comparison.compare import Comparison, compare
+from raysim.comparison.measures import ACCURACIES, MEASURES
 from raysim.comparison.pictures import figures
-from raysim.comparison.runs import ACCURACIES, MEASURES, Run
-from raysim.comparison.tables import COLUMNS, legend, rows, title
+from raysim.comparison.runs import Run
+from raysim.comparison.tables import TASKS, legend, rows, short, task_rows, title
+from raysim.scenario.yaml_text import opening_comment, read_text
 
 CAPTIONS = {
     "curves": "Mean test accuracy of all clients over rounds, over bytes sent and over operations. Bands are 95% "
@@ -38,13 +41,17 @@ class Part:
     @property
     def table(self) -> list[list[str]]:
         """The short table."""
-        shown = [m for m in self.comparison.measures if m in COLUMNS or m.startswith("rounds_to_")]
-        return rows(self.comparison, shown, {"last"})
+        return rows(self.comparison, short(self.comparison), {"last"})
 
     @property
     def all_measures(self) -> list[list[str]]:
         """The table of every measure."""
         return rows(self.comparison, self.comparison.measures, ACCURACIES)
+
+    @property
+    def over_tasks(self) -> list[list[str]]:
+        """The methods over all data sets and partitions, where there are several."""
+        return task_rows(self.comparison)
 
     @property
     def legend(self) -> str:
@@ -102,7 +109,7 @@ def report(*sources: Path | str, output: Path | str, baseline: str | None = None
     parts = [_part(Path(source), baseline) for source in sources]
     environment = Environment(loader=PackageLoader("raysim.comparison"), autoescape=True, undefined=StrictUndefined)
     measures = {title(name): meaning for name, meaning in MEASURES.items()}
-    page = environment.get_template("report.html").render(parts=parts, measures=measures)
+    page = environment.get_template("report.html").render(parts=parts, measures=measures, tasks=TASKS)
     path = Path(output)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace(path, lambda file: file.write(page.encode()))
@@ -116,15 +123,8 @@ def _part(source: Path, baseline: str | None) -> Part:
 
 
 def _about(runs: Sequence[Run]) -> str:
-    """The comment that opens the first run's scenario, where it has one."""
+    """The comment that opens the sweep's file, or else the first run's scenario, where it has one."""
     try:
-        lines = (runs[0].folder / "scenario.yaml").read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
+        return runs[0].sweep.about if runs[0].sweep else opening_comment(read_text(runs[0].folder / "scenario.yaml"))
+    except ScenarioError:
         return ""
-    opening = []
-    for line in lines:
-        if not line.startswith("#"):
-            break
-        if "yaml-language-server" not in line:  # for editors
-            opening.append(line.removeprefix("#").removeprefix(" "))
-    return "\n".join(opening).strip()

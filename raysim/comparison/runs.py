@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,42 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from raysim.common.errors import ScenarioError
+from raysim.comparison.measures import MIB, TARGETS
+from raysim.comparison.sweep_card import CellCard, SweepCard
 from raysim.launch.resume import decides
 from raysim.report.load import read_clients, read_rounds, read_summary
 from raysim.scenario.load import flatten
 from raysim.scenario.yaml_text import parse, read_text
-
-MIB = 2.0**20
-
-TARGETS: Mapping[tuple[str, str], tuple[float, ...]] = {
-    ("cifar10", "pathological"): (0.9,),
-    ("cifar100", "pathological"): (0.5, 0.7),
-    ("cifar10", "dirichlet"): (0.4,),
-    ("cifar100", "dirichlet"): (0.09,),
-}
-"""Data set and partition -> the mean accuracies to which papers count rounds (FedGH, Table 3; FedRAL, Table 4)."""
-
-MEASURES: Mapping[str, str] = {
-    "last": "mean test accuracy of all clients, in the last round that measured it",
-    "at_best_val": "the same in the round with the greatest validation accuracy",
-    "best": "the greatest mean test accuracy of all clients, chosen by the test samples themselves",
-    "best_participants": "the greatest mean test accuracy of a round's participants, as the papers' codes report",
-    "best_global": "the greatest mean accuracy of participants' models on the whole published test set",
-    "last_global": "the same in the last round that measured it",
-    "worst_decile": "mean accuracy of the worst tenth of the clients, in the last round that measured it",
-    "std": "standard deviation of the accuracy over clients, in that round",
-    "up_mib": "MiB that a participant sends per round, on average",
-    "down_mib": "MiB that a participant receives per round, on average",
-    "total_mib": "MiB in both directions, of all clients and rounds",
-    "gflop": "10^9 floating-point operations of a participant per round, on average",
-    "total_gflop": "10^9 operations of clients and server, of all rounds",
-}
-"""What is compared, besides `rounds_to_A`, `mib_to_A` and `gflop_to_A` for each target accuracy A."""
-
-ACCURACIES = frozenset(
-    {"last", "at_best_val", "best", "best_participants", "best_global", "last_global", "worst_decile", "std"}
-)
-"""Measures in [0, 1], which tables show in per cent."""
 
 
 @dataclass(frozen=True)
@@ -57,16 +27,19 @@ class Run:
     folder: Path
     summary: Mapping[str, Any]
     keys: Mapping[str, Any]  # of the resolved scenario, dotted
+    sweep: SweepCard | None = None  # that it is a cell of
+    cell: CellCard | None = None
 
     @classmethod
-    def read(cls, folder: Path) -> Run:
+    def read(cls, folder: Path, sweep: SweepCard | None = None) -> Run:
         """Raises `ScenarioError` when the folder is no run's, or it is damaged."""
         summary = read_summary(folder)
         path = folder / "resolved.yaml"
         keys = dict(flatten(parse(read_text(path), str(path))))
         if not isinstance(keys.get("seed"), int):
             raise ScenarioError(f"{keys.get('seed')!r} given; allowed: an integer", key="seed", origin=str(path))
-        return cls(folder, summary, keys)
+        cell = sweep.cells.get(folder.resolve().parent.name) if sweep else None
+        return cls(folder, summary, keys, sweep if cell else None, cell)
 
     @cached_property
     def rounds(self) -> pa.Table:
@@ -77,6 +50,11 @@ class Run:
     def clients(self) -> pa.Table:
         """`clients.parquet`."""
         return read_clients(self.folder)
+
+    @property
+    def place(self) -> int:
+        """Where it stands in the order of its sweep; 0 without a sweep."""
+        return list(self.sweep.cells).index(self.folder.resolve().parent.name) if self.sweep else 0
 
     @property
     def seed(self) -> int:
@@ -165,12 +143,14 @@ def find_runs(paths: Sequence[Path | str]) -> list[Run]:
         ScenarioError: a path without a run, or a run that is damaged.
     """
     found: dict[Path, Run] = {}
+    sweep_of = cache(SweepCard.read)
     for path in map(Path, paths):
         folders = [path] if (path / "summary.json").exists() else list(_below(path))
         if not folders:
             raise ScenarioError(f"{path}: no run is there; allowed: a run folder, or a folder with run folders in it")
         for folder in folders:
-            found.setdefault(folder.resolve(), Run.read(folder))
+            place = folder.resolve()
+            found.setdefault(place, Run.read(folder, sweep_of(place.parent.parent)))
     return list(found.values())
 
 

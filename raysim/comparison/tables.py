@@ -10,7 +10,8 @@ from typing import IO, TextIO
 
 from raysim.common.files import replace
 from raysim.comparison.compare import Comparison
-from raysim.comparison.runs import ACCURACIES
+from raysim.comparison.measures import ACCURACIES
+from raysim.comparison.published import Published
 from raysim.comparison.statistics import Estimate
 from raysim.report.units import human_count
 
@@ -54,14 +55,21 @@ def rows(comparison: Comparison, measures: Sequence[str], differences: Collectio
     """The table: a title row, then a row per variant.
 
     differences: the measures after which the paired difference to the baseline stands, where there is a baseline. A
-    measure that some of a variant's runs lack, as a target that they never reached, says how many have it.
+    measure that some of a variant's runs lack, as a target that they never reached, says how many have it. Where a
+    paper printed a value, it follows in a column of its own, with the measured mean less it in brackets.
     """
     if comparison.baseline is None:
         differences = ()
     head = ["variant", "n"]
+    papers = {variant.name: comparison.published(variant.name) for variant in comparison.variants}
+    printed = {measure for of_variant in papers.values() for measure in of_variant}
+    unmeasured = list(
+        dict.fromkeys(one.metric for variant in comparison.variants for one in variant.published if not one.measure)
+    )
     for measure in measures:
-        head += [title(measure), *(["vs baseline"] if measure in differences else [])]
-    table = [head]
+        head += [title(measure), *(["published"] if measure in printed else [])]
+        head += ["vs baseline"] if measure in differences else []
+    table = [head + [f"{metric}, published" for metric in unmeasured]]
     for variant in comparison.variants:
         count = len(comparison.pairs(variant.name))
         row = [variant.name, str(count)]
@@ -69,10 +77,45 @@ def rows(comparison: Comparison, measures: Sequence[str], differences: Collectio
             found = comparison.estimate(variant.name, measure)
             some = f" ({found.n} of {count})" if found is not None and found.n < count else ""
             row.append(cell(measure, found) + some)
+            if measure in printed:
+                row.append(_published(measure, found, papers[variant.name].get(measure)))
             if measure in differences:
                 row.append(cell(measure, comparison.difference(variant.name, measure), sign=True))
-        table.append(row)
+        texts = {one.metric: one.text for one in variant.published}
+        table.append(row + [texts.get(metric, "-") for metric in unmeasured])
     return table
+
+
+def task_rows(comparison: Comparison) -> list[list[str]]:
+    """The methods over all data sets and partitions, where there are several: a title row, then one per method."""
+    found = comparison.over_tasks()
+    if found is None:
+        return []
+    improves = "probability_of_improvement"
+    head = ["method", "tasks", "IQM", *([f"P(better than {comparison.baseline})"] if improves in found else [])]
+    table = [head]
+    for row in found.to_dict("records"):
+        better = row.get(improves)
+        shown = [row["method"], str(row["tasks"]), f"{100 * row['iqm']:.2f}"]
+        table.append([*shown, *(["-" if better != better else f"{better:.2f}"] if improves in row else [])])
+    return table
+
+
+TASKS = "IQM is the interquartile mean of the last accuracy over all seeds and tasks (data and clients), in %."
+
+
+def _published(measure: str, found: Estimate | None, paper: Published | None) -> str:
+    """A paper's value, and the measured mean less it."""
+    if paper is None or paper.value is None:
+        return "-"
+    text = cell(measure, Estimate(1, paper.value))
+    return text if found is None else f"{text} ({cell(measure, Estimate(1, found.mean - paper.value), sign=True)})"
+
+
+def short(comparison: Comparison) -> list[str]:
+    """The measures of the short table."""
+    printed = {measure for variant in comparison.variants for measure in comparison.published(variant.name)}
+    return [m for m in comparison.measures if m in COLUMNS or m in printed or m.startswith("rounds_to_")]
 
 
 def print_table(comparison: Comparison, file: TextIO | None = None) -> None:
@@ -81,19 +124,25 @@ def print_table(comparison: Comparison, file: TextIO | None = None) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    shown = [measure for measure in comparison.measures if measure in COLUMNS or measure.startswith("rounds_to_")]
-    head, *body = rows(comparison, shown, {"last"})
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, name in enumerate(head):
-        table.add_column(name, justify="left" if i == 0 else "right", no_wrap=i > 0)
-    for row in body:
-        table.add_row(*(Text(text) for text in row))
     console = Console(file=file)
     if not console.is_terminal:
         console.width = 240  # a pipe has no width of its own
-    console.print(table)
-    console.print()
-    console.print(f"Accuracies in %. {legend(comparison)}", style="dim", highlight=False)
+
+    def show(rows: list[list[str]], meaning: str) -> None:
+        head, *body = rows
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for i, name in enumerate(head):
+            table.add_column(name, justify="left" if i == 0 else "right", no_wrap=i > 0)
+        for row in body:
+            table.add_row(*(Text(text) for text in row))
+        console.print(table)
+        console.print()
+        console.print(meaning, style="dim", highlight=False)
+
+    show(rows(comparison, short(comparison), {"last"}), f"Accuracies in %. {legend(comparison)}")
+    if over := task_rows(comparison):
+        console.print()
+        show(over, TASKS)
     for note in comparison.notes:
         console.print(Text(f"note: {note}"))
 
@@ -103,17 +152,22 @@ def legend(comparison: Comparison) -> str:
     text = "± is half the 95% confidence interval over seeds (Student's t)."
     if comparison.baseline is not None:
         text += f" vs baseline: paired over seeds, less {comparison.baseline}."
+    if sources := dict.fromkeys(one.source for variant in comparison.variants for one in variant.published):
+        text += f" published: {'; '.join(sources)}, and in brackets the measured mean less it."
     return text
 
 
 def markdown(comparison: Comparison) -> str:
     """All measures as a Markdown table, with the notes below."""
-    head, *body = (
-        [text.replace("|", "\\|") for text in row] for row in rows(comparison, comparison.measures, ACCURACIES)
-    )
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *body]
-    notes = [f"- {note}" for note in comparison.notes]
-    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", legend(comparison), "", *notes, ""])
+
+    def table(rows: list[list[str]]) -> list[str]:
+        head, *body = ([text.replace("|", "\\|") for text in row] for row in rows)
+        return [f"| {' | '.join(line)} |" for line in (head, ["---", *["---:"] * (len(head) - 1)], *body)]
+
+    lines = [*table(rows(comparison, comparison.measures, ACCURACIES)), "", legend(comparison), ""]
+    if over := task_rows(comparison):
+        lines += [*table(over), "", TASKS, ""]
+    return "\n".join([*lines, *(f"- {note}" for note in comparison.notes), ""])
 
 
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,6 +67,13 @@ def read_text(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ScenarioError(f"{path}: cannot be read: {reason}") from None
+
+
+def opening_comment(text: str) -> str:
+    """The comment that opens a file, without its signs and without what it says to editors."""
+    opening = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
+    lines = [line.removeprefix("#").removeprefix(" ") for line in opening if "yaml-language-server" not in line]
+    return "\n".join(lines).strip()
 
 
 def parse(text: str, file: str) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ import yaml
 
 from raysim.common.errors import ScenarioError
 from raysim.common.text import is_name
+from raysim.comparison.published import Published
+from raysim.comparison.sweep_card import CellCard, SweepCard
 from raysim.launch.code import Code, versions
 from raysim.launch.resume import decides
 from raysim.scenario.load import Loaded, load_scenario
-from raysim.scenario.yaml_text import Dumper, load_value, parse, read_text, shown
+from raysim.scenario.yaml_text import Dumper, load_value, opening_comment, parse, read_text, shown
+from raysim.sweeps.claims import Claims
 
 KEYS: Mapping[str, type | tuple[type, ...]] = {
     "name": str,
@@ -29,8 +33,14 @@ KEYS: Mapping[str, type | tuple[type, ...]] = {
     "runs": dict,
     "baseline": str,
     "targets": list,
+    "published": dict,
 }
 """The keys of a sweep file and the types of their values."""
+
+FAST_NOTE = (
+    "--fast: at most 3 rounds, a fifth of the clients, a tenth of the epochs and the first seed of the sweep's file; "
+    "these numbers show that it runs, not which method is better"
+)
 
 _SEEDS = re.compile(r"(\d+)\.\.(\d+)")
 
@@ -40,9 +50,11 @@ class Cell:
     """One run of a sweep."""
 
     name: str  # what tells it from the others, such as "fedgh seed=1"
+    label: str  # the name without the seed
     sets: tuple[str, ...]  # the overrides that make it of the base
     loaded: Loaded
     id: str  # a digest of all that decides its result
+    published: tuple[Published, ...] = ()  # values of a paper for its label
 
     @property
     def folder_name(self) -> str:
@@ -61,6 +73,13 @@ class Sweep:
     output: Path  # the folder with a folder per cell
     baseline: str | None = None
     targets: tuple[float, ...] | None = None
+    about: str = ""  # the comment that opens the file
+    notes: tuple[str, ...] = ()  # how its runs differ from what the file says
+
+    def card(self) -> SweepCard:
+        """What the comparison of its cells needs to know."""
+        cells = {cell.folder_name: CellCard(cell.label, cell.published) for cell in self.cells}
+        return SweepCard(self.about, cells, self.baseline, self.targets, self.notes)
 
 
 def load_sweep(
@@ -69,17 +88,20 @@ def load_sweep(
     grid: Mapping[str, Sequence[Any]] | None = None,
     seeds: str | Sequence[int] | None = None,
     sets: Sequence[str] = (),
+    fast: bool = False,
 ) -> Sweep:
     """Read a sweep file, or make a sweep of a scenario file.
 
     grid: key -> values, in addition to the file's. seeds: instead of the file's, such as "1..5" or [1, 2]. sets:
-    overrides for every cell, which count more than the base.
+    overrides for every cell, which count more than the base. fast: cut rounds, clients and epochs, and take the first
+    seed alone, to try a sweep in minutes; it is then another sweep, with a name that ends in "-fast".
 
     Raises:
         ScenarioError: a wrong key or value, a cell that is no valid scenario, two cells that are the same run.
     """
     path = Path(file)
-    raw = parse(read_text(path), str(path))
+    text = read_text(path)
+    raw = parse(text, str(path))
     if not ("base" in raw or {"grid", "runs", "seeds"} & raw.keys()):  # a scenario
         raw = {"base": path.name, "name": f"{path.stem}-sweep"}  # beside the folder of single runs
     for key, value in raw.items():
@@ -95,21 +117,32 @@ def load_sweep(
     chosen = _seeds(raw.get("seeds") if seeds is None else seeds, str(path))
     axes = _grid({**raw.get("grid", {}), **(grid or {})}, str(path))
     runs = _runs(raw.get("runs", {}), str(path))
+    claims = Claims.read(raw.get("published"), path)
+    if fast:
+        name, chosen = f"{name}-fast", chosen[:1]
     cells: dict[str, Cell] = {}
-    for (label, of_run), *values, seed in itertools.product(runs, *axes.values(), chosen):
+    for (labels, of_run), *values, seed in itertools.product(runs, *axes.values(), chosen):
         assignments = list(zip(axes, values, strict=True))
         of_seed = [] if seed is None else [f"seed={seed}"]
         overrides = [*of_run, *(f"{key}={_written(value)}" for key, value in assignments), *of_seed]
-        named = [f"{'' if key == 'algorithm.name' else f'{key}='}{_written(value)}" for key, value in assignments]
-        cell_name = " ".join([*([label] if label else []), *named, *of_seed]) or "base"
-        cell = _cell(cell_name, base, (*common, *overrides), str(path))
-        if (same := cells.get(cell.id)) is not None:
+        named = [
+            f"{'' if key == 'algorithm.name' else f'{key}='}{_written(value)}"
+            for key, value in assignments if key != "seed"
+        ]  # fmt: skip
+        label = " ".join([*labels.values(), *named])
+        cell_name = " ".join([label, *(f"{key}={value}" for key, value in assignments if key == "seed"), *of_seed])
+        cell = _cell(cell_name.strip() or "base", label, base, (*common, *overrides), str(path), fast)
+        if (same := cells.get(cell.id)) is None:
+            cells[cell.id] = replace(cell, published=claims.of(labels))
+        elif not fast:
             raise ScenarioError(f"{path}: the cells {same.name!r} and {cell.name!r} are the same run; remove one")
-        cells[cell.id] = cell
     _check_comparison(raw, list(cells.values()), str(path))
     targets = raw.get("targets")
     output = next(iter(cells.values())).loaded.scenario.output_folder / name
-    return Sweep(name, base, tuple(cells.values()), output, raw.get("baseline"), targets and tuple(targets))
+    return Sweep(
+        name, base, tuple(cells.values()), output, raw.get("baseline"), targets and tuple(targets),
+        opening_comment(text), (FAST_NOTE,) if fast else (),
+    )  # fmt: skip
 
 
 def _written(value: Any) -> str:
@@ -171,20 +204,40 @@ def _grid(given: Mapping[str, Any], file: str) -> dict[str, list[Any]]:
     return {key: list(values) for key, values in given.items()}
 
 
-def _runs(given: Mapping[str, Any], file: str) -> list[tuple[str, list[str]]]:
-    for name, sets in given.items():
-        if not isinstance(sets, list) or not all(isinstance(item, str) and "=" in item for item in sets):
-            text = f"{shown(sets)} given; allowed: a list of overrides such as training.lr=0.1"
-            raise ScenarioError(text, key=f"runs.{name}", origin=file)
-    return [(str(name), list(sets)) for name, sets in given.items()] or [("", [])]
+def _runs(given: Mapping[str, Any], file: str) -> list[tuple[dict[str, str], list[str]]]:
+    """(axis -> label, overrides) of every combination; runs without axes have one axis, named ""."""
+    axes = given if given and all(isinstance(axis, dict) for axis in given.values()) else {"": given}
+    for axis, labelled in axes.items():
+        for label, sets in labelled.items():
+            if not isinstance(sets, list) or not all(isinstance(item, str) and "=" in item for item in sets):
+                text = f"{shown(sets)} given; allowed: a list of overrides such as training.lr=0.1"
+                raise ScenarioError(text, key=".".join(filter(None, ("runs", str(axis), str(label)))), origin=file)
+        if axis and not labelled:
+            raise ScenarioError("{} given; allowed: at least one name with overrides", key=f"runs.{axis}", origin=file)
+    found = []
+    for combination in itertools.product(*(labelled.items() for labelled in axes.values() if labelled)):
+        labels = {str(axis): str(label) for axis, (label, _) in zip(axes, combination, strict=False)}
+        found.append((labels, [item for _, sets in combination for item in sets]))
+    return found
 
 
-def _cell(name: str, base: Path | Mapping[str, Any], sets: tuple[str, ...], file: str) -> Cell:
+def _cell(name: str, label: str, base: Path | Mapping[str, Any], sets: tuple[str, ...], file: str, fast: bool) -> Cell:
     try:
         loaded = load_scenario(base, sets)
+        if fast:
+            sets = (*sets, *_fast(loaded))
+            loaded = load_scenario(base, sets)
     except ScenarioError as error:
         raise ScenarioError(f"{file}: the cell {name!r}: {error}") from None
-    return Cell(name, sets, loaded, identity(loaded))
+    return Cell(name, label, sets, loaded, identity(loaded))
+
+
+def _fast(loaded: Loaded) -> list[str]:
+    """Overrides that make a cell small enough to try."""
+    scenario = loaded.scenario
+    clients = max(math.ceil(scenario.clients.count / 5), min(scenario.clients.count, 4))
+    epochs = math.ceil(scenario.training.epochs / 10)
+    return [f"rounds={min(scenario.rounds, 3)}", f"clients.count={clients}", f"training.epochs={epochs}"]
 
 
 def _check_comparison(raw: Mapping[str, Any], cells: Sequence[Cell], file: str) -> None:

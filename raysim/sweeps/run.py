@@ -7,12 +7,12 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from raysim.common.errors import RunError, ScenarioError
-from raysim.common.files import hold
+from raysim.common.files import hold, reason
 from raysim.comparison.compare import compare
 from raysim.comparison.pictures import draw
 from raysim.comparison.tables import write_tables
@@ -47,14 +47,15 @@ def sweep(
     seeds: str | Sequence[int] | None = None,
     sets: Sequence[str] = (),
     parallel: int | None = None,
+    fast: bool = False,
     retry_failed: bool = False,
     notify: Callable[[str], None] = lambda text: None,
 ) -> list[CellState]:
     """Run the cells of a sweep file, or of a scenario and a grid, that are not done; returns the states of all.
 
-    See `load_sweep` for file, grid, seeds and sets, and `run_sweep` for the rest.
+    See `load_sweep` for file, grid, seeds, sets and fast, and `run_sweep` for the rest.
     """
-    loaded = load_sweep(file, grid=grid, seeds=seeds, sets=sets)
+    loaded = load_sweep(file, grid=grid, seeds=seeds, sets=sets, fast=fast)
     return run_sweep(loaded, parallel=parallel, retry_failed=retry_failed, notify=notify)
 
 
@@ -79,6 +80,10 @@ def run_sweep(
     uri = check_uri(sweep.cells[0].loaded.scenario.tracking.uri)
     with contextlib.ExitStack() as cleanup:
         lock(sweep, cleanup)
+        try:
+            sweep.card().write(sweep.output)
+        except OSError as error:
+            raise RunError(f"{sweep.output} cannot be written: {reason(error)}") from error
         states = {one.cell.name: one for one in _when_abandoned_cells_have_ended(sweep)}
         left = [one for one in states.values() if one.state != "done" and (retry_failed or one.state != "failed")]
         if not left:
@@ -157,9 +162,7 @@ def _compared(sweep: Sweep, states: Sequence[CellState], parent: ParentRun) -> N
     metrics: dict[str, float] = {}
     files: list[Path] = []
     if folders:
-        comparison = compare(*folders, targets=sweep.targets)
-        if sweep.baseline in {variant.method for variant in comparison.variants}:  # it may have failed
-            comparison = replace(comparison, baseline=sweep.baseline)
+        comparison = compare(*folders)
         place = sweep.output / COMPARISON
         try:
             files = [*write_tables(comparison, place), *draw(comparison, place)]

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scipy import stats
 
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import Comparison, compare
+from raysim.comparison.published import Published
 from raysim.comparison.runs import find_runs
+from raysim.comparison.sweep_card import CellCard, SweepCard
+from raysim.comparison.tables import markdown, rows, task_rows
 from tests.comparison.runs import make_run
 
 
@@ -100,12 +104,18 @@ def test_several_data_sets(tmp_path: Path) -> None:
     comparison = compare(tmp_path, baseline="standalone")
     frame = comparison.over_tasks()
     assert frame is not None
-    rows = frame.set_index("method")
-    assert rows.loc["fedgh", "iqm"] == pytest.approx(0.65)  # of 0.6, 0.6, 0.7, 0.7 the middle two
-    assert rows.loc["standalone", "iqm"] == pytest.approx(0.65)
-    assert list(rows["tasks"]) == [2, 2]
+    by_method = frame.set_index("method")
+    assert by_method.loc["fedgh", "iqm"] == pytest.approx(0.65)  # of 0.6, 0.6, 0.7, 0.7 the middle two
+    assert by_method.loc["standalone", "iqm"] == pytest.approx(0.65)
+    assert list(by_method["tasks"]) == [2, 2]
     # On digits both seeds are level or better (0.6 = 0.6 counts half, 0.7 > 0.6), on CIFAR-10 the reverse.
-    assert rows.loc["fedgh", "probability_of_improvement"] == pytest.approx((0.75 + 0.25) / 2)
+    assert by_method.loc["fedgh", "probability_of_improvement"] == pytest.approx((0.75 + 0.25) / 2)
+    assert task_rows(comparison) == [
+        ["method", "tasks", "IQM", "P(better than standalone)"],
+        ["fedgh", "2", "65.00", "0.50"],
+        ["standalone", "2", "65.00", "-"],
+    ]
+    assert "| fedgh | 2 | 65.00 | 0.50 |" in markdown(comparison)
     found = comparison.difference("fedgh data.name=cifar10", "last")
     assert found is not None and found.mean == pytest.approx(-0.05)
 
@@ -134,4 +144,57 @@ def test_folders_without_runs(tmp_path: Path) -> None:
         compare(tmp_path)
     (folder / "resolved.yaml").write_text("name: made\n")
     with pytest.raises(ScenarioError, match=r"resolved\.yaml: seed: None given; allowed: an integer"):
+        compare(tmp_path)
+
+
+def sweep_of(folder: Path, **changes: Any) -> None:
+    """Two cells, the second with other models, as a method asks for that needs one architecture."""
+    accuracy = Published("X, Table 1", 2, "acc_%", "52", "last", 0.52)
+    size = Published("X, Table 1", 5, "size", "large", None, None)
+    for seed in (1, 2):
+        make_run(folder / f"z-ours-{seed}" / "run", seed=seed, accuracy=[0, 0.5])
+        fedavg = {"clients": {"count": 2, "participation": 0.5, "models": ["a"]}}
+        make_run(folder / f"theirs-{seed}" / "run", "fedavg", seed, [0, 0.25], algorithm={}, **fedavg)
+    cells = {f"z-ours-{seed}": CellCard("Ours", (accuracy, size)) for seed in (1, 2)}
+    cells |= {f"theirs-{seed}": CellCard("Theirs") for seed in (1, 2)}
+    SweepCard("about it", cells, **{"baseline": "fedavg", "targets": [0.3], "notes": ["cut"], **changes}).write(folder)
+
+
+def test_a_sweep_brings_names_baseline_targets_and_published_values(tmp_path: Path) -> None:
+    sweep_of(tmp_path)
+    comparison = compare(tmp_path)
+    assert [variant.name for variant in comparison.variants] == ["Ours", "Theirs"]
+    assert (comparison.baseline, list(comparison.targets)) == ("fedavg", [0.3])
+    difference = comparison.difference("Ours", "last")
+    assert difference is not None and (difference.mean, difference.n) == (0.25, 2)
+    head, ours, theirs = rows(comparison, ["last"], {"last"})
+    assert head == ["variant", "n", "last", "published", "vs baseline", "size, published"]
+    assert ours == ["Ours", "2", "50.00", "52.00 (-2.00)", "+25.00", "large"]
+    assert theirs == ["Theirs", "2", "25.00", "-", "-", "-"]
+    assert comparison.frame.set_index(["variant", "measure"]).loc[("Ours", "last"), "published"] == 0.52
+    assert "cut" in comparison.notes
+    assert any(
+        note.startswith("unequal settings: clients.models is ") and "(fedavg)" in note for note in comparison.notes
+    )
+
+
+def test_a_sweep_whose_names_are_not_its_variants_is_named_by_keys(tmp_path: Path) -> None:
+    sweep_of(tmp_path)
+    SweepCard("", {f"theirs-{seed}": CellCard("Ours") for seed in (1, 2)}).write(tmp_path)  # cells of before stay
+    assert [variant.name for variant in compare(tmp_path).variants] == ["fedgh", "fedavg"]
+    assert [variant.name for variant in compare(tmp_path, targets=[0.4], baseline="fedgh").variants] == [
+        "fedgh",
+        "fedavg",
+    ]
+
+
+def test_a_baseline_of_the_sweep_without_a_run_is_left_out(tmp_path: Path) -> None:
+    sweep_of(tmp_path, baseline="standalone")
+    assert compare(tmp_path).baseline is None
+
+
+def test_a_damaged_card(tmp_path: Path) -> None:
+    sweep_of(tmp_path)
+    (tmp_path / "sweep.json").write_text("{}")
+    with pytest.raises(ScenarioError, match=r"sweep.json is damaged; remove it, and run the sweep again"):
         compare(tmp_path)

@@ -77,6 +77,53 @@ def test_a_grid_that_grows_keeps_its_cells(base: Path, tmp_path: Path) -> None:
     assert {cell.folder_name for cell in few.cells} < {cell.folder_name for cell in more.cells}
 
 
+VALUES = """paper,method,metric,value
+X,Ours,acc_%,93.5
+X,Ours,up_KB,512
+X,Theirs,acc_%,80
+X,Ours,size,large
+Y,Ours,acc_%,11
+"""
+
+
+def claim(**changes: Any) -> dict[str, Any]:
+    return {"file": "values.csv", "rows": {"paper": "X"}, "measures": {"acc_%": "last", "up_KB": "up_mib"}, **changes}
+
+
+def test_runs_with_several_axes_claim_published_values(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "values.csv").write_text(VALUES)
+    runs = {
+        "method": {"Ours": ["algorithm.name=fedgh"], "Theirs": ["algorithm.name=standalone"]},
+        "rate": {"slow": ["training.lr=0.1"], "fast": ["training.lr=0.2"]},
+    }
+    sweep = load_sweep(write(tmp_path, runs=runs, seeds=[1, 2], published=claim()))
+    assert [cell.name for cell in sweep.cells] == [
+        f"{method} {rate} seed={seed}" for method in ("Ours", "Theirs") for rate in ("slow", "fast") for seed in (1, 2)
+    ]
+    assert [cell.label for cell in sweep.cells[:3]] == ["Ours slow", "Ours slow", "Ours fast"]
+    accuracy, upload, size = sweep.cells[0].published
+    assert (accuracy.measure, accuracy.value, accuracy.text, accuracy.source, accuracy.line) == (
+        "last", pytest.approx(0.935), "93.5", "X", 2,
+    )  # fmt: skip
+    assert (upload.measure, upload.value) == ("up_mib", 0.5)
+    assert (size.measure, size.value, size.text) == (None, None, "large")
+    assert [one.line for one in sweep.cells[-1].published] == [4]
+
+
+def test_a_fast_sweep_is_small_and_another(base: Path, tmp_path: Path) -> None:
+    grid = {"clients.count": [3, 10, 100], "training.epochs": [1, 25], "seed": [7, 8]}
+    path = write(tmp_path, set=["rounds=50"], grid=grid)
+    fast, full = load_sweep(path, fast=True), load_sweep(path)
+    assert (fast.name, full.name) == ("sweep-fast", "sweep")
+    found = [cell.loaded.scenario for cell in fast.cells if cell.loaded.scenario.seed == 7]
+    assert {(one.rounds, one.clients.count, one.training.epochs) for one in found} == {
+        (3, count, epochs) for count in (3, 4, 20) for epochs in (1, 3)
+    }
+    assert not fast.card().cells.keys() & full.card().cells.keys()
+    assert len(load_sweep(path, grid={"rounds": [50, 100]}, fast=True).cells) == len(fast.cells)  # alike, once cut
+    assert "--fast" in fast.card().notes[0] and not full.card().notes
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
@@ -99,12 +146,25 @@ def test_a_grid_that_grows_keeps_its_cells(base: Path, tmp_path: Path) -> None:
         ({"targets": [0.5, 2]}, "targets: 2 given; allowed: accuracies greater than 0 and at most 1"),
         ({"baseline": "standalon"}, "baseline: 'standalon' given; allowed: fedgh"),
         ({"baseline": " "}, "baseline: ' ' given; allowed: fedgh"),
-        ({"published": {}}, "published: unknown key"),
+        ({"published": {}}, "published.file: null given; allowed: a CSV file"),
+        ({"published": claim(file=3)}, "published.file: 3 given; allowed: a CSV file"),
+        ({"published": claim(file="no.csv")}, "published.file: no.csv given; allowed: a CSV file with the columns"),
+        ({"published": claim(rows=[])}, r"published.rows: \[\] given; allowed: a mapping"),
+        ({"published": claim(tables=1)}, "published.tables: unknown key; allowed: file, rows, measures"),
+        ({"published": claim(rows={"papr": "X"})}, "published.rows.papr: no such column; allowed: paper, method"),
+        ({"published": claim(rows={"paper": "Z"})}, "published.rows: values.csv has no such row"),
+        ({"published": claim(measures={"acc_%": "lst"})}, "published.measures.acc_%: 'lst' given; allowed: .*last"),
+        ({"published": claim(measures={"acc": "last"})}, "published.measures.acc: these rows have no such metric"),
+        ({"published": claim(measures={"size": "last"})}, "published: line 5 of values.csv: size is 'large', no n"),
+        ({"published": claim(rows={"paper": "*"})}, "published: the cell 'Ours' has two values for last; allowed: one"),
+        ({"runs": {"method": {}, "seed": {"a": []}}}, "runs.method: {} given; allowed: at least one name"),
+        ({"runs": {"method": {"a": "x"}}}, "runs.method.a: 'x' given; allowed: a list of overrides"),
     ],
 )  # fmt: skip
 def test_bad_sweep_files(base: Path, tmp_path: Path, content: dict[str, Any], sentence: str) -> None:
     (tmp_path / "other.yaml").write_text(yaml.safe_dump({"base": "sweep.yaml", "seeds": [1]}))
-    path = write(tmp_path, **content)
+    (tmp_path / "values.csv").write_text(VALUES)
+    path = write(tmp_path, **{"runs": {"method": {"Ours": []}} if "published" in content else {}, **content})
     with pytest.raises(ScenarioError, match=f"^{path}: {sentence}") as caught:
         load_sweep(path)
     assert "\n" not in str(caught.value)
@@ -126,4 +186,3 @@ def test_every_shipped_sweep_loads_and_its_cells_fit(path: Path) -> None:
     assert len(sweep.cells) > 1
     for cell in sweep.cells:
         check(cell.loaded)
-    assert sweep.baseline is None or any(sweep.baseline in cell.name for cell in sweep.cells)

@@ -1,0 +1,46 @@
+"""What runs are compared by: the measures, their units and the papers' target accuracies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+MIB = 2.0**20
+
+TARGETS: Mapping[tuple[str, str], tuple[float, ...]] = {
+    ("cifar10", "pathological"): (0.9,),
+    ("cifar100", "pathological"): (0.5, 0.7),
+    ("cifar10", "dirichlet"): (0.4,),
+    ("cifar100", "dirichlet"): (0.09,),
+}
+"""Data set and partition -> the mean accuracies to which papers count rounds (FedGH, Table 3; FedRAL, Table 4)."""
+
+MEASURES: Mapping[str, str] = {
+    "last": "mean test accuracy of all clients, in the last round that measured it",
+    "at_best_val": "the same in the round with the greatest validation accuracy",
+    "best": "the greatest mean test accuracy of all clients, chosen by the test samples themselves",
+    "best_participants": "the greatest mean test accuracy of a round's participants, as the papers' codes report",
+    "best_global": "the greatest mean accuracy of participants' models on the whole published test set",
+    "last_global": "the same in the last round that measured it",
+    "worst_decile": "mean accuracy of the worst tenth of the clients, in the last round that measured it",
+    "std": "standard deviation of the accuracy over clients, in that round",
+    "up_mib": "MiB that a participant sends per round, on average",
+    "down_mib": "MiB that a participant receives per round, on average",
+    "total_mib": "MiB in both directions, of all clients and rounds",
+    "gflop": "10^9 floating-point operations of a participant per round, on average",
+    "total_gflop": "10^9 operations of clients and server, of all rounds",
+}
+"""What is compared, besides `rounds_to_A`, `mib_to_A` and `gflop_to_A` for each target accuracy A."""
+
+ACCURACIES = frozenset(
+    {"last", "at_best_val", "best", "best_participants", "best_global", "last_global", "worst_decile", "std"}
+)
+"""Measures in [0, 1], which tables show in per cent."""
+
+
+_TO_TARGET = re.compile(r"(rounds|mib|gflop)_to_0\.\d+")
+
+
+def is_measure(name: str) -> bool:
+    """Whether a comparison knows this measure."""
+    return name in MEASURES or _TO_TARGET.fullmatch(name) is not None

@@ -1,0 +1,84 @@
+"""Values that papers printed, and the measures that they are compared with."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from raysim.common.errors import ScenarioError
+from raysim.comparison.measures import ACCURACIES
+
+MIB_IN = {"_KB": 1 / 1024, "_MB": 1.0, "_GB": 1024.0}
+"""MiB in the units in which papers print bytes; their numbers show that they count 1,024 bytes as one KB."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """One value of a paper."""
+
+    source: str  # such as "FedSSA, Table 1"
+    line: int  # of the file with the values, from 1
+    metric: str  # as the file calls it
+    text: str  # as printed
+    measure: str | None  # what it is compared with; None: no measure of a run
+    value: float | None  # in the measure's unit; None without a measure
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a file of published values: a metric's value, and what it is the value of."""
+
+    columns: Mapping[str, str]
+    line: int  # in the file, from 1
+
+    def matches(self, patterns: Mapping[str, str]) -> bool:
+        """Whether every column that has a pattern matches it: equal to it, or as a shell pattern."""
+        return all(
+            self.columns[name] == pattern or fnmatchcase(self.columns[name], pattern)
+            for name, pattern in patterns.items()
+            if name in self.columns
+        )
+
+
+def read_rows(path: Path, origin: str) -> list[Row]:
+    """The rows of a CSV file with the columns `metric` and `value`, and others that say what they are values of.
+
+    Raises `ScenarioError`, for the file `origin` that names it, when it is no such file.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            rows = [Row({name: text or "" for name, text in row.items() if name}, reader.line_num) for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error):
+        rows = []
+    if not rows or {"metric", "value"} - rows[0].columns.keys():
+        text = f"{path.name} given; allowed: a CSV file with the columns metric, value and others"
+        raise ScenarioError(text, key="published.file", origin=origin)
+    return rows
+
+
+def published(row: Row, measures: Mapping[str, str]) -> Published:
+    """A row as a value that is compared with a measure of a run, where `measures` (metric -> measure) names one.
+
+    Raises `ValueError` when it is compared and no number.
+    """
+    columns = row.columns
+    source = ", ".join(columns[name] for name in ("paper", "table") if columns.get(name))
+    metric, text = columns["metric"], columns["value"]
+    measure = measures.get(metric)
+    value = None if measure is None else float(text) * _unit(metric, measure)
+    return Published(source, row.line, metric, text, measure, value)
+
+
+def _unit(metric: str, measure: str) -> float:
+    if measure in ACCURACIES:
+        return 0.01
+    return next((factor for ending, factor in MIB_IN.items() if metric.endswith(ending) and "mib" in measure), 1.0)
+
+
+def by_measure(values: Iterable[Published]) -> dict[str, Published]:
+    """Measure -> the value that was published for it."""
+    return {one.measure: one for one in values if one.measure is not None}
