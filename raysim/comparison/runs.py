@@ -14,9 +14,9 @@ import pyarrow as pa
 from raysim.common.errors import ScenarioError
 from raysim.comparison.measures import MIB, TARGETS
 from raysim.comparison.sweep_card import CellCard, SweepCard
-from raysim.launch.resume import decides
 from raysim.report.load import read_clients, read_rounds, read_summary
 from raysim.scenario.load import flatten
+from raysim.scenario.schema import decides
 from raysim.scenario.yaml_text import parse, read_text
 
 

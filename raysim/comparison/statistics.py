@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 MIN_SEEDS = 3
 """With fewer values no interval is given: the t distribution with one degree of freedom says nothing of use."""
@@ -47,7 +47,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     if n < MIN_SEEDS:
         return Estimate(n, mean)
     standard_error = float(np.std(values, ddof=1)) / math.sqrt(n)
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * standard_error
+    half = float(special.stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * standard_error
     return Estimate(n, mean, mean - half, mean + half)
 
 
@@ -59,6 +59,8 @@ def paired_difference(values: Mapping[object, float], baseline: Mapping[object, 
 
 def interquartile_mean(values: Sequence[float]) -> float:
     """The mean of the middle half of the values (`scipy.stats.trim_mean` with a quarter cut off at both ends)."""
+    from scipy import stats  # importing it takes a second
+
     return float(stats.trim_mean(values, 0.25))
 
 
@@ -71,6 +73,8 @@ def probability_of_improvement(tasks: Sequence[tuple[Sequence[float], Sequence[f
     Raises:
         ValueError: no tasks, or one without values.
     """
+    from scipy import stats
+
     if not tasks or not all(ours and theirs for ours, theirs in tasks):
         raise ValueError("a task without values")
     shares = [

@@ -19,11 +19,7 @@ from raysim.common.text import expanded, is_name, redacted
 from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
 from raysim.launch.code import UNKNOWN, Code
 from raysim.scenario.load import Loaded, load_scenario
-from raysim.scenario.schema import Scenario
-
-FREE = ("name", "backend", "output", "resources", "tracking", "checkpoint", "failure", "data.root", "data.format")
-"""Keys, with all below them, that may differ: they say where and how a run takes place, not what comes out."""
-
+from raysim.scenario.schema import FREE, Scenario, decides
 
 _RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
 
@@ -223,11 +219,6 @@ def _free(key: str, before: Loaded, now: Loaded) -> bool:
         # More rounds are the same rounds and then some, unless the method looks at how many there will be.
         return now.scenario.rounds > before.scenario.rounds and not now.declared.scheduled
     return not decides(key)
-
-
-def decides(key: str) -> bool:
-    """Whether a key of the scenario, dotted, decides what comes out of a run."""
-    return not any(key == free or key.startswith(f"{free}.") for free in FREE)
 
 
 def label(algorithm: str, seed: int, overrides: Mapping[str, Scalar]) -> str:

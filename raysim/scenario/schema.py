@@ -200,6 +200,15 @@ class Scenario(Section):
         return expanded(self.output).absolute()
 
 
+FREE = ("name", "backend", "output", "resources", "tracking", "checkpoint", "failure", "data.root", "data.format")
+"""Keys, with all below them, that say where and how a run takes place, not what comes out."""
+
+
+def decides(key: str) -> bool:
+    """Whether a key of the scenario, dotted, decides what comes out of a run."""
+    return not any(key == free or key.startswith(f"{free}.") for free in FREE)
+
+
 @cache  # pydantic looks through every loaded module for the source of a new model: 60 ms
 def settings_model(declaration: Declaration) -> type[BaseModel]:
     """A strict pydantic model with the fields of a settings class, ranges and meanings included."""

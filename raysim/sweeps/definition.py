@@ -19,8 +19,8 @@ from raysim.common.text import is_name
 from raysim.comparison.published import Published
 from raysim.comparison.sweep_card import CellCard, SweepCard
 from raysim.launch.code import Code, versions
-from raysim.launch.resume import decides
 from raysim.scenario.load import Loaded, load_scenario
+from raysim.scenario.schema import decides
 from raysim.scenario.yaml_text import Dumper, load_value, opening_comment, parse, read_text, shown
 from raysim.sweeps.claims import Claims
 
