@@ -98,6 +98,13 @@ def sweep(
         sys.exit(1)
 
 
+def _folders(runs: tuple[str, ...]) -> list[Path]:
+    """The run folders given, with its output folder in place of a sweep file."""
+    from raysim.sweeps.definition import load_sweep
+
+    return [load_sweep(run).output if Path(run).suffix in {".yaml", ".yml"} else Path(run) for run in runs]
+
+
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path())
 @click.option(
@@ -110,7 +117,7 @@ def sweep(
 def compare(runs: tuple[str, ...], targets: tuple[float, ...], baseline: str | None, output: str | None) -> None:
     """Compare runs: groups that differ in their seed alone, with 95% confidence intervals over seeds.
 
-    RUNS are run folders, or folders with run folders in them, such as a sweep's.
+    RUNS are run folders, folders with run folders in them, such as a sweep's, or sweep files.
 
     \b
     Example:
@@ -119,7 +126,7 @@ def compare(runs: tuple[str, ...], targets: tuple[float, ...], baseline: str | N
     from raysim.comparison.compare import compare as of
     from raysim.comparison.tables import print_table, write_tables
 
-    found = of(*runs, targets=targets or None, baseline=baseline)
+    found = of(*_folders(runs), targets=targets or None, baseline=baseline)
     print_table(found)
     if output is not None:
         from raysim.comparison.pictures import draw
@@ -136,7 +143,7 @@ def compare(runs: tuple[str, ...], targets: tuple[float, ...], baseline: str | N
 def report(runs: tuple[str, ...], baseline: str | None, output: str) -> None:
     """Write a comparison of runs as one HTML file, a part for each of RUNS, that opens without a network.
 
-    RUNS are run folders, or folders with run folders in them, such as a sweep's.
+    RUNS are run folders, folders with run folders in them, such as a sweep's, or sweep files.
 
     \b
     Example:
@@ -146,7 +153,7 @@ def report(runs: tuple[str, ...], baseline: str | None, output: str) -> None:
     from raysim.comparison.report import report as write
 
     try:
-        click.echo(write(*runs, output=output, baseline=baseline))
+        click.echo(write(*_folders(runs), output=output, baseline=baseline))
     except OSError as error:
         raise RunError(f"-o: {output} cannot be written: {(error.strerror or str(error)).lower()}") from None
 
