@@ -31,9 +31,7 @@ from raysim.core import Batch, Client, LocalTraining, Server, Task
 from raysim.core.messages import wire_size
 from raysim.core.seeds import seeded
 from raysim.data.transform import ImageTransform
-from raysim.launch.check import check
-from raysim.scenario.load import load_scenario
-from tests.conftest import REPOSITORY
+from tests.scenario.papers import checked
 
 C = 4
 A, B, ACROSS = (1.0, 0.0), (0.9, 0.1), (0.0, 1.0)
@@ -215,9 +213,9 @@ def test_the_loss_is_the_released_arithmetic():
 
 def test_the_scenario_feeds_what_the_released_code_feeds():
     # Black and white: (0 - 0.1307) / 0.3081 and (255 - 0.1307) / 0.3081, on three equal channels.
-    checked = check(load_scenario(REPOSITORY / "scenarios/baselines/fedcache_fashion_mnist_n20.yaml"))
-    assert checked.loaded.algorithm.encoder == "pixels"  # named, so that it does not depend on the machine
-    transform = ImageTransform.of(checked.dataset, False)
+    found = checked("hks/choices", "FedCache as its code")
+    assert found.loaded.algorithm.encoder == "pixels"  # named, so that it does not depend on the machine
+    transform = ImageTransform.of(found.dataset, False)
     image_BHWC = torch.zeros(2, 28, 28, 1, dtype=torch.uint8)
     image_BHWC[1] = 255
     x = transform.plain(image_BHWC)
@@ -225,9 +223,9 @@ def test_the_scenario_feeds_what_the_released_code_feeds():
     assert x[0].unique().tolist() == pytest.approx([-0.42421], abs=1e-5)
     assert x[1].unique().tolist() == pytest.approx([827.22914], abs=1e-3)
     # The networks are the released ones, with three channels: 78,042 parameters and not 77,754.
-    sizes = [sum(w.numel() for w in checked.build(name).parameters()) for name in checked.architectures]
+    sizes = [sum(w.numel() for w in found.build(name).parameters()) for name in found.architectures]
     assert sizes == [78_042, 175_258, 272_474]
-    assert checked.build("hks_resnet8")(x).shape == (2, 10)
+    assert found.build("hks_resnet8")(x).shape == (2, 10)
 
 
 # -- what is sent ------------------------------------------------------------------------------------

@@ -19,8 +19,7 @@ from raysim.core.meter import FlopMeter
 from raysim.core.seeds import seeded
 from raysim.scenario.load import load_scenario
 from raysim.scenario.schema import Training
-from tests.conftest import REPOSITORY
-from tests.scenario.test_papers import commands
+from tests.scenario.papers import cell_of
 
 
 class Given(nn.Module):
@@ -304,8 +303,7 @@ def test_the_official_contrast_is_weighed_for_adam_at_1e_4() -> None:
 
 
 def test_the_scenario_has_the_official_training_beside_the_profile() -> None:
-    (variant,) = [c for c in commands(REPOSITORY / "scenarios/baselines/fedclassavg_cifar100_n100.yaml") if c.sets]
-    loaded = variant.checked().loaded
+    loaded = cell_of("fedssa/choices", "FedClassAvg's code").loaded
     assert loaded.algorithm == official()
     assert loaded.scenario.training == Training(epochs=1, batch_size=64, optimizer="adam", lr=1e-4)
 

@@ -27,7 +27,7 @@ from tests.cli.command import run
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 QUICKSTART = str(SCENARIOS / "quickstart.yaml")
-SHIPPED = sorted(path for path in SCENARIOS.rglob("*.yaml") if path.parent.name != "sweeps")
+SHIPPED = sorted(path for path in SCENARIOS.rglob("*.yaml") if path.parent == SCENARIOS or path.name == "base.yaml")
 
 OPTIONS = {
     "launch": {"scenario", "--set", "--dry-run", "--quiet", "--resume", "--address", "--code-changed"},

@@ -25,9 +25,9 @@ QUICKSTART = SCENARIOS / "quickstart.yaml"
 FILES = [
     QUICKSTART,
     SCENARIOS / "cifar100_hetero.yaml",
-    SCENARIOS / "papers" / "hks_fashion_mnist_dirichlet_n20.yaml",
-    SCENARIOS / "papers" / "fedral_cifar100_pathological_n100.yaml",
-    SCENARIOS / "baselines" / "fedavg_cifar100_n100.yaml",
+    SCENARIOS / "papers" / "hks" / "base.yaml",
+    SCENARIOS / "papers" / "fedral" / "base.yaml",
+    SCENARIOS / "papers" / "dc_pfl" / "base.yaml",
 ]
 
 VALUES: list[Any] = [

@@ -17,7 +17,7 @@ from raysim.scenario.yaml_text import Loader
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 QUICKSTART = SCENARIOS / "quickstart.yaml"
-SHIPPED = sorted(path for path in SCENARIOS.rglob("*.yaml") if path.parent.name != "sweeps")
+SHIPPED = sorted(path for path in SCENARIOS.rglob("*.yaml") if path.parent == SCENARIOS or path.name == "base.yaml")
 
 
 def mapping() -> dict[str, Any]:
