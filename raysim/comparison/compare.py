@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raysim.common.errors import ScenarioError
-from raysim.comparison.measures import MEASURES
+from raysim.comparison.measures import MEASURES, TO_TARGET
 from raysim.comparison.published import Published, by_measure
 from raysim.comparison.runs import Run, find_runs
 from raysim.comparison.statistics import (
@@ -97,7 +97,7 @@ class Comparison:
         """The measures that any run has or a paper printed, in the order of tables."""
         has = {measure for of_variant in self.measured.values() for measure in of_variant}
         has |= {measure for variant in self.variants for measure in by_measure(variant.published)}
-        reached = [f"{what}_to_{target:g}" for target in self.targets for what in ("rounds", "mib", "gflop")]
+        reached = [f"{what}_to_{target:g}" for target in self.targets for what in TO_TARGET]
         return [measure for measure in [*MEASURES, *reached] if measure in has]
 
     def estimate(self, variant: str, measure: str) -> Estimate | None:

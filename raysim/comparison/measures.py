@@ -26,11 +26,19 @@ MEASURES: Mapping[str, str] = {
     "std": "standard deviation of the accuracy over clients, in that round",
     "up_mib": "MiB that a participant sends per round, on average",
     "down_mib": "MiB that a participant receives per round, on average",
+    "both_mib": "MiB of a participant per round in both directions, on average",
     "total_mib": "MiB in both directions, of all clients and rounds",
     "gflop": "10^9 floating-point operations of a participant per round, on average",
     "total_gflop": "10^9 operations of clients and server, of all rounds",
 }
-"""What is compared, besides `rounds_to_A`, `mib_to_A` and `gflop_to_A` for each target accuracy A."""
+"""What is compared, besides those of `TO_TARGET` for each target accuracy A, such as `rounds_to_0.5`."""
+
+TO_TARGET: Mapping[str, str] = {
+    "rounds": "rounds until the mean test accuracy of all clients is A",
+    "mib": "MiB in both directions, of all clients until then",
+    "up_mib": "MiB that a client sends until then that takes part in every round",
+    "gflop": "10^9 operations of clients and server until then",
+}
 
 ACCURACIES = frozenset(
     {"last", "at_best_val", "best", "best_participants", "best_global", "last_global", "worst_decile", "std"}
@@ -38,7 +46,7 @@ ACCURACIES = frozenset(
 """Measures in [0, 1], which tables show in per cent."""
 
 
-_TO_TARGET = re.compile(r"(rounds|mib|gflop)_to_0\.\d+")
+_TO_TARGET = re.compile(rf"({'|'.join(TO_TARGET)})_to_0\.\d+")
 
 
 def is_measure(name: str) -> bool:

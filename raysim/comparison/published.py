@@ -14,6 +14,9 @@ from raysim.comparison.measures import ACCURACIES
 MIB_IN = {"_KB": 1 / 1024, "_MB": 1.0, "_GB": 1024.0}
 """MiB in the units in which papers print bytes; their numbers show that they count 1,024 bytes as one KB."""
 
+NOTHING = "-"
+"""What stands in place of a value where a paper printed none."""
+
 
 @dataclass(frozen=True)
 class Published:
@@ -24,7 +27,7 @@ class Published:
     metric: str  # as the file calls it
     text: str  # as printed
     measure: str | None  # what it is compared with; None: no measure of a run
-    value: float | None  # in the measure's unit; None without a measure
+    value: float | None  # in the measure's unit; None without a measure, and where the paper printed none
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def published(row: Row, measures: Mapping[str, str]) -> Published:
     source = ", ".join(columns[name] for name in ("paper", "table") if columns.get(name))
     metric, text = columns["metric"], columns["value"]
     measure = measures.get(metric)
-    value = None if measure is None else float(text) * _unit(metric, measure)
+    value = None if measure is None or text == NOTHING else float(text) * _unit(metric, measure)
     return Published(source, row.line, metric, text, measure, value)
 
 

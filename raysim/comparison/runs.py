@@ -112,6 +112,8 @@ class Run:
             "gflop": self._per_participant("compute/flops", 1e9),
             "total_gflop": self._total("compute/total_flops", 1e9),
         }
+        if found["up_mib"] is not None and found["down_mib"] is not None:
+            found["both_mib"] = found["up_mib"] + found["down_mib"]
         t, accuracy = self.series("accuracy/all")
         for target in targets:
             reached = np.flatnonzero((accuracy >= target) & (t >= 1))
@@ -119,13 +121,16 @@ class Run:
                 first = int(t[reached[0]])
                 found[f"rounds_to_{target:g}"] = float(first)
                 found[f"mib_to_{target:g}"] = self._total("comm/total_bytes", MIB, first)
+                each = self._per_participant("comm/up_bytes", MIB, until=first)
+                found[f"up_mib_to_{target:g}"] = each and first * each
                 found[f"gflop_to_{target:g}"] = self._total("compute/total_flops", 1e9, first)
         return {name: value for name, value in found.items() if value is not None}
 
-    def _per_participant(self, metric: str, unit: float) -> float | None:
+    def _per_participant(self, metric: str, unit: float, until: int | None = None) -> float | None:
+        """The mean over rounds, all of them or those up to `until`."""
         t, value = self.series(metric)
         count = self.summary.get("participants_per_round")
-        trained = value[t >= 1]
+        trained = value[(t >= 1) & (t <= (until or t[-1]))] if len(t) else value
         return float(trained.mean()) / count / unit if count and len(trained) else None
 
     def _total(self, metric: str, unit: float, until: int | None = None) -> float | None:

@@ -27,7 +27,7 @@ class CellCard:
 class SweepCard:
     """A sweep, as its comparison sees it."""
 
-    about: str  # the comment that opens the sweep's file
+    about: str  # the comments that open the sweep's file and its base
     cells: Mapping[str, CellCard]  # name of the cell's folder -> cell
     baseline: str | None = None
     targets: Sequence[float] | None = None

@@ -21,7 +21,8 @@ COLUMNS = ("last", "at_best_val", "best_participants", "worst_decile", "total_mi
 TITLES = {
     "last": "last", "at_best_val": "at best val.", "best": "best", "best_participants": "best part.",
     "best_global": "best global", "last_global": "last global", "worst_decile": "worst 10%", "std": "std clients",
-    "up_mib": "MiB up", "down_mib": "MiB down", "total_mib": "MiB", "gflop": "GFLOP each", "total_gflop": "GFLOP",
+    "up_mib": "MiB up", "down_mib": "MiB down", "both_mib": "MiB each", "total_mib": "MiB", "gflop": "GFLOP each",
+    "total_gflop": "GFLOP",
 }  # fmt: skip
 
 
@@ -30,7 +31,8 @@ def title(measure: str) -> str:
     if measure in TITLES:
         return TITLES[measure]
     what, target = measure.split("_to_")
-    return f"{ {'rounds': 'rounds', 'mib': 'MiB', 'gflop': 'GFLOP'}[what] } to {100 * float(target):g}%"
+    words = {"rounds": "rounds", "mib": "MiB", "up_mib": "MiB up", "gflop": "GFLOP"}
+    return f"{words[what]} to {100 * float(target):g}%"
 
 
 def cell(measure: str, found: Estimate | None, sign: bool = False) -> str:

@@ -22,7 +22,7 @@ from raysim.launch.code import Code, versions
 from raysim.scenario.load import Loaded, load_scenario
 from raysim.scenario.schema import decides
 from raysim.scenario.yaml_text import Dumper, load_value, opening_comment, parse, read_text, shown
-from raysim.sweeps.claims import Claims
+from raysim.sweeps.claims import claimed, read_claims
 
 KEYS: Mapping[str, type | tuple[type, ...]] = {
     "name": str,
@@ -33,7 +33,7 @@ KEYS: Mapping[str, type | tuple[type, ...]] = {
     "runs": dict,
     "baseline": str,
     "targets": list,
-    "published": dict,
+    "published": (dict, list),
 }
 """The keys of a sweep file and the types of their values."""
 
@@ -73,7 +73,7 @@ class Sweep:
     output: Path  # the folder with a folder per cell
     baseline: str | None = None
     targets: tuple[float, ...] | None = None
-    about: str = ""  # the comment that opens the file
+    about: str = ""  # the comments that open the file and its base
     notes: tuple[str, ...] = ()  # how its runs differ from what the file says
 
     def card(self) -> SweepCard:
@@ -117,7 +117,7 @@ def load_sweep(
     chosen = _seeds(raw.get("seeds") if seeds is None else seeds, str(path))
     axes = _grid({**raw.get("grid", {}), **(grid or {})}, str(path))
     runs = _runs(raw.get("runs", {}), str(path))
-    claims = Claims.read(raw.get("published"), path)
+    claims = read_claims(raw.get("published"), path)
     if fast:
         name, chosen = f"{name}-fast", chosen[:1]
     cells: dict[str, Cell] = {}
@@ -133,7 +133,7 @@ def load_sweep(
         cell_name = " ".join([label, *(f"{key}={value}" for key, value in assignments if key == "seed"), *of_seed])
         cell = _cell(cell_name.strip() or "base", label, base, (*common, *overrides), str(path), fast)
         if (same := cells.get(cell.id)) is None:
-            cells[cell.id] = replace(cell, published=claims.of(labels))
+            cells[cell.id] = replace(cell, published=claimed(claims, labels))
         elif not fast:
             raise ScenarioError(f"{path}: the cells {same.name!r} and {cell.name!r} are the same run; remove one")
     _check_comparison(raw, list(cells.values()), str(path))
@@ -141,8 +141,14 @@ def load_sweep(
     output = next(iter(cells.values())).loaded.scenario.output_folder / name
     return Sweep(
         name, base, tuple(cells.values()), output, raw.get("baseline"), targets and tuple(targets),
-        opening_comment(text), (FAST_NOTE,) if fast else (),
+        _about(text, base), (FAST_NOTE,) if fast else (),
     )  # fmt: skip
+
+
+def _about(text: str, base: Path | Mapping[str, Any]) -> str:
+    """The comments that open a sweep's file and its base's."""
+    texts = [text, *([read_text(base)] if isinstance(base, Path) else [])]
+    return "\n\n".join(filter(None, map(opening_comment, texts)))
 
 
 def _written(value: Any) -> str:

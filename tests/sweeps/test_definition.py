@@ -110,6 +110,21 @@ def test_runs_with_several_axes_claim_published_values(base: Path, tmp_path: Pat
     assert [one.line for one in sweep.cells[-1].published] == [4]
 
 
+def test_published_values_of_several_kinds_and_values_that_were_not_printed(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "values.csv").write_text(VALUES.replace("512", "-"))
+    other = claim(rows={"paper": "Y"}, measures={"acc_%": "best"})
+    (cell,) = load_sweep(write(tmp_path, runs={"method": {"Ours": []}}, published=[claim(), other])).cells
+    found = [(one.measure, one.value, one.text) for one in cell.published]
+    assert found == [("last", 0.935, "93.5"), ("up_mib", None, "-"), (None, None, "large"), ("best", 0.11, "11")]
+
+
+def test_what_is_said_of_a_sweep_is_what_opens_its_file_and_its_base(base: Path, tmp_path: Path) -> None:
+    base.write_text("# Chosen: a batch of 8.\n" + base.read_text())
+    path = write(tmp_path, seeds=[1])
+    path.write_text(f"# A table.\n{path.read_text()}")
+    assert load_sweep(path).card().about == "A table.\n\nChosen: a batch of 8."
+
+
 def test_a_fast_sweep_is_small_and_another(base: Path, tmp_path: Path) -> None:
     grid = {"clients.count": [3, 10, 100], "training.epochs": [1, 25], "seed": [7, 8]}
     path = write(tmp_path, set=["rounds=50"], grid=grid)
@@ -157,6 +172,9 @@ def test_a_fast_sweep_is_small_and_another(base: Path, tmp_path: Path) -> None:
         ({"published": claim(measures={"acc": "last"})}, "published.measures.acc: these rows have no such metric"),
         ({"published": claim(measures={"size": "last"})}, "published: line 5 of values.csv: size is 'large', no n"),
         ({"published": claim(rows={"paper": "*"})}, "published: the cell 'Ours' has two values for last; allowed: one"),
+        ({"published": [claim(), 3]}, "published.1: 3 given; allowed: a mapping"),
+        ({"published": [claim(rows={"papr": "X"})]}, "published.0.rows.papr: no such column"),
+        ({"published": [claim(), claim(rows={"paper": "Y"}, measures={"acc_%": "last"})]}, "published: the cell"),
         ({"runs": {"method": {}, "seed": {"a": []}}}, "runs.method: {} given; allowed: at least one name"),
         ({"runs": {"method": {"a": "x"}}}, "runs.method.a: 'x' given; allowed: a list of overrides"),
     ],
