@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -151,6 +152,21 @@ class Comparison:
                     }
                 )
         return pd.DataFrame(rows)
+
+    @property
+    def runs(self) -> list[dict[str, str]]:
+        """Each run with its digest and the command that repeats it."""
+        return [
+            {
+                "variant": variant.name,
+                "seed": str(run.seed),
+                "status": str(run.summary.get("status")),
+                "digest": str(run.summary.get("state_digest") or "")[:16],
+                "command": f"raysim launch {shlex.quote(str(run.folder / 'resolved.yaml'))}",
+            }
+            for variant in self.variants
+            for run in variant.runs
+        ]
 
     def over_tasks(self, measure: str = "last") -> pd.DataFrame | None:
         """Per method over several data sets and partitions: interquartile mean, probability of improvement.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,21 +68,6 @@ class Part:
             caption = CAPTIONS.get(name, f"Mean last accuracy over {key}, with 95% confidence intervals over seeds.")
             found.append((inline(text.getvalue(), f"{self.name}-{name}"), caption))
         return found
-
-    @property
-    def runs(self) -> list[dict[str, str]]:
-        """Each run with its digest and the command that repeats it."""
-        return [
-            {
-                "variant": variant.name,
-                "seed": str(run.seed),
-                "status": str(run.summary.get("status")),
-                "digest": str(run.summary.get("state_digest") or "")[:16],
-                "command": f"raysim launch {shlex.quote(str(run.folder / 'resolved.yaml'))}",
-            }
-            for variant in self.comparison.variants
-            for run in variant.runs
-        ]
 
 
 def inline(svg: str, prefix: str) -> str:

@@ -193,12 +193,15 @@ def _write(text: str, file: IO[bytes]) -> None:
 
 
 def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
-    """Write comparison.md, .tex and .csv into a folder, which is made. Raises `OSError`."""
+    """Write comparison.md, .tex and .csv, and runs.csv, into a folder, which is made. Raises `OSError`."""
+    import pandas as pd
+
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
         "comparison.md": markdown(comparison),
         "comparison.tex": latex(comparison),
         "comparison.csv": comparison.frame.to_csv(index=False),
+        "runs.csv": pd.DataFrame(comparison.runs).to_csv(index=False),
     }
     for name, text in texts.items():
         replace(folder / name, partial(_write, text))

@@ -56,11 +56,16 @@ def test_the_terminals_table(comparison: Comparison) -> None:
 
 def test_markdown_and_csv(comparison: Comparison, tmp_path: Path) -> None:
     files = write_tables(comparison, tmp_path / "out")
-    assert [path.name for path in files] == ["comparison.md", "comparison.tex", "comparison.csv"]
+    assert [path.name for path in files] == ["comparison.md", "comparison.tex", "comparison.csv", "runs.csv"]
     lines = markdown(comparison).splitlines()
     assert len({line.count("|") for line in lines[:4]}) == 1
     frame = pd.read_csv(tmp_path / "out" / "comparison.csv")
     assert list(frame["mean"]) == pytest.approx(list(comparison.frame["mean"]))
+    runs = pd.read_csv(tmp_path / "out" / "runs.csv")
+    assert list(zip(runs["variant"], runs["seed"], strict=True)) == [
+        (v, s) for v in ("fedgh", "fd_x") for s in (1, 2, 3)
+    ]
+    assert runs["command"][0] == f"raysim launch {tmp_path / 'runs' / 'a1' / 'resolved.yaml'}"
     assert {"variant", "measure", "n", "low", "high", "difference", "seeds", "values"} < set(frame.columns)
 
 
