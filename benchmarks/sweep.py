@@ -1,0 +1,138 @@
+"""What a sweep costs over the work of its cells: sixteen methods with three seeds each of the quickstart.
+
+python benchmarks/sweep.py [--methods N] [--seeds N] [--rounds N] [--parallel N] [--kill]
+
+Runs `raysim sweep` in an empty folder and compares its wall-clock with the cells' own train, aggregate and evaluate
+seconds, shared by all cores: what is left is the start of the workers, data, MLflow, files and the comparison.
+--kill: instead of the ratio, see that nothing is lost. `kill -9` ends the driver once half of the cells are done, and
+the same command runs the rest. Then every cell must have one finished run, those of before unchanged, and three cells,
+drawn with a fixed seed, must have the digest that `raysim launch` of the same scenario gives. Exit code 1 if not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from raysim.report.load import read_summary
+from raysim.sweeps.definition import Sweep, load_sweep
+
+SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
+RAYSIM = [sys.executable, "-m", "raysim"]
+PHASES = ("train", "aggregate", "evaluate")
+TARGET = 1.3
+CHECKED = 3  # cells that `raysim launch` repeats
+
+
+def write_sweep(folder: Path, methods: int | None, seeds: int, rounds: int | None) -> Path:
+    """The sweep file; methods, rounds: None for all of them."""
+    runs = yaml.safe_load((SCENARIOS / "sweeps" / "digits.yaml").read_text())["runs"]
+    content: dict[str, Any] = {
+        "base": str(SCENARIOS / "quickstart.yaml"),
+        "seeds": f"1..{seeds}",
+        "runs": dict(list(runs.items())[:methods]),
+        "set": [] if rounds is None else [f"rounds={rounds}"],
+    }
+    path = folder / "sweep.yaml"
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return path
+
+
+def environment() -> dict[str, str]:
+    """This process's, without what would send the runs elsewhere."""
+    return {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "MLFLOW_TRACKING_URI")}
+
+
+def finished_runs(sweep: Sweep) -> dict[str, list[Path]]:
+    """Cell -> the folders of its finished runs."""
+    found: dict[str, list[Path]] = {}
+    for cell in sweep.cells:
+        folders = [path.parent for path in sorted((sweep.output / cell.folder_name).glob("*/summary.json"))]
+        found[cell.name] = [folder for folder in folders if read_summary(folder).get("status") == "finished"]
+    return found
+
+
+def work_s(sweep: Sweep) -> float:
+    """Seconds in which the cells trained, aggregated and evaluated."""
+    summaries = [read_summary(folder) for folders in finished_runs(sweep).values() for folder in folders]
+    return sum(float(summary["seconds"][phase]) for summary in summaries for phase in PHASES)
+
+
+def run_until_half_done(command: list[str], folder: Path, sweep: Sweep) -> None:
+    """Start the sweep and kill its driver once half of its cells are done."""
+    with subprocess.Popen(command, cwd=folder, env=environment()) as process:
+        while process.poll() is None:
+            if sum(map(bool, finished_runs(sweep).values())) >= len(sweep.cells) // 2:
+                process.kill()
+            time.sleep(0.2)
+
+
+def launch_digest(folder: Path, sets: tuple[str, ...]) -> str:
+    """The digest of a run by itself with the same overrides."""
+    options = [word for item in (*sets, f"output={folder / 'alone'}") for word in ("--set", item)]
+    command = [*RAYSIM, "launch", str(SCENARIOS / "quickstart.yaml"), *options, "--quiet"]
+    before = set(folder.glob("alone/*/*"))
+    subprocess.run(command, cwd=folder, env=environment(), check=True, stdout=subprocess.DEVNULL)
+    (run,) = set(folder.glob("alone/*/*")) - before
+    return str(read_summary(run)["state_digest"])
+
+
+def problems_after_kill(command: list[str], folder: Path, sweep: Sweep) -> list[str]:
+    """Kill the sweep in the middle and run it again; returns what is not as it should be."""
+    run_until_half_done(command, folder, sweep)
+    before = finished_runs(sweep)
+    print(f"killed with {sum(map(bool, before.values()))} of {len(sweep.cells)} cells done", flush=True)
+    code = subprocess.run(command, cwd=folder, env=environment()).returncode
+    after = finished_runs(sweep)
+    found = [] if code == 0 else [f"the second command ended with exit code {code}"]
+    found += [f"{name}: {len(runs)} finished runs" for name, runs in after.items() if len(runs) != 1]
+    found += [f"{name}: was done, and ran again" for name, runs in before.items() if runs and runs != after[name]]
+    for cell in random.Random(0).sample(sweep.cells, min(CHECKED, len(sweep.cells))):
+        digests = {str(read_summary(run)["state_digest"]) for run in after[cell.name]}
+        alone = launch_digest(folder, cell.sets)
+        print(f"{cell.name}: {alone[:12]} by itself, {', '.join(one[:12] for one in digests)} in the sweep", flush=True)
+        found += [] if digests == {alone} else [f"{cell.name}: another digest than by itself"]
+    return found
+
+
+def main() -> None:
+    """Measure the ratio, or see that a kill loses nothing."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--methods", type=int, help="the first so many, to try it; default: all sixteen")
+    parser.add_argument("--seeds", type=int, default=3, help="default: 3")
+    parser.add_argument("--rounds", type=int, help="default: the quickstart's")
+    parser.add_argument("--parallel", type=int, help="cells at the same time; default: one per core")
+    parser.add_argument(
+        "--kill", action="store_true", help="kill the driver in the middle and see that nothing is lost"
+    )
+    given = parser.parse_args()
+    cores = os.cpu_count() or 1
+    with tempfile.TemporaryDirectory(prefix="raysim-bench-") as name:
+        folder = Path(name)
+        file = write_sweep(folder, given.methods, given.seeds, given.rounds)
+        sweep = load_sweep(file, sets=[f"output={folder / 'runs'}"])
+        command = [*RAYSIM, "sweep", str(file), "--set", f"output={folder / 'runs'}"]
+        command += [] if given.parallel is None else ["--parallel", str(given.parallel)]
+        if given.kill:
+            problems = problems_after_kill(command, folder, sweep)
+            print(*(problems or [f"all {len(sweep.cells)} cells are done, each once"]), sep="\n")
+            sys.exit(1 if problems else 0)
+        load, begin_s = os.getloadavg()[0], time.perf_counter()
+        subprocess.run(command, cwd=folder, env=environment(), check=True)
+        seconds, work = time.perf_counter() - begin_s, work_s(sweep)
+        print(f"{len(sweep.cells)} cells, {cores} cores, load before {load:.1f}")
+        print(f"wall-clock {seconds:.1f} s, work {work:.1f} s, of which each core has {work / cores:.1f} s")
+        print(f"wall-clock / work per core  {seconds / (work / cores):.2f}  (target: <= {TARGET})")
+
+
+if __name__ == "__main__":
+    main()
