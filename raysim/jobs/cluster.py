@@ -127,7 +127,7 @@ class Cluster:
     def _translate(self, error: Exception) -> RaysimError:
         status = re.search(r"status code (\d+)", str(error))
         if status is None:
-            return RunError(f"{shown(self.address)} does not answer any more ({_reason(error)})")
+            return NoAnswerError(f"{shown(self.address)} does not answer any more ({_reason(error)})")
         if status[1] == "404":
             return UnknownJobError(str(error))
         # Ray sends the whole traceback; its last line holds the error.
@@ -138,6 +138,10 @@ class Cluster:
 
 class UnknownJobError(RunError):
     """The cluster has no job of that id."""
+
+
+class NoAnswerError(RunError):
+    """The connection broke before the cluster answered; it may have done what it was asked for."""
 
 
 class NotReadyError(RunError):

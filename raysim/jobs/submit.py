@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from raysim.common.errors import RunError, ScenarioError
-from raysim.jobs.cluster import KIND, Cluster, NotReadyError
+from raysim.jobs.cluster import KIND, Cluster, NoAnswerError, NotReadyError
 from raysim.jobs.stage import stage
 from raysim.jobs.versions import VARIABLE, Versions, ray_incompatibility, release
 from raysim.launch.check import Checked
@@ -131,19 +131,33 @@ def submit(
 
 
 def _submit_when_ready(cluster: Cluster, notify: Callable[[str], None], **job: Any) -> None:
-    """Submit, and retry for `READY_S`: `ray start` may return before the node's agent runs."""
+    """Submit, and retry for `READY_S`: `ray start` may return before the node's agent runs, and connections break.
+
+    Where a connection broke, the cluster may have taken the job. It then refuses the same id, which is a success.
+    """
     end = time.monotonic() + READY_S
-    waiting = False
+    notes: list[str] = []
+    broken = False
     while True:
         try:
             cluster.call("submit_job", **job)
             return
         except NotReadyError as error:
-            if time.monotonic() > end:
-                raise RunError(f"{error} (for {READY_S:.0f} s; `ray status` shows what is wrong)") from None
-        if not waiting:
-            notify(f"{shown(cluster.address)} accepts no jobs yet; retrying for up to {READY_S:.0f} s")
-        waiting = True
+            failure, why = (
+                RunError(f"{error} (for {READY_S:.0f} s; `ray status` shows what is wrong)"),
+                "accepts no jobs yet",
+            )
+        except NoAnswerError as error:
+            failure, why, broken = error, "broke the connection", True
+        except RunError as error:
+            if broken and f"{job['submission_id']} already exists" in str(error):
+                return
+            raise
+        if time.monotonic() > end:
+            raise failure
+        if why not in notes:
+            notify(f"{shown(cluster.address)} {why}; retrying for up to {READY_S:.0f} s")
+            notes.append(why)
         time.sleep(RETRY_S)
 
 

@@ -25,6 +25,9 @@ from tests.jobs.fakes import HERE, FakeClient, cluster, details
 NOT_YET = "Request failed with status code 500: No available agent to submit job, please try again later.."
 """Ray's error right after `ray start`."""
 
+TAKEN = "ValueError: Job with submission_id {submission_id} already exists. Please use a different submission_id."
+"""Ray's error for an id that it has."""
+
 QUICKSTART = REPOSITORY / "scenarios" / "quickstart.yaml"
 
 
@@ -138,6 +141,35 @@ class TestSubmit:
         submit(to, Work(None, [], "r1"), {}, "j1", notes.append)
         assert notes == [f"{HERE} accepts no jobs yet; retrying for up to 60 s"]
         assert [what for what, _ in to.client.asked] == ["submit"]
+
+    @pytest.mark.parametrize("taken", [True, False])
+    def test_a_connection_that_breaks_is_retried(self, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("raysim.jobs.submit.RETRY_S", 0.0)
+        to, send = cluster(version=Versions.here().ray), FakeClient.submit_job
+        notes: list[str] = []
+        answers = iter([taken, False])  # what happens before the connection breaks, twice
+
+        def submit_job(self: FakeClient, **named: Any) -> str:
+            if named["submission_id"] in self.jobs:
+                raise RuntimeError(f"Request failed with status code 500: {TAKEN.format(**named)}")
+            if (arrives := next(answers, None)) is not None:
+                if arrives:
+                    send(self, **named)
+                raise ConnectionError("('Connection aborted.', RemoteDisconnected('closed without response'))")
+            return send(self, **named)
+
+        monkeypatch.setattr(FakeClient, "submit_job", submit_job)
+        submit(to, Work(None, [], "r1"), {}, "j1", notes.append)
+        assert notes == [f"{HERE} broke the connection; retrying for up to 60 s"]
+        assert [what for what, _ in to.client.asked] == ["submit"]  # it is there once
+
+    def test_an_id_that_another_took_meanwhile(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def submit_job(self: FakeClient, **named: Any) -> str:
+            raise RuntimeError(f"Request failed with status code 500: {TAKEN.format(**named)}")
+
+        monkeypatch.setattr(FakeClient, "submit_job", submit_job)
+        with pytest.raises(RunError, match=r"refused: .*j1 already exists"):
+            submit(cluster(version=Versions.here().ray), Work(None, [], "r1"), {}, "j1")
 
     def test_it_is_not_asked_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("raysim.jobs.submit.READY_S", -1.0)
