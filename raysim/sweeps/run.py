@@ -6,13 +6,14 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from raysim.common.errors import RunError, ScenarioError
+from raysim.common.errors import RaysimError, RunError, ScenarioError
 from raysim.common.files import hold, reason
+from raysim.common.files import replace as replace_file
 from raysim.comparison.compare import compare
 from raysim.comparison.pictures import draw
 from raysim.comparison.tables import write_tables
@@ -30,6 +31,21 @@ ABANDONED_S = 60.0
 
 COMPARISON = "comparison"
 """The folder, in the sweep's, of tables and pictures."""
+
+COMPARED = "runs.json"
+"""In that folder, written last: the runs that were compared, once MLflow has all of it."""
+
+
+class ComparisonError(RunError):
+    """The cells have ended, but their comparison was not written, or MLflow did not take it.
+
+    Attributes:
+        states: of all cells.
+    """
+
+    def __init__(self, text: str, states: Sequence[CellState]) -> None:
+        super().__init__(text)
+        self.states = list(states)
 
 
 @dataclass(frozen=True)
@@ -71,12 +87,10 @@ def run_sweep(
 
     parallel: cells at the same time; default: one per CPU of the machine, or of the cluster at RAY_ADDRESS.
     retry_failed: run failed cells again. notify: gets a sentence when a cell ends. show: gets the progress, often.
-    Raises `ScenarioError` when another process runs this sweep, `KeyboardInterrupt` after a Ctrl-C, when every running
-    cell has ended after its round.
+    Raises `ScenarioError` when another process runs this sweep or its folder cannot be written, `KeyboardInterrupt`
+    after a Ctrl-C, when every running cell has ended after its round, `ComparisonError` when only the comparison of the
+    cells is missing.
     """
-    from raysim.engine.ray.task_pool import task_pool  # importing Ray takes a second
-
-    sweep.output.mkdir(parents=True, exist_ok=True)
     uri = check_uri(sweep.cells[0].loaded.scenario.tracking.uri)
     with contextlib.ExitStack() as cleanup:
         lock(sweep, cleanup)
@@ -86,14 +100,35 @@ def run_sweep(
             raise RunError(f"{sweep.output} cannot be written: {reason(error)}") from error
         states = {one.cell.name: one for one in _when_abandoned_cells_have_ended(sweep)}
         left = [one for one in states.values() if one.state != "done" and (retry_failed or one.state != "failed")]
-        if not left:
+        if not left and _already_compared(sweep, states.values()):
             return list(states.values())
         parent = ParentRun(uri, sweep.name, sweep.output)
-        stop = Stop(possible=True, saved_round=lambda: False)  # the first Ctrl-C ends rounds, the second all at once
-        cells = {cell.name: cell for cell in sweep.cells}
-        cleanup.enter_context(interruptible(stop))
-        workers = cleanup.enter_context(task_pool(run_cell, parallel))
-        ending = False
+        if left:
+            _run_cells(left, states, sweep, parent, parallel, notify, show)
+        try:
+            _compare(sweep, list(states.values()), parent)
+        except RaysimError as error:
+            again = "the same command compares the cells again"
+            raise ComparisonError(f"{str(error).rstrip('.')}; {again}", list(states.values())) from error
+        return list(states.values())
+
+
+def _run_cells(
+    left: list[CellState],
+    states: dict[str, CellState],
+    sweep: Sweep,
+    parent: ParentRun,
+    parallel: int | None,
+    notify: Callable[[str], None],
+    show: Callable[[Progress], None],
+) -> None:
+    """Run the cells that are `left`, and keep `states` up to date. Raises `KeyboardInterrupt`."""
+    from raysim.engine.ray.task_pool import task_pool  # importing Ray takes a second
+
+    stop = Stop(possible=True, saved_round=lambda: False)  # the first Ctrl-C ends rounds, the second all at once
+    cells = {cell.name: cell for cell in sweep.cells}
+    ending = False
+    with interruptible(stop), task_pool(run_cell, parallel) as workers:
         while left or workers.running:
             while left and workers.has_room and not stop.requested:
                 state = left.pop(0)
@@ -104,21 +139,24 @@ def run_sweep(
                     workers.end()
                     ending = True
             for ended in workers.wait():
-                outcome = ended.result or Outcome(None, ended.death)
+                outcome = ended.result or Outcome(None, ended.death, died=True)
                 states[ended.name] = _ended(outcome, cells[ended.name], sweep, notify)
             show(Progress(list(states.values()), workers.running))
         if stop.requested:
             raise KeyboardInterrupt
-        _compared(sweep, list(states.values()), parent)
-        return list(states.values())
 
 
 def lock(sweep: Sweep, cleanup: contextlib.ExitStack) -> None:
     """Keep other processes from running the same sweep. Raises `ScenarioError`."""
     try:
+        sweep.output.mkdir(parents=True, exist_ok=True)
         handle = hold(sweep.output / ".lock")
     except BlockingIOError:
         raise ScenarioError(f"{sweep.output}: another process runs this sweep") from None
+    except OSError as error:
+        raise ScenarioError(
+            f"{sweep.output} cannot be written ({reason(error)}); allowed: a folder that can be"
+        ) from None
     cleanup.callback(os.close, handle)
 
 
@@ -144,32 +182,48 @@ def _task(state: CellState, sweep: Sweep, parent: ParentRun) -> Task:
     sets = [f"tracking.tags={json.dumps(tags)}", f"tracking.uri={json.dumps(parent.uri)}", "backend=in_process"]
     if tracking.experiment is None:
         sets.append(f"tracking.experiment={json.dumps(sweep.name)}")
-    return Task(placed(state.cell, sweep, sets), state.folder)
+    return Task(placed(state.cell, sweep, sets), state.folder if state.resumable else None)
 
 
 def _ended(outcome: Outcome, cell: Cell, sweep: Sweep, notify: Callable[[str], None]) -> CellState:
     if outcome.error:
         notify(f"{cell.name}: {outcome.error}")
-        if outcome.folder is None and state_of(cell, sweep).folder is None:
+        if outcome.folder is None and not outcome.died and state_of(cell, sweep).folder is None:
             with contextlib.suppress(OSError):  # a full disk: the cell is then waiting, and the reason was shown
                 note_failure(cell, sweep, outcome.error)
-    return state_of(cell, sweep)
+    state = state_of(cell, sweep)
+    return state if state.state == "done" else replace(state, reason=state.reason or outcome.error)
 
 
-def _compared(sweep: Sweep, states: Sequence[CellState], parent: ParentRun) -> None:
-    """Write the comparison of the cells that are done, and give it to the parent run. Raises `RunError`."""
-    folders = [one.folder for one in states if one.state == "done" and one.folder is not None]
+def _already_compared(sweep: Sweep, states: Iterable[CellState]) -> bool:
+    done = [str(folder) for folder in _done(states)]
+    try:
+        return not done or bool(json.loads((sweep.output / COMPARISON / COMPARED).read_bytes()) == done)
+    except (OSError, ValueError):
+        return False
+
+
+def _done(states: Iterable[CellState]) -> list[Path]:
+    return [one.folder for one in states if one.state == "done" and one.folder is not None]
+
+
+def _compare(sweep: Sweep, states: Sequence[CellState], parent: ParentRun) -> None:
+    """Write the comparison of the cells that are done, and give it to the parent run. Raises `RaysimError`."""
+    folders = _done(states)
     metrics: dict[str, float] = {}
     files: list[Path] = []
-    if folders:
-        comparison = compare(*folders)
-        place = sweep.output / COMPARISON
-        try:
+    place = sweep.output / COMPARISON
+    try:
+        if folders:
+            comparison = compare(*folders)
             files = [*write_tables(comparison, place), *draw(comparison, place)]
-        except OSError as error:
-            raise RunError(f"{place} cannot be written: {(error.strerror or str(error)).lower()}") from error
-        for variant in comparison.variants:
-            for measure in comparison.measures:
-                if (found := comparison.estimate(variant.name, measure)) is not None:
-                    metrics[f"{measure}/{mlflow_name(variant.name)}"] = found.mean
-    parent.close(len(folders) == len(states), metrics, files)
+            for variant in comparison.variants:
+                for measure in comparison.measures:
+                    if (found := comparison.estimate(variant.name, measure)) is not None:
+                        metrics[f"{measure}/{mlflow_name(variant.name)}"] = found.mean
+        parent.close(len(folders) == len(states), metrics, files)
+        if folders:
+            text = json.dumps([str(folder) for folder in folders], indent=1)
+            replace_file(place / COMPARED, lambda file: file.write(text.encode()))
+    except OSError as error:
+        raise RunError(f"{place} cannot be written ({reason(error)})") from error

@@ -29,7 +29,12 @@ class CellState:
     state: State
     folder: Path | None = None  # of its run
     rounds: int = 0  # that are done
-    reason: str = ""  # of a failure
+    reason: str = ""  # why it is not done, as far as that is known
+
+    @property
+    def resumable(self) -> bool:
+        """Whether it has a run that had begun, and can so be resumed."""
+        return self.folder is not None and (self.folder / "run.json").exists()
 
 
 def state_of(cell: Cell, sweep: Sweep) -> CellState:

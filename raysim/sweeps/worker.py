@@ -27,6 +27,7 @@ class Outcome:
 
     folder: Path | None  # of the run, if there is one
     error: str = ""  # empty: it has all its rounds, or was asked to end
+    died: bool = False  # with its worker
 
 
 @dataclass

@@ -99,7 +99,9 @@ class TaskPool:
                 found.append(Ended(worker.name, ray.get(reference)))
             except ray.exceptions.RayError as error:
                 memory = isinstance(error, ray.exceptions.OutOfMemoryError)
-                why = "its node ran out of memory" if memory else str(error).strip().splitlines()[0]
+                why = (
+                    "its node ran out of memory; take fewer at a time" if memory else str(error).strip().splitlines()[0]
+                )
                 found.append(Ended(worker.name, None, f"its worker process died ({why})"))
                 self._workers.remove(worker)
             worker.name = None
