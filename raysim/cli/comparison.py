@@ -71,14 +71,24 @@ def sweep(
         os.environ["RAY_ADDRESS"] = address
     from raysim.sweeps.definition import load_sweep
     from raysim.sweeps.display import make_progress, print_states
-    from raysim.sweeps.run import run_sweep
+    from raysim.sweeps.run import ComparisonError, run_sweep
     from raysim.sweeps.state import states_of
 
     loaded = load_sweep(file, grid=grid, seeds=seeds, sets=sets, fast=fast)
-    if dry_run or status:
+    if status:
         print_states(states_of(loaded))
         return
+    if dry_run:
+        from raysim.sweeps.display import print_plan
+        from raysim.sweeps.estimate import Estimator
+
+        estimator, states = Estimator(loaded), states_of(loaded)
+        print_plan(states, estimator.of(states), parallel or os.cpu_count() or 1)
+        for note in estimator.notes:
+            click.echo(f"note: {note}")
+        return
     progress = make_progress(loaded)
+    problems = []
     try:
         states = run_sweep(
             loaded, parallel=parallel, retry_failed=retry_failed, notify=progress.notify, show=progress.show
@@ -86,15 +96,19 @@ def sweep(
     except KeyboardInterrupt:
         progress.notify("the sweep was stopped; the same command resumes it")
         raise
+    except ComparisonError as error:
+        states = error.states
+        problems.append(str(error))
     finally:
         progress.close()
     print_states(states)
     click.echo(f"Compare the cells:  raysim compare {loaded.output}")
-    left = [state for state in states if state.state != "done"]
-    if left:
-        click.echo(
-            f"raysim: {len(left)} of {len(states)} cells are not done; --retry-failed runs failed ones again", err=True
-        )
+    if left := sum(state.state != "done" for state in states):
+        rest = "the same command runs the rest, with --retry-failed also what failed"
+        problems.insert(0, f"{left} of {len(states)} cells are not done; {rest}")
+    for problem in problems:
+        click.echo(f"raysim: {problem}", err=True)
+    if problems:
         sys.exit(1)
 
 

@@ -44,6 +44,7 @@ class Preview:
     participants: int
     samples_per_client: float
     steps_per_turn: float
+    turn_s: float  # estimate of one client's local training, on one thread of this machine's CPU
     round_s: float  # estimate, on this machine's CPU
     total_s: float
     client_memory_mb: float  # weights of all clients
@@ -94,6 +95,7 @@ def preview(checked: Checked) -> Preview:
         participants=checked.participants,
         samples_per_client=samples,
         steps_per_turn=steps,
+        turn_s=turn_s,
         round_s=turn_s * checked.participants / lanes,
         total_s=turn_s * checked.participants / lanes * scenario.rounds,
         client_memory_mb=sum(model.params * model.clients for model in models) * 4 / 2**20,

@@ -10,8 +10,9 @@ from typing import TextIO
 
 from raysim.common.text import one_line
 from raysim.report.load import read_rounds
-from raysim.report.units import human_seconds, per_cent
+from raysim.report.units import human_bytes, human_seconds, per_cent, plural
 from raysim.sweeps.definition import Sweep
+from raysim.sweeps.estimate import Cost
 from raysim.sweeps.run import Progress
 from raysim.sweeps.state import CellState, counts
 
@@ -110,9 +111,27 @@ def _accuracy(state: CellState) -> str:
 
 
 def print_states(states: Sequence[CellState], file: TextIO | None = None) -> None:
-    """A line per cell: its state, rounds and the reason of a failure; then the counts."""
+    """A line per cell: its state, rounds and why it is not done, if that is known; then the counts."""
     for one in states:
         rounds = f"{one.rounds}/{one.cell.loaded.scenario.rounds}"
-        reason = f"  {one_line(one.reason)}" if one.state == "failed" else ""
+        reason = f"  {one_line(one.reason)}" if one.reason else ""
         print(f"{one.state:<11} {rounds:>9}  {one.cell.name}{reason}", file=file)
     print(counts(states), file=file)
+
+
+def print_plan(states: Sequence[CellState], costs: Sequence[Cost], parallel: int) -> None:
+    """`print_states` with each cell's seconds and bytes, and what is left of them in all."""
+    left_s, unknown = 0.0, 0
+    for one, cost in zip(states, costs, strict=True):
+        asked = one.cell.loaded.scenario.rounds
+        seconds = "?" if cost.seconds is None else human_seconds(cost.seconds)
+        sent = "?" if cost.sent is None else human_bytes(cost.sent)
+        reason = f"  {one_line(one.reason)}" if one.reason else ""
+        print(f"{one.state:<11} {f'{one.rounds}/{asked}':>9} {seconds:>12} {sent:>9}  {one.cell.name}{reason}")
+        if one.state != "done":
+            unknown += cost.seconds is None
+            left_s += (cost.seconds or 0.0) * (1 - one.rounds / asked)
+    print(counts(states))
+    if any(one.state != "done" for one in states):
+        besides = f", besides {plural(unknown, 'cell')} of unknown length" if unknown else ""
+        print(f"about {human_seconds(left_s / parallel)} with {plural(parallel, 'cell')} at a time{besides}")

@@ -1,0 +1,118 @@
+"""What the cells of a sweep take: measured in finished cells, else estimated once for all seeds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from raysim.common.errors import RaysimError
+from raysim.data.datasets import missing
+from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.run import run_round, sample
+from raysim.launch.assemble import assemble
+from raysim.launch.check import Checked, check
+from raysim.launch.preview import preview
+from raysim.report.load import read_summary
+from raysim.scenario.schema import decides
+from raysim.sweeps.definition import Cell, Sweep, placed
+from raysim.sweeps.state import CellState
+
+PROBED = 2
+"""Participants of a round whose messages are counted."""
+
+PHASES = ("train", "aggregate", "evaluate")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a cell takes as a whole; None: unknown."""
+
+    seconds: float | None  # of one process
+    sent: float | None  # bytes
+
+
+@dataclass
+class Estimator:
+    """The costs of a sweep's cells. Cells that differ in the seed alone have the same.
+
+    Seconds: of finished cells, else from training steps that are timed, without tests and the server's work. Bytes: of
+    finished cells, else from the first, the middle and the last round, with two participants that train for one epoch.
+    """
+
+    sweep: Sweep
+    notes: list[str] = field(default_factory=list)  # why something could not be estimated, a sentence each
+    _costs: dict[str, Cost] = field(default_factory=dict)
+    _turns_s: dict[str, float | None] = field(default_factory=dict)
+
+    def of(self, states: Sequence[CellState]) -> list[Cost]:
+        """The cost of each cell."""
+        finished: dict[str, list[Cost]] = {}
+        for one in states:
+            if one.state == "done" and one.folder is not None:
+                finished.setdefault(_key(one.cell), []).append(_measured(one))
+        self._costs.update({key: _mean(costs) for key, costs in finished.items()})
+        return [self._of(one.cell) for one in states]
+
+    def _of(self, cell: Cell) -> Cost:
+        key = _key(cell)
+        if key not in self._costs:
+            self._costs[key] = self._estimated(cell)
+        return self._costs[key]
+
+    def _estimated(self, cell: Cell) -> Cost:
+        try:
+            checked = check(placed(cell, self.sweep, ["backend=in_process"]))
+            without_method = _key(cell, "algorithm")
+            if without_method not in self._turns_s:
+                self._turns_s[without_method] = preview(checked).turn_s
+            turn_s = self._turns_s[without_method]
+            turns = checked.participants * cell.loaded.scenario.rounds
+            return Cost(None if turn_s is None else turn_s * turns, _probed(checked))
+        except RaysimError as error:
+            self.notes += [text for text in [f"{cell.name}: {error}"] if text not in self.notes]
+            return Cost(None, None)
+
+
+def _key(cell: Cell, *without: str) -> str:
+    """What decides a cell's cost: all that decides its result but the seed. without: sections that are left out."""
+    flat = cell.loaded.flat()
+    sections = ("seed", *without)
+    kept = {key: value for key, value in flat.items() if decides(key) and key.partition(".")[0] not in sections}
+    return json.dumps(kept, sort_keys=True, default=str)
+
+
+def _measured(state: CellState) -> Cost:
+    assert state.folder is not None
+    summary = read_summary(state.folder)
+    seconds, final = summary.get("seconds", {}), summary.get("final", {})
+    return Cost(sum(float(seconds.get(phase, 0.0)) for phase in PHASES), float(final.get("comm/total_bytes", 0.0)))
+
+
+def _mean(costs: Iterable[Cost]) -> Cost:
+    seconds, sent = zip(*((cost.seconds, cost.sent) for cost in costs), strict=True)
+    return Cost(sum(seconds) / len(seconds), sum(sent) / len(sent))
+
+
+def _probed(checked: Checked) -> float | None:
+    """Bytes that a run sends, from the messages of a few participants; None where its data is not on this machine.
+
+    In the first round the server may have nothing to send yet; later ones may differ by the method's schedule.
+    """
+    scenario = checked.loaded.scenario
+    if missing(scenario.data.name, scenario.data.root, scenario.data.format):
+        return None
+    assembly = assemble(checked)
+    spec = replace(assembly.spec, local=replace(assembly.spec.local, epochs=1))  # messages do not depend on it
+    backend = InProcessBackend()
+    try:
+        backend.start(spec, assembly.images)
+        means = []
+        for t in sorted({1, scenario.rounds // 2 + 1, scenario.rounds}):
+            report = run_round(backend, t, sample(spec, assembly.schedule, t)[:PROBED])
+            clients = report.client_reports.values()
+            means.append(sum(client.up.bytes + client.down.bytes for client in clients) / max(1, len(clients)))
+    finally:
+        backend.close()
+    first, *later = means
+    return checked.participants * (first + sum(later) / max(1, len(later)) * (scenario.rounds - 1))

@@ -1,0 +1,65 @@
+"""What a dry run says of time and bytes: from finished cells if there are some, else from a few steps and messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from raysim.launch.run import run
+from raysim.sweeps.definition import Cell, Sweep, load_sweep, placed
+from raysim.sweeps.display import print_plan
+from raysim.sweeps.estimate import PHASES, Cost, Estimator
+from raysim.sweeps.state import CellState, states_of
+from tests.engine.scenarios import digits
+
+
+def sweep_of(folder: Path, **content: Any) -> Sweep:
+    path = folder / "sweep.yaml"
+    path.write_text(yaml.safe_dump({"base": digits(output=str(folder / "runs")), **content}))
+    return load_sweep(path)
+
+
+def test_bytes_are_those_of_a_run(workplace: Path) -> None:
+    sweep = sweep_of(workplace, seeds="1..2", grid={"algorithm.name": ["lg_fedavg", "standalone"]})
+    first, second, *alone = Estimator(sweep).of(states_of(sweep))
+    assert first == second and alone == [Cost(first.seconds, 0.0)] * 2  # the same steps, and nothing is sent
+    result = run(placed(sweep.cells[0], sweep), quiet=True)
+    assert first.sent == result.summary["final"]["comm/total_bytes"]
+    assert first.seconds and first.seconds > 0
+
+
+def test_finished_cells_are_the_better_source(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = sweep_of(workplace, seeds="1..3", set=["rounds=1"])
+    results = [run(placed(cell, sweep), quiet=True) for cell in sweep.cells[:2]]
+    monkeypatch.delattr("raysim.sweeps.estimate.preview")  # nothing is to be measured
+    costs = Estimator(sweep).of(states_of(sweep))
+    seconds = [sum(result.summary["seconds"][phase] for phase in PHASES) for result in results]
+    assert costs[2].seconds == pytest.approx(sum(seconds) / 2)
+    assert costs[2].sent == results[0].summary["final"]["comm/total_bytes"]
+
+
+def test_what_cannot_be_estimated_is_said(workplace: Path) -> None:
+    sweep = sweep_of(workplace, grid={"clients.count": [5000, 8]})  # too many for three classes each
+    estimator = Estimator(sweep)
+    unknown, known = estimator.of(states_of(sweep))
+    assert unknown == Cost(None, None) and known.seconds is not None
+    (note,) = estimator.notes
+    assert note.startswith("clients.count=5000: ")
+
+
+def test_the_plan_adds_up_what_is_left(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done, half, new, strange = sweep_of(workplace, seeds="1..4", set=["rounds=4"]).cells
+
+    def state(cell: Cell, *rest: Any) -> CellState:
+        return CellState(cell, *rest)
+
+    states = [state(done, "done", None, 4), state(half, "interrupted", None, 2), state(new, "waiting")]
+    print_plan([*states, state(strange, "waiting")], [Cost(10.0, 1024.0)] * 3 + [Cost(None, None)], 2)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["interrupted", "2/4", "10.0", "s", "1.00", "KiB", "seed=2"]
+    assert lines[3].split() == ["waiting", "0/4", "?", "?", "seed=4"]
+    # 5 s of the second, 10 s of the third, shared by two workers
+    assert lines[-1] == "about 7.50 s with 2 cells at a time, besides 1 cell of unknown length"

@@ -1,0 +1,139 @@
+"""What fails in a sweep stops nothing else: it says what is left and why, and the same command finishes it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from algorithms.fedgh import FedGH
+from algorithms.fedproto import FedProto
+from raysim.engine.run import Stop
+from raysim.sweeps.run import ComparisonError, Progress, run_sweep
+from raysim.sweeps.state import counts
+from raysim.sweeps.worker import Outcome, Task, run_cell
+from raysim.tracking.mlflow import MlflowTracker
+from tests.cli.command import run
+from tests.sweeps.test_run import run_folders, sweep_of
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
+
+
+def faulty(task: Task, stop: Stop, report: Callable[[int], None]) -> Outcome:
+    """`run_cell` with a FedGH that raises and a FedProto whose process is killed, until `mended` is there."""
+    place = Path(task.loaded.scenario.output).parents[1]
+
+    def raise_error(*_: object) -> None:
+        raise ValueError("my own mistake")
+
+    def die(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if (place / "mended").exists():
+        return run_cell(task, stop, report)
+    with mock.patch.object(FedGH, "server_update", raise_error), mock.patch.object(FedProto, "server_update", die):
+        return run_cell(task, stop, report)
+
+
+def test_code_that_raises_and_a_worker_that_is_killed(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("raysim.sweeps.run.run_cell", faulty)
+    sweep_of(workplace, grid={"algorithm.name": ["fedgh", "fedproto", "standalone"]})
+    code, out, error = run(capfd, "sweep", "sweep.yaml", "--parallel", "2")
+    assert code == 1
+    raised, died, done, summed, _ = out.splitlines()[-5:]  # Ray prints about the killed process before
+    assert raised.startswith("failed ") and "0/3  fedgh  " in raised and "my own mistake" in raised
+    assert died.startswith("interrupted ") and "0/3  fedproto  its worker process died (" in died
+    assert (done, summed) == ("done              3/3  standalone", "1 done, 1 interrupted, 1 failed")
+    assert "raysim: 2 of 3 cells are not done; the same command runs the rest, with --retry-failed also" in error
+
+    (workplace / "mended").touch()
+    code, out, error = run(capfd, "sweep", "sweep.yaml", "--parallel", "2")
+    assert (code, out.splitlines()[-2]) == (1, "2 done, 1 failed"), out
+    code, out, error = run(capfd, "sweep", "sweep.yaml", "--parallel", "2", "--retry-failed")
+    assert (code, out.splitlines()[-2]) == (0, "3 done")
+    assert len(list((workplace / "runs" / "sweep").glob("*/*/summary.json"))) == 3  # resumed, not begun anew
+
+
+def test_a_worker_that_ray_kills_for_memory() -> None:
+    """Ray's own memory monitor, with a threshold that every machine is above."""
+    program = """
+import time
+from raysim.engine.ray.task_pool import task_pool
+
+def work(task, stop, report):
+    time.sleep(60)
+
+with task_pool(work, 1) as pool:
+    pool.start("cell", None)
+    while pool.running:
+        for ended in pool.wait():
+            print(ended.death)
+"""
+    monitor = {"RAY_memory_usage_threshold": "0.01", "RAY_memory_monitor_refresh_ms": "100"}
+    env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | monitor
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=True, timeout=100)
+    assert done.stdout == "its worker process died (its node ran out of memory; take fewer at a time)\n"
+
+
+def test_a_full_disk(workplace: Path, small_disk: Path) -> None:
+    names = ["fedgh", "standalone"]
+    sets = ["rounds=30", "checkpoint.every=1", f"output={small_disk / 'runs'}"]
+    sweep = sweep_of(workplace, *sets, grid={"algorithm.name": names})
+    notes: list[str] = []
+
+    def fill(progress: Progress) -> None:
+        if not (small_disk / "filler").exists() and progress.running and progress.running[0][1] >= 1:
+            with contextlib.suppress(OSError), (small_disk / "filler").open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(1024))
+
+    failed, waiting = run_sweep(sweep, parallel=1, notify=notes.append, show=fill)
+    assert failed.state != "done" and "no space left on device" in failed.reason
+    assert waiting.state == "waiting" and "no space left on device" in waiting.reason
+    assert [note.partition(":")[0] for note in notes] == names
+    (small_disk / "filler").unlink()
+    again = run_sweep(sweep, parallel=2, retry_failed=True)
+    assert counts(again) == "2 done"
+    assert len(run_folders(sweep)) == 2  # what had begun was resumed
+
+
+def with_short_deadline(task: Task, stop: Stop, report: Callable[[int], None]) -> Outcome:
+    """`run_cell` that waits a second for MLflow, not half a minute."""
+    assert MlflowTracker.__init__.__kwdefaults__ == {"timeout_s": 30.0}
+    with mock.patch.dict(MlflowTracker.__init__.__kwdefaults__, timeout_s=1.0):
+        return run_cell(task, stop, report)
+
+
+def test_mlflow_is_gone(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells run to their end and say what MLflow lacks; the same command adds it, and the comparison."""
+    monkeypatch.setattr("raysim.sweeps.run.run_cell", with_short_deadline)
+    store = workplace / "mlflow.db"
+    names = ["fedgh", "standalone"]
+    sweep = sweep_of(workplace, f"tracking.uri=sqlite:///{store}", "rounds=30", grid={"algorithm.name": names})
+    gone: list[sqlite3.Connection] = []
+    notes: list[str] = []
+
+    def lock(progress: Progress) -> None:
+        """Lock the database, so that MLflow cannot write."""
+        if not gone and len(progress.running) == 2 and all(done >= 1 for _, done in progress.running):
+            gone.append(sqlite3.connect(store, isolation_level="EXCLUSIVE"))
+            gone[0].execute("BEGIN EXCLUSIVE")
+
+    with pytest.raises(ComparisonError, match=r"MLflow at .* did not take the sweep") as caught:
+        run_sweep(sweep, parallel=2, notify=notes.append, show=lock)
+    assert [(one.state, one.rounds) for one in caught.value.states] == [("interrupted", 30)] * 2
+    assert all("All rounds are done" in one.reason for one in caught.value.states)
+    gone[0].close()
+    assert counts(run_sweep(sweep, parallel=2)) == "2 done"
+    assert len(run_folders(sweep)) == 2
