@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,6 +92,14 @@ class Comparison:
         """Measure -> what a paper printed for a variant."""
         (found,) = (one for one in self.variants if one.name == variant)
         return by_measure(found.published)
+
+    @property
+    def by_task(self) -> dict[str, Comparison]:
+        """Task -> the variants that are tried on it, named by their methods."""
+        found: dict[str, list[Variant]] = {}
+        for variant in self.variants:
+            found.setdefault(" ".join(variant.task), []).append(replace(variant, label=variant.method))
+        return {task: replace(self, variants=variants) for task, variants in found.items()}
 
     @property
     def measures(self) -> list[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,23 +25,48 @@ AXES = {"round": ("round", 1.0), "comm/total_bytes": ("MiB in both directions", 
 AXES |= {"compute/total_flops": ("floating-point operations", 1.0)}
 
 
-def figures(comparison: Comparison) -> dict[str, Figure]:
-    """Every picture that the runs allow, by name."""
-    found = {"curves": curves(comparison), "clients": boxes(comparison), "profile": profile(comparison)}
-    found["architectures"] = architectures(comparison)
-    found |= {f"over_{key}": over_key(comparison, key) for key in swept(comparison)}
-    return {name: figure for name, figure in found.items() if figure is not None}
+class Picture(NamedTuple):
+    """A figure of a comparison."""
+
+    kind: str  # such as "curves"
+    task: str  # that it is about; empty: all
+    figure: Figure
+
+    @property
+    def name(self) -> str:
+        """As a file's name, without suffix."""
+        return self.kind + (f"-{re.sub(r'[^A-Za-z0-9.]+', '-', self.task)}" if self.task else "")
+
+
+def pictures(comparison: Comparison) -> list[Picture]:
+    """Every picture that the runs allow; those with a mark per variant for each task apart, where there are many."""
+    parts = {"": comparison}
+    if len(comparison.variants) > len(COLOURS):
+        parts = comparison.by_task
+    found: list[tuple[str, str, Figure | None]] = []
+    for kind, draw_kind in {
+        "curves": curves,
+        "clients": boxes,
+        "profile": profile,
+        "architectures": architectures,
+    }.items():
+        found += [(kind, task, draw_kind(part)) for task, part in parts.items()]
+    found += [(f"over_{key}", "", over_key(comparison, key)) for key in swept(comparison)]
+    for _, task, figure in found:
+        if figure is not None and task:
+            figure.suptitle(task, fontsize=10)
+    return [Picture(kind, task, figure) for kind, task, figure in found if figure is not None]
 
 
 def draw(comparison: Comparison, folder: Path, suffixes: Sequence[str] = (".svg", ".png")) -> list[Path]:
     """Draw every picture that the runs allow into a folder, which is made; returns the files. Raises `OSError`."""
     folder.mkdir(parents=True, exist_ok=True)
     files = []
-    for name, figure in figures(comparison).items():
+    for picture in pictures(comparison):
         for suffix in suffixes:
-            path = folder / f"{name}{suffix}"
+            path = folder / f"{picture.name}{suffix}"
             # Without the date two drawings of the same runs are the same bytes.
-            figure.savefig(path, facecolor="white", metadata={"Date": None} if suffix == ".svg" else None)
+            picture.figure.savefig(path, facecolor="white", metadata={"Date": None} if suffix == ".svg" else None)
             files.append(path)
     return files
 

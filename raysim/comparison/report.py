@@ -14,7 +14,7 @@ from raysim.common.errors import ScenarioError
 from raysim.common.files import replace
 from raysim.comparison.compare import Comparison, compare
 from raysim.comparison.measures import ACCURACIES, MEASURES
-from raysim.comparison.pictures import figures
+from raysim.comparison.pictures import pictures
 from raysim.comparison.runs import Run
 from raysim.comparison.tables import TASKS, legend, rows, short, task_rows, title
 from raysim.scenario.yaml_text import opening_comment, read_text
@@ -58,15 +58,16 @@ class Part:
         return legend(self.comparison)
 
     @property
-    def pictures(self) -> list[tuple[str, str]]:
+    def figures(self) -> list[tuple[str, str]]:
         """(SVG, caption) of every picture that the runs allow."""
         found = []
-        for name, figure in figures(self.comparison).items():
+        for picture in pictures(self.comparison):
             text = io.StringIO()
-            figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
-            key = name.removeprefix("over_")
-            caption = CAPTIONS.get(name, f"Mean last accuracy over {key}, with 95% confidence intervals over seeds.")
-            found.append((inline(text.getvalue(), f"{self.name}-{name}"), caption))
+            picture.figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+            key = picture.kind.removeprefix("over_")
+            over_key = f"Mean last accuracy over {key}, with 95% confidence intervals over seeds."
+            caption = CAPTIONS.get(picture.kind, over_key) + (f" Task: {picture.task}." if picture.task else "")
+            found.append((inline(text.getvalue(), f"{self.name}-{picture.name}"), caption))
         return found
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from raysim.comparison.compare import Comparison, compare
-from raysim.comparison.pictures import draw, swept
+from raysim.comparison.pictures import draw, pictures, swept
 from raysim.comparison.statistics import Estimate
 from raysim.comparison.tables import cell, latex, markdown, print_table, write_tables
 from tests.comparison.runs import make_run
@@ -91,6 +91,19 @@ def test_pictures(comparison: Comparison, tmp_path: Path) -> None:
     }
     again = draw(comparison, tmp_path / "two", (".svg",))
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in files if path.suffix == ".svg"]
+
+
+def test_many_variants_are_drawn_task_by_task(tmp_path: Path) -> None:
+    for data in ("digits", "cifar10", "cifar100"):
+        for method in ("fedgh", "standalone", "fd"):
+            make_run(tmp_path / data / method, method, algorithm={}, data={"name": data})
+    drawn = pictures(compare(tmp_path))
+    assert [picture.name for picture in drawn if picture.kind == "curves"] == [
+        "curves-data.name-cifar10", "curves-data.name-cifar100", "curves-data.name-digits",
+    ]  # fmt: skip
+    (axes, *_) = drawn[0].figure.axes
+    assert [line.get_label() for line in axes.lines] == ["fd", "fedgh", "standalone"]
+    assert len(pictures(compare(tmp_path / "digits"))) == 4
 
 
 def test_accuracy_over_a_swept_key(tmp_path: Path) -> None:
