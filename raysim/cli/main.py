@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from raysim.cli.comparison import COMMANDS as COMPARISON_COMMANDS
+from raysim.cli.inspection import COMMANDS as INSPECTION_COMMANDS
 from raysim.cli.jobs import CODE_CHANGED
 from raysim.cli.jobs import COMMANDS as JOB_COMMANDS
 from raysim.cli.options import ADDRESS, SCENARIO, SETS
@@ -222,7 +223,7 @@ def ui(uri: str | None, host: str, port: int) -> None:
     sys.exit(serve_ui(uri, host, port))
 
 
-for command in (*COMPARISON_COMMANDS, *JOB_COMMANDS):
+for command in (*COMPARISON_COMMANDS, *INSPECTION_COMMANDS, *JOB_COMMANDS):
     cli.add_command(command)
 
 

@@ -27,7 +27,7 @@ from raysim.engine.spec import RunSpec
 from raysim.engine.workers.client import EVALUATION_BATCH
 from raysim.launch.assemble import Assembly, assemble, checkpoint_storage
 from raysim.launch.check import check
-from raysim.launch.resume import Identity, find_run, run_scenario
+from raysim.launch.resume import Identity, find_run, label, run_scenario
 
 
 class Representations(NamedTuple):
@@ -73,6 +73,11 @@ class OpenedRun:
     def method(self) -> str:
         """The name of the run's algorithm."""
         return str(self.assembly.checked.loaded.resolved["algorithm"]["name"])
+
+    @property
+    def name(self) -> str:
+        """Method, seed and what was overridden, as MLflow names the run."""
+        return label(self.method, self.spec.seed, Identity.of(self.folder).overrides)
 
     def check_clients(self, clients: Collection[ClientId]) -> None:
         """Raises `ScenarioError` when there is no such client."""

@@ -1,0 +1,147 @@
+"""The commands that look into a run: tsne, attack, tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from raysim.inspection.attack import Convention
+    from raysim.inspection.transmission import Knowledge
+
+
+def _ids(context: click.Context, parameter: click.Parameter, given: str) -> list[int]:
+    """0,5,9 as numbers, each once."""
+    parts = [part.strip() for part in given.split(",")]
+    if not all(part.isdigit() for part in parts):
+        raise click.BadParameter(f"{given!r} given; allowed: client numbers with commas, such as 0,5,9")
+    return list(dict.fromkeys(map(int, parts)))
+
+
+def _output(name: str) -> Callable[[Any], Any]:
+    return click.option(
+        "-o", "--output", default=name, show_default=True, metavar="FILE", help="The picture: .png, .svg or .pdf."
+    )
+
+
+SEED = click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Of what is random here.")
+PART = click.Choice(["train", "val", "test"])
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.option(
+    "--clients", default="0,1,2", show_default=True, callback=_ids, metavar="K,K", help="Clients whose samples to show."
+)
+@click.option("--part", default="test", show_default=True, type=PART, help="Which of their samples.")
+@SEED
+@_output("tsne.png")
+def tsne(runs: tuple[str, ...], clients: list[int], part: str, seed: int, output: str) -> None:
+    """Draw clients' representations in the plane by t-SNE, a panel for each RUN.
+
+    Each client's own network reads its own samples. Colours are classes, markers are clients.
+
+    \b
+    Example:
+        raysim tsne 20261121-062424-3099 20261121-071512-9a01 --clients 0,5,9 -o tsne.png
+    """
+    from raysim.inspection.tsne import draw_tsne
+
+    click.echo(draw_tsne(runs, clients, part, output, seed))
+
+
+@click.command()
+@click.argument("run", metavar="RUN")
+@click.option(
+    "--pairs", default=20, show_default=True, type=click.IntRange(min=1), help="How many (client, image) pairs."
+)
+@click.option("--round", "round_", type=int, metavar="T", help="State after this round. Default: 10 or the latest.")
+@click.option(
+    "--knowledge",
+    default="white",
+    show_default=True,
+    type=click.Choice(["white", "blind"]),
+    help="Whether the attacker has the client's private weights, or the smallest architecture, fresh, in their place.",
+)
+@click.option(
+    "--psnr",
+    "convention",
+    default="psnr",
+    show_default=True,
+    type=click.Choice(["psnr", "pfllib"]),
+    help="pfllib: with the mean square divided by 3, 4.77 dB more.",
+)
+@SEED
+@_output("attack.png")
+def attack(
+    run: str, pairs: int, round_: int | None, knowledge: Knowledge, convention: Convention, seed: int, output: str
+) -> None:
+    """Try to see a client's image in what it sends: gradient inversion (DLG), measured in PSNR.
+
+    Random clients train one step of plain SGD on one random image and send what their method sends. The attacker varies
+    an image until its model of the client would send the same. The higher the PSNR, the more was seen; what one gets
+    without any information is printed beside it. Networks with BatchNorm cannot train on one image, so clients that
+    have one are attacked only where their outputs are sent.
+
+    \b
+    Example:
+        raysim attack runs/quickstart/20261121-062424-3099 --pairs 5 -o attack.png
+    """
+    from raysim.inspection.attack import attack as run_attack
+    from raysim.inspection.attack import draw_attack
+    from raysim.inspection.pictures import picture_file
+
+    picture_file(output)
+    found = run_attack(
+        run,
+        round=round_,
+        pairs=pairs,
+        knowledge=knowledge,
+        convention=convention,
+        seed=seed,
+        progress=lambda done: click.echo(f"image {done} of {pairs}", err=True),
+    )
+    click.echo("client  sample  PSNR dB  left of what was seen")
+    for one, value in zip(found.images, found.psnrs, strict=True):
+        click.echo(f"{one.client:6d}  {one.sample:6d}  {value:7.2f}  {one.distance:.1e}")
+    click.echo(f"{found.run}, round {found.round}, {found.knowledge} attacker, {len(found.images)} images")
+    click.echo(f"reconstructions      {found.mean:6.2f} dB")
+    click.echo(f"no information: two unrelated images {found.unrelated:.2f} dB, random pixels {found.start:.2f} dB")
+    click.echo(draw_attack(found, output))
+
+
+@click.command()
+@click.argument("run", metavar="RUN")
+@click.option(
+    "--sample", required=True, type=click.IntRange(min=0), help="Place in the data set, as in partition.parquet."
+)
+@_output("tree.png")
+def tree(run: str, sample: int, output: str) -> None:
+    """Show the clusters around a training sample in a run of HKS, from its first merge to the top.
+
+    The mean logits of one of them, or of all, taught the sample. The picture shows which samples join at each level.
+
+    \b
+    Example:
+        raysim tree runs/hks/20261121-062424-3099 --sample 17 -o tree.png
+    """
+    from raysim.inspection.pictures import picture_file
+    from raysim.inspection.tree import draw_tree, sample_tree
+
+    picture_file(output)
+    found = sample_tree(run, sample)
+    click.echo(f"{found.run.name}, after round {found.round}: sample {sample} of client {found.client}, {found.label}")
+    if not found.clusters:
+        click.echo("no cluster: it is still alone at the top, and its own logits teach it")
+    else:
+        click.echo("cluster  samples  clients  mean logits say  classes")
+    for level, cluster in enumerate(found.clusters, 1):
+        click.echo(
+            f"{level:7d}  {len(cluster.samples):7d}  {cluster.clients:7d}  {cluster.predicted:<15}  {cluster.named}"
+        )
+    click.echo(draw_tree(found, output))
+
+
+COMMANDS = (tsne, attack, tree)

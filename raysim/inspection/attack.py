@@ -1,0 +1,217 @@
+"""Gradient inversion: what a curious server can see of one image in what a client sends (DLG; FedRAL, Table 5).
+
+Zhu, Liu, Han. Deep Leakage from Gradients. NeurIPS 2019. https://arxiv.org/abs/1906.08935
+The attacker varies an image, and for methods that send a step a soft label, until its model of the client would send
+what was seen. How near that comes to the real image is told in PSNR, beside what one gets without any information.
+
+Shapes: H x W pixels, C channels, E numbers that are seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite, log10
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from raysim.common.errors import ScenarioError
+from raysim.core.algorithm import ClientId
+from raysim.core.seeds import seeded
+from raysim.engine.spec import RunSpec
+from raysim.inspection.pictures import Image, make_figure, picture_file, pixels, save_figure, show_image
+from raysim.inspection.runs import OpenedRun
+from raysim.inspection.transmission import (
+    Knowledge,
+    Transmission,
+    attack_spec,
+    attackable,
+    transmit,
+)
+
+Convention = Literal["psnr", "pfllib"]
+
+PAIRS, ROUND = 20, 10
+OUTER, INNER = 100, 20
+"""Of L-BFGS: at most so many calls of so many iterations."""
+SOLVED = 1e-8
+"""The squared distance, as part of what was seen, at which the attack ends before that."""
+STUCK = 0.9
+"""A call that leaves more of the distance than this ends the descent from its start."""
+STRANGERS = 100
+"""Pairs of unrelated images that the level without information is the mean of."""
+SHOWN = 10
+"""Images in a row of the picture."""
+
+
+def psnr(original: NDArray[Any], image: NDArray[Any], convention: Convention = "psnr") -> float:
+    """10 log10(1 / MSE) in dB over all pixels and channels, of values in [0, 1]; infinite for equal images.
+
+    pfllib: with the MSE divided by 3, as PFLlib has it, which is 4.77 dB more.
+    """
+    mse = float(np.square(np.asarray(original, np.float64) - np.asarray(image, np.float64)).mean())
+    if convention == "pfllib":
+        mse /= 3
+    return 10 * log10(1 / mse) if mse else float("inf")
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """One image and what the attack made of what was seen of it."""
+
+    client: ClientId
+    sample: int  # its place in the data set, as in partition.parquet
+    original_HWC: Image  # in [0, 1]
+    image_HWC: Image
+    start_HWC: Image  # what the attack began with
+    distance: float  # squared, of what was seen and what the attacker's model sends, as part of what was seen
+
+
+@dataclass(frozen=True)
+class Attack:
+    """What an attack on a run found."""
+
+    run: str
+    round: int  # the client trained in
+    knowledge: Knowledge
+    convention: Convention
+    images: tuple[Attacked, ...]
+    unrelated: float  # mean PSNR of two unrelated images of the run
+
+    @cached_property
+    def psnrs(self) -> list[float]:
+        """Of each image."""
+        return [psnr(one.original_HWC, one.image_HWC, self.convention) for one in self.images]
+
+    @property
+    def mean(self) -> float:
+        """Mean PSNR of what the attack reconstructed."""
+        return float(np.mean(self.psnrs))
+
+    @property
+    def start(self) -> float:
+        """Mean PSNR of what the attack began with: random pixels."""
+        return float(np.mean([psnr(one.original_HWC, one.start_HWC, self.convention) for one in self.images]))
+
+
+def attack(
+    run: Path | str,
+    *,
+    round: int | None = None,
+    pairs: int = PAIRS,
+    knowledge: Knowledge = "white",
+    convention: Convention = "psnr",
+    seed: int = 0,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Attack:
+    """Attack what random clients of a run would send after they trained on one random image each.
+
+    round: after which the state is taken; default: 10 if the run keeps it, else the latest. progress: called with the
+    number of images done. Raises `ScenarioError` when the run's method sends nothing that the attack understands.
+    """
+    opened = OpenedRun.of(run)
+    clients = attackable(opened.method, opened.spec)
+    checkpoint = opened.checkpoint(round)
+    if round is None and ROUND in {kept.round for kept in opened.store.kept}:
+        checkpoint = opened.checkpoint(ROUND)
+    spec, rng = attack_spec(opened.spec), np.random.default_rng(seed)
+    drawn = [
+        (k := clients[int(rng.integers(len(clients)))], int(rng.integers(spec.num_samples[k]))) for _ in range(pairs)
+    ]
+    found: list[Attacked] = []
+    with opened.backend({k for k, _ in drawn}, checkpoint, spec) as backend:
+        for k, sample in drawn:
+            seen = transmit(opened.method, backend, checkpoint.round + 1, k, sample, knowledge)
+            place = int(spec.train.of(k)[sample])
+            start_HWC, image_HWC, distance = invert(seen, spec, opened.image_MHWC.shape[1:], seed + len(found))
+            found.append(Attacked(k, place, pixels(opened.image_MHWC[place]), image_HWC, start_HWC, distance))
+            progress(len(found))
+    unrelated = _unrelated(opened.image_MHWC, spec.train.index, convention, rng)
+    return Attack(opened.name, checkpoint.round + 1, knowledge, convention, tuple(found), unrelated)
+
+
+def invert(seen: Transmission, spec: RunSpec, shape_HWC: tuple[int, ...], seed: int = 0) -> tuple[Image, Image, float]:
+    """The image whose transmission is nearest to what was seen: (first start, best image, its distance).
+
+    Image and label begin as N(0, 1) and pass through a sigmoid and a softmax, so that pixels are in [0, 1]. Where
+    L-BFGS gets stuck, it begins anew; the nearest of all is taken, which the attacker can tell.
+    """
+    rng = seeded(seed, "attack")
+    scale = float(seen.seen_E.square().sum()) or 1.0
+    descent = best = first = _Descent(seen, spec, shape_HWC, scale, rng)
+    start = first.image_HWC
+    for _ in range(OUTER):
+        before = descent.least
+        descent.step()
+        if descent.least < best.least:
+            best = descent
+        if best.least < SOLVED:
+            break
+        if not descent.least < STUCK * before:
+            descent = _Descent(seen, spec, shape_HWC, scale, rng)
+    return start, best.image_HWC, best.least
+
+
+class _Descent:
+    """L-BFGS from one random start, and the best image that it met."""
+
+    def __init__(
+        self, seen: Transmission, spec: RunSpec, shape_HWC: tuple[int, ...], scale: float, rng: torch.Generator
+    ) -> None:
+        self.seen, self.transform, self.scale = seen, spec.transform, scale
+        self.image = torch.randn(1, *shape_HWC, generator=rng).requires_grad_()
+        self.label = torch.randn(1, spec.num_classes, generator=rng).requires_grad_()
+        self.varied = [self.image, self.label] if seen.uses_label else [self.image]
+        self.optimizer = torch.optim.LBFGS(self.varied, max_iter=INNER)
+        self.image_HWC: Image = self.image.detach().sigmoid()[0].numpy()
+        self.least = float("inf")
+
+    def step(self) -> None:
+        """One call of the optimizer."""
+        self.optimizer.step(self._closure)
+
+    def _closure(self) -> float:
+        x = self.transform.plain(255 * self.image.sigmoid())
+        sent_E = self.seen.send(x, self.label.softmax(1))
+        distance: Tensor = (sent_E - self.seen.seen_E).square().sum() / self.scale
+        gradients = torch.autograd.grad(distance, self.varied)
+        for one, gradient in zip(self.varied, gradients, strict=True):
+            one.grad = gradient
+        value = distance.item()
+        if value < self.least:
+            self.least, self.image_HWC = value, self.image.detach().sigmoid()[0].numpy()
+        return value
+
+
+def _unrelated(
+    image_MHWC: NDArray[np.uint8], index: NDArray[np.int64], convention: Convention, rng: np.random.Generator
+) -> float:
+    """Mean PSNR of two images that clients train on."""
+    if len(index) < 2:
+        raise ScenarioError("the clients of the run hold a single training image; allowed: two or more")
+    pairs = [rng.choice(index, 2, replace=False) for _ in range(STRANGERS)]
+    found = [psnr(pixels(image_MHWC[a]), pixels(image_MHWC[b]), convention) for a, b in pairs]
+    return float(np.mean([value for value in found if isfinite(value)]))
+
+
+def draw_attack(found: Attack, output: Path | str) -> Path:
+    """Originals above, what the attack made of them below, with PSNR. Returns the file."""
+    file = picture_file(output)
+    columns = min(SHOWN, len(found.images))
+    rows = -(-len(found.images) // columns)
+    figure, axes = make_figure(2 * rows, columns, max(1.1 * columns + 0.6, 4.5), 2.5 * rows + 0.8)
+    for one in axes.flat:
+        one.set_axis_off()
+    for place, (image, value) in enumerate(zip(found.images, found.psnrs, strict=True)):
+        row, column = divmod(place, columns)
+        show_image(axes[2 * row, column], image.original_HWC, f"client {image.client}\nsample {image.sample}")
+        show_image(axes[2 * row + 1, column], image.image_HWC, f"{value:.1f} dB")
+    levels = f"{found.mean:.1f} dB; two unrelated images {found.unrelated:.1f} dB"
+    figure.suptitle(f"{found.run}\nround {found.round}, {found.knowledge} attacker: {levels}", fontsize=8, wrap=True)
+    return save_figure(figure, file)

@@ -1,0 +1,137 @@
+"""HKS's clusters around one sample, from its first merge up to the top of the tree (HKS, Fig. 3).
+
+Shapes: N samples that the server clusters, C classes, V nodes of the tree.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raysim.common.errors import ScenarioError
+from raysim.core.algorithm import ClientId
+from raysim.inspection.pictures import make_figure, picture_file, pixels, save_figure, show_image
+from raysim.inspection.runs import OpenedRun
+from raysim.report.units import plural
+
+SHOWN = 10
+"""Images in a row of the picture."""
+NAMED = 3
+"""Classes of a cluster that are named."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """One cluster around the sample; places are in the data set, nearest logits first."""
+
+    samples: NDArray[np.int64]  # the sample itself is the first
+    joining: NDArray[np.int64]  # those that are not in the cluster below
+    classes: tuple[tuple[str, int], ...]  # (class, how many samples), most frequent first
+    clients: int  # how many have samples in it
+    predicted: str  # class of the mean logits, which teach the sample
+
+    @property
+    def named(self) -> str:
+        """The most frequent classes, such as "12 x rose, 3 x tulip, 4 others"."""
+        shown = [f"{count} x {name}" for name, count in self.classes[:NAMED]]
+        rest = sum(count for _, count in self.classes[NAMED:])
+        return ", ".join([*shown, f"{rest} others"] if rest else shown)
+
+
+@dataclass(frozen=True)
+class SampleTree:
+    """The clusters around a sample, the smallest first."""
+
+    run: OpenedRun
+    round: int  # after which the server clustered
+    client: ClientId
+    sample: int
+    label: str
+    clusters: tuple[Cluster, ...]
+
+
+def sample_tree(run: Path | str, sample: int) -> SampleTree:
+    """The path of clusters around a training sample, given by its place in the data set, as in `partition.parquet`.
+
+    Raises `ScenarioError` when the run's method is not HKS, or the server has no logits of that sample.
+    """
+    opened = OpenedRun.of(run)
+    if opened.method != "hks":
+        raise ScenarioError(f"{opened.folder} is a run of {opened.method}; allowed: of hks, which makes trees")
+    checkpoint = opened.checkpoint()
+    with opened.backend((), checkpoint) as backend:
+        logits = backend.server.server.state.logits
+    known = sorted(logits)
+    if not known:
+        raise ScenarioError(f"{opened.folder}: no logits were sent until round {checkpoint.round}: that was warm-up")
+    place_N = np.concatenate([opened.spec.train.of(k) for k in known])
+    owner_N = np.repeat(known, [len(logits[k]) for k in known])
+    if sample not in place_N:
+        near = int(place_N[np.abs(place_N - sample).argmin()])
+        raise ScenarioError(
+            f"--sample: {sample} given, of which the server has no logits; allowed: the place in the data set of a "
+            f"training sample of a client that took part, such as {near} (partition.parquet lists them)"
+        )
+    target = int((place_N == sample).argmax())
+    logits_NC = torch.cat([logits[k] for k in known])
+    tree = opened.spec.algorithm.tree(logits_NC, opened.spec.num_classes)  # type: ignore[attr-defined]
+    level_N = path_levels(tree.parent_V, len(place_N), target)
+    distance_N = (logits_NC.double() - logits_NC[target].double()).square().sum(1).numpy()
+    distance_N[target] = -1  # before samples with equal logits
+    names = opened.assembly.data.class_names
+    clusters = []
+    for level in range(level_N.max() + 1):
+        (inside,) = np.nonzero((level_N >= 0) & (level_N <= level))
+        inside = inside[distance_N[inside].argsort(kind="stable")]
+        labels = Counter(names[y] for y in opened.spec.labels[place_N[inside]].tolist())
+        joining = inside[level_N[inside] == level]
+        predicted = names[int(logits_NC[inside].double().mean(0).argmax())]
+        clusters.append(
+            Cluster(place_N[inside], place_N[joining], tuple(labels.most_common()), len({*owner_N[inside]}), predicted)
+        )
+    label = names[int(opened.spec.labels[sample])]
+    return SampleTree(opened, checkpoint.round, int(owner_N[target]), sample, label, tuple(clusters))
+
+
+def path_levels(parent_V: NDArray[np.int64], num_samples: int, target: int) -> NDArray[np.int64]:
+    """For each sample the number, from 0 up, of the smallest cluster around `target` that holds it; -1: none does.
+
+    parent_V: the cluster that each node is part of, which comes after it; -1 for none.
+    """
+    level_V = np.full(len(parent_V), -1)
+    node, level = parent_V[target], 0
+    while node >= 0:
+        level_V[node] = level
+        node, level = parent_V[node], level + 1
+    for node in range(len(parent_V) - 1, -1, -1):
+        if level_V[node] < 0 and parent_V[node] >= 0:
+            level_V[node] = level_V[parent_V[node]]
+    return level_V[:num_samples]
+
+
+def draw_tree(found: SampleTree, output: Path | str) -> Path:
+    """The sample, and below it a row for each cluster with the samples that join there. Returns the file."""
+    file = picture_file(output)
+    image_MHWC, labels, names = found.run.image_MHWC, found.run.spec.labels, found.run.assembly.data.class_names
+    rows = len(found.clusters) + 1
+    figure, axes = make_figure(rows, SHOWN, 1.0 * SHOWN + 3.4, 1.15 * rows + 0.4)
+    for one in axes.flat:
+        one.set_axis_off()
+    texts = [f"sample {found.sample}\nof client {found.client}"]
+    texts += [
+        f"cluster {level}: {len(cluster.samples)} samples\nof {plural(cluster.clients, 'client')}\n{cluster.named}"
+        for level, cluster in enumerate(found.clusters, 1)
+    ]
+    joining = [np.array([found.sample])]
+    joining += [cluster.joining[cluster.joining != found.sample] for cluster in found.clusters]
+    for row, (text, places) in enumerate(zip(texts, joining, strict=True)):
+        axes[row, 0].text(-0.25, 0.5, text, transform=axes[row, 0].transAxes, ha="right", va="center", fontsize=7)
+        for one, place in zip(axes[row], places.tolist(), strict=False):
+            show_image(one, pixels(image_MHWC[place]), names[int(labels[place])])
+    figure.suptitle(f"{found.run.name}, after round {found.round}: what joins at each level", fontsize=9)
+    return save_figure(figure, file)

@@ -1,0 +1,92 @@
+"""Clients' representations in the plane, by t-SNE: do samples of one class, of several clients, lie together?
+
+Shapes: N samples, D representation width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raysim.common.errors import ScenarioError
+from raysim.core.algorithm import ClientId
+from raysim.inspection.pictures import class_colours, make_figure, picture_file, save_figure
+from raysim.inspection.runs import OpenedRun, Representations
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PERPLEXITY = 30.0
+MARKERS = "os^Dv*PXp<>h"
+LISTED = 30
+"""Classes up to which a legend names their colours."""
+
+
+def embed(value_ND: NDArray[np.float32], seed: int = 0) -> NDArray[np.float32]:
+    """t-SNE as scikit-learn has it, from principal components on: [N, 2], the same for the same seed.
+
+    The perplexity is 30, or a third of the samples. Raises `ScenarioError` with fewer than four samples, or when some
+    value is not finite.
+    """
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
+
+    if len(value_ND) < 4:
+        raise ScenarioError(f"{len(value_ND)} samples given; allowed: at least 4, so name more clients or another part")
+    if not np.isfinite(value_ND).all():
+        raise ScenarioError("representations are not finite: the training of these clients diverged")
+    perplexity = min(PERPLEXITY, (len(value_ND) - 1) / 3)
+    tsne = TSNE(2, perplexity=perplexity, init="pca", random_state=seed)
+    # OpenMP's threads wait for each other in every step: beside other work, that is minutes instead of seconds.
+    with threadpool_limits(1):
+        plane_N2: NDArray[np.float32] = tsne.fit_transform(value_ND)
+    return plane_N2
+
+
+def draw_tsne(
+    runs: Sequence[Path | str], clients: Sequence[ClientId], part: str, output: Path | str, seed: int = 0
+) -> Path:
+    """One panel per run, side by side: colours are classes, markers clients. Returns the file.
+
+    Raises `ScenarioError` when a run, client or part is not there, or the file cannot be written.
+    """
+    file = picture_file(output)
+    if len(clients) > len(MARKERS):
+        raise ScenarioError(f"--clients: {len(clients)} given; allowed: at most {len(MARKERS)}, one marker each")
+    markers = dict(zip(clients, MARKERS, strict=False))
+    opened = [OpenedRun.of(run) for run in runs]
+    found = [run.representations(clients, part) for run in opened]
+    colours = class_colours(np.unique(np.concatenate([one.label_N for one in found])))
+    figure, panels = make_figure(1, len(found), 5.0 * len(found), 5.4)
+    for axes, run, one in zip(panels[0], opened, found, strict=True):
+        axes.set_title(f"{run.name}, after round {run.checkpoint().round}", fontsize=9)
+        axes.set(xticks=[], yticks=[])
+        _panel(axes, one, embed(one.value_ND, seed), colours, markers)
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color="#555555", marker=marker, linestyle="", label=f"client {k}")
+        for k, marker in markers.items()
+    ]
+    if len(colours) <= LISTED:
+        names = opened[0].assembly.data.class_names
+        handles += [Line2D([], [], color=c, marker="o", linestyle="", label=names[y]) for y, c in colours.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(8, len(handles)), fontsize=7, frameon=False)
+    return save_figure(figure, file)
+
+
+def _panel(
+    axes: Axes,
+    one: Representations,
+    plane_N2: NDArray[np.float32],
+    colours: dict[int, Any],
+    markers: dict[ClientId, str],
+) -> None:
+    for k, marker in markers.items():
+        (mine,) = np.nonzero(one.client_N == k)
+        colour = [colours[y] for y in one.label_N[mine].tolist()]
+        axes.scatter(plane_N2[mine, 0], plane_N2[mine, 1], c=colour, marker=marker, s=22, linewidths=0)

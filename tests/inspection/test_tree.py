@@ -1,0 +1,64 @@
+"""HKS's clusters around a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from algorithms.hks import HKS, Tree
+from raysim.common.errors import ScenarioError
+from raysim.inspection.runs import OpenedRun
+from raysim.inspection.tree import draw_tree, path_levels, sample_tree
+from raysim.launch.session import Result
+
+Runs = Callable[..., Result]
+
+
+def test_the_path_by_hand() -> None:
+    """Logits 0, 1, 10, 12, 13 merge as {0, 1}, {12, 13}, {10, {12, 13}} until two clusters are left."""
+    import torch
+
+    tree = HKS().tree(torch.tensor([[0.0], [1], [10], [12], [13]]), 2)
+    assert path_levels(tree.parent_V, 5, 3).tolist() == [-1, -1, 1, 0, 0]
+    assert path_levels(tree.parent_V, 5, 2).tolist() == [-1, -1, 0, 0, 0]
+    assert path_levels(tree.parent_V, 5, 0).tolist() == [0, 0, -1, -1, -1]
+    alone = Tree.of(np.zeros((0, 4)), 2)
+    assert path_levels(alone.parent_V, 1, 0).tolist() == [-1]
+
+
+def test_clusters_of_a_run(runs: Runs, tmp_path: Path) -> None:
+    folder = runs("hks", "algorithm.warmup=1").folder
+    run = OpenedRun.of(folder)
+    took_part = set(runs("hks", "algorithm.warmup=1").clients.query("participated")["client"])
+    client = min(took_part)
+    sample = int(run.spec.train.of(client)[5])
+    found = sample_tree(folder, sample)
+    assert (found.client, found.round, found.label) == (client, 3, str(run.spec.labels[sample]))
+    sizes = [len(cluster.samples) for cluster in found.clusters]
+    assert sizes == sorted(set(sizes)) and sizes[0] >= 2
+    held = {int(place) for k in took_part for place in run.spec.train.of(k)}
+    below: set[int] = {sample}
+    for cluster in found.clusters:
+        inside = set(cluster.samples.tolist())
+        assert cluster.samples[0] == sample and below < inside <= held
+        assert set(cluster.joining.tolist()) | below == inside
+        assert sum(count for _, count in cluster.classes) == len(inside)
+        below = inside
+    assert draw_tree(found, tmp_path / "tree.svg").read_text().startswith("<?xml")
+
+
+def test_what_cannot_be_is_one_sentence(runs: Runs) -> None:
+    with pytest.raises(ScenarioError, match=r"is a run of fedgh; allowed: of hks, which makes trees$"):
+        sample_tree(runs("fedgh", "rounds=1").folder, 0)
+    folder = runs("hks", "algorithm.warmup=1").folder
+    run = OpenedRun.of(folder)
+    tested = int(run.spec.test.of(0)[0])
+    with pytest.raises(
+        ScenarioError, match=rf"^--sample: {tested} given, of which the server has no logits; .* \d+ \("
+    ):
+        sample_tree(folder, tested)
+    with pytest.raises(ScenarioError, match="no logits were sent until round 1: that was warm-up"):
+        sample_tree(runs("hks", "rounds=1", "algorithm.warmup=9").folder, 0)

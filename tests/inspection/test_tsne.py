@@ -1,0 +1,49 @@
+"""t-SNE of representations, and where pictures go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raysim.common.errors import ScenarioError
+from raysim.inspection.pictures import picture_file
+from raysim.inspection.tsne import draw_tsne, embed
+from raysim.launch.session import Result
+
+Runs = Callable[..., Result]
+
+
+def test_what_lies_apart_stays_apart() -> None:
+    rng = np.random.default_rng(0)
+    blobs = np.concatenate([rng.normal(centre, 0.1, (20, 8)) for centre in (0, 5)]).astype(np.float32)
+    plane = embed(blobs)
+    assert plane.shape == (40, 2) and np.array_equal(plane, embed(blobs))
+    nearest = np.square(plane[:, None] - plane[None]).sum(2) + np.diag(np.full(40, np.inf))
+    assert ((nearest.argmin(1) < 20) == (np.arange(40) < 20)).all()
+
+
+def test_too_few_or_not_finite() -> None:
+    with pytest.raises(ScenarioError, match=r"^3 samples given; allowed: at least 4, "):
+        embed(np.zeros((3, 2), np.float32))
+    with pytest.raises(ScenarioError, match="not finite"):
+        embed(np.full((9, 2), np.nan, np.float32))
+
+
+def test_two_runs_side_by_side(runs: Runs, tmp_path: Path) -> None:
+    folders = [runs("fedgh", "rounds=1").folder, runs("fedproto", "rounds=1").folder]
+    one = draw_tsne(folders[:1], [0, 5], "test", tmp_path / "one.svg").read_text()
+    two = draw_tsne(folders, [0, 5], "test", tmp_path / "two.svg").read_text()
+    assert "client 0" in two and "client 5" in two
+    assert two.count("after round 1") == 2 * one.count("after round 1") == 2
+
+
+def test_the_file_is_asked_for_first(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match=r"^-o: tsne given; allowed: a file that ends in .png, .svg, .pdf$"):
+        picture_file("tsne")
+    with pytest.raises(ScenarioError, match=r"^-o: .*x.png given, but there is no folder "):
+        draw_tsne(["nowhere"], [0], "test", tmp_path / "missing" / "x.png")
+    with pytest.raises(ScenarioError, match="13 given; allowed: at most 12"):
+        draw_tsne(["nowhere"], list(range(13)), "test", tmp_path / "x.png")
