@@ -39,7 +39,7 @@ def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, 
     "--parallel", type=click.IntRange(min=1), metavar="N", help="Cells at the same time; default: one per CPU."
 )
 @click.option(
-    "--fast", is_flag=True, help="Cut rounds, clients and epochs, and take the first seed, to try it in minutes."
+    "--fast", is_flag=True, help="Cut rounds, participants and epochs, and take the first seed, to try it in minutes."
 )
 @click.option("--retry-failed", is_flag=True, help="Run failed cells again, too.")
 @click.option("--dry-run", is_flag=True, help="List the cells and their states, then stop.")

@@ -18,6 +18,7 @@ from raysim.common.errors import ScenarioError
 from raysim.common.text import is_name
 from raysim.comparison.published import Published
 from raysim.comparison.sweep_card import CellCard, SweepCard
+from raysim.engine.policies.sampling import cohort_size
 from raysim.launch.code import Code, versions
 from raysim.scenario.load import Loaded, load_scenario
 from raysim.scenario.schema import decides
@@ -38,8 +39,8 @@ KEYS: Mapping[str, type | tuple[type, ...]] = {
 """The keys of a sweep file and the types of their values."""
 
 FAST_NOTE = (
-    "--fast: at most 3 rounds, a fifth of the clients, a tenth of the epochs and the first seed of the sweep's file; "
-    "these numbers show that it runs, not which method is better"
+    "--fast: at most 3 rounds, a fifth of the participants, a tenth of the epochs and the first seed of the sweep's "
+    "file; these numbers show that it runs, not which method is better"
 )
 
 _SEEDS = re.compile(r"(\d+)\.\.(\d+)")
@@ -93,8 +94,8 @@ def load_sweep(
     """Read a sweep file, or make a sweep of a scenario file.
 
     grid: key -> values, in addition to the file's. seeds: instead of the file's, such as "1..5" or [1, 2]. sets:
-    overrides for every cell, which count more than the base. fast: cut rounds, clients and epochs, and take the first
-    seed alone, to try a sweep in minutes; it is then another sweep, with a name that ends in "-fast".
+    overrides for every cell, which count more than the base. fast: cut rounds, participants and epochs, and take the
+    first seed alone, to try a sweep in minutes; it is then another sweep, with a name that ends in "-fast".
 
     Raises:
         ScenarioError: a wrong key or value, a cell that is no valid scenario, two cells that are the same run.
@@ -240,10 +241,12 @@ def _cell(name: str, label: str, base: Path | Mapping[str, Any], sets: tuple[str
 
 def _fast(loaded: Loaded) -> list[str]:
     """Overrides that make a cell small enough to try."""
-    scenario = loaded.scenario
-    clients = max(math.ceil(scenario.clients.count / 5), min(scenario.clients.count, 4))
+    scenario, clients = loaded.scenario, loaded.scenario.clients
+    # Fewer participants, not fewer clients: where all images are dealt, each of fewer clients only has more of them.
+    chosen = cohort_size(clients.participation, clients.count)
+    share = max(math.ceil(chosen / 5), min(chosen, 2)) / clients.count
     epochs = math.ceil(scenario.training.epochs / 10)
-    return [f"rounds={min(scenario.rounds, 3)}", f"clients.count={clients}", f"training.epochs={epochs}"]
+    return [f"rounds={min(scenario.rounds, 3)}", f"clients.participation={share}", f"training.epochs={epochs}"]
 
 
 def _check_comparison(raw: Mapping[str, Any], cells: Sequence[Cell], file: str) -> None:
