@@ -60,7 +60,10 @@ def sweep(
     """Run many scenarios, each once: the cells of a sweep file, or of a scenario and a grid.
 
     The same command again skips cells that are done, resumes those that were cut off and runs the rest. A cell that
-    fails stops no other. Exit code 1: a cell failed.
+    fails stops no other. Exit code 1: a cell is not done, or the comparison is not written.
+
+    A cell runs whole in a worker process, unless it says `backend: ray` or, in `resources`, how many client actors
+    there are to be, or is too large for a worker's share of the memory: then it has client actors, a cell at a time.
 
     \b
     Examples:

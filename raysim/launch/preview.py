@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -86,7 +87,6 @@ def preview(checked: Checked) -> Preview:
     steps = scenario.training.epochs * samples / scenario.training.batch_size
     turn_s = sum(model.step_s * model.clients for model in models) / count * steps
     lanes = min(plan.num_actors, machine.cpus, checked.participants)
-    channels, height, width = DATASETS[dataset.name].image_shape  # as they are stored
     return Preview(
         machine=machine,
         plan=plan,
@@ -98,10 +98,29 @@ def preview(checked: Checked) -> Preview:
         turn_s=turn_s,
         round_s=turn_s * checked.participants / lanes,
         total_s=turn_s * checked.participants / lanes * scenario.rounds,
-        client_memory_mb=sum(model.params * model.clients for model in models) * 4 / 2**20,
+        client_memory_mb=client_memory_mb(checked),
         process_memory_mb=psutil.Process().memory_info().rss / 2**20,
-        images_mb=(dataset.train_size + dataset.test_size) * channels * height * width / 2**20,
+        images_mb=images_mb(checked),
     )
+
+
+def client_memory_mb(checked: Checked) -> float:
+    """Weights of all clients."""
+    with torch.device("meta"):  # shapes without memory
+        size = {name: sum(p.nbytes for p in checked.build(name).parameters()) for name in checked.task.architectures}
+    return sum(size[name] * _clients(checked, name) for name in size) / 2**20
+
+
+def images_mb(checked: Checked) -> float:
+    """All images of the data set, as they are stored."""
+    dataset = checked.dataset
+    return (dataset.train_size + dataset.test_size) * math.prod(DATASETS[dataset.name].image_shape) / 2**20
+
+
+def _clients(checked: Checked, name: str) -> int:
+    """The number of clients with an architecture."""
+    clients = checked.loaded.scenario.clients
+    return sum(clients.models[k % len(clients.models)] == name for k in range(clients.count))
 
 
 def _measure(checked: Checked, name: str) -> ModelCost:
@@ -119,6 +138,4 @@ def _measure(checked: Checked, name: str) -> ModelCost:
             step_s = perf_counter() - start
     finally:
         torch.set_num_threads(threads)
-    models = scenario.clients.models
-    clients = sum(1 for k in range(scenario.clients.count) if models[k % len(models)] == name)
-    return ModelCost(name, clients, sum(p.numel() for p in model.parameters()), step_s)
+    return ModelCost(name, _clients(checked, name), sum(p.numel() for p in model.parameters()), step_s)

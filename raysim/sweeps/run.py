@@ -20,6 +20,7 @@ from raysim.comparison.tables import write_tables
 from raysim.engine.run import Stop
 from raysim.launch.signals import interruptible
 from raysim.sweeps.definition import Cell, Sweep, load_sweep, placed
+from raysim.sweeps.large import is_large
 from raysim.sweeps.state import CellState, note_failure, state_of, states_of
 from raysim.sweeps.worker import Outcome, Task, run_cell
 from raysim.tracking.mlflow import mlflow_name
@@ -103,8 +104,14 @@ def run_sweep(
         if not left and _already_compared(sweep, states.values()):
             return list(states.values())
         parent = ParentRun(uri, sweep.name, sweep.output)
-        if left:
-            _run_cells(left, states, sweep, parent, parallel, notify, show)
+        large: list[CellState] = []
+        small: list[CellState] = []
+        for one in left:
+            (large if is_large(one.cell, parallel) else small).append(one)
+        if small:
+            _run_in_workers(small, states, sweep, parent, parallel, notify, show)
+        if large:
+            _run_with_actors(large, states, sweep, parent, notify, show)
         try:
             _compare(sweep, list(states.values()), parent)
         except RaysimError as error:
@@ -113,7 +120,7 @@ def run_sweep(
         return list(states.values())
 
 
-def _run_cells(
+def _run_in_workers(
     left: list[CellState],
     states: dict[str, CellState],
     sweep: Sweep,
@@ -132,7 +139,7 @@ def _run_cells(
         while left or workers.running:
             while left and workers.has_room and not stop.requested:
                 state = left.pop(0)
-                workers.start(state.cell.name, _task(state, sweep, parent))
+                workers.start(state.cell.name, _task(state, sweep, parent, "in_process"))
             if stop.requested:
                 left.clear()
                 if not ending:
@@ -143,6 +150,30 @@ def _run_cells(
                 states[ended.name] = _ended(outcome, cells[ended.name], sweep, notify)
             show(Progress(list(states.values()), workers.running))
         if stop.requested:
+            raise KeyboardInterrupt
+
+
+def _run_with_actors(
+    left: Sequence[CellState],
+    states: dict[str, CellState],
+    sweep: Sweep,
+    parent: ParentRun,
+    notify: Callable[[str], None],
+    show: Callable[[Progress], None],
+) -> None:
+    """Run each cell as `raysim launch` does, and keep `states` up to date. Raises `KeyboardInterrupt`."""
+    for state in left:
+        name, stop, before = state.cell.name, Stop(), Stop()
+
+        def report(done: int, name: str = name) -> None:
+            show(Progress(list(states.values()), [(name, done)]))
+
+        report(-1)
+        with interruptible(before):
+            outcome = run_cell(_task(state, sweep, parent, "ray"), stop, report)
+        states[name] = _ended(outcome, state.cell, sweep, notify)
+        show(Progress(list(states.values()), []))
+        if stop.requested or before.requested:
             raise KeyboardInterrupt
 
 
@@ -176,10 +207,10 @@ def _when_abandoned_cells_have_ended(sweep: Sweep) -> list[CellState]:
         time.sleep(0.5)
 
 
-def _task(state: CellState, sweep: Sweep, parent: ParentRun) -> Task:
+def _task(state: CellState, sweep: Sweep, parent: ParentRun, backend: str) -> Task:
     tracking = state.cell.loaded.scenario.tracking
     tags = {**tracking.tags, **parent.tags(), "sweep": sweep.name, "cell": state.cell.name}
-    sets = [f"tracking.tags={json.dumps(tags)}", f"tracking.uri={json.dumps(parent.uri)}", "backend=in_process"]
+    sets = [f"tracking.tags={json.dumps(tags)}", f"tracking.uri={json.dumps(parent.uri)}", f"backend={backend}"]
     if tracking.experiment is None:
         sets.append(f"tracking.experiment={json.dumps(sweep.name)}")
     return Task(placed(state.cell, sweep, sets), state.folder if state.resumable else None)

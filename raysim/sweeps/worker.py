@@ -1,4 +1,4 @@
-"""One cell, run whole in the process that calls it: what every worker of a sweep does."""
+"""One cell, run by the process that calls it: what every worker of a sweep does."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def run_cell(task: Task, stop: Stop, report: Callable[[int], None]) -> Outcome:
     rounds = Rounds(report)
     try:
         if task.resumed is not None:
-            resume(task.resumed, quiet=True, trackers=[rounds], stop=stop)
+            sets = [f"backend={task.loaded.scenario.backend}"]  # it may have begun elsewhere
+            resume(task.resumed, sets=sets, quiet=True, trackers=[rounds], stop=stop)
         else:
             run(task.loaded, quiet=True, trackers=[rounds], stop=stop)
     except KeyboardInterrupt:

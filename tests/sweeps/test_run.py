@@ -93,6 +93,19 @@ def test_a_worker_that_dies_costs_its_cell_nothing_but_time(workplace: Path) -> 
     assert digest(again) == run(alone, quiet=True).state_digest
 
 
+def test_a_cell_that_asks_for_client_actors_has_the_same_bits(workplace: Path) -> None:
+    actors = ["algorithm.name=standalone", "backend=ray", "resources.actors=2"]
+    sweep = sweep_of(workplace, grid={}, runs={"whole": ["algorithm.name=fedgh"], "split": actors})
+    seen: list[Progress] = []
+    states = run_sweep(sweep, parallel=1, show=seen.append)
+    assert counts(states) == "2 done"
+    summaries = [read_summary(state.folder) for state in states if state.folder]
+    assert [(summary["backend"], summary["actors"]) for summary in summaries] == [("in_process", 0), ("ray", 2)]
+    assert ("split", 3) in [one for progress in seen for one in progress.running]
+    alone = load_scenario(digits(training={"batch_size": 64}), ["algorithm.name=standalone"])
+    assert digest(states[1]) == run(alone, quiet=True).state_digest
+
+
 def test_an_interrupt_ends_cells_after_their_round(workplace: Path) -> None:
     sweep = sweep_of(workplace, "rounds=400", seeds="1..3", grid={"algorithm.name": ["standalone"]})
 

@@ -113,6 +113,11 @@ class TaskPool:
         for worker in self._workers:
             worker.actor.end.remote()
 
+    def close(self) -> None:
+        """End the workers: a cluster that was joined has their CPUs back."""
+        for worker in self._workers:
+            ray.kill(worker.actor)
+
     def _ask(self) -> None:
         """Ask busy workers for their progress, and take what they answered."""
         for worker in self._workers:
@@ -131,8 +136,10 @@ def task_pool(function: Function, size: int | None) -> Iterator[TaskPool]:
     size: how many at most; default: one per CPU.
     """
     started = session.connect(size)
+    pool = TaskPool(function, size or max(1, int(sum(node.cpus for node in session.nodes()))))
     try:
-        yield TaskPool(function, size or max(1, int(sum(node.cpus for node in session.nodes()))))
+        yield pool
     finally:
+        pool.close()
         if started:
             local_cluster.stop(remove_logs=True)
