@@ -101,9 +101,9 @@ def attackable(method: str, spec: RunSpec) -> list[ClientId]:
 def transmit(
     method: str, backend: InProcessBackend, t: int, k: ClientId, sample: int, knowledge: Knowledge
 ) -> Transmission:
-    """What client `k` sends in round `t` after it trained on one of its samples. `backend` stays as it is.
+    """What client `k` sends in round `t` after it trained on one of its samples.
 
-    Raises `ScenarioError` when the method sends nothing in that round.
+    The clients of `backend` stay as they are. Raises `ScenarioError` when the method sends nothing then.
     """
     spec = backend.spec
     broadcast = backend.send(t, [k])

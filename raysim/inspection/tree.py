@@ -40,7 +40,7 @@ class Cluster:
         """The most frequent classes, such as "12 x rose, 3 x tulip, 4 others"."""
         shown = [f"{count} x {name}" for name, count in self.classes[:NAMED]]
         rest = sum(count for _, count in self.classes[NAMED:])
-        return ", ".join([*shown, f"{rest} others"] if rest else shown)
+        return ", ".join([*shown, plural(rest, "other")] if rest else shown)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,7 +64,7 @@ def draw_tsne(
     colours = class_colours(np.unique(np.concatenate([one.label_N for one in found])))
     figure, panels = make_figure(1, len(found), 5.0 * len(found), 5.4)
     for axes, run, one in zip(panels[0], opened, found, strict=True):
-        axes.set_title(f"{run.name}, after round {run.checkpoint().round}", fontsize=9)
+        axes.set_title(fill(f"{run.name}, after round {run.checkpoint().round}", 64), fontsize=8)
         axes.set(xticks=[], yticks=[])
         _panel(axes, one, embed(one.value_ND, seed), colours, markers)
     from matplotlib.lines import Line2D
