@@ -25,6 +25,7 @@ from raysim.inspection.transmission import (
     transmit,
 )
 from raysim.launch.session import Result
+from raysim.scenario.registry import algorithm_names
 
 Runs = Callable[..., Result]
 ONE = "clients.models=[digits_mlp64]"
@@ -144,6 +145,10 @@ def test_batchnorm_is_left_out_where_it_cannot_train(runs: Runs) -> None:
     assert len(attackable("fedgh", OpenedRun.of(runs("fedgh", "rounds=1").folder).spec)) == 8
     with pytest.raises(ScenarioError, match=r"all clients that hold samples have BatchNorm, which fedavg cannot train"):
         attack(runs("fedavg", "rounds=1", "clients.models=[digits_resnet]").folder)
+
+
+def test_the_attack_knows_every_method() -> None:
+    assert {*STEPS, *OUTPUTS, "standalone"} == set(algorithm_names()) and not STEPS.keys() & OUTPUTS.keys()
 
 
 def test_methods_that_send_nothing_are_refused(runs: Runs) -> None:
