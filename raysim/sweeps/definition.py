@@ -39,8 +39,8 @@ KEYS: Mapping[str, type | tuple[type, ...]] = {
 """The keys of a sweep file and the types of their values."""
 
 FAST_NOTE = (
-    "--fast: at most 3 rounds, a fifth of the participants, a tenth of the epochs and the first seed of the sweep's "
-    "file; these numbers show that it runs, not which method is better"
+    "--fast: at most 3 rounds, a tenth of the participants and of the epochs and the first seed of the sweep's file; "
+    "these numbers show that it runs, not which method is better"
 )
 
 _SEEDS = re.compile(r"(\d+)\.\.(\d+)")
@@ -244,7 +244,7 @@ def _fast(loaded: Loaded) -> list[str]:
     scenario, clients = loaded.scenario, loaded.scenario.clients
     # Fewer participants, not fewer clients: where all images are dealt, each of fewer clients only has more of them.
     chosen = cohort_size(clients.participation, clients.count)
-    share = max(math.ceil(chosen / 5), min(chosen, 2)) / clients.count
+    share = max(math.ceil(chosen / 10), min(chosen, 2)) / clients.count
     epochs = math.ceil(scenario.training.epochs / 10)
     return [f"rounds={min(scenario.rounds, 3)}", f"clients.participation={share}", f"training.epochs={epochs}"]
 
