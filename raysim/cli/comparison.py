@@ -73,8 +73,7 @@ def sweep(
     if address is not None:
         os.environ["RAY_ADDRESS"] = address
     from raysim.sweeps.definition import load_sweep
-    from raysim.sweeps.display import make_progress, print_states
-    from raysim.sweeps.run import ComparisonError, run_sweep
+    from raysim.sweeps.display import print_states, run_and_show
     from raysim.sweeps.state import states_of
 
     loaded = load_sweep(file, grid=grid, seeds=seeds, sets=sets, fast=fast)
@@ -90,29 +89,7 @@ def sweep(
         for note in estimator.notes:
             click.echo(f"note: {note}")
         return
-    progress = make_progress(loaded)
-    problems = []
-    try:
-        states = run_sweep(
-            loaded, parallel=parallel, retry_failed=retry_failed, notify=progress.notify, show=progress.show
-        )
-    except KeyboardInterrupt:
-        progress.notify("the sweep was stopped; the same command resumes it")
-        raise
-    except ComparisonError as error:
-        states = error.states
-        problems.append(str(error))
-    finally:
-        progress.close()
-    print_states(states)
-    click.echo(f"Compare the cells:  raysim compare {loaded.output}")
-    if left := sum(state.state != "done" for state in states):
-        rest = "the same command runs the rest, with --retry-failed also what failed"
-        problems.insert(0, f"{left} of {len(states)} cells are not done; {rest}")
-    for problem in problems:
-        click.echo(f"raysim: {problem}", err=True)
-    if problems:
-        sys.exit(1)
+    sys.exit(run_and_show(loaded, parallel, retry_failed))
 
 
 def _folders(runs: tuple[str, ...]) -> list[Path]:

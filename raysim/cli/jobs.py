@@ -80,12 +80,15 @@ def submit(
     job: str | None,
     env: tuple[str, ...],
 ) -> None:
-    """Run a scenario on a Ray cluster, or resume a run there.
+    """Run a scenario or a sweep on a Ray cluster, or resume a run there.
 
     The scenario is checked here; then it and the code (raysim, algorithms) are sent to the cluster's dashboard, and a
     driver on the head node runs it. Data is not sent: name its place on the cluster in data.root or RAYSIM_DATA.
     Relative paths of the scenario, such as the results in ./runs, mean ~/raysim on the head node; `raysim fetch` brings
     the results here. The run continues without this terminal.
+
+    SCENARIO may be a sweep file: a sweep is one job, whose cells are spread over the nodes, so that its `output` must
+    be on a disk that all nodes share. The same sweep submitted again runs what is left.
 
     A cluster that asks for a token gets the one in RAY_AUTH_TOKEN, in the file that RAY_AUTH_TOKEN_PATH names, or in
     ~/.ray/auth_token.
@@ -95,21 +98,30 @@ def submit(
         raysim submit scenarios/quickstart.yaml --address http://head:8265
         raysim submit scenarios/quickstart.yaml --set rounds=3 --wait
         raysim submit scenarios/cifar100_hetero.yaml --env RAYSIM_DATA=/data --set output=/shared/runs
+        raysim submit scenarios/sweeps/digits.yaml --set output=/shared/runs
         raysim submit --resume quickstart-20261121-101500-ab12 --set rounds=40
     """
     from raysim.jobs.cluster import connect, find_address
     from raysim.jobs.resume import find_run
-    from raysim.jobs.submit import Work, facts_of, new_id, parse_env
+    from raysim.jobs.submit import Work, facts_of, facts_of_sweep, new_id, parse_env
     from raysim.jobs.submit import submit as submit_job
     from raysim.launch.check import check
     from raysim.scenario.load import load_scenario
+    from raysim.sweeps.definition import files_of, load_sweep
 
     if scenario is None and run_ is None:
         raise click.UsageError("Missing argument 'SCENARIO'; only --resume can do without.")
     if code_changed and run_ is None:
         raise click.UsageError("--code-changed is for a run that is resumed: give --resume RUN as well.")
     # Every error that needs no cluster is reported before the cluster is asked.
-    facts = {} if scenario is None else facts_of(Path(scenario), check(load_scenario(scenario, sets)))
+    files = [] if scenario is None else files_of(Path(scenario))
+    if files and run_ is not None:
+        raise click.UsageError("--resume is for a run; a sweep that is submitted again runs what is left of it.")
+    facts = {}
+    if scenario is not None and files:
+        facts = facts_of_sweep(Path(scenario), load_sweep(scenario, sets=sets))
+    elif scenario is not None:
+        facts = facts_of(Path(scenario), check(load_scenario(scenario, sets)))
     variables = parse_env(env)
     if job is not None:
         new_id("", job)
@@ -118,7 +130,7 @@ def submit(
         run_, known = find_run(cluster, run_)
         facts = {**known, **facts}
     job = new_id(facts.get("name") or "resume", job)
-    work = Work(None if scenario is None else Path(scenario), sets, run_, facts, code_changed)
+    work = Work(None if scenario is None else Path(scenario), sets, run_, facts, code_changed, files)
 
     def show(note: str) -> None:
         click.echo(f"note: {note}", err=True)

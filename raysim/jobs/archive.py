@@ -52,7 +52,7 @@ def list_files(folder: Path, checkpoints: bool) -> list[Path]:
             is_plain(inside.as_posix())
             and file.is_file()
             and not linked
-            and (checkpoints or inside.parts[0] != "checkpoints")
+            and (checkpoints or "checkpoints" not in inside.parts)
         ):
             found.append(inside)
     return found

@@ -12,6 +12,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ def main(args: list[str] | None = None) -> int:
     parser.add_argument("--set", dest="sets", action="append", default=[])
     parser.add_argument("--resume", dest="run")
     parser.add_argument("--code-changed", action="store_true")
+    parser.add_argument("--sweep", action="store_true")
     given = parser.parse_args(args)
     client, cluster = Versions.parse(os.environ.get(VARIABLE, "")), Versions.here()
     problem = incompatibility(client, cluster)
@@ -42,7 +44,9 @@ def main(args: list[str] | None = None) -> int:
         return _fail(problem, 2)
     if note := warning(client, cluster):
         print(f"note: {note}", file=sys.stderr, flush=True)
-    return _launch(given.scenario, given.sets, given.run, given.code_changed)
+    if given.sweep:
+        return _stoppable(partial(_sweep, given.scenario, given.sets))
+    return _stoppable(partial(_run, given.scenario, given.sets, given.run, given.code_changed))
 
 
 def home() -> Path:
@@ -58,10 +62,10 @@ def home() -> Path:
     return folder
 
 
-def _launch(scenario: str | None, sets: Sequence[str], run_: str | None, code_changed: bool) -> int:
+def _stoppable(work: Callable[[Callable[[], None]], int]) -> int:
     try:
         with stoppable() as closing:
-            return _run(scenario, sets, run_, code_changed, closing.set)
+            return work(closing.set)
     except KeyboardInterrupt:
         return _fail("stopped", 130)
 
@@ -91,6 +95,23 @@ def _run(
         return _fail(str(error), error.exit_code)
     print_closing_table(result.summary)
     return 0
+
+
+def _sweep(file: str, sets: Sequence[str], closing: Callable[[], None]) -> int:
+    """Run a sweep on the cluster that the job is part of."""
+    from raysim.common.errors import RaysimError
+    from raysim.jobs.job_log import report_sweep
+    from raysim.sweeps.definition import load_sweep
+    from raysim.sweeps.display import run_and_show
+
+    try:
+        path = Path(file).absolute()
+        os.chdir(home())
+        sweep = load_sweep(path, sets=sets)
+        report_sweep(sweep.output, sweep.name)
+        return run_and_show(sweep)
+    except RaysimError as error:
+        return _fail(str(error), error.exit_code)
 
 
 def _resume(

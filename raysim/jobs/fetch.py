@@ -22,6 +22,7 @@ from typing import IO
 
 from raysim.common.errors import RunError, ScenarioError
 from raysim.common.text import is_name, one_line
+from raysim.comparison.sweep_card import SWEEP_CARD
 from raysim.jobs import archive
 from raysim.jobs.cluster import Cluster
 from raysim.jobs.job_log import JobLog
@@ -50,6 +51,8 @@ MONITOR_S = 2.5
 def fetch(cluster: Cluster, job: str, output: Path | None, checkpoints: bool) -> tuple[Path, int]:
     """Download a job's run folder to `output`, by default ./runs/<scenario>/<run id>; returns it and the file count.
 
+    Of a sweep it is the folder with all cells, by default ./runs/<sweep>.
+
     Fetching again replaces the files, so a run can be fetched while it runs and after it ended.
 
     Raises `ScenarioError` when there is no such job, it has no run folder, or `output` holds something else; `RunError`
@@ -59,7 +62,7 @@ def fetch(cluster: Cluster, job: str, output: Path | None, checkpoints: bool) ->
     source = _source(found, log)
     target = output or _default(found, log)
     try:
-        _check_target(target, log.run_id)
+        _check_target(target, log)
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary:
             part = Path(temporary) / "run"
@@ -72,6 +75,8 @@ def fetch(cluster: Cluster, job: str, output: Path | None, checkpoints: bool) ->
 
 
 def _default(job: Job, log: JobLog) -> Path:
+    if log.sweep:
+        return Path("runs") / log.run_id
     name = job.name or PurePosixPath(log.run_folder).parent.name
     if not is_name(name):
         raise ScenarioError(f"{job.id}: its scenario is unknown; name a folder for it with -o FOLDER")
@@ -90,10 +95,11 @@ def _source(job: Job, log: JobLog) -> str:
     )
 
 
-def _check_target(target: Path, run_id: str) -> None:
+def _check_target(target: Path, log: JobLog) -> None:
     if target.exists() and not target.is_dir():
         raise ScenarioError(f"-o: {target} is a file; allowed: a new or empty folder, or one that holds this run")
-    if target.is_dir() and any(target.iterdir()) and _run_id(target) != run_id:
+    same = (target / SWEEP_CARD).is_file() if log.sweep else target.is_dir() and _run_id(target) == log.run_id
+    if target.is_dir() and any(target.iterdir()) and not same:
         raise ScenarioError(f"-o: {target} holds something else; allowed: a new or empty folder, or one with this run")
 
 

@@ -6,6 +6,7 @@ The Jobs API has no other channel: a job's metadata is fixed at submission, and 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,8 @@ from raysim.common.results import ClientRow, RunCard, Status
 from raysim.common.text import is_name, one_line, printable
 
 PREFIX = "raysim-job: "
+
+_SWEEP = re.compile(r"\d+ \w+(, \d+ \w+)*; \d+ of \d+ rounds")  # how far a sweep is
 
 
 class JobLogTracker:
@@ -32,7 +35,7 @@ class JobLogTracker:
 
     def report_folder(self, folder: Path, run_id: str) -> None:
         """Print where the results are."""
-        self._print({"run_folder": str(folder), "run_id": run_id})
+        _print({"run_folder": str(folder), "run_id": run_id})
 
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
         """Nothing: the progress lines report rounds."""
@@ -40,18 +43,25 @@ class JobLogTracker:
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
         """Print the summary."""
         self.on_close()
-        self._print({"summary": {**summary, "status": status}})
+        _print({"summary": {**summary, "status": status}})
 
-    def _print(self, facts: Mapping[str, object]) -> None:
-        print(f"{PREFIX}{json.dumps(facts, default=str)}", flush=True)
+
+def report_sweep(folder: Path, name: str) -> None:
+    """Print where the cells of a sweep are."""
+    _print({"run_folder": str(folder), "run_id": name, "sweep": True})
+
+
+def _print(facts: Mapping[str, object]) -> None:
+    print(f"{PREFIX}{json.dumps(facts, default=str)}", flush=True)
 
 
 @dataclass(frozen=True)
 class JobLog:
     """The facts in a job's log. Any user of the cluster can write one, so names are checked and text is printable."""
 
-    run_folder: str = ""  # absolute, on the head node, or an address; "" until the run has one
-    run_id: str = ""  # a name; "" until there is a run folder
+    run_folder: str = ""  # absolute, on the head node, or an address; "" until the run has one; a sweep's of all cells
+    run_id: str = ""  # a name; "" until there is a run folder; a sweep's name
+    sweep: bool = False  # whether it is the folder of a sweep
     summary: Mapping[str, Any] = field(default_factory=dict)  # of summary.json; empty until the run ended
     progress: str = ""  # the last progress line
     problem: str = ""  # the sentence of its error
@@ -63,7 +73,7 @@ def read_log(text: str) -> JobLog:
     for line in text.split("\n"):
         if line.startswith(PREFIX):
             facts |= _facts(line)
-        elif line.startswith("round ") and "/" in line:
+        elif (line.startswith("round ") and "/" in line) or _SWEEP.match(line):
             facts["progress"] = one_line(line)
         elif line.startswith("raysim: "):
             facts["problem"] = one_line(line.removeprefix("raysim: "))
@@ -81,6 +91,7 @@ def _facts(line: str) -> dict[str, Any]:
     facts = {}
     if _is_location(found.get("run_folder")) and is_name(found.get("run_id")):
         facts = {key: found[key] for key in ("run_folder", "run_id")}
+        facts["sweep"] = found.get("sweep") is True
     if isinstance(found.get("summary"), dict):
         facts["summary"] = found["summary"]
     return facts

@@ -1,9 +1,11 @@
-"""The folder that a job ships: raysim, the algorithms, the scenario. No data, no results, no history."""
+"""The folder that a job ships: raysim, the algorithms, the scenario or sweep. No data, no results, no history."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import shutil
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -13,8 +15,8 @@ from raysim.launch.code import SHIPPED, checkout
 PACKAGES = ("raysim", "algorithms")
 
 
-def stage(scenario: Path | None, folder: Path) -> str | None:
-    """Fill `folder` with the code and the scenario, if there is one; returns the scenario's name in it.
+def stage(files: Sequence[Path], folder: Path) -> str | None:
+    """Fill `folder` with the code and these files, as they lie to each other; returns the first one's name in it.
 
     The packages are those that this process imports, so the job runs the code that was checked: a checkout, an
     installation, or a user's own `algorithms` folder before them. Raises `ScenarioError` when a file cannot be read.
@@ -24,12 +26,16 @@ def stage(scenario: Path | None, folder: Path) -> str | None:
             # Where a package has several folders, the first that has a file counts, as in `import`: it comes last here.
             for source in reversed([*importlib.import_module(name).__path__]):
                 shutil.copytree(source, folder / name, ignore=_others, dirs_exist_ok=True)
-        if scenario is not None:
-            shutil.copyfile(scenario, folder / scenario.name)
         _identity(folder)
+        places = [file.resolve().parent / file.name for file in files]  # a link keeps its name
+        common = Path(os.path.commonpath([place.parent for place in places])) if places else folder
+        names = [place.relative_to(common).as_posix() for place in places]
+        for file, shipped in zip(files, names, strict=True):
+            (folder / shipped).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, folder / shipped)
     except OSError as error:  # of several files: shutil's, a list
         raise ScenarioError(f"{error.filename or 'the code'}: cannot be shipped: {error.strerror or error}") from None
-    return None if scenario is None else scenario.name
+    return names[0] if names else None
 
 
 def _others(folder: str, names: list[str]) -> list[str]:

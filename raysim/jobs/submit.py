@@ -12,14 +12,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raysim.common.errors import RunError, ScenarioError
 from raysim.jobs.cluster import KIND, Cluster, NoAnswerError, NotReadyError
 from raysim.jobs.stage import stage
 from raysim.jobs.versions import VARIABLE, Versions, ray_incompatibility, release
 from raysim.launch.check import Checked
+from raysim.report.units import plural
 from raysim.tracking.store import PASSWORD, USER, is_loopback, shown
+
+if TYPE_CHECKING:
+    from raysim.sweeps.definition import Sweep
 
 STOP_S = 12
 """Seconds between SIGTERM and SIGKILL when Ray stops a job; Ray's default of 3 is too short to close a run."""
@@ -90,6 +94,7 @@ class Work:
     run: str | None = None  # to resume: its folder or id on the head node; None: a new run
     facts: Mapping[str, str] = field(default_factory=dict)  # metadata for the list of jobs
     code_changed: bool = False  # resume although the code differs
+    sweep: Sequence[Path] = ()  # the scenario is a sweep file, which needs these files, itself among them
 
 
 def facts_of(scenario: Path, checked: Checked) -> dict[str, str]:
@@ -100,6 +105,17 @@ def facts_of(scenario: Path, checked: Checked) -> dict[str, str]:
         "scenario": str(scenario),
         "algorithm": str(loaded.resolved["algorithm"]["name"]),
         "rounds": str(loaded.scenario.rounds),
+    }
+
+
+def facts_of_sweep(file: Path, sweep: Sweep) -> dict[str, str]:
+    """The facts of a sweep that other users of the cluster may see."""
+    methods = dict.fromkeys(str(cell.loaded.resolved["algorithm"]["name"]) for cell in sweep.cells)
+    return {
+        "name": sweep.name,
+        "scenario": str(file),
+        "algorithm": plural(len(methods), "method") if len(methods) > 1 else next(iter(methods)),
+        "cells": str(len(sweep.cells)),
     }
 
 
@@ -117,7 +133,7 @@ def submit(
         raise ScenarioError(f"--id: {job} is taken by another job at {shown(cluster.address)}; choose another")
     variables, notes = environment(env, cluster.address)
     with tempfile.TemporaryDirectory(prefix="raysim-submit-") as folder:
-        name = stage(work.scenario, Path(folder))
+        name = stage(work.sweep or [file for file in (work.scenario,) if file is not None], Path(folder))
         _submit_when_ready(
             cluster,
             notify,
@@ -165,6 +181,8 @@ def _words(name: str | None, work: Work) -> list[str]:
     words = ["python", "-m", "raysim.jobs.entry"]
     if name is not None:
         words.append(name)
+    if work.sweep:
+        words.append("--sweep")
     for item in work.sets:
         words += ["--set", item]
     if work.run is not None:

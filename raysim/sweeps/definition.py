@@ -103,7 +103,7 @@ def load_sweep(
     path = Path(file)
     text = read_text(path)
     raw = parse(text, str(path))
-    if not ("base" in raw or {"grid", "runs", "seeds"} & raw.keys()):  # a scenario
+    if not _is_sweep(raw):
         raw = {"base": path.name, "name": f"{path.stem}-sweep"}  # beside the folder of single runs
     for key, value in raw.items():
         if key not in KEYS:
@@ -150,6 +150,24 @@ def _about(text: str, base: Path | Mapping[str, Any]) -> str:
     """The comments that open a sweep's file and its base's."""
     texts = [text, *([read_text(base)] if isinstance(base, Path) else [])]
     return "\n\n".join(filter(None, map(opening_comment, texts)))
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files that a sweep file needs: itself, first, its base and published values. Empty: it is a scenario's.
+
+    Raises `ScenarioError` when it cannot be read.
+    """
+    raw = parse(read_text(path), str(path))
+    if not _is_sweep(raw):
+        return []
+    given = raw.get("published", [])
+    claims = given if isinstance(given, list) else [given]
+    names = [raw.get("base"), *(claim.get("file") for claim in claims if isinstance(claim, dict))]
+    return [path, *dict.fromkeys(path.parent / name for name in names if isinstance(name, str))]
+
+
+def _is_sweep(raw: Mapping[str, Any]) -> bool:
+    return "base" in raw or bool({"grid", "runs", "seeds"} & raw.keys())
 
 
 def _written(value: Any) -> str:

@@ -13,7 +13,7 @@ from raysim.report.load import read_rounds
 from raysim.report.units import human_bytes, human_seconds, per_cent, plural
 from raysim.sweeps.definition import Sweep
 from raysim.sweeps.estimate import Cost
-from raysim.sweeps.run import Progress
+from raysim.sweeps.run import ComparisonError, Progress, run_sweep
 from raysim.sweeps.state import CellState, counts
 
 LINE_EVERY_S = 10.0
@@ -135,3 +135,29 @@ def print_plan(states: Sequence[CellState], costs: Sequence[Cost], parallel: int
     if any(one.state != "done" for one in states):
         besides = f", besides {plural(unknown, 'cell')} of unknown length" if unknown else ""
         print(f"about {human_seconds(left_s / parallel)} with {plural(parallel, 'cell')} at a time{besides}")
+
+
+def run_and_show(sweep: Sweep, parallel: int | None = None, retry_failed: bool = False) -> int:
+    """Run a sweep and show how it goes and ends; returns the exit code: 1 when something of it is not done."""
+    progress = make_progress(sweep)
+    problems = []
+    try:
+        states = run_sweep(
+            sweep, parallel=parallel, retry_failed=retry_failed, notify=progress.notify, show=progress.show
+        )
+    except KeyboardInterrupt:
+        progress.notify("the sweep was stopped; the same command resumes it")
+        raise
+    except ComparisonError as error:
+        states = error.states
+        problems.append(str(error))
+    finally:
+        progress.close()
+    print_states(states)
+    print(f"Compare the cells:  raysim compare {sweep.output}", flush=True)
+    if left := sum(state.state != "done" for state in states):
+        rest = "the same command runs the rest, with --retry-failed also what failed"
+        problems.insert(0, f"{left} of {len(states)} cells are not done; {rest}")
+    for problem in problems:
+        print(f"raysim: {problem}", file=sys.stderr, flush=True)
+    return 1 if problems else 0

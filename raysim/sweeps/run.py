@@ -14,6 +14,7 @@ from typing import Any
 from raysim.common.errors import RaysimError, RunError, ScenarioError
 from raysim.common.files import hold, reason
 from raysim.common.files import replace as replace_file
+from raysim.common.text import expanded
 from raysim.comparison.compare import compare
 from raysim.comparison.pictures import draw
 from raysim.comparison.tables import write_tables
@@ -208,15 +209,26 @@ def _when_abandoned_cells_have_ended(sweep: Sweep) -> list[CellState]:
 
 
 def _task(state: CellState, sweep: Sweep, parent: ParentRun, backend: str) -> Task:
-    tracking = state.cell.loaded.scenario.tracking
+    scenario = state.cell.loaded.scenario
+    tracking = scenario.tracking
     tags = {**tracking.tags, **parent.tags(), "sweep": sweep.name, "cell": state.cell.name}
     sets = [f"tracking.tags={json.dumps(tags)}", f"tracking.uri={json.dumps(parent.uri)}", f"backend={backend}"]
     if tracking.experiment is None:
         sets.append(f"tracking.experiment={json.dumps(sweep.name)}")
+    # The workers of a job are in another folder than its driver.
+    places = {"data.root": scenario.data.root, "checkpoint.folder": scenario.checkpoint.folder}
+    for key, place in places.items():
+        if place is not None and "://" not in place:
+            sets.append(f"{key}={json.dumps(str(expanded(place).absolute()))}")
     return Task(placed(state.cell, sweep, sets), state.folder if state.resumable else None)
 
 
 def _ended(outcome: Outcome, cell: Cell, sweep: Sweep, notify: Callable[[str], None]) -> CellState:
+    if outcome.folder is not None and not outcome.folder.exists():
+        elsewhere = (
+            f"{outcome.folder} is not here, but on another node; `output` must be on a disk that all nodes share"
+        )
+        outcome = replace(outcome, error=elsewhere)
     if outcome.error:
         notify(f"{cell.name}: {outcome.error}")
         if outcome.folder is None and not outcome.died and state_of(cell, sweep).folder is None:

@@ -20,6 +20,7 @@ from raysim.jobs.job_log import JobLogTracker, read_log
 from raysim.jobs.versions import VARIABLE, Versions
 from raysim.launch.run import resume
 from raysim.scenario.load import Loaded
+from raysim.sweeps.definition import Sweep
 from raysim.tracking.store import resolve_uri
 from tests.conftest import REPOSITORY
 
@@ -80,6 +81,28 @@ def test_absolute_ones_stay(ran: list[dict[str, Any]]) -> None:
     uri = "http://mlflow.example:5000"
     assert entry.main([QUICKSTART, "--set", "output=/shared/runs", "--set", f"tracking.uri={uri}"]) == 0
     assert ran == [{"output": Path("/shared/runs"), "store": uri}]
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_sweep(
+    ran: list[dict[str, Any]],
+    tmp_path: Path,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def run_and_show(sweep: Sweep) -> int:
+        ran.append({"cells": [cell.name for cell in sweep.cells], "rounds": sweep.cells[0].loaded.scenario.rounds})
+        print("1 running, 1 waiting; 3 of 4 rounds, about 5.00 s left", file=sys.stderr)
+        return code
+
+    monkeypatch.setattr("raysim.sweeps.display.run_and_show", run_and_show)
+    (tmp_path / "few.yaml").write_text(f"base: {QUICKSTART}\nseeds: [1, 2]\n")
+    assert entry.main(["few.yaml", "--sweep", "--set", "rounds=2"]) == code
+    assert ran == [{"cells": ["seed=1", "seed=2"], "rounds": 2}]
+    log = read_log("".join(capfd.readouterr()))
+    assert (log.run_folder, log.run_id) == (str(tmp_path / "home" / "raysim" / "runs" / "few"), "few")
+    assert log.sweep and log.progress == "1 running, 1 waiting; 3 of 4 rounds, about 5.00 s left"
 
 
 def test_what_does_not_fit_is_one_sentence(

@@ -254,6 +254,24 @@ def test_a_job_runs_as_it_would_here_and_comes_back(
 
 
 @pytest.mark.large
+def test_a_sweep(head: Head, mine: None, raysim: Any, tracking_store: str, tmp_path: Path) -> None:
+    """One job runs all cells, with the bits of runs by themselves; it comes back as a folder, twice into the same."""
+    file = tmp_path / "few.yaml"
+    file.write_text(f"base: {os.path.relpath(QUICKSTART, tmp_path)}\nseeds: [1, 2]\nset: [algorithm.name=mine]\n")
+    words = ["submit", str(file), "--set", "rounds=2", "--wait", "--env", f"MLFLOW_TRACKING_URI={tracking_store}"]
+    ended = raysim(*words, "--id", "few")
+    assert (ended.code, ended.count("done  ")) == (0, 4), ended  # as each ends, and in the closing list
+    assert raysim("fetch", "few").startswith("runs/few: ")
+    assert raysim("fetch", "few").startswith("runs/few: ")
+    for seed in (1, 2):
+        (summary,) = Path("runs/few").glob(f"seed-{seed}-*/*/summary.json")
+        alone = run(load_scenario(QUICKSTART, [*SMALL, f"seed={seed}", "backend=in_process"]), quiet=True)
+        assert json.loads(summary.read_text())["state_digest"] == alone.state_digest
+    assert not list(Path("runs/few").rglob("checkpoints"))
+    assert "SUCCEEDED" in raysim("status", "few")
+
+
+@pytest.mark.large
 def test_a_run_goes_on(head: Head, first: Output, raysim: Any, tracking_store: str) -> None:
     """Named by its job alone, to the bits of a run that was never interrupted."""
     there = connect(find_address(head.address))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,11 +15,12 @@ import algorithms
 from raysim.common.errors import RunError, ScenarioError
 from raysim.jobs.cluster import Cluster
 from raysim.jobs.stage import stage
-from raysim.jobs.submit import Work, environment, facts_of, new_id, parse_env, submit
+from raysim.jobs.submit import Work, environment, facts_of, facts_of_sweep, new_id, parse_env, submit
 from raysim.jobs.versions import VARIABLE, Versions
 from raysim.launch.check import check
 from raysim.launch.code import checkout
 from raysim.scenario.load import load_scenario
+from raysim.sweeps.definition import files_of, load_sweep
 from tests.conftest import REPOSITORY
 from tests.jobs.fakes import HERE, FakeClient, cluster, details
 
@@ -33,7 +35,7 @@ QUICKSTART = REPOSITORY / "scenarios" / "quickstart.yaml"
 
 class TestStage:
     def test_code_and_scenario_and_nothing_else(self, tmp_path: Path) -> None:
-        assert stage(QUICKSTART, tmp_path) == "quickstart.yaml"
+        assert stage([QUICKSTART], tmp_path) == "quickstart.yaml"
         top = {path.name for path in tmp_path.iterdir()}
         assert top == {"raysim", "algorithms", "quickstart.yaml", f"raysim-{Versions.here().raysim}.dist-info"}
         files = [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -41,9 +43,31 @@ class TestStage:
         assert not [path for path in files if "__pycache__" in path.parts]
         assert sum(path.stat().st_size for path in files) < 5_000_000
 
+    def test_a_sweep_with_what_it_needs(self, tmp_path: Path) -> None:
+        base = {"base": "../base.yaml", "published": [{"file": "../../values.csv"}, {"file": "../../values.csv"}]}
+        (tmp_path / "here" / "a" / "b").mkdir(parents=True)
+        (tmp_path / "here" / "a" / "b" / "sweep.yaml").write_text(json.dumps(base))
+        (tmp_path / "here" / "a" / "base.yaml").write_text("rounds: 2")
+        (tmp_path / "here" / "values.csv").write_text("paper")
+        (tmp_path / "here" / "a" / "other.yaml").write_text("rounds: 3")
+        files = files_of(tmp_path / "here" / "a" / "b" / "sweep.yaml")
+        assert stage(files, tmp_path / "there") == "a/b/sweep.yaml"
+        shipped = {path.relative_to(tmp_path / "there").as_posix() for path in (tmp_path / "there").rglob("*.[yc]*")}
+        assert {name for name in shipped if not name.endswith(".py")} == {"a/b/sweep.yaml", "a/base.yaml", "values.csv"}
+        assert files_of(tmp_path / "here" / "a" / "base.yaml") == []
+
+    def test_a_shipped_sweep_is_the_same(self, tmp_path: Path) -> None:
+        file = REPOSITORY / "scenarios" / "sweeps" / "digits.yaml"
+        name = stage(files_of(file), tmp_path)
+        assert name is not None
+        there, here = load_sweep(tmp_path / name), load_sweep(file)
+        assert [cell.id for cell in there.cells] == [cell.id for cell in here.cells]
+        facts = {"name": "digits", "scenario": str(file), "algorithm": "16 methods", "cells": "240"}
+        assert facts_of_sweep(file, here) == facts
+
     def test_it_stands_alone(self, tmp_path: Path) -> None:
         """In a Python that knows of no other raysim, what was staged is found, with its version and requirements."""
-        stage(QUICKSTART, tmp_path)
+        stage([QUICKSTART], tmp_path)
         program = (
             "import sys, importlib.metadata as m, raysim.jobs.versions as v, algorithms; "
             "print(v.__file__, algorithms.__file__, m.version('raysim'), len(m.requires('raysim')), end=' '); "
@@ -69,7 +93,7 @@ class TestStage:
         (own / ".git" / "hook.py").write_text("")
         monkeypatch.setattr(algorithms, "__path__", [str(own), *algorithms.__path__])
         folder = tmp_path / "staged"
-        stage(QUICKSTART, folder)
+        stage([QUICKSTART], folder)
         assert (folder / "algorithms" / "fedgh.py").read_text() == "# mine instead"
         assert (folder / "algorithms" / "mine.py").exists()
         assert (folder / "algorithms" / "fedssa.py").exists()
@@ -126,6 +150,12 @@ class TestSubmit:
         ((_, sent),) = to.client.asked
         assert sent["entrypoint"] == "exec python -m raysim.jobs.entry --set rounds=9 '--resume=/a b/r1' --code-changed"
         assert sent["metadata"] == {"raysim": Versions.here().raysim, "name": "quickstart"}
+
+    def test_a_sweep(self) -> None:
+        to, file = cluster(version=Versions.here().ray), REPOSITORY / "scenarios" / "sweeps" / "digits.yaml"
+        submit(to, Work(file, ["rounds=2"], sweep=files_of(file)), {}, "j1")
+        ((_, sent),) = to.client.asked
+        assert sent["entrypoint"] == "exec python -m raysim.jobs.entry sweeps/digits.yaml --sweep --set rounds=2"
 
     def test_submission_to_a_new_cluster_is_retried(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("raysim.jobs.submit.RETRY_S", 0.0)

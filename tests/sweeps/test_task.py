@@ -1,0 +1,61 @@
+"""What a worker gets of a cell, and what is said of how it ended. Without Ray."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from raysim.sweeps.definition import Sweep, load_sweep
+from raysim.sweeps.run import _ended, _task
+from raysim.sweeps.state import CellState, states_of
+from raysim.sweeps.worker import Outcome
+from tests.engine.scenarios import digits
+
+
+class Parent:
+    """Of a sweep in MLflow."""
+
+    uri = "sqlite:////store/mlflow.db"
+
+    def tags(self) -> dict[str, str]:
+        return {"mlflow.parentRunId": "p1"}
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    scenario: dict[str, Any] = digits(
+        data={**digits()["data"], "root": "~/data"}, checkpoint={"folder": "saved"}, tracking={"tags": {"who": "me"}}
+    )
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"base": scenario}))
+    return load_sweep("sweep.yaml")
+
+
+def test_a_task_means_the_same_in_any_folder(sweep: Sweep, tmp_path: Path) -> None:
+    (state,) = states_of(sweep)
+    task = _task(state, sweep, Parent(), "ray")  # type: ignore[arg-type]
+    scenario = task.loaded.scenario
+    assert (scenario.data.root, scenario.checkpoint.folder) == ("/home/me/data", str(tmp_path / "saved"))
+    assert (scenario.backend, scenario.tracking.uri) == ("ray", Parent.uri)
+    tags = {"who": "me", "mlflow.parentRunId": "p1", "sweep": "sweep", "cell": "base"}
+    assert (scenario.tracking.tags, scenario.tracking.experiment) == (tags, "sweep")
+    assert task.resumed is None
+
+
+def test_a_run_that_never_began_is_begun_anew(sweep: Sweep, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    failed = CellState(sweep.cells[0], "failed", tmp_path / "run")
+    assert _task(failed, sweep, Parent(), "in_process").resumed is None  # type: ignore[arg-type]
+    (tmp_path / "run" / "run.json").touch()
+    assert _task(failed, sweep, Parent(), "in_process").resumed == tmp_path / "run"  # type: ignore[arg-type]
+
+
+def test_a_run_on_a_disk_of_another_node(sweep: Sweep) -> None:
+    notes: list[str] = []
+    state = _ended(Outcome(Path("/of/node2/r1")), sweep.cells[0], sweep, notes.append)
+    assert (state.state, notes) == ("waiting", [f"base: {state.reason}"])
+    assert state.reason.startswith("/of/node2/r1 is not here, but on another node; `output` must be on a disk that all")
