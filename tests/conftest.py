@@ -109,6 +109,7 @@ SLOW = (
     "launch/test_resume.py",
     "launch/test_verify.py",
     "scenario/test_fuzz.py",
+    "scenario/test_papers.py",
     "tracking/test_mlflow_resume.py",
     "tracking/test_mlflow_tracker.py",
     "tracking/test_reopened_folder.py",

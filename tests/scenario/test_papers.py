@@ -25,6 +25,8 @@ from raysim.sweeps.definition import Cell
 from tests.conftest import REPOSITORY
 from tests.scenario.papers import BASES, FILES, checked, name_of, sweep_of
 
+pytestmark = pytest.mark.xdist_group("papers")  # one process reads the sweeps once
+
 PUBLISHED = REPOSITORY / "scenarios" / "published_results.csv"
 SOURCE = REPOSITORY.parent / "shared" / "published_results.csv"
 PAGE = REPOSITORY / "docs" / "papers.md"
