@@ -42,7 +42,7 @@ def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, 
     "--fast", is_flag=True, help="Cut rounds, participants and epochs, and take the first seed, to try it in minutes."
 )
 @click.option("--retry-failed", is_flag=True, help="Run failed cells again, too.")
-@click.option("--dry-run", is_flag=True, help="List the cells and their states, then stop.")
+@click.option("--dry-run", is_flag=True, help="List the cells with their states, seconds and bytes, then stop.")
 @click.option("--status", is_flag=True, help="How far the sweep is, also while another process runs it.")
 @ADDRESS
 def sweep(
