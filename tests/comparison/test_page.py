@@ -1,0 +1,18 @@
+"""docs/comparison.md says what the code does: every key of a sweep file, every measure with its meaning."""
+
+from __future__ import annotations
+
+import re
+
+from raysim.comparison.measures import MEASURES, TO_TARGET
+from raysim.sweeps.definition import KEYS
+from tests.conftest import REPOSITORY
+
+ROW = re.compile(r"^\| `(\w+)` \| (.+) \|$", re.MULTILINE)
+
+
+def test_the_page_has_every_key_and_measure() -> None:
+    rows = dict(ROW.findall((REPOSITORY / "docs" / "comparison.md").read_text()))
+    to_target = {f"{name}_to_A": meaning for name, meaning in TO_TARGET.items()}
+    assert {name: meaning for name, meaning in rows.items() if name not in KEYS} == {**MEASURES, **to_target}
+    assert rows.keys() >= KEYS.keys()
