@@ -19,7 +19,7 @@ from raysim.comparison.compare import compare
 from raysim.comparison.pictures import draw
 from raysim.comparison.tables import write_tables
 from raysim.engine.run import Stop
-from raysim.launch.signals import interruptible
+from raysim.launch.signals import interruptible, sigterm_kept
 from raysim.sweeps.definition import Cell, Sweep, load_sweep, placed
 from raysim.sweeps.large import is_large
 from raysim.sweeps.state import CellState, note_failure, state_of, states_of
@@ -136,7 +136,7 @@ def _run_in_workers(
     stop = Stop(possible=True, saved_round=lambda: False)  # the first Ctrl-C ends rounds, the second all at once
     cells = {cell.name: cell for cell in sweep.cells}
     ending = False
-    with interruptible(stop), task_pool(run_cell, parallel) as workers:
+    with sigterm_kept(), task_pool(run_cell, parallel) as workers, interruptible(stop):
         while left or workers.running:
             while left and workers.has_room and not stop.requested:
                 state = left.pop(0)

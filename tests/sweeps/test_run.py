@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +107,20 @@ def test_a_cell_that_asks_for_client_actors_has_the_same_bits(workplace: Path) -
     assert ("split", 3) in [one for progress in seen for one in progress.running]
     alone = load_scenario(digits(training={"batch_size": 64}), ["algorithm.name=standalone"])
     assert digest(states[1]) == run(alone, quiet=True).state_digest
+
+
+def test_sigterm_ends_cells_after_their_round(workplace: Path) -> None:
+    sweep_of(workplace, set=["rounds=4000"], grid={"algorithm.name": ["standalone"]}, seeds=[1])
+    command = [sys.executable, "-m", "raysim", "sweep", "sweep.yaml", "--parallel", "1"]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    with subprocess.Popen(command, cwd=workplace, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert any(re.search(r"; [1-9]\d* of 4000 rounds", line) for line in process.stderr)  # a line every 10 s
+        process.send_signal(signal.SIGTERM)
+        error = process.stderr.read()
+    assert process.returncode == 130
+    assert "ending after this round" in error and "the sweep was stopped; the same command resumes it" in error
+    assert "Traceback" not in error
 
 
 def test_an_interrupt_ends_cells_after_their_round(workplace: Path) -> None:
