@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
@@ -108,13 +109,26 @@ def test_a_full_disk(workplace: Path, small_disk: Path) -> None:
     assert len(run_folders(sweep)) == 2  # what had begun was resumed
 
 
+LOCKED = "mlflow.locked"
+"""A file that says that MLflow's database is locked."""
+
+
 def with_short_deadline(task: Task, stop: Stop, report: Callable[[int], None]) -> Outcome:
-    """`run_cell` that waits a second for MLflow, not half a minute."""
+    """`run_cell` that waits a second for MLflow, not half a minute, and after five rounds for the test."""
+    locked = task.loaded.scenario.output_folder.parents[1] / LOCKED
+
+    def report_and_wait(done: int) -> None:
+        report(done)
+        end = time.monotonic() + 60
+        while done == 5 and not locked.exists() and time.monotonic() < end:
+            time.sleep(0.1)
+
     assert MlflowTracker.__init__.__kwdefaults__ == {"timeout_s": 30.0}
     with mock.patch.dict(MlflowTracker.__init__.__kwdefaults__, timeout_s=1.0):
-        return run_cell(task, stop, report)
+        return run_cell(task, stop, report_and_wait)
 
 
+@pytest.mark.large
 def test_mlflow_is_gone(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells run to their end and say what MLflow lacks; the same command adds it, and the comparison."""
     monkeypatch.setattr("raysim.sweeps.run.run_cell", with_short_deadline)
@@ -125,10 +139,15 @@ def test_mlflow_is_gone(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     notes: list[str] = []
 
     def lock(progress: Progress) -> None:
-        """Lock the database, so that MLflow cannot write."""
-        if not gone and len(progress.running) == 2 and all(done >= 1 for _, done in progress.running):
+        """Lock the database once both cells' runs are in it, so that MLflow cannot write."""
+        if gone:
+            return
+        with contextlib.closing(sqlite3.connect(store, isolation_level="EXCLUSIVE")) as found:
+            (runs,) = found.execute("SELECT COUNT(DISTINCT run_uuid) FROM metrics").fetchone()
+        if runs == 2:
             gone.append(sqlite3.connect(store, isolation_level="EXCLUSIVE"))
             gone[0].execute("BEGIN EXCLUSIVE")
+            (workplace / LOCKED).touch()
 
     with pytest.raises(ComparisonError, match=r"MLflow at .* did not take the sweep") as caught:
         run_sweep(sweep, parallel=2, notify=notes.append, show=lock)
