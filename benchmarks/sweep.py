@@ -3,10 +3,12 @@
 python benchmarks/sweep.py [--methods N] [--seeds N] [--rounds N] [--parallel N] [--kill]
 
 Runs `raysim sweep` in an empty folder and compares its wall-clock with the cells' own train, aggregate and evaluate
-seconds, shared by all cores: what is left is the start of the workers, data, MLflow, files and the comparison.
---kill: instead of the ratio, see that nothing is lost. `kill -9` ends the driver once half of the cells are done, and
-the same command runs the rest. Then every cell must have one finished run, those of before unchanged, and three cells,
-drawn with a fixed seed, must have the digest that `raysim launch` of the same scenario gives. Exit code 1 if not.
+seconds, shared by all cores: what is left is the start of the workers, data, MLflow, files and the comparison. Then it
+times `raysim compare` on the sweep.
+--kill: see that nothing is lost, too. `kill -9` ends the driver once half of the cells are done, and the same command
+runs the rest; the wall-clock is that of both. Then every cell must have one finished run, those of before unchanged,
+and three cells, drawn with a fixed seed, must have the digest that `raysim launch` of the same scenario gives. Exit
+code 1 if not.
 """
 
 from __future__ import annotations
@@ -86,15 +88,10 @@ def launch_digest(folder: Path, sets: tuple[str, ...]) -> str:
     return str(read_summary(run)["state_digest"])
 
 
-def problems_after_kill(command: list[str], folder: Path, sweep: Sweep) -> list[str]:
-    """Kill the sweep in the middle and run it again; returns what is not as it should be."""
-    run_until_half_done(command, folder, sweep)
-    before = finished_runs(sweep)
-    print(f"killed with {sum(map(bool, before.values()))} of {len(sweep.cells)} cells done", flush=True)
-    code = subprocess.run(command, cwd=folder, env=environment()).returncode
+def problems(sweep: Sweep, before: dict[str, list[Path]], folder: Path) -> list[str]:
+    """What is not as it should be; before: the finished runs when the driver was killed."""
     after = finished_runs(sweep)
-    found = [] if code == 0 else [f"the second command ended with exit code {code}"]
-    found += [f"{name}: {len(runs)} finished runs" for name, runs in after.items() if len(runs) != 1]
+    found = [f"{name}: {len(runs)} finished runs" for name, runs in after.items() if len(runs) != 1]
     found += [f"{name}: was done, and ran again" for name, runs in before.items() if runs and runs != after[name]]
     for cell in random.Random(0).sample(sweep.cells, min(CHECKED, len(sweep.cells))):
         digests = {str(read_summary(run)["state_digest"]) for run in after[cell.name]}
@@ -102,6 +99,13 @@ def problems_after_kill(command: list[str], folder: Path, sweep: Sweep) -> list[
         print(f"{cell.name}: {alone[:12]} by itself, {', '.join(one[:12] for one in digests)} in the sweep", flush=True)
         found += [] if digests == {alone} else [f"{cell.name}: another digest than by itself"]
     return found
+
+
+def timed(command: list[str], folder: Path) -> float:
+    """Seconds that the command takes. Raises: CalledProcessError."""
+    begin_s = time.perf_counter()
+    subprocess.run(command, cwd=folder, env=environment(), check=True)
+    return time.perf_counter() - begin_s
 
 
 def main() -> None:
@@ -122,16 +126,23 @@ def main() -> None:
         sweep = load_sweep(file, sets=[f"output={folder / 'runs'}"])
         command = [*RAYSIM, "sweep", str(file), "--set", f"output={folder / 'runs'}"]
         command += [] if given.parallel is None else ["--parallel", str(given.parallel)]
-        if given.kill:
-            problems = problems_after_kill(command, folder, sweep)
-            print(*(problems or [f"all {len(sweep.cells)} cells are done, each once"]), sep="\n")
-            sys.exit(1 if problems else 0)
         load, begin_s = os.getloadavg()[0], time.perf_counter()
-        subprocess.run(command, cwd=folder, env=environment(), check=True)
+        before: dict[str, list[Path]] = {}
+        if given.kill:
+            run_until_half_done(command, folder, sweep)
+            before = finished_runs(sweep)
+            print(f"killed with {sum(map(bool, before.values()))} of {len(sweep.cells)} cells done", flush=True)
+        timed(command, folder)
         seconds, work = time.perf_counter() - begin_s, work_s(sweep)
+        compare_s = timed([*RAYSIM, "compare", str(folder / "runs")], folder)
         print(f"{len(sweep.cells)} cells, {cores} cores, load before {load:.1f}")
         print(f"wall-clock {seconds:.1f} s, work {work:.1f} s, of which each core has {work / cores:.1f} s")
         print(f"wall-clock / work per core  {seconds / (work / cores):.2f}  (target: <= {TARGET})")
+        print(f"raysim compare              {compare_s:.1f} s", flush=True)
+        if given.kill:
+            found = problems(sweep, before, folder)
+            print(*(found or [f"all {len(sweep.cells)} cells are done, each once"]), sep="\n")
+            sys.exit(1 if found else 0)
 
 
 if __name__ == "__main__":
