@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from algorithms.dc_pfl import DCPFL, ClassStatistics, class_statistics
+from raysim.algorithms.dc_pfl import DCPFL, ClassStatistics, class_statistics
 from raysim.core import Server, Task
 from raysim.core.algorithm import ClientId
 

@@ -472,7 +472,7 @@ def _server(rng: random.Random, folder: Path) -> None:
                 inner = _in_json(rng, json.loads(header["__metadata__"][what]), _root(folder))
                 if rng.random() < 0.3:
                     evil = rng.choice(
-                        ["raysim.core.state:torch.nn.Module", "algorithms.fedgh:torch.Tensor", "os:system"]
+                        ["raysim.core.state:torch.nn.Module", "raysim.algorithms.fedgh:torch.Tensor", "os:system"]
                     )
                     inner = ["named", evil, [["value", "touch x"]]]
                 header["__metadata__"][what] = json.dumps(inner)

@@ -1,4 +1,4 @@
-"""The folder that a job ships: raysim, the algorithms, the scenario or sweep. No data, no results, no history."""
+"""The folder that a job ships: raysim with its algorithms, the scenario or sweep. No data, no results, no history."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from raysim.common.errors import ScenarioError
 from raysim.launch.code import SHIPPED, checkout
 
-PACKAGES = ("raysim", "algorithms")
+PACKAGES = ("raysim", "raysim.algorithms")
 
 
 def stage(files: Sequence[Path], folder: Path) -> str | None:
@@ -25,7 +25,7 @@ def stage(files: Sequence[Path], folder: Path) -> str | None:
         for name in PACKAGES:
             # Where a package has several folders, the first that has a file counts, as in `import`: it comes last here.
             for source in reversed([*importlib.import_module(name).__path__]):
-                shutil.copytree(source, folder / name, ignore=_others, dirs_exist_ok=True)
+                shutil.copytree(source, folder / name.replace(".", "/"), ignore=_others, dirs_exist_ok=True)
         _identity(folder)
         places = [file.resolve().parent / file.name for file in files]  # a link keeps its name
         common = Path(os.path.commonpath([place.parent for place in places])) if places else folder
@@ -39,12 +39,13 @@ def stage(files: Sequence[Path], folder: Path) -> str | None:
 
 
 def _others(folder: str, names: list[str]) -> list[str]:
-    """What is not shipped of a package's folder: all but code."""
+    """What is not shipped of a package's folder: all but code. What a link names is shipped by itself or not at all."""
     return [
         name
         for name in names
         if name.startswith(".")
         or name == "__pycache__"
+        or Path(folder, name).is_symlink()
         or not (name.endswith(".py") or name == "py.typed" or Path(folder, name).is_dir())
     ]
 

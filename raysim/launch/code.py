@@ -44,7 +44,8 @@ class Code:
         digests = {}
         try:
             for name, file in own_modules(module).items():
-                place = name.replace(".", "/") + (f"/{file.name}" if file.stem == "__init__" else file.suffix)
+                place = name.removeprefix("raysim.").replace(".", "/")
+                place += f"/{file.name}" if file.stem == "__init__" else file.suffix
                 digests[place] = hashlib.sha256(file.read_bytes()).hexdigest()
                 imported = sys.modules.get(name)
                 if imported and _first.setdefault(imported, digests[place]) != digests[place]:
@@ -85,7 +86,8 @@ _first: weakref.WeakKeyDictionary[ModuleType, str] = weakref.WeakKeyDictionary()
 def own_modules(module: str) -> dict[str, Path]:
     """The files of a module and of all that it imports, by their names.
 
-    Left out are raysim, the standard library and what is installed (in site-packages), unless with the module itself.
+    Left out are raysim, its algorithms apart, the standard library and what is installed (in site-packages), unless
+    with the module itself.
     """
     package = module.partition(".")[0]
     found: dict[str, Path] = {}
@@ -168,7 +170,7 @@ def _of_raysim() -> str:
 def _file(name: str, installed: bool) -> Path | None:
     """The file of a module; None if it is built in, raysim's, not found, or installed (unless `installed`)."""
     root = name.partition(".")[0]
-    if not root or root == "raysim" or root in sys.stdlib_module_names:
+    if not root or (root == "raysim" and f"{name}."[:18] != "raysim.algorithms.") or root in sys.stdlib_module_names:
         return None
     try:
         # The root first: what is installed need not be looked through.

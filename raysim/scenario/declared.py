@@ -59,7 +59,7 @@ _CHECKS = ("check", "__post_init__")
 def declared(name: str) -> Declaration:
     """What the algorithm of this name declares. Raises `ScenarioError` as `algorithm_class` does."""
     file, source = algorithm_file(name), None
-    if file is not None and f"algorithms.{name}" not in sys.modules:
+    if file is not None and f"raysim.algorithms.{name}" not in sys.modules:
         with suppress(OSError):
             source = file.read_bytes()
     return (source and _read_once(name, source)) or _imported(name, source)

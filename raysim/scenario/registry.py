@@ -44,13 +44,13 @@ def suggest(given: str, names: Iterable[str]) -> str:
 
 def algorithm_names() -> list[str]:
     """Every file in `algorithms/`, in alphabetical order."""
-    package = importlib.import_module("algorithms")
+    package = importlib.import_module("raysim.algorithms")
     return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
 
 
 def algorithm_file(name: str) -> Path | None:
     """The file of an algorithm, which need not be one that can be imported; None where there is none."""
-    spec = find_spec(f"algorithms.{name}") if name in algorithm_names() else None
+    spec = find_spec(f"raysim.algorithms.{name}") if name in algorithm_names() else None
     return Path(spec.origin) if spec and spec.origin else None
 
 
@@ -69,7 +69,7 @@ def algorithm_class(name: str) -> type[AnyAlgorithm]:
     from raysim.core.definition import first_slip
 
     try:
-        module = importlib.import_module(f"algorithms.{name}")
+        module = importlib.import_module(f"raysim.algorithms.{name}")
     except Exception as error:
         raise ScenarioError(f"algorithms/{name}.py: cannot be imported: {_where(error)}") from error
     found = [

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from algorithms.fedavg import FedAvg
-from algorithms.lg_fedavg import LGFedAvg
-from algorithms.standalone import Standalone
+from raysim.algorithms.fedavg import FedAvg
+from raysim.algorithms.lg_fedavg import LGFedAvg
+from raysim.algorithms.standalone import Standalone
 from raysim.common.shards import Shards
 from raysim.contract.toy import SEED, Toy, toy_model, toy_samples
 from raysim.core import Client, Header, LocalTraining, Model, Server, Task, weights

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from algorithms import dc_pfl
-from algorithms.dc_pfl import DCPFL, ClassStatistics, Gaussian, Global, class_statistics, draw, pool, shares
-from algorithms.fedgh import FedGH
+from raysim.algorithms import dc_pfl
+from raysim.algorithms.dc_pfl import DCPFL, ClassStatistics, Gaussian, Global, class_statistics, draw, pool, shares
+from raysim.algorithms.fedgh import FedGH
 from raysim.contract.toy import Toy, toy_model, toy_samples
 from raysim.core import Batch, Client, LocalTraining, Server, Task, weights
 from raysim.core.messages import pack, unpack, wire_size

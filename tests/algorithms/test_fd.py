@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from algorithms.fd import FD, ClassLogits, Table, Teachers
-from algorithms.standalone import Standalone
+from raysim.algorithms.fd import FD, ClassLogits, Table, Teachers
+from raysim.algorithms.standalone import Standalone
 from raysim.contract.toy import FOUR, LOCAL, ROUNDS, C, D, Toy, toy_model, toy_samples
 from raysim.core import Batch, Client, LocalTraining, Server, Task, weights
 from raysim.core.fit import FitJob, fit_one

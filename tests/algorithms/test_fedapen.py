@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from algorithms.fedapen import Ensemble, FedAPEN, ensemble, mutual_loss
+from raysim.algorithms.fedapen import Ensemble, FedAPEN, ensemble, mutual_loss
 from raysim.contract import check_algorithm
 from raysim.contract.toy import Toy, toy_model, toy_samples
 from raysim.core import Batch, Client, LocalTraining, Model, Server, Task, weights

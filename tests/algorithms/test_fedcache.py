@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-import algorithms.fedcache as fedcache
-from algorithms.fedcache import (
+import raysim.algorithms.fedcache as fedcache
+from raysim.algorithms.fedcache import (
     Cache,
     FedCache,
     Hashes,
@@ -24,7 +24,7 @@ from algorithms.fedcache import (
     nearest,
     nearest_of_label,
 )
-from algorithms.standalone import Standalone
+from raysim.algorithms.standalone import Standalone
 from raysim.contract.compare import fingerprint
 from raysim.contract.toy import FOUR, Toy, toy_encoder, toy_model, toy_samples
 from raysim.core import Batch, Client, LocalTraining, Server, Task

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from algorithms.fedclassavg import FedClassAvg
-from algorithms.lg_fedavg import LGFedAvg
+from raysim.algorithms.fedclassavg import FedClassAvg
+from raysim.algorithms.lg_fedavg import LGFedAvg
 from raysim.contract.toy import Toy, toy_model, toy_samples
 from raysim.core import Batch, Client, Header, LocalTraining, Server, Task
 from raysim.core.messages import wire_size

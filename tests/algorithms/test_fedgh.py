@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from algorithms.fedgh import ClassMeans, FedGH
+from raysim.algorithms.fedgh import ClassMeans, FedGH
 from raysim.contract.toy import Toy, toy_model, toy_samples
 from raysim.core import Client, Header, LocalTraining, Server, Task, weights
 from raysim.core.messages import wire_bytes, wire_components

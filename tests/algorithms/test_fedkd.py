@@ -12,7 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from algorithms.fedkd import Factors, FedKD, Mentee, MentorMentee, Shared, Update, compressed, factors, floats, restored
+from raysim.algorithms.fedkd import (
+    Factors,
+    FedKD,
+    Mentee,
+    MentorMentee,
+    Shared,
+    Update,
+    compressed,
+    factors,
+    floats,
+    restored,
+)
 from raysim.contract.toy import Toy, toy_model, toy_samples
 from raysim.core import Batch, Client, LocalTraining, Server, Task
 from raysim.core.messages import nonfinite, wire_bytes, wire_params

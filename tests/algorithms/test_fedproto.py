@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from algorithms.fedproto import UNKNOWN, FedProto, GlobalPrototypes, Nearest, Prototypes, Table
-from algorithms.standalone import Standalone
+from raysim.algorithms.fedproto import UNKNOWN, FedProto, GlobalPrototypes, Nearest, Prototypes, Table
+from raysim.algorithms.standalone import Standalone
 from raysim.contract.toy import FOUR, LOCAL, ROUNDS, C, D, Toy, toy_model, toy_samples
 from raysim.core import Batch, Client, LocalTraining, Server, Task, weights
 from raysim.core.messages import nonfinite, wire_size

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from algorithms.fedral import Angled, FedRAL, Matrix, block_mask
-from algorithms.standalone import Standalone
+from raysim.algorithms.fedral import Angled, FedRAL, Matrix, block_mask
+from raysim.algorithms.standalone import Standalone
 from raysim.contract.toy import Toy, toy_model, toy_samples
 from raysim.core import Client, LocalTraining, Server, Task
 from raysim.core.messages import wire_size

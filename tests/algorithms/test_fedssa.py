@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
 
-from algorithms.fedssa import FedSSA, Rows, State, average_rows, rows_of
-from algorithms.standalone import Standalone
+from raysim.algorithms.fedssa import FedSSA, Rows, State, average_rows, rows_of
+from raysim.algorithms.standalone import Standalone
 from raysim.contract.toy import Toy, toy_model, toy_samples
 from raysim.core import Client, LocalTraining, Server, Task
 from raysim.core.messages import wire_size

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from algorithms.fedtgp import (
+from raysim.algorithms.fedtgp import (
     FedTGP,
     GlobalPrototypes,
     Nearest,
@@ -26,7 +26,7 @@ from algorithms.fedtgp import (
     distances,
     margin_loss,
 )
-from algorithms.standalone import Standalone
+from raysim.algorithms.standalone import Standalone
 from raysim.contract.toy import C, D, Toy, toy_model, toy_samples
 from raysim.core import Batch, Client, LocalTraining, Server, Task, weights
 from raysim.core.messages import nonfinite, wire_size

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from algorithms.fml import FML, Pair
-from algorithms.standalone import Standalone
+from raysim.algorithms.fml import FML, Pair
+from raysim.algorithms.standalone import Standalone
 from raysim.contract.toy import Toy, toy_model, toy_samples
 from raysim.core import Batch, Client, LocalTraining, Model, Server, Task, Weights
 from raysim.core.messages import wire_bytes, wire_params

@@ -16,8 +16,8 @@ from numpy.testing import assert_allclose
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from algorithms.hks import HKS, Knowledge, Logits, Teachers, distances_gb
-from algorithms.standalone import Standalone
+from raysim.algorithms.hks import HKS, Knowledge, Logits, Teachers, distances_gb
+from raysim.algorithms.standalone import Standalone
 from raysim.contract import check_algorithm
 from raysim.contract.toy import FOUR, SEED, Toy, toy_model, toy_samples
 from raysim.core import Batch, Client, LocalTraining, ScenarioError, Server, Task

@@ -37,7 +37,7 @@ def table(method: str, heading: str) -> list[list[str]]:
 
 
 def function(method: str, name: str) -> Any:
-    found: Any = importlib.import_module(f"algorithms.{method}")
+    found: Any = importlib.import_module(f"raysim.algorithms.{method}")
     for part in name.split("."):
         found = getattr(found, part)
     return found

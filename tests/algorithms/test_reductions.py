@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from algorithms.fd import FD
+from raysim.algorithms.fd import FD
 from raysim.common.shards import Shards
 from raysim.core.messages import Weights
 from raysim.engine.inprocess import InProcessBackend

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from algorithms.dc_pfl import DCPFL
-from algorithms.fedgh import FedGH
-from algorithms.fedral import FedRAL
-from algorithms.fedssa import FedSSA
-from algorithms.hks import HKS
-from algorithms.lg_fedavg import LGFedAvg
-from algorithms.standalone import Standalone
+from raysim.algorithms.dc_pfl import DCPFL
+from raysim.algorithms.fedgh import FedGH
+from raysim.algorithms.fedral import FedRAL
+from raysim.algorithms.fedssa import FedSSA
+from raysim.algorithms.hks import HKS
+from raysim.algorithms.lg_fedavg import LGFedAvg
+from raysim.algorithms.standalone import Standalone
 from tests.engine.sizes import KB, one_round, sizes
 
 

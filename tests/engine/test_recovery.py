@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from algorithms.standalone import Standalone
+from raysim.algorithms.standalone import Standalone
 from raysim.common.errors import RunError
 from raysim.core.algorithm import ClientId
 from raysim.engine.checkpoint.manager import CheckpointManager

@@ -16,7 +16,7 @@ import torch
 import yaml
 from torch import nn
 
-from algorithms.standalone import Standalone
+from raysim.algorithms.standalone import Standalone
 from raysim.common.errors import RunError
 from raysim.common.results import METRICS
 from raysim.core.messages import pack
@@ -297,7 +297,7 @@ def test_a_disk_that_fills_up(workplace: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_nan_uploads_are_left_out_and_named(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from algorithms.lg_fedavg import LGFedAvg
+    from raysim.algorithms.lg_fedavg import LGFedAvg
     from raysim.core import Header
 
     update = LGFedAvg.client_update

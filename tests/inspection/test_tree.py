@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from algorithms.hks import HKS, Tree
+from raysim.algorithms.hks import HKS, Tree
 from raysim.common.errors import ScenarioError
 from raysim.inspection.runs import OpenedRun
 from raysim.inspection.tree import draw_tree, path_levels, sample_tree

@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 import pytest
 
-import algorithms
+from raysim import algorithms
 from raysim.cli.main import main
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import algorithms
+from raysim import algorithms
 from raysim.common.errors import RunError, ScenarioError
 from raysim.jobs.cluster import Cluster
 from raysim.jobs.stage import stage
@@ -37,7 +37,7 @@ class TestStage:
     def test_code_and_scenario_and_nothing_else(self, tmp_path: Path) -> None:
         assert stage([QUICKSTART], tmp_path) == "quickstart.yaml"
         top = {path.name for path in tmp_path.iterdir()}
-        assert top == {"raysim", "algorithms", "quickstart.yaml", f"raysim-{Versions.here().raysim}.dist-info"}
+        assert top == {"raysim", "quickstart.yaml", f"raysim-{Versions.here().raysim}.dist-info"}
         files = [path for path in tmp_path.rglob("*") if path.is_file()]
         assert {path.suffix for path in files} <= {".py", ".typed", ".yaml", ""}
         assert not [path for path in files if "__pycache__" in path.parts]
@@ -69,8 +69,8 @@ class TestStage:
         """In a Python that knows of no other raysim, what was staged is found, with its version and requirements."""
         stage([QUICKSTART], tmp_path)
         program = (
-            "import sys, importlib.metadata as m, raysim.jobs.versions as v, algorithms; "
-            "print(v.__file__, algorithms.__file__, m.version('raysim'), len(m.requires('raysim')), end=' '); "
+            "import sys, importlib.metadata as m, raysim.jobs.versions as v, raysim.algorithms; "
+            "print(v.__file__, raysim.algorithms.__file__, m.version('raysim'), len(m.requires('raysim')), end=' '); "
             "from raysim.launch.code import checkout; print(*checkout())"
         )
         others = "import sys; sys.meta_path = [f for f in sys.meta_path if 'Editable' not in repr(f)]"
@@ -94,11 +94,11 @@ class TestStage:
         monkeypatch.setattr(algorithms, "__path__", [str(own), *algorithms.__path__])
         folder = tmp_path / "staged"
         stage([QUICKSTART], folder)
-        assert (folder / "algorithms" / "fedgh.py").read_text() == "# mine instead"
-        assert (folder / "algorithms" / "mine.py").exists()
-        assert (folder / "algorithms" / "fedssa.py").exists()
-        assert not (folder / "algorithms" / "data.bin").exists()
-        assert not (folder / "algorithms" / ".git").exists()
+        assert (folder / "raysim" / "algorithms" / "fedgh.py").read_text() == "# mine instead"
+        assert (folder / "raysim" / "algorithms" / "mine.py").exists()
+        assert (folder / "raysim" / "algorithms" / "fedssa.py").exists()
+        assert not (folder / "raysim" / "algorithms" / "data.bin").exists()
+        assert not (folder / "raysim" / "algorithms" / ".git").exists()
 
 
 class TestEnvironment:

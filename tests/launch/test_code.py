@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import algorithms
+from raysim import algorithms
 from raysim.cli.main import main
 from raysim.common.errors import ScenarioError
 from raysim.launch import code
@@ -27,7 +27,7 @@ from tests.engine.scenarios import loaded
 METHOD = '''"""Trains alone, with a loss from a file of its own."""
 from dataclasses import dataclass
 from raysim.core import Algorithm, Client
-from algorithms import my_losses
+from raysim.algorithms import my_losses
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def forget() -> None:
     """As in a new process: the files are read again."""
     for name in FILES:
         module = name.removesuffix(".py")
-        sys.modules.pop(f"algorithms.{module}", None)
+        sys.modules.pop(f"raysim.algorithms.{module}", None)
         vars(algorithms).pop(module, None)
 
 
@@ -187,7 +187,12 @@ def test_changed_code_is_for_a_run_that_goes_on(command: str, capfd: pytest.Capt
 
 
 def test_a_methods_files_are_its_own_and_no_others(write: Write) -> None:
-    names = ["algorithms", "algorithms.mine", "algorithms.my_factor", "algorithms.my_losses"]
+    names = [
+        "raysim.algorithms",
+        "raysim.algorithms.mine",
+        "raysim.algorithms.my_factor",
+        "raysim.algorithms.my_losses",
+    ]
     assert list(own_modules(algorithm_class("mine").__module__)) == names
     assert list(Code.of(loaded().algorithm).files) == ["algorithms/__init__.py", "algorithms/fedgh.py", RAYSIM]
 

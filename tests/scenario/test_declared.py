@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import algorithms
-from algorithms.standalone import Standalone
+from raysim import algorithms
+from raysim.algorithms.standalone import Standalone
 from raysim.common.errors import ScenarioError
 from raysim.scenario import declared as module
 from raysim.scenario.declared import declaration_of, declared, read
@@ -65,13 +65,13 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def again(name: str = "mine") -> module.Declaration:
     """What a new process would be told."""
-    sys.modules.pop(f"algorithms.{name}", None)
+    sys.modules.pop(f"raysim.algorithms.{name}", None)
     module._read_once.cache_clear()
     return declared(name)
 
 
 def imported(name: str = "mine") -> bool:
-    return f"algorithms.{name}" in sys.modules
+    return f"raysim.algorithms.{name}" in sys.modules
 
 
 @pytest.mark.parametrize("name", algorithm_names())

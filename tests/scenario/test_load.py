@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from algorithms.fedgh import FedGH
+from raysim.algorithms.fedgh import FedGH
 from raysim.common.errors import ScenarioError
 from raysim.data.specs import DATASETS
 from raysim.launch.check import check

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import algorithms
+from raysim import algorithms
 from raysim.cli.main import main
 from raysim.common.errors import ScenarioError
 from raysim.scenario.registry import algorithm_class, algorithm_names
@@ -32,7 +32,7 @@ BROKEN = {
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file of a method called `mine`."""
     monkeypatch.setattr(algorithms, "__path__", [*algorithms.__path__, str(tmp_path)])
-    monkeypatch.delitem(sys.modules, "algorithms.mine", raising=False)
+    monkeypatch.delitem(sys.modules, "raysim.algorithms.mine", raising=False)
     return tmp_path / "mine.py"
 
 
@@ -45,7 +45,7 @@ def test_a_half_written_method_is_told_in_a_sentence_and_hides_no_other(
     assert "mine" in algorithm_names()
     with pytest.raises(ScenarioError, match=told):
         algorithm_class("mine")
-    sys.modules.pop("algorithms.mine", None)
+    sys.modules.pop("raysim.algorithms.mine", None)
     main(["list", "algorithms"])
     out = capfd.readouterr().out
     assert "algorithms/mine.py" in out and "fedgh" in out

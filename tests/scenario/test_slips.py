@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import algorithms
+from raysim import algorithms
 from raysim.cli.main import main
 from tests.conftest import REPOSITORY
 
@@ -48,7 +48,7 @@ def test_a_slip_is_one_sentence(
     assert old in text
     (tmp_path / "mine.py").write_text(text.replace(old, new))
     monkeypatch.setattr(algorithms, "__path__", [*algorithms.__path__, str(tmp_path)])
-    monkeypatch.delitem(sys.modules, "algorithms.mine", raising=False)
+    monkeypatch.delitem(sys.modules, "raysim.algorithms.mine", raising=False)
     for _ in range(2):  # also when something is remembered of the first time
         with pytest.raises(SystemExit) as ended:
             main([command, QUICKSTART, "--set", "algorithm.name=mine"])
@@ -59,4 +59,4 @@ def test_a_slip_is_one_sentence(
         )
         assert said.endswith(f"{told}\n")
         assert said.count("\n") == 1
-    sys.modules.pop("algorithms.mine", None)
+    sys.modules.pop("raysim.algorithms.mine", None)

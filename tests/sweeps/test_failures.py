@@ -15,8 +15,8 @@ from unittest import mock
 
 import pytest
 
-from algorithms.fedgh import FedGH
-from algorithms.fedproto import FedProto
+from raysim.algorithms.fedgh import FedGH
+from raysim.algorithms.fedproto import FedProto
 from raysim.engine.run import Stop
 from raysim.sweeps.run import ComparisonError, Progress, run_sweep
 from raysim.sweeps.state import counts

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from algorithms.standalone import Standalone
+from raysim.algorithms.standalone import Standalone
 from raysim.common.errors import RunError, ScenarioError
 from raysim.common.results import ClientRow
 from raysim.engine.backend import Backend

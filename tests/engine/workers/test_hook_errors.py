@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from algorithms.standalone import Standalone
 from raysim import run
+from raysim.algorithms.standalone import Standalone
 from raysim.engine.workers.hooks import HookError
 from tests.engine.scenarios import loaded
 
