@@ -196,9 +196,10 @@ def schema(output: str | None) -> None:
         # yaml-language-server: $schema=./schema.json
     """
     from raysim.data.partition import PARTITIONS
+    from raysim.engine.policies.sampling import SELECTIONS
     from raysim.scenario.json_schema import scenario_schema
 
-    text = json.dumps(scenario_schema(PARTITIONS), indent=2) + "\n"
+    text = json.dumps(scenario_schema(PARTITIONS, SELECTIONS), indent=2) + "\n"
     if output is None:
         click.echo(text, nl=False)
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from pydantic.fields import FieldInfo
 from rich import box
@@ -210,7 +210,7 @@ def _show_fields(console: Console, declaration: Declaration, where: str) -> None
 
 
 def _show_section(console: Console, name: str) -> None:
-    section = Scenario if name == "scenario" else _section_of(Scenario.model_fields[name])
+    section = Scenario if name == "scenario" else _section_of(Scenario.model_fields[name], optional=True)
     if section is None:
         field = Scenario.model_fields[name]
         console.print(Text(field.description or name))
@@ -231,10 +231,10 @@ def _show_section(console: Console, name: str) -> None:
     console.print(table)
 
 
-def _section_of(field: FieldInfo) -> type[Section] | None:
-    """The section that a key holds, or None when it holds a value."""
-    found = field.annotation
-    return found if isinstance(found, type) and issubclass(found, Section) else None
+def _section_of(field: FieldInfo, optional: bool = False) -> type[Section] | None:
+    """The section that a key holds (optional: or may hold), or None when it holds a value."""
+    kinds = (field.annotation, *(get_args(field.annotation) if optional else ()))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
 
 
 def _default(field: FieldInfo) -> str:

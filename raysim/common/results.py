@@ -42,8 +42,11 @@ METRICS: Mapping[str, str] = {
     "time/aggregate_s": "seconds of the server's hooks",
     "time/evaluate_s": "seconds of evaluation, summed over clients",
     "time/total_s": "seconds since the first round began",
+    "time/virtual_s": "seconds of the round on the clients' devices and connections, where the scenario has `system`",
+    "time/virtual_total_s": "the same, from the first round on",
     "engine/restarts": "times that the run went back to a checkpoint because a part of it died, so far",
     "engine/failed_clients": "participants that failed in this round, which went on without them",
+    "engine/dropped_clients": "selected clients that dropped out or finished too late, where the scenario has `system`",
     "engine/moved_clients": "clients whose state moved to another actor in this round",
     "memory/host_mb": "resident memory of the run's processes, in MiB",
     "memory/gpu_peak_mb": "greatest GPU memory of any actor so far, in MiB",
@@ -53,7 +56,7 @@ METRICS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ClientRow:
-    """One client in one round: a row of `clients.parquet`. Names that end in `_s` are timings."""
+    """One client in one round: a row of `clients.parquet`. Names that end in `_s` are timings, `virtual_s` apart."""
 
     round: int
     """round, from 1; 0: before the first round"""
@@ -95,6 +98,8 @@ class ClientRow:
     """seconds that its hooks took"""
     evaluate_s: float
     """seconds of its tests"""
+    virtual_s: float | None = None
+    """seconds that its part of the round takes on the device and connection that the scenario gives it"""
 
 
 @dataclass(frozen=True)

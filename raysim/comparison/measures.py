@@ -30,6 +30,7 @@ MEASURES: Mapping[str, str] = {
     "total_mib": "MiB in both directions, of all clients and rounds",
     "gflop": "10^9 floating-point operations of a participant per round, on average",
     "total_gflop": "10^9 operations of clients and server, of all rounds",
+    "virtual_s": "virtual seconds of all rounds, where the scenario has `system`",
 }
 """What is compared, besides those of `TO_TARGET` for each target accuracy A, such as `rounds_to_0.5`."""
 
@@ -38,6 +39,7 @@ TO_TARGET: Mapping[str, str] = {
     "mib": "MiB in both directions, of all clients until then",
     "up_mib": "MiB that a client sends until then that takes part in every round",
     "gflop": "10^9 operations of clients and server until then",
+    "virtual_s": "virtual seconds until then, where the scenario has `system`",
 }
 
 ACCURACIES = frozenset(

@@ -22,7 +22,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 STYLES = ("-", "--", ":", "-.")
 
 AXES = {"round": ("round", 1.0), "comm/total_bytes": ("MiB in both directions", MIB)}
-AXES |= {"compute/total_flops": ("floating-point operations", 1.0)}
+AXES |= {"compute/total_flops": ("floating-point operations", 1.0), "time/virtual_total_s": ("virtual seconds", 1.0)}
 
 
 class Picture(NamedTuple):
@@ -99,11 +99,16 @@ def _legend(figure: Figure, axes: Axes) -> None:
 
 
 def curves(comparison: Comparison) -> Figure | None:
-    """Mean accuracy of all clients over rounds, MiB and operations; the band is the 95 % interval over seeds."""
-    figure, grid = _figure(len(AXES), width=12.0, height=4.6)
-    for axes, (metric, (label, unit)) in zip(grid, AXES.items(), strict=True):
+    """Mean accuracy of all clients over each of `AXES` that is measured; the band is the 95 % interval over seeds."""
+    runs = [run for variant in comparison.variants for run in variant.runs]
+    measured = [metric for metric in AXES if metric == "round" or any(len(run.series(metric)[0]) for run in runs)]
+    figure, grid = _figure(len(measured), width=4.0 * len(measured), height=4.6)
+    for axes, metric in zip(grid, measured, strict=True):
+        label, unit = AXES[metric]
         axes.set_xlabel(label, fontsize=9)
         for place, variant in enumerate(comparison.variants):
+            if metric != "round" and not all(len(run.series(metric)[0]) for run in variant.runs):
+                continue
             points = _mean_curve(variant, metric, unit)
             if not len(points):
                 continue

@@ -20,8 +20,8 @@ from raysim.comparison.tables import TASKS, legend, rows, short, task_rows, titl
 from raysim.scenario.yaml_text import opening_comment, read_text
 
 CAPTIONS = {
-    "curves": "Mean test accuracy of all clients over rounds, over bytes sent and over operations. Bands are 95% "
-    "confidence intervals over seeds, where there are at least three.",
+    "curves": "Mean test accuracy of all clients over rounds, over bytes sent, over operations and over virtual time, "
+    "where runs have it. Bands are 95% confidence intervals over seeds, where there are at least three.",
     "clients": "How the clients' last accuracies spread, of all seeds: median, quartiles, whiskers at 1.5 "
     "interquartile ranges; the dot is the mean.",
     "profile": "Performance profile: the share of clients, of all seeds, whose last accuracy is greater than x.",

@@ -111,6 +111,7 @@ class Run:
             "total_mib": self._total("comm/total_bytes", MIB),
             "gflop": self._per_participant("compute/flops", 1e9),
             "total_gflop": self._total("compute/total_flops", 1e9),
+            "virtual_s": self._total("time/virtual_total_s", 1.0),
         }
         if found["up_mib"] is not None and found["down_mib"] is not None:
             found["both_mib"] = found["up_mib"] + found["down_mib"]
@@ -124,6 +125,7 @@ class Run:
                 each = self._per_participant("comm/up_bytes", MIB, until=first)
                 found[f"up_mib_to_{target:g}"] = each and first * each
                 found[f"gflop_to_{target:g}"] = self._total("compute/total_flops", 1e9, first)
+                found[f"virtual_s_to_{target:g}"] = self._total("time/virtual_total_s", 1.0, first)
         return {name: value for name, value in found.items() if value is not None}
 
     def _per_participant(self, metric: str, unit: float, until: int | None = None) -> float | None:

@@ -15,14 +15,14 @@ from raysim.comparison.published import Published
 from raysim.comparison.statistics import Estimate
 from raysim.report.units import human_count
 
-COLUMNS = ("last", "at_best_val", "best_participants", "worst_decile", "total_mib", "total_gflop")
-"""The measures of the terminal's table, besides rounds to a target; files have all."""
+COLUMNS = ("last", "at_best_val", "best_participants", "worst_decile", "total_mib", "total_gflop", "virtual_s")
+"""The measures of the terminal's table, besides rounds and virtual seconds to a target; files have all."""
 
 TITLES = {
     "last": "last", "at_best_val": "at best val.", "best": "best", "best_participants": "best part.",
     "best_global": "best global", "last_global": "last global", "worst_decile": "worst 10%", "std": "std clients",
     "up_mib": "MiB up", "down_mib": "MiB down", "both_mib": "MiB each", "total_mib": "MiB", "gflop": "GFLOP each",
-    "total_gflop": "GFLOP",
+    "total_gflop": "GFLOP", "virtual_s": "virtual s",
 }  # fmt: skip
 
 
@@ -31,7 +31,7 @@ def title(measure: str) -> str:
     if measure in TITLES:
         return TITLES[measure]
     what, target = measure.split("_to_")
-    words = {"rounds": "rounds", "mib": "MiB", "up_mib": "MiB up", "gflop": "GFLOP"}
+    words = {"rounds": "rounds", "mib": "MiB", "up_mib": "MiB up", "gflop": "GFLOP", "virtual_s": "virtual s"}
     return f"{words[what]} to {100 * float(target):g}%"
 
 
@@ -117,7 +117,8 @@ def _published(measure: str, found: Estimate | None, paper: Published | None) ->
 def short(comparison: Comparison) -> list[str]:
     """The measures of the short table."""
     printed = {measure for variant in comparison.variants for measure in comparison.published(variant.name)}
-    return [m for m in comparison.measures if m in COLUMNS or m in printed or m.startswith("rounds_to_")]
+    costs = ("rounds_to_", "virtual_s_to_")
+    return [m for m in comparison.measures if m in COLUMNS or m in printed or m.startswith(costs)]
 
 
 def print_table(comparison: Comparison, file: TextIO | None = None) -> None:

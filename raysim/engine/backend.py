@@ -68,8 +68,11 @@ class Backend(Protocol):
     def evaluate(self, ids: Sequence[ClientId]) -> Pending[Mapping[ClientId, ClientEvaluation]]:
         """Test clients' models as they are after the work begun so far, in id order."""
 
-    def aggregate(self, t: int, uploads: Sequence[Any]) -> Pending[ServerReport]:
-        """Let the server update its state from the uploads of round `t`."""
+    def discard(self, ids: Collection[ClientId]) -> Pending[None]:
+        """Let participants be as they were before the round in which `train` began last. Needs `spec.may_discard`."""
+
+    def aggregate(self, t: int, uploads: Sequence[Any], late: Collection[ClientId]) -> Pending[ServerReport]:
+        """Let the server update its state from the uploads of round `t`, without those of the clients in `late`."""
 
     def save(self, t: int, storage: Storage) -> Pending[SavedFiles]:
         """Write what changed since the last `save`, as files of the checkpoint of round `t`.

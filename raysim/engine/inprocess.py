@@ -85,8 +85,11 @@ class InProcessBackend:
     def evaluate(self, ids: Sequence[ClientId]) -> Pending[Mapping[ClientId, ClientEvaluation]]:
         return _done(self.worker.evaluate(ids))
 
-    def aggregate(self, t: int, uploads: Sequence[Any]) -> Pending[ServerReport]:
-        return _done(self.server.update(t, uploads))
+    def discard(self, ids: Collection[ClientId]) -> Pending[None]:
+        return _done(self.worker.discard(ids))
+
+    def aggregate(self, t: int, uploads: Sequence[Any], late: Collection[ClientId]) -> Pending[ServerReport]:
+        return _done(self.server.update(t, uploads, late))
 
     def save(self, t: int, storage: Storage) -> Pending[SavedFiles]:
         def written(file: CheckpointFile, data: bytes) -> CheckpointFile:

@@ -73,7 +73,7 @@ class Progress:
         values: dict[str, Any] = compute_metrics(PARTICIPANTS, [row for row in rows if row.participated])
         if evaluated:
             values |= compute_metrics(ALL_CLIENTS, list(self.latest.values()))
-            self.take_best(rows[0].round, values)
+            self.take_best(self.t + 1, values)
             values |= self.best
         for client in reports:
             for total, components in (
@@ -95,6 +95,10 @@ class Progress:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + values[f"time/{phase}_s"]
         values["engine/failed_clients"] = len(report.failed)
         values["engine/moved_clients"] = report.moved
+        if report.timing is not None:
+            self.totals["virtual_s"] = self.totals.get("virtual_s", 0.0) + report.timing.round_s
+            values["time/virtual_s"], values["time/virtual_total_s"] = report.timing.round_s, self.totals["virtual_s"]
+            values["engine/dropped_clients"] = report.timing.dropped
         for name in sorted({name for client in reports for name in client.values}):
             values[f"client/{name}"] = mean([client.values[name] for client in reports if name in client.values])
         return values | {f"server/{name}": value for name, value in report.server.values.items()}

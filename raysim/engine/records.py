@@ -11,6 +11,7 @@ from raysim.core.algorithm import ClientId
 from raysim.core.messages import WireSize
 
 if TYPE_CHECKING:
+    from raysim.engine.policies.system import Timing
     from raysim.engine.spec import RunSpec
 
 T = TypeVar("T")
@@ -97,7 +98,12 @@ class ClientReport:
 
 
 def client_row(
-    spec: RunSpec, t: int, k: ClientId, report: ClientReport | None, evaluation: ClientEvaluation | None
+    spec: RunSpec,
+    t: int,
+    k: ClientId,
+    report: ClientReport | None,
+    evaluation: ClientEvaluation | None,
+    virtual_s: float | None = None,
 ) -> ClientRow:
     """The row of a client that trained, was evaluated, or both."""
     local, everyone = (evaluation.local, evaluation.everyone) if evaluation else (None, None)
@@ -122,6 +128,7 @@ def client_row(
         flops=report.flops if report else 0.0,
         train_s=report.train_s if report else 0.0,
         evaluate_s=evaluation.seconds if evaluation else 0.0,
+        virtual_s=virtual_s,
     )
 
 
@@ -181,12 +188,13 @@ SavedFiles = tuple[Sequence[CheckpointFile], CheckpointFile]
 class RoundReport:
     """One round of all its clients and the server."""
 
-    client_reports: Mapping[ClientId, ClientReport]  # in client-id order
-    evaluations: Mapping[ClientId, ClientEvaluation]  # of the cohort, where asked for
+    client_reports: Mapping[ClientId, ClientReport]  # of those that count, in client-id order
+    evaluations: Mapping[ClientId, ClientEvaluation]  # of the same, where asked for
     server: ServerReport
     moved: int = 0  # clients whose state moved to another actor
     failed: Mapping[ClientId, ClientFailure] = field(default_factory=dict)  # clients that the round continued without
     files: Pending[SavedFiles] | None = None  # of the round's checkpoint, if it has one
+    timing: Timing | None = None  # in virtual time, where the scenario describes the clients' systems
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ from raysim.engine.backend import Backend
 from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import Storage
 from raysim.engine.policies.metrics import ALL_CLIENTS, compute_metrics
-from raysim.engine.policies.sampling import cohort
+from raysim.engine.policies.sampling import Participation, cohort
+from raysim.engine.policies.system import Timing, time_round
 from raysim.engine.progress import Progress
 from raysim.engine.recorder import Recorder
-from raysim.engine.records import RoundReport, client_row
+from raysim.engine.records import RoundReport, TrainingResult, client_row
 from raysim.engine.recovery import Notify, RecoveringBackend
 from raysim.engine.spec import RunSpec
 from raysim.engine.workers.hooks import HookError
@@ -43,6 +44,7 @@ class Schedule:
     max_failed_fraction: float = 0.0
     max_attempts: int = 5
     stop: Stop = field(default_factory=Stop)
+    participation: Participation = Participation()
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ def run_rounds(
     stop = schedule.stop
 
     def replay(t: int, failed: Collection[ClientId]) -> None:
-        run_round(backend, t, sample(backend.spec, schedule, t), skip=failed)
+        timing = partial(virtual_timing, backend.spec, schedule, t)
+        run_round(backend, t, sample(backend.spec, schedule, t), skip=failed, timing=timing)
 
     with Recorder(observers.trackers) as record:
         recovering = RecoveringBackend(
@@ -101,9 +104,9 @@ def run_rounds(
             evaluate = t % schedule.evaluate_every == 0 or t == schedule.rounds
             storage = checkpoints.begin() if checkpoints is not None and checkpoints.due(t) else None
             within = partial(_within, observers.within_round, len(participants))
-            report = recovering.round(
-                t, partial(run_round, backend, t, participants, evaluate, progress=within, storage=storage)
-            )
+            timing = partial(virtual_timing, backend.spec, schedule, t)
+            one_round = partial(run_round, backend, t, participants, evaluate, timing=timing)
+            report = recovering.round(t, partial(one_round, progress=within, storage=storage))
             restarts = recovering.restarts
             _report_failures(t, report, schedule, observers.notify)
             rows = _client_rows(recovering, t, report, evaluate, progress)
@@ -128,8 +131,30 @@ def run_rounds(
 
 
 def sample(spec: RunSpec, schedule: Schedule, t: int) -> Sequence[ClientId]:
-    """The clients that take part in round `t`."""
-    return cohort(spec.seed, t, spec.eligible, schedule.participants)
+    """The clients that take part in round `t`: those that are selected, but those that drop out."""
+    selected, given = _select(spec, schedule, t), schedule.participation
+    return selected if given.system is None else given.system.finishing(_seed(spec, schedule), t, selected)
+
+
+def virtual_timing(spec: RunSpec, schedule: Schedule, t: int, trained: TrainingResult) -> Timing | None:
+    """When the participants of round `t` finish in virtual time, and which of them are late; None without a system."""
+    system = schedule.participation.system
+    if system is None:
+        return None
+    seconds = {k: system.seconds(k, one.flops, one.up.bytes, one.down.bytes) for k, one in trained.reports.items()}
+    failed = len(trained.failed)
+    dropped = len(_select(spec, schedule, t)) - len(seconds) - failed
+    return time_round(seconds, schedule.participants, schedule.participation.deadline_s, dropped, failed)
+
+
+def _select(spec: RunSpec, schedule: Schedule, t: int) -> Sequence[ClientId]:
+    given = schedule.participation
+    return cohort(_seed(spec, schedule), t, spec.eligible, schedule.participants, spec.num_samples, given)
+
+
+def _seed(spec: RunSpec, schedule: Schedule) -> int:
+    """The seed of cohorts."""
+    return spec.seed if schedule.participation.seed is None else schedule.participation.seed
 
 
 def run_round(
@@ -140,24 +165,31 @@ def run_round(
     skip: Collection[ClientId] = (),
     progress: Callable[[int], None] = lambda done: None,
     storage: Storage | None = None,
+    timing: Callable[[TrainingResult], Timing | None] = lambda trained: None,
 ) -> RoundReport:
     """One round. Each call queues work after that of the calls before it and returns a `Pending`; `result` waits.
 
     Evaluation is queued after training, so that it can run while the server aggregates.
 
     skip: participants that failed when this round ran before. progress: called with the number of clients done.
-    storage: where to save the state after the round.
+    storage: where to save the state after the round. timing: what it takes in virtual time; who is late does not count.
     """
     when = backend.spec.evaluate_when if evaluate else None
     broadcast = backend.send(t, participants)
     training = backend.train(t, participants, broadcast, when == "after_receive", skip, progress)
     evaluation = backend.evaluate(participants if when == "after_update" else ())
     trained = training.result()
-    aggregation = backend.aggregate(t, trained.uploads)
+    timed = timing(trained)
+    late = timed.late if timed else ()
+    discarded = backend.discard(late)
+    aggregation = backend.aggregate(t, trained.uploads, late)
     files = backend.save(t, storage) if storage else None
     evaluations = evaluation.result() or trained.evaluations
     server = aggregation.result()
-    return RoundReport(trained.reports, evaluations, server, trained.moved, trained.failed, files)
+    discarded.result()
+    reports = {k: report for k, report in trained.reports.items() if k not in late}
+    evaluations = {k: evaluations[k] for k in reports if k in evaluations}
+    return RoundReport(reports, evaluations, server, trained.moved, trained.failed, files, timed)
 
 
 def state_digest(backend: Backend) -> str:
@@ -192,8 +224,9 @@ def _client_rows(
 ) -> list[ClientRow]:
     """The rows of round `t`; with `evaluate` also of clients that changed since they were last tested."""
     backend = recovering.backend
+    virtual_s = report.timing.seconds if report.timing else {}
     rows = [
-        client_row(backend.spec, t, k, client_report, report.evaluations.get(k))
+        client_row(backend.spec, t, k, client_report, report.evaluations.get(k), virtual_s.get(k))
         for k, client_report in report.client_reports.items()
     ]
     if not evaluate:

@@ -40,16 +40,23 @@ class RunSpec:
     independent_init: bool = False  # True: each client draws initial weights of its own
     server_threads: int = 1
     tolerates_failures: bool = False  # whether a round may go on without a client that fails
+    may_discard: bool = False  # whether a participant may finish too late, and then stays as it was
     client_timeout_s: float | None = None  # limit of a client's part of a round
     num_rounds: int = 1
     labels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     image_shape_HWC: tuple[int, int, int] = (1, 1, 1)
     encoder: Callable[[str], Any] = only_pixels  # as in Task; picklable
+    weights_seed: int | None = None  # of initial weights; None: the run's
 
     @property
     def num_clients(self) -> int:
         """N."""
         return len(self.train)
+
+    @property
+    def init_seed(self) -> int:
+        """The seed of initial weights."""
+        return self.seed if self.weights_seed is None else self.weights_seed
 
     def arch(self, k: ClientId) -> str:
         """Client k's architecture."""
@@ -57,7 +64,7 @@ class RunSpec:
 
     def fresh_model(self, name: str, *key: int | str) -> Any:
         """A new model with the initial weights of `name` (and `key`: of one client, or one purpose)."""
-        with global_seed(self.seed, "init", name, *key):
+        with global_seed(self.init_seed, "init", name, *key):
             return self.build_model(name)
 
     @cached_property

@@ -73,6 +73,8 @@ class Assembly:
             tolerates_failures=scenario.failure.max_failed_fraction > 0,
             client_timeout_s=scenario.failure.client_timeout_s,
             independent_init=scenario.clients.independent_init,
+            weights_seed=scenario.seeds.weights,
+            may_discard=scenario.clients.deadline_s is not None or scenario.clients.oversample > 1,
             num_rounds=scenario.rounds,
             labels=data.label_M,
             image_shape_HWC=tuple(data.image_MHWC.shape[1:]),
@@ -89,6 +91,7 @@ class Assembly:
             scenario.evaluation.every,
             scenario.failure.max_failed_fraction,
             scenario.failure.max_attempts,
+            participation=self.checked.participation,
         )
 
 
@@ -148,7 +151,7 @@ def _partition(checked: Checked, data: ImageData) -> Partition:
         scenario.clients.count,
         checked.partition,
         checked.split,
-        scenario.seed,
+        scenario.seed_of("data"),
         data.name,
     )
 

@@ -7,13 +7,16 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from raysim.common.errors import ScenarioError
 from raysim.common.text import expanded, holds_secret
 from raysim.data.partition import PARTITIONS, check_partition, default_split
 from raysim.data.specs import DATASETS, DatasetSpec
 from raysim.engine.checkpoint.storage import is_process_memory
 from raysim.engine.policies.placement import ResourceRequest, parse_ranges
-from raysim.engine.policies.sampling import cohort_size
+from raysim.engine.policies.sampling import SELECTIONS, Participation, cohort_size
+from raysim.launch.system import read_system
 from raysim.models import MODELS, build_model, common_feature_dim, incompatibility
 from raysim.scenario.load import Key, Loaded, named_settings
 from raysim.scenario.registry import suggest
@@ -36,6 +39,7 @@ class Checked:
     feature_dim: int
     participants: int  # K
     requests: tuple[ResourceRequest, ...]
+    participation: Participation
 
     @cached_property
     def task(self) -> Task:
@@ -129,6 +133,7 @@ def check(loaded: Loaded) -> Checked:
             f"{clients.participation:g} given, which selects none of {clients.count} clients; "
             f"allowed: {1 / clients.count:g} to 1",
         )
+    participation, system = _check_participation(loaded)
     feature_dim = _check_models(loaded, dataset)
     if scenario.evaluation.global_test and split == "pooled811":
         raise origin.error(
@@ -138,9 +143,14 @@ def check(loaded: Loaded) -> Checked:
         )
     # What was chosen is written down in full: a default that changes later does not change an old run.
     data = {**loaded.resolved["data"], "partition": {"name": scenario.data.partition["name"], **asdict(partition)}}
-    resolved = {**loaded.resolved, "data": {**data, "split": split}}
-    complete = replace(loaded, resolved=resolved)
-    checked = Checked(complete, dataset, partition, split, feature_dim, participants, ())
+    selection = {"name": clients.selection["name"], **asdict(participation.selection)}  # type: ignore[call-overload]
+    filled = {
+        "data": {**data, "split": split},
+        "clients": {**loaded.resolved["clients"], "selection": selection},
+        "system": system,
+    }
+    complete = replace(loaded, resolved={**loaded.resolved, **filled})
+    checked = Checked(complete, dataset, partition, split, feature_dim, participants, (), participation)
     if loaded.declared.one_architecture and len(checked.architectures) > 1:
         raise origin.error(
             ("clients", "models"),
@@ -154,6 +164,23 @@ def check(loaded: Loaded) -> Checked:
         except ValueError as error:
             raise origin.error(("algorithm",), str(error)) from None
     return replace(checked, requests=_requests(loaded))
+
+
+def _check_participation(loaded: Loaded) -> tuple[Participation, dict[str, Any] | None]:
+    """Who is selected and who counts, and the section `system` with what it leaves open filled in."""
+    scenario, clients, origin = loaded.scenario, loaded.scenario.clients, loaded.origin
+    selection = named_settings(clients.selection, ("clients", "selection"), SELECTIONS, origin)
+    system, section = read_system(loaded)
+    needs: dict[Key, bool] = {
+        ("clients", "deadline_s"): clients.deadline_s is not None,
+        ("clients", "oversample"): clients.oversample > 1,
+    }
+    for key in (key for key, given in needs.items() if given and system is None):
+        raise origin.error(key, "given, but without virtual time all finish at once; allowed: with a section system")
+    if clients.selection["name"] == "fastest" and (system is None or np.isinf(system.flops_per_s).any()):
+        raise origin.error(("clients", "selection", "name"), "fastest given; allowed: with system.flops_per_s")
+    seed = scenario.seeds.cohorts
+    return Participation(selection, seed, clients.oversample, clients.deadline_s, system), section
 
 
 def _refuse_secrets(loaded: Loaded) -> None:

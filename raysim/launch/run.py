@@ -107,7 +107,7 @@ def resume(
         loaded = run_scenario(path, sets)
     checked = check(loaded)
     check_local(checked)
-    refuse_differences(path, loaded)
+    refuse_differences(path, checked.loaded)
     try:
         summary = read_summary(path)
     except ScenarioError:  # the run was killed before it began, or the file is damaged, which costs nothing else

@@ -1,4 +1,4 @@
-"""The picture of a run: accuracy over rounds, and over what it cost to send."""
+"""The picture of a run: accuracy over rounds, over what it cost to send, and over virtual time where there is one."""
 
 from __future__ import annotations
 
@@ -20,10 +20,16 @@ _LINES = {
     "accuracy/worst_decile": ("worst tenth", "#7a4a9e", 1.6),
 }
 _GREY = "#666666"
+_PANELS = (
+    ("round", "round", 1.0),
+    ("comm/total_bytes", "MiB sent, both directions", 2.0**20),
+    ("time/virtual_total_s", "virtual seconds", 1.0),
+)
+"""What accuracy is drawn over: metric, label, unit; the last one where there is virtual time."""
 
 
 def plot_accuracy(rounds: pa.Table | Sequence[Mapping[str, Any]], path: Path | str, title: str = "") -> Path:
-    """Draw accuracy over rounds and over MiB sent into the PNG `path`, whose folder is made.
+    """Draw accuracy over rounds, MiB sent and virtual seconds into the PNG `path`, whose folder is made.
 
     `rounds` is the table of `read_rounds`, or a list with a dict per round: "round" and metrics, accuracies
     in [0, 1], `comm/total_bytes` in bytes. What was not measured is left out. Raises `OSError`.
@@ -32,25 +38,23 @@ def plot_accuracy(rounds: pa.Table | Sequence[Mapping[str, Any]], path: Path | s
     from matplotlib.figure import Figure
 
     rows: list[Mapping[str, Any]] = list(rounds) if isinstance(rounds, Sequence) else rounds.to_pylist()
-    figure = Figure(figsize=(10, 4), dpi=150, layout="constrained")
+    virtual = any(row.get("time/virtual_total_s") is not None for row in rows)
+    panels = _PANELS if virtual else _PANELS[:2]
+    figure = Figure(figsize=(2 + 4 * len(panels), 4), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    left, *others = figure.subplots(1, len(panels), sharey=True, width_ratios=(3, *[2] * (len(panels) - 1)))
     if title:
         figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color="#222222")
-    for axes, x, label in (
-        (left, "round", "round"),
-        (right, "comm/total_bytes", "MiB sent, both directions"),
-    ):
+    for axes, (x, label, scale) in zip([left, *others], panels, strict=True):
         _style(axes, label)
-        scale = 1.0 if x == "round" else 2.0**20
         series = {m: _series(rows, x, m, scale) for m in _LINES}
         axes.set_ylim(0, _top(rows))
         if axes is left:
             _band(axes, rows)
         for metric, (_, colour, width) in _LINES.items():
             xs, ys = series[metric]
-            if axes is right and metric == "accuracy/participants":
-                continue  # jumps with the participants, and would hide the other two in the narrow panel
+            if axes is not left and metric == "accuracy/participants":
+                continue  # jumps with the participants, and would hide the other two in the narrow panels
             # A single measurement is no line, and would not be seen as one.
             marker = "o" if len(xs) == 1 else None
             axes.plot(xs, ys, color=colour, linewidth=width, marker=marker, clip_on=False, zorder=3)

@@ -64,6 +64,7 @@ def rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
         ("sent per participant", _per_participant(summary)),
         ("sent in all", _one(final, "comm/total_bytes", human_bytes)),
         ("computed in all", _one(final, "compute/total_flops", lambda n: f"{human_count(n)}FLOP")),
+        ("virtual time", _one(final, "time/virtual_total_s", human_seconds)),
         ("time", _time(seconds, final)),
         ("work, summed", ", ".join(f"{k} {human_seconds(s)}" for k, s in seconds.items() if k != "total")),
         ("restarts", _restarts(final)),

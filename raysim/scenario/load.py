@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Key = tuple[str, ...]
 
 # Sections whose `name` decides what their other keys are.
-NAMED_SECTIONS: tuple[Key, ...] = (("algorithm",), ("data", "partition"))
+NAMED_SECTIONS: tuple[Key, ...] = (("algorithm",), ("data", "partition"), ("clients", "selection"))
 
 PAPER = "paper"
 """The profile that is every algorithm's defaults."""

@@ -10,13 +10,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from raysim.common.text import expanded
-from raysim.core.fields import NonNegative, Positive, Range, in_words
+from raysim.core.fields import Fraction, NonNegative, Positive, Range, in_words
 from raysim.scenario.declared import Declaration
 
 Auto = Literal["auto"]
 _SOME = "a list of at least 1 entry, each"
 NAME_FORM = "letters, digits, dots, dashes and underscores, beginning with a letter or digit"
 AtLeastOne = Annotated[int, Range(ge=1, le=1_000_000_000)]
+Seed = Annotated[int, Range(ge=0, le=2**63 - 1)]
 
 
 class Section(BaseModel):
@@ -60,6 +61,16 @@ class Data(Section):
     to have three channels; `scaled: false`: of pixels from 0 to 255, not 0 to 1. `null`: the data set's own."""
 
 
+Trait = Annotated[
+    Positive | Annotated[list[Positive], Field(min_length=1)] | dict[str, Any],
+    "a number greater than 0, a list of them, or {name: uniform, low, high} or {name: log_normal, median, sigma}",
+]
+Share = Annotated[
+    Fraction | Annotated[list[Fraction], Field(min_length=1)] | dict[str, Any],
+    "a number from 0 to 1, a list of them, or {name: uniform, low, high}",
+]
+
+
 class Clients(Section):
     """Who takes part."""
 
@@ -67,12 +78,57 @@ class Clients(Section):
     """Number of clients."""
     participation: Annotated[float, Range(gt=0, le=1)] = 1.0
     """Share of the clients that takes part in each round, drawn anew each time."""
+    selection: dict[str, Any] = Field(default_factory=lambda: {"name": "uniform"})
+    """How a round's participants are drawn: `name` and that policy's fields. `uniform`; `by_samples`: clients with more
+    training samples are likelier; `fastest`: of `candidates` times as many, drawn uniformly, those that compute
+    fastest."""
+    oversample: Annotated[float, Range(ge=1)] = 1.0
+    """Select so many times the participants; the first to finish in virtual time count, the others stay as they were.
+    Needs `system`."""
+    deadline_s: Positive | None = None
+    """Virtual seconds after which a participant counts no more, and stays as it was; `null`: any. Needs `system`."""
     models: Annotated[list[str], Field(min_length=1), f"{_SOME} text"]
     """Architectures; client k gets models[k % len(models)]. See `raysim list models`."""
     feature_dim: AtLeastOne | Auto = "auto"
     """Width of the representation that all architectures share; `auto`: their native one."""
     independent_init: bool = False
     """Draw initial weights per client instead of once per architecture."""
+
+
+class System(Section):
+    """The clients' devices and connections, for virtual time: flops / flops_per_s + bytes / bandwidth + latency_s.
+
+    Each key is one number for all, a list (client k gets entry k % length, as of clients.models), or a distribution
+    from which each client gets a value once. docs/system.md has more.
+    """
+
+    flops_per_s: Trait | None = None
+    """Floating-point operations per second. `null`: computing takes no time."""
+    up_mbit_per_s: Trait | None = None
+    """Megabits (10^6) per second from client to server. `null`: uploads take no time."""
+    down_mbit_per_s: Trait | None = None
+    """Megabits (10^6) per second from server to client. `null`: downloads take no time."""
+    latency_s: Trait | None = None
+    """Seconds that a client's part of a round takes besides. `null`: none."""
+    availability: Share | None = None
+    """The probability that a client can be selected in a round. `null`: 1."""
+    dropout: Share | None = None
+    """The probability that a selected client never finishes the round; it stays as it was. `null`: 0."""
+    trace: str | None = None
+    """A CSV or Parquet file with the column `client` and any of the keys above, a row for each client."""
+    trace_sha256: str | None = None
+    """SHA-256 that the trace file must have. A run notes it, so that it is resumed with the same file only."""
+
+
+class Seeds(Section):
+    """Seeds of parts of a run, other than `seed`, to vary one source of randomness alone."""
+
+    data: Seed | None = None
+    """Which samples each client holds. `null`: `seed`."""
+    weights: Seed | None = None
+    """Initial weights. `null`: `seed`."""
+    cohorts: Seed | None = None
+    """Who is selected, available and drops out, and which device each client has. `null`: `seed`."""
 
 
 class Training(Section):
@@ -175,8 +231,9 @@ class Scenario(Section):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100), f"text: {NAME_FORM}"]
     """Names the run's folder and, by default, its MLflow experiment."""
-    seed: Annotated[int, Range(ge=0, le=2**63 - 1)] = 1
+    seed: Seed = 1
     """Decides every random draw; the same seed gives the same result on any number of actors."""
+    seeds: Seeds = Seeds()
     rounds: AtLeastOne
     """Rounds of communication."""
     backend: Literal["ray", "in_process"] = "ray"
@@ -187,12 +244,19 @@ class Scenario(Section):
     """The method: `name` and its own fields; see `raysim list algorithms` and `raysim describe NAME`."""
     data: Data
     clients: Clients
+    system: System | None = None
+    """The clients' devices and connections, for virtual time; `null`: no virtual time. See `raysim describe system`."""
     training: Training = Training()
     evaluation: Evaluation = Evaluation()
     resources: Resources = Resources()
     tracking: Tracking = Tracking()
     checkpoint: Checkpoint = Checkpoint()
     failure: Failure = Failure()
+
+    def seed_of(self, what: Literal["data", "weights", "cohorts"]) -> int:
+        """The seed of one source of randomness."""
+        own: int | None = getattr(self.seeds, what)
+        return self.seed if own is None else own
 
     @property
     def output_folder(self) -> Path:

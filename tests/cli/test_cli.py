@@ -17,6 +17,7 @@ from raysim.cli.main import cli, main
 from raysim.common.results import METRICS, ClientRow
 from raysim.data.partition import PARTITIONS
 from raysim.data.specs import DATASETS
+from raysim.engine.policies.sampling import SELECTIONS
 from raysim.launch.check import check
 from raysim.models import MODELS
 from raysim.scenario.json_schema import scenario_schema
@@ -281,7 +282,7 @@ def test_schema_prints_what_is_shipped(capfd: pytest.CaptureFixture[str], tmp_pa
 
 @pytest.fixture(scope="module")
 def checker() -> Any:
-    schema = scenario_schema(PARTITIONS)
+    schema = scenario_schema(PARTITIONS, SELECTIONS)
     jsonschema.Draft202012Validator.check_schema(schema)
     return jsonschema.Draft202012Validator(schema)
 

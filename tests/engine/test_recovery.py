@@ -6,7 +6,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,8 @@ class Killable(InProcessBackend):
         self._perhaps(f"round {t}")
         return super().send(t, cohort)
 
-    def aggregate(self, t: int, uploads: Sequence[Any]) -> Pending[ServerReport]:
-        aggregation = super().aggregate(t, uploads)
+    def aggregate(self, t: int, uploads: Sequence[Any], late: Collection[int]) -> Pending[ServerReport]:
+        aggregation = super().aggregate(t, uploads, late)
         self._perhaps(f"round {t}")
         return aggregation
 
@@ -256,12 +256,12 @@ def test_what_a_lost_round_had_in_hand_is_not_kept_while_it_is_repeated() -> Non
     held: list[weakref.ref[Uploads]] = []
 
     class Dying(InProcessBackend):
-        def aggregate(self, t: int, uploads: Sequence[Any]) -> Pending[ServerReport]:
+        def aggregate(self, t: int, uploads: Sequence[Any], late: Collection[int]) -> Pending[ServerReport]:
             if not held:
                 lost = Uploads()
                 held.append(weakref.ref(lost))
                 raise LostError("client actor 1 of 1 died")
-            return super().aggregate(t, uploads)
+            return super().aggregate(t, uploads, late)
 
         def recover(self) -> list[str]:
             assert all(uploads() is None for uploads in held)  # `start` recovers, too

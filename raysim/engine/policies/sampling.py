@@ -1,17 +1,20 @@
-"""The cohort of a round: a pure function of the run's seed and the round."""
+"""The cohort of a round: a pure function of the run's seed, the round and what is known of the clients beforehand."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import numpy as np
 
+from raysim.core.fields import Range
 from raysim.core.seeds import seed_for
 
 if TYPE_CHECKING:
     from raysim.core.algorithm import ClientId
+    from raysim.engine.policies.system import System
 
 
 def cohort_size(participation: float, num_clients: int) -> int:
@@ -19,9 +22,92 @@ def cohort_size(participation: float, num_clients: int) -> int:
     return math.floor(participation * num_clients + 1e-9)
 
 
-def cohort(seed: int, t: int, eligible: Sequence[ClientId], size: int) -> tuple[ClientId, ...]:
-    """`size` of the eligible clients, uniformly without replacement, in id order; all, if there are fewer."""
-    if size >= len(eligible):
-        return tuple(sorted(eligible))
+def selected_size(size: int, oversample: float) -> int:
+    """How many clients are selected so that `size` of them count: 1.3 times 10 are 13."""
+    return math.ceil(oversample * size - 1e-9)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The clients that can be selected in a round, and what a selection may know of them."""
+
+    ids: Sequence[ClientId]  # ascending, more than are selected
+    num_samples: Mapping[ClientId, int]  # n_k: training samples
+    system: System | None = None  # their devices and connections, where the scenario has them
+
+
+class Selection(Protocol):
+    """A named selection policy: a frozen dataclass whose fields are the keys of `clients.selection`."""
+
+    def select(self, candidates: Candidates, size: int, rng: np.random.Generator) -> Sequence[ClientId]:
+        """`size` different candidates. A pure function of its arguments; `rng` is keyed by the seed and the round."""
+
+
+@dataclass(frozen=True)
+class UniformSelection:
+    """Every client is equally likely."""
+
+    def select(self, candidates: Candidates, size: int, rng: np.random.Generator) -> Sequence[ClientId]:
+        """See `Selection`."""
+        return rng.choice(np.asarray(candidates.ids), size=size, replace=False).tolist()
+
+
+@dataclass(frozen=True)
+class BySamples:
+    """Clients are drawn one after another, each with a probability that grows with its training samples."""
+
+    def select(self, candidates: Candidates, size: int, rng: np.random.Generator) -> Sequence[ClientId]:
+        """See `Selection`."""
+        weight = np.array([candidates.num_samples[k] for k in candidates.ids], dtype=np.float64)
+        return rng.choice(np.asarray(candidates.ids), size, replace=False, p=weight / weight.sum()).tolist()
+
+
+@dataclass(frozen=True)
+class Fastest:
+    """Of clients that are drawn uniformly, those with the greatest `system.flops_per_s`."""
+
+    candidates: Annotated[float, Range(ge=1)] = 2.0
+    """How many are drawn, as a multiple of those that are selected; all, where there are fewer."""
+
+    def select(self, candidates: Candidates, size: int, rng: np.random.Generator) -> Sequence[ClientId]:
+        """See `Selection`."""
+        assert candidates.system is not None, "check refuses a scenario without system.flops_per_s"
+        drawn = rng.permutation(np.asarray(candidates.ids))[: selected_size(size, self.candidates)].tolist()
+        speed = candidates.system.flops_per_s
+        return sorted(drawn, key=lambda k: (-speed[k], k))[:size]
+
+
+SELECTIONS: dict[str, type] = {"uniform": UniformSelection, "by_samples": BySamples, "fastest": Fastest}
+"""Name in a scenario -> policy."""
+
+
+@dataclass(frozen=True)
+class Participation:
+    """Who is selected in a round, and who of them may count."""
+
+    selection: Selection = field(default_factory=UniformSelection)
+    seed: int | None = None  # other than the run's
+    oversample: float = 1.0
+    deadline_s: float | None = None  # virtual
+    system: System | None = None
+
+
+def cohort(
+    seed: int,
+    t: int,
+    eligible: Sequence[ClientId],
+    size: int,
+    num_samples: Mapping[ClientId, int] | None = None,
+    given: Participation | None = None,
+) -> tuple[ClientId, ...]:
+    """The clients that are selected in round `t`, in id order: `size` of them, or more with `oversample`.
+
+    All of the eligible clients that are available, if there are fewer. By default drawn uniformly, without replacement.
+    """
+    given = given or Participation()
+    size = selected_size(size, given.oversample)
+    ids = sorted(eligible) if given.system is None else given.system.available(seed, t, sorted(eligible))
+    if size >= len(ids):
+        return tuple(ids)
     rng = np.random.default_rng(seed_for(seed, "cohort", t))
-    return tuple(sorted(int(k) for k in rng.choice(np.asarray(eligible), size=size, replace=False)))
+    return tuple(sorted(given.selection.select(Candidates(ids, num_samples or {}, given.system), size, rng)))

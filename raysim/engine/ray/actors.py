@@ -176,6 +176,10 @@ class ClientActor:
         reports = {k: report for part, _ in parts[1::2] for k, report in part.items()}
         return uploads, (reports, parts[-1][1])
 
+    def discard(self, ids: Collection[ClientId]) -> None:
+        """See `ClientWorker.discard`."""
+        self.worker.discard(ids)
+
     def evaluate(self, ids: Sequence[ClientId]) -> dict[ClientId, ClientEvaluation]:
         """See `ClientWorker.evaluate`."""
         return self.worker.evaluate(ids)
@@ -248,11 +252,13 @@ class ServerActor:
         """See `ServerWorker.send`. Ray puts the result into the object store once."""
         return self.worker.send(t, cohort)
 
-    def update(self, t: int, *uploads: Mapping[ClientId, Any]) -> tuple[ServerReport, MemoryReport]:
+    def update(
+        self, t: int, late: Collection[ClientId], *uploads: Mapping[ClientId, Any]
+    ) -> tuple[ServerReport, MemoryReport]:
         """See `ServerWorker.update`."""
         from raysim.engine.records import MemoryReport
 
-        return self.worker.update(t, uploads), MemoryReport(private_mb())
+        return self.worker.update(t, uploads, late), MemoryReport(private_mb())
 
     def save(self, t: int, storage: Storage | None) -> tuple[CheckpointFile, bytes | None]:
         """Write the state after round `t`; without a storage, return the file's content."""

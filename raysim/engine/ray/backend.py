@@ -151,9 +151,18 @@ class RayBackend:
 
         return Pending(result)
 
-    def aggregate(self, t: int, uploads: Sequence[Any]) -> Pending[ServerReport]:
+    def discard(self, ids: Collection[ClientId]) -> Pending[None]:
         with uninterrupted():
-            answer = self.pool.server.actor.update.remote(t, *uploads)
+            parts = [worker.actor.discard.remote(part) for worker, part in self._spread(ids).items()]
+
+        def result() -> None:
+            self.calls.get(parts, "discarding what came too late")
+
+        return Pending(result)
+
+    def aggregate(self, t: int, uploads: Sequence[Any], late: Collection[ClientId]) -> Pending[ServerReport]:
+        with uninterrupted():
+            answer = self.pool.server.actor.update.remote(t, late, *uploads)
 
         def result() -> ServerReport:
             report: ServerReport

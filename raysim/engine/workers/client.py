@@ -61,6 +61,7 @@ class ClientWorker:
             self.label_M = torch.from_numpy(spec.labels)
         self.nets: dict[ClientId, nn.Module] = {}
         self.unsaved: set[ClientId] = set()  # changed since the last checkpoint
+        self.before: dict[ClientId, Weights | None] = {}  # before the round, where `spec.may_discard`; None: as made
         self.templates: dict[str, nn.Module] = {}
         self.template_digests: dict[str, str] = {}
         self.meter = FlopMeter()
@@ -92,6 +93,7 @@ class ClientWorker:
         skip: clients that count as failed and do not train.
         """
         received: dict[int | None, tuple[Any, WireSize]] = {None: (None, wire_size(None))}
+        self.before = {k: self._previous(k) for k in ids} if self.spec.may_discard else {}
         for k in ids:
             position = broadcast.of[k]
             if position is not None and position not in received:
@@ -103,6 +105,11 @@ class ClientWorker:
                 yield self._train_tolerating(k, t, *received[position], evaluate_before)
             else:
                 yield self._train(k, t, *received[position], evaluate_before)
+
+    def discard(self, ids: Iterable[ClientId]) -> None:
+        """Let clients be as they were before the last call of `train`."""
+        for k in ids:
+            self._put_back(k, self.before[k])
 
     def evaluate(self, ids: Iterable[ClientId]) -> dict[ClientId, ClientEvaluation]:
         """Test clients' models as they are."""
@@ -164,17 +171,24 @@ class ClientWorker:
         self, k: ClientId, t: int, down: Any, down_size: WireSize, evaluate_before: bool
     ) -> tuple[ClientId, Any, ClientReport | ClientFailure]:
         """As `_train`, but a failing client keeps its previous state, which must not depend on where it failed."""
-        before = weights(self.nets[k]) if k in self.nets else None
+        before = self._previous(k)
         try:
             return self._train(k, t, down, down_size, evaluate_before)
         except RunError as error:
-            if before is None:
-                self.nets.pop(k, None)
-                self.unsaved.discard(k)
-            else:
-                self.nets[k].load_state_dict(before)
+            self._put_back(k, before)
             failed = ClientFailure(str(error), getattr(error, "trace", ""))
             return k, failed, failed
+
+    def _previous(self, k: ClientId) -> Weights | None:
+        """A copy of a client's state, for `_put_back`; None where it is as made."""
+        return weights(self.nets[k]) if k in self.nets else None
+
+    def _put_back(self, k: ClientId, before: Weights | None) -> None:
+        if before is None:
+            self.nets.pop(k, None)
+            self.unsaved.discard(k)
+        else:
+            self.nets[k].load_state_dict(before)
 
     def _train(
         self, k: ClientId, t: int, down: Any, down_size: WireSize, evaluate_before: bool
@@ -279,7 +293,7 @@ class ClientWorker:
     def _build(self, arch: str, *key: int) -> nn.Module:
         spec = self.spec
         model = spec.fresh_model(arch, *key)
-        with global_seed(spec.seed, "client_model", arch, *key):
+        with global_seed(spec.init_seed, "client_model", arch, *key):
             net = spec.algorithm.client_model(model, spec.task)
         # Images come channels last; convolutions on CPU are 1.2 to 1.35 times faster when weights are too.
         return net.to(device=self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]

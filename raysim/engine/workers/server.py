@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -70,12 +70,17 @@ class ServerWorker:
         self._send_s = perf_counter() - start
         return broadcast
 
-    def update(self, t: int, uploads: Sequence[Mapping[ClientId, Any]]) -> ServerReport:
-        """Update the state from a round's uploads."""
+    def update(
+        self, t: int, uploads: Sequence[Mapping[ClientId, Any]], late: Collection[ClientId] = ()
+    ) -> ServerReport:
+        """Update the state from a round's uploads, without those of the clients in `late`."""
         start = perf_counter()
         self._begin("server_update", t)
         packed = {
-            k: up for part in uploads for k, up in part.items() if up is not None and not isinstance(up, ClientFailure)
+            k: up
+            for part in uploads
+            for k, up in part.items()
+            if up is not None and not isinstance(up, ClientFailure) and k not in late
         }
         rejected = [k for k in sorted(packed) if isinstance(packed[k], NonFiniteUpload)]
         ups = unpack({k: packed[k] for k in sorted(packed) if k not in rejected})

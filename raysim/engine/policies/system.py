@@ -1,0 +1,125 @@
+"""The clients' devices and connections: virtual time, availability, dropout. Pure functions of the seed and the round.
+
+Shapes: N clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raysim.core.fields import NonNegative, Positive
+from raysim.core.seeds import seed_for
+
+if TYPE_CHECKING:
+    from raysim.core.algorithm import ClientId
+
+Floats = NDArray[np.float64]
+BYTES_PER_MBIT = 1e6 / 8
+
+
+class Distribution(Protocol):
+    """The settings of a distribution, from which a property of every client is drawn once."""
+
+    def draw(self, rng: np.random.Generator, num_clients: int) -> Floats:
+        """A value for each client, [N]; those of the first clients do not depend on how many there are."""
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Every value between two is equally likely."""
+
+    low: NonNegative
+    """The smallest value."""
+    high: NonNegative
+    """The greatest value."""
+
+    def draw(self, rng: np.random.Generator, num_clients: int) -> Floats:
+        """See `Distribution`."""
+        return rng.uniform(self.low, self.high, num_clients)
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """A few clients are far from the others, as with measured speeds: the logarithm is normally distributed."""
+
+    median: Positive
+    """Half of the clients have more, half have less."""
+    sigma: Positive = 1.0
+    """Standard deviation of the natural logarithm; with 1, one client in six has more than 2.7 times the median."""
+
+    def draw(self, rng: np.random.Generator, num_clients: int) -> Floats:
+        """See `Distribution`."""
+        return self.median * np.exp(self.sigma * rng.standard_normal(num_clients))
+
+
+DISTRIBUTIONS: dict[str, type] = {"uniform": Uniform, "log_normal": LogNormal}
+
+
+@dataclass(frozen=True, eq=False)
+class System:
+    """What every client's device and connection are like, [N] each."""
+
+    flops_per_s: Floats
+    """Floating-point operations per second; infinite: computing takes no time."""
+    up_mbit_per_s: Floats
+    """Megabits (10^6) per second towards the server."""
+    down_mbit_per_s: Floats
+    """Megabits (10^6) per second from the server."""
+    latency_s: Floats
+    """Seconds that a client round takes besides computing and sending."""
+    availability: Floats
+    """The probability that it can be selected in a round."""
+    dropout: Floats
+    """The probability that it does not finish a round for which it was selected."""
+
+    def seconds(self, k: ClientId, flops: float, up_bytes: int, down_bytes: int) -> float:
+        """The virtual seconds of a client round."""
+        up_s = up_bytes / (BYTES_PER_MBIT * self.up_mbit_per_s[k])
+        down_s = down_bytes / (BYTES_PER_MBIT * self.down_mbit_per_s[k])
+        return float(flops / self.flops_per_s[k] + up_s + down_s + self.latency_s[k])
+
+    def available(self, seed: int, t: int, ids: Sequence[ClientId]) -> list[ClientId]:
+        """Those of the clients that can be selected in round `t`."""
+        drawn_N = _drawn(seed, "available", t, len(self.availability))
+        holds_N = drawn_N < self.availability
+        return [k for k in ids if holds_N[k]]
+
+    def finishing(self, seed: int, t: int, ids: Sequence[ClientId]) -> list[ClientId]:
+        """Those of the selected clients that do not drop out of round `t`."""
+        drawn_N = _drawn(seed, "dropout", t, len(self.dropout))
+        return [k for k in ids if drawn_N[k] >= self.dropout[k]]
+
+
+def _drawn(seed: int, purpose: str, t: int, num_clients: int) -> Floats:
+    return np.random.default_rng(seed_for(seed, "system", purpose, t)).random(num_clients)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """When the participants of a round finished, in virtual seconds from its beginning, and when the round ended."""
+
+    seconds: Mapping[ClientId, float]
+    late: Collection[ClientId]  # they finished after the deadline, or after enough others
+    round_s: float
+    dropped: int = 0  # how many clients of the cohort do not count: they dropped out, or were late
+
+
+def time_round(
+    seconds: Mapping[ClientId, float], size: int, deadline_s: float | None = None, dropped: int = 0, failed: int = 0
+) -> Timing:
+    """The timing of a round: the first `size` clients to finish until the deadline count; of equal ones the lower id.
+
+    seconds: of each participant that finished. dropped, failed: how many selected clients never will. The round ends
+    when enough clients have finished; with fewer, at the deadline if any client is missing, else with the last of them.
+    """
+    order = sorted(seconds, key=lambda k: (seconds[k], k))
+    counted = [k for k in order if deadline_s is None or seconds[k] <= deadline_s][:size]
+    last_s = seconds[counted[-1]] if counted else 0.0
+    late = sorted(order[len(counted) :])
+    waits = deadline_s is not None and len(counted) < size and dropped + failed + len(late) > 0
+    return Timing(seconds, late, deadline_s if waits and deadline_s else last_s, dropped + len(late))

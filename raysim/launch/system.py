@@ -1,0 +1,125 @@
+"""From the section `system` of a scenario, and its trace file, to every client's device and connection."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from raysim.common.errors import ScenarioError
+from raysim.common.files import reason
+from raysim.common.text import expanded
+from raysim.core.fields import Range
+from raysim.core.seeds import seed_for
+from raysim.engine.policies.system import DISTRIBUTIONS, Floats, System
+from raysim.scenario.load import Loaded, named_settings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PROPERTIES: Mapping[str, tuple[Range, float]] = {
+    "flops_per_s": (Range(gt=0), math.inf),
+    "up_mbit_per_s": (Range(gt=0), math.inf),
+    "down_mbit_per_s": (Range(gt=0), math.inf),
+    "latency_s": (Range(ge=0), 0.0),
+    "availability": (Range(ge=0, le=1), 1.0),
+    "dropout": (Range(ge=0, le=1), 0.0),
+}
+"""Key of the section -> what a client may have, and what it has where the key is not given."""
+
+
+def read_system(loaded: Loaded) -> tuple[System | None, dict[str, Any] | None]:
+    """Every client's device and connection, and the section with what it leaves open filled in; None without it.
+
+    Raises `ScenarioError`, one sentence.
+    """
+    given, origin, count = loaded.scenario.system, loaded.origin, loaded.scenario.clients.count
+    if given is None:
+        return None, None
+    section = {**loaded.resolved["system"]}
+    trace: Mapping[str, Floats] = {}
+    if given.trace is not None:
+        trace, section["trace_sha256"] = _trace(loaded, given.trace)
+    found: dict[str, Floats] = {}
+    for name, (allowed, absent) in PROPERTIES.items():
+        value, key = getattr(given, name), ("system", name)
+        if name in trace:
+            if value is not None:
+                raise origin.error(
+                    key, f"given, but the file of system.trace has a column {name}; allowed: one of them"
+                )
+            key = ("system", "trace")
+        if isinstance(value, dict):
+            distribution = named_settings(value, key, DISTRIBUTIONS, origin)
+            section[name] = {"name": value["name"], **asdict(distribution)}
+            seed = seed_for(loaded.scenario.seed_of("cohorts"), "system", name)
+            each = distribution.draw(np.random.default_rng(seed), count)
+        elif isinstance(value, list):
+            each = np.resize(np.array(value, dtype=np.float64), count)
+        else:
+            each = trace.get(name, np.full(count, absent if value is None else value, dtype=np.float64))
+        refused = [k for k in range(count) if not allowed.holds(each[k])]
+        if refused:
+            k = refused[0]
+            raise origin.error(key, f"client {k} has the {name} {each[k]:g}; allowed: a number {allowed}")
+        found[name] = each
+    return System(**found), section
+
+
+def _trace(loaded: Loaded, name: str) -> tuple[dict[str, Floats], str]:
+    """Property -> each client's value, and the file's SHA-256."""
+    origin, key, path = loaded.origin, ("system", "trace"), expanded(name)
+    given = loaded.scenario.system
+    assert given is not None
+    try:
+        sha = hashlib.sha256(path.read_bytes()).hexdigest()
+        table = _table(path)
+    except OSError as error:
+        raise origin.error(key, f"{name} given, which cannot be read ({reason(error)}); allowed: a file") from None
+    except ValueError as error:  # pyarrow's own, too
+        raise origin.error(key, f"{name} given, which cannot be read ({' '.join(str(error).split())})") from None
+    if given.trace_sha256 not in (None, sha):
+        raise origin.error(key, f"{name} has the SHA-256 {sha[:12]}, but system.trace_sha256 is {given.trace_sha256}")
+    try:
+        return _columns(table, loaded.scenario.clients.count), sha
+    except ScenarioError as error:
+        raise origin.error(key, f"{name}: {error}") from None
+
+
+def _table(path: Path) -> pa.Table:
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        with path.open("rb") as file:
+            return pq.ParquetFile(file, pre_buffer=False).read(use_threads=False)
+    from pyarrow import csv
+
+    return csv.read_csv(path, csv.ReadOptions(use_threads=False))
+
+
+def _columns(table: pa.Table, count: int) -> dict[str, Floats]:
+    names = list(table.column_names)
+    strange = [name for name in names if name != "client" and name not in PROPERTIES]
+    if "client" not in names or len(names) < 2 or strange or len({*names}) < len(names):
+        raise ScenarioError(
+            f"it has the columns {', '.join(names) or 'none'}; allowed: client and any of {', '.join(PROPERTIES)}"
+        )
+    column = {}
+    for name in names:
+        try:
+            column[name] = table[name].cast("float64").to_numpy()
+        except (ValueError, NotImplementedError):
+            raise ScenarioError(f"the column {name} holds {table[name].type}; allowed: numbers") from None
+    row_of = {k: row for row, k in enumerate(column["client"].tolist())}
+    if len(row_of) < table.num_rows:
+        raise ScenarioError("a client has several rows; allowed: one row per client")
+    missing = [k for k in range(count) if k not in row_of]
+    if missing:
+        raise ScenarioError(f"client {missing[0]} has no row; allowed: a row for each of 0 to {count - 1}")
+    rows = [row_of[k] for k in range(count)]
+    return {name: column[name][rows] for name in names if name != "client"}

@@ -1,0 +1,156 @@
+"""Runs on devices that differ: virtual time, late clients and dropouts, the same bits after deaths and anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from raysim.common.results import ClientRow
+from raysim.engine.checkpoint.manager import CheckpointManager
+from raysim.engine.checkpoint.storage import open_storage
+from raysim.engine.checkpoint.store import CheckpointStore
+from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.progress import Progress
+from raysim.engine.run import Observers, run_round, run_rounds, sample, state_digest
+from raysim.launch.assemble import assemble
+from raysim.launch.check import check
+from raysim.scenario.load import Loaded
+from raysim.tracking.memory import MemoryTracker
+from tests.engine.scenarios import loaded, states_of
+from tests.engine.test_recovery import Killable
+
+SYSTEM = "system={flops_per_s: [1.0e+9, 2.0e+8], up_mbit_per_s: 1, down_mbit_per_s: {name: uniform, low: 2, high: 8}}"
+
+
+def rounds_on(backend: InProcessBackend, given: Loaded, folder: Path | None = None) -> tuple[str, Any, Any]:
+    """State digest, client rows without timings, and each round's values that are the same everywhere."""
+    assembly = assemble(check(given))
+    backend.start(assembly.spec, assembly.images)
+    memory = MemoryTracker()
+    checkpoints = folder and CheckpointManager(CheckpointStore(open_storage(folder)), 2, 3)
+    schedule = replace(assembly.schedule, max_attempts=50)
+    digest = run_rounds(backend, schedule, Progress(), Observers([memory]), checkpoints)
+    backend.close()
+    rows = [replace(row, train_s=0.0, evaluate_s=0.0) for row in memory.clients]
+    kept = ("accuracy/", "comm/", "compute/", "time/virtual", "engine/dropped")
+    return digest, rows, [{k: v for k, v in row.items() if k.startswith(kept)} for row in memory.rounds]
+
+
+def participants(rows: list[ClientRow], t: int) -> dict[int, ClientRow]:
+    return {row.client: row for row in rows if row.round == t and row.participated}
+
+
+def test_virtual_time_adds_up_and_changes_nothing_else() -> None:
+    plain, _, values_without = rounds_on(InProcessBackend(), loaded())
+    assert not any("virtual" in name for name in values_without[-1])
+    given = loaded(SYSTEM, "system.latency_s=0.5")
+    digest, rows, values = rounds_on(InProcessBackend(), given)
+    assert digest == plain
+    system = check(given).participation.system
+    assert system is not None
+    total = 0.0
+    for t in (1, 2, 3):
+        found = participants(rows, t)
+        for k, row in found.items():
+            # 125,000 bytes per second up; clients 0, 2, ... compute five times as fast as clients 1, 3, ...
+            seconds = row.flops / (2e8 if k % 2 else 1e9) + row.up_bytes / 125_000 + 0.5
+            assert row.virtual_s == pytest.approx(seconds + row.down_bytes * 8e-6 / system.down_mbit_per_s[k])
+        slowest = max(row.virtual_s or 0.0 for row in found.values())
+        total += slowest
+        assert values[t]["time/virtual_s"] == slowest
+        assert values[t]["time/virtual_total_s"] == pytest.approx(total)
+        assert values[t]["engine/dropped_clients"] == 0
+    assert all(row.virtual_s is None for row in rows if not row.participated)
+
+
+def test_who_is_late_stays_as_it_was() -> None:
+    """A round with late clients is bit for bit the round in which they failed."""
+    given = loaded(SYSTEM, "clients.participation=1", "rounds=2")
+    _, rows, _ = rounds_on(InProcessBackend(), given)
+    seconds = sorted(row.virtual_s or 0.0 for row in participants(rows, 2).values())
+    deadline = (seconds[4] + seconds[5]) / 2
+    late_digest, rows, values = rounds_on(InProcessBackend(), loaded(*_sets(given), f"clients.deadline_s={deadline}"))
+    counted = [participants(rows, t) for t in (1, 2)]
+    assert len(counted[1]) == 5 and values[2]["engine/dropped_clients"] == 3
+    assert values[2]["time/virtual_s"] == deadline
+    assert values[2]["comm/up_bytes"] == sum(row.up_bytes for row in counted[1].values())
+
+    assembly = assemble(check(loaded(*_sets(given), "failure.max_failed_fraction=0.9")))
+    backend = InProcessBackend()
+    backend.start(assembly.spec, assembly.images)
+    for t in (1, 2):
+        everyone = sample(assembly.spec, assembly.schedule, t)
+        run_round(backend, t, everyone, skip={*everyone} - counted[t - 1].keys())
+    expected = state_digest(backend)
+    backend.close()
+    assert late_digest == expected
+
+
+def _sets(given: Loaded) -> list[str]:
+    return [*given.origin.sets.values()]
+
+
+def test_the_first_to_finish_count(workplace: Path) -> None:
+    given = loaded(SYSTEM, "clients.participation=0.25", "clients.oversample=2")
+    backend = InProcessBackend()
+    _, rows, values = rounds_on(backend, given)
+    assembly = assemble(check(given))
+    for t in (1, 2, 3):
+        selected = sample(assembly.spec, assembly.schedule, t)
+        assert len(selected) == 4 and values[t]["engine/dropped_clients"] == 2
+        assert participants(rows, t).keys() < {*selected}
+        assert len(participants(rows, t)) == 2
+        assert values[t]["time/virtual_s"] == max(row.virtual_s or 0.0 for row in participants(rows, t).values())
+    trained = {row.client for row in rows if row.participated}
+    assert states_of(backend)[0].keys() == trained  # a client that was always late is as it was made
+
+
+def test_who_drops_out_does_not_train() -> None:
+    _, rows, values = rounds_on(InProcessBackend(), loaded(SYSTEM, "system.dropout=[0, 1]", "clients.participation=1"))
+    assert {row.client for row in rows if row.participated} == {0, 2, 4, 6}
+    assert [row["engine/dropped_clients"] for row in values[1:]] == [4, 4, 4]
+
+
+def test_a_round_in_which_no_client_is_available() -> None:
+    _, rows, values = rounds_on(InProcessBackend(), loaded("system={availability: 0}"))
+    assert not any(row.participated for row in rows)
+    assert [row["comm/up_bytes"] for row in values[1:]] == [row["time/virtual_s"] for row in values[1:]] == [0, 0, 0]
+    assert [row["accuracy/all"] for row in values] == [values[0]["accuracy/all"]] * 4
+
+
+UNEVEN = (
+    SYSTEM, "system.dropout=0.2", "system.availability=0.8", "clients.oversample=1.5", "clients.deadline_s=0.03",
+    "clients.selection.name=by_samples",
+)  # fmt: skip
+
+
+def test_deaths_change_nothing_of_an_uneven_run(tmp_path: Path) -> None:
+    expected = rounds_on(InProcessBackend(), loaded(*UNEVEN))
+    assert sum(row.get("engine/dropped_clients", 0) for row in expected[2]) > 2
+    killable = Killable(seed=2, rate=0.15)
+    assert rounds_on(killable, loaded(*UNEVEN), tmp_path) == expected
+    assert killable.deaths >= 1
+
+
+def test_seeds_of_their_own() -> None:
+    """Each changes its own part, and what is not given follows `seed`."""
+
+    def facts(*sets: str) -> tuple[Any, Any, Any]:
+        assembly = assemble(check(loaded(*sets)))
+        weight = assembly.spec.fresh_model("digits_mlp64").header.weight
+        drawn = [sample(assembly.spec, assembly.schedule, t) for t in range(1, 9)]
+        return assembly.partition.digest, weight, drawn
+
+    def same(one: Any, other: Any) -> list[bool]:
+        return [one[0] == other[0], torch.equal(one[1], other[1]), one[2] == other[2]]
+
+    base = facts()  # seed 5
+    assert same(base, facts("seeds={data: 5, weights: 5, cohorts: 5}")) == [True, True, True]
+    assert same(base, facts("seeds.data=6")) == [False, True, True]
+    assert same(base, facts("seeds.weights=6")) == [True, False, True]
+    assert same(base, facts("seeds.cohorts=6")) == [True, True, False]
+    assert same(base, facts("seed=6")) == [False, False, False]

@@ -1,0 +1,138 @@
+"""The section `system` and what goes with it: what keys may hold, trace files, one sentence for what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from raysim.common.errors import ScenarioError
+from raysim.engine.policies.system import System
+from raysim.launch.check import check
+from raysim.scenario.load import load_scenario
+from tests.engine.scenarios import loaded
+
+
+def system(*sets: str) -> System:
+    found = check(loaded(*sets)).participation.system
+    assert found is not None
+    return found
+
+
+def test_a_number_a_list_and_a_distribution() -> None:
+    found = system("system={flops_per_s: 1.0e+9, latency_s: [0.1, 0.2, 0.3], dropout: 0.5}")
+    assert found.flops_per_s.tolist() == [1e9] * 8
+    assert found.latency_s.tolist() == [0.1, 0.2, 0.3, 0.1, 0.2, 0.3, 0.1, 0.2]
+    assert found.dropout.tolist() == [0.5] * 8 and found.availability.tolist() == [1.0] * 8
+    assert np.isinf(found.up_mbit_per_s).all()
+    drawn = system("system.up_mbit_per_s={name: log_normal, median: 10}")
+    assert len({*drawn.up_mbit_per_s}) == 8
+    other_key = system("system.down_mbit_per_s={name: log_normal, median: 10}")
+    assert other_key.down_mbit_per_s.tolist() != drawn.up_mbit_per_s.tolist()
+    assert (
+        system("system.up_mbit_per_s={name: log_normal, median: 10}", "seed=6").up_mbit_per_s[0]
+        != (drawn.up_mbit_per_s[0])
+    )
+
+
+ROWS = "client,flops_per_s,latency_s\n" + "".join(f"{k},{10 + k},0.{k}\n" for k in (7, 6, 5, 4, 3, 2, 1, 0, 8))
+
+
+def test_a_trace_file(workplace: Path) -> None:
+    Path("devices.csv").write_text(ROWS)
+    columns = {"latency_s": [0.5] * 8, "client": list(range(8)), "dropout": pa.array([0] * 8, pa.int8())}
+    pq.write_table(pa.table(columns), "devices.parquet")
+    found = system("system={trace: devices.csv, up_mbit_per_s: 3}")
+    assert found.flops_per_s.tolist() == list(range(10, 18))
+    assert found.latency_s.tolist() == [k / 10 for k in range(8)]
+    assert found.up_mbit_per_s.tolist() == [3.0] * 8
+    assert system("system.trace=devices.parquet").latency_s.tolist() == [0.5] * 8
+    # What a run writes down is tied to the file as it was.
+    resolved = check(loaded("system.trace=devices.csv")).loaded.resolved
+    check(load_scenario(resolved))
+    Path("devices.csv").write_text(ROWS.replace("13", "99"))
+    with pytest.raises(ScenarioError, match=r"system\.trace: devices\.csv has the SHA-256 \w{12}, but system\.trace_"):
+        check(load_scenario(resolved))
+
+
+def test_what_is_chosen_is_written_down() -> None:
+    given = loaded("system.latency_s={name: log_normal, median: 1}", "clients.selection={name: by_samples}")
+    resolved = yaml.safe_load(check(given).loaded.resolved_yaml())
+    assert resolved["system"]["latency_s"] == {"name": "log_normal", "median": 1.0, "sigma": 1.0}
+    assert resolved["clients"]["selection"] == {"name": "by_samples"}
+    assert check(load_scenario(resolved)).loaded.resolved == check(given).loaded.resolved
+
+
+NUMBER = "a number or a list or a mapping of keys and values"
+
+
+@pytest.mark.parametrize(
+    ("sets", "sentence"),
+    [
+        (["system.flops_per_s=fast"], f"system.flops_per_s: 'fast' given; allowed: {NUMBER}"),
+        (["system.flops_per_s=0"], "system.flops_per_s: 0 given; allowed: greater than 0 or a list or a mapping"),
+        (["system.flops_per_s=[]"], "system.flops_per_s: [] given; allowed: "),
+        (["system.latency_s=[1, no]"], "system.latency_s"),
+        (["system.flops=1"], "system.flops: unknown key; did you mean 'flops_per_s'?"),
+        (["system.flops_per_s={median: 3}"], "system.flops_per_s.name: it is missing; allowed: a name"),
+        (["system.flops_per_s={name: lognormal}"], "unknown name 'lognormal'; did you mean 'log_normal'?"),
+        (["system.flops_per_s={name: log_normal, median: 0}"], "flops_per_s.median: 0 given; allowed: greater than 0"),
+        (["system.flops_per_s={name: log_normal, mean: 2}"], "system.flops_per_s.mean: unknown key"),
+        (
+            ["system.flops_per_s={name: uniform, low: 0, high: 0}"],
+            "system.flops_per_s: client 0 has the flops_per_s 0; ",
+        ),
+        (["system.dropout=1.5"], "system.dropout: 1.5 given; allowed: at most 1"),
+        (["system.dropout={name: uniform, low: 2, high: 3}"], "; allowed: a number at least 0 and at most 1"),
+        (["system=fast"], "system: 'fast' given; allowed: a mapping of keys and values"),
+        (["clients.deadline_s=3"], "clients.deadline_s: given, but without virtual time all finish at once"),
+        (["clients.oversample=1.2"], "clients.oversample: given, but without virtual time all finish at once"),
+        (["clients.oversample=0.9"], "clients.oversample: 0.9 given; allowed: at least 1"),
+        (["clients.selection=random"], "clients.selection: 'random' given; allowed: a mapping of keys and values"),
+        (["clients.selection.name=samples"], "(there are: uniform, by_samples, fastest)"),
+        (["clients.selection.name=fastest"], "clients.selection.name: fastest given; allowed: with system.flops_per_s"),
+        (["clients.selection.name=fastest", "system.latency_s=1"], "fastest given; allowed: with system.flops_per_s"),
+        (["seeds.init=3"], "seeds.init: unknown key (allowed: data, weights, cohorts)"),
+        (["seeds.data=-1"], "seeds.data: -1 given; allowed: at least 0"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(sets: list[str], sentence: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        check(loaded(*sets))
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (None, "devices.csv given, which cannot be read (no such file or directory)"),
+        ("", "cannot be read (Empty CSV file)"),
+        ("client\n0\n", "it has the columns client; allowed: client and any of flops_per_s, "),
+        ("client,speed\n0,1\n", "it has the columns client, speed; allowed: client and any of flops_per_s, "),
+        ("id,latency_s\n0,1\n", "it has the columns id, latency_s; allowed"),
+        ("client,latency_s,latency_s\n0,1,1\n", "it has the columns client, latency_s, latency_s; allowed"),
+        ("client,latency_s\n0,slow\n", "the column latency_s holds string; allowed: numbers"),
+        ("client,latency_s\n0,1\n0,2\n", "a client has several rows; allowed: one row per client"),
+        ("client,latency_s\n0,1\n1,2\n", "client 2 has no row; allowed: a row for each of 0 to 7"),
+        (ROWS.replace("13", "-1"), "client 3 has the flops_per_s -1; allowed: a number greater than 0"),
+        (ROWS.replace("13", ""), "client 3 has the flops_per_s nan; allowed: a number greater than 0"),
+        (ROWS.replace("13,0.3\n", "13\n"), "cannot be read (CSV parse error"),
+    ],
+)
+def test_what_is_wrong_with_a_trace_is_one_sentence(workplace: Path, text: str | None, sentence: str) -> None:
+    if text is not None:
+        Path("devices.csv").write_text(text)
+    with pytest.raises(ScenarioError) as caught:
+        check(loaded("system.trace=devices.csv"))
+    assert "system.trace: " in str(caught.value)
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_key_and_a_column_of_the_trace_clash(workplace: Path) -> None:
+    Path("devices.csv").write_text(ROWS)
+    with pytest.raises(ScenarioError, match=r"system\.latency_s: given, but the file of system.trace has a column lat"):
+        check(loaded("system={trace: devices.csv, latency_s: 1}"))
