@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from raysim.inspection.runs import client_data, load_client, representations
     from raysim.launch.run import resume, run
     from raysim.launch.session import Result
-    from raysim.report.load import read_clients, read_rounds, read_summary
+    from raysim.report.load import class_accuracy, read_clients, read_rounds, read_summary
     from raysim.scenario.load import Loaded, load_scenario
     from raysim.sweeps.run import sweep
 
@@ -34,6 +34,7 @@ __all__ = [
     "ScenarioError",
     "Tracker",
     "check_algorithm",
+    "class_accuracy",
     "client_data",
     "compare",
     "load_client",
@@ -58,6 +59,7 @@ _HOMES = {
     "ScenarioError": "raysim.common.errors",
     "Tracker": "raysim.common.results",
     "check_algorithm": "raysim.contract",
+    "class_accuracy": "raysim.report.load",
     "client_data": "raysim.inspection.runs",
     "compare": "raysim.comparison.compare",
     "load_client": "raysim.inspection.runs",

@@ -22,6 +22,12 @@ METRICS: Mapping[str, str] = {
     "accuracy/all": "mean test accuracy of all clients, each with its latest model",
     "accuracy/all_std": "standard deviation of that accuracy over clients",
     "accuracy/worst_decile": "mean of that accuracy over the tenth of the clients that is worst off",
+    "accuracy/min": "the least of that accuracy over clients",
+    "accuracy/decile_1": "a tenth of the clients has no more than this accuracy",
+    "accuracy/median": "half of the clients have no more than this accuracy",
+    "accuracy/decile_9": "nine tenths of the clients have no more than this accuracy",
+    "accuracy/jain": "Jain's fairness index of that accuracy: 1 if all clients have the same, 1/N if one has all",
+    "accuracy/macro_f1": "mean over clients of their macro-averaged F1, each with its latest model",
     "accuracy/val": "mean accuracy of all clients on their own validation samples, each with its latest model",
     "accuracy/best": "greatest accuracy/all so far: the round is chosen by the test samples themselves",
     "accuracy/at_best_val": "accuracy/all of the round with the greatest accuracy/val so far",
@@ -98,6 +104,10 @@ class ClientRow:
     """seconds that its hooks took"""
     evaluate_s: float
     """seconds of its tests"""
+    macro_f1: float | None = None
+    """mean F1 over the classes among its test samples and its predictions for them"""
+    class_correct: list[int] | None = None
+    """test samples that it classified rightly of each class that it has test samples of, in ascending order"""
     virtual_s: float | None = None
     """seconds that its part of the round takes on the device and connection that the scenario gives it"""
 

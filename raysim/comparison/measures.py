@@ -23,6 +23,9 @@ MEASURES: Mapping[str, str] = {
     "best_global": "the greatest mean accuracy of participants' models on the whole published test set",
     "last_global": "the same in the last round that measured it",
     "worst_decile": "mean accuracy of the worst tenth of the clients, in the last round that measured it",
+    "min": "the least accuracy of a client, in that round",
+    "jain": "Jain's fairness index of the accuracy over clients, in that round: 1 if all have the same",
+    "macro_f1": "mean over clients of their macro-averaged F1, in that round",
     "std": "standard deviation of the accuracy over clients, in that round",
     "up_mib": "MiB that a participant sends per round, on average",
     "down_mib": "MiB that a participant receives per round, on average",
@@ -43,7 +46,18 @@ TO_TARGET: Mapping[str, str] = {
 }
 
 ACCURACIES = frozenset(
-    {"last", "at_best_val", "best", "best_participants", "best_global", "last_global", "worst_decile", "std"}
+    {
+        "last",
+        "at_best_val",
+        "best",
+        "best_participants",
+        "best_global",
+        "last_global",
+        "worst_decile",
+        "min",
+        "macro_f1",
+        "std",
+    }
 )
 """Measures in [0, 1], which tables show in per cent."""
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from raysim.common.errors import ScenarioError
 from raysim.comparison.measures import MIB, TARGETS
 from raysim.comparison.sweep_card import CellCard, SweepCard
-from raysim.report.load import read_clients, read_rounds, read_summary
+from raysim.report.load import last_measured, read_clients, read_rounds, read_summary
 from raysim.scenario.load import flatten
 from raysim.scenario.schema import decides
 from raysim.scenario.yaml_text import parse, read_text
@@ -87,14 +87,7 @@ class Run:
 
     def last_clients(self) -> pa.Table:
         """The last measured row of each client, by id."""
-        table = self.clients
-        measured = table.filter(pa.compute.is_valid(table["accuracy"])) if table.num_rows else table
-        if not measured.num_rows:
-            return measured
-        client, t = measured["client"].to_numpy(), measured["round"].to_numpy()
-        order = np.lexsort((t, client))
-        is_last = np.append(client[order][1:] != client[order][:-1], True)
-        return measured.take(order[is_last])
+        return last_measured(self.clients)
 
     def measures(self, targets: Sequence[float]) -> dict[str, float]:
         """Each measure that this run has; a target that it never reaches has none."""
@@ -106,6 +99,9 @@ class Run:
             "best_global": _max(self.series("accuracy/global")[1]),
             "last_global": _at(self.series("accuracy/global")[1], -1),
             "worst_decile": _at(self.series("accuracy/worst_decile")[1], -1),
+            "min": _at(self.series("accuracy/min")[1], -1),
+            "jain": _at(self.series("accuracy/jain")[1], -1),
+            "macro_f1": _at(self.series("accuracy/macro_f1")[1], -1),
             "std": _at(self.series("accuracy/all_std")[1], -1),
             **{f"{way}_mib": self._per_participant(f"comm/{way}_bytes", MIB) for way in ("up", "down")},
             "total_mib": self._total("comm/total_bytes", MIB),

@@ -21,6 +21,7 @@ COLUMNS = ("last", "at_best_val", "best_participants", "worst_decile", "total_mi
 TITLES = {
     "last": "last", "at_best_val": "at best val.", "best": "best", "best_participants": "best part.",
     "best_global": "best global", "last_global": "last global", "worst_decile": "worst 10%", "std": "std clients",
+    "min": "min", "jain": "Jain", "macro_f1": "macro F1",
     "up_mib": "MiB up", "down_mib": "MiB down", "both_mib": "MiB each", "total_mib": "MiB", "gflop": "GFLOP each",
     "total_gflop": "GFLOP", "virtual_s": "virtual s",
 }  # fmt: skip

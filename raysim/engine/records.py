@@ -81,6 +81,8 @@ class ClientEvaluation:
     val_total: int
     everyone: EvaluationResult | None  # on the published test set, where asked for
     seconds: float
+    macro_f1: float | None = None  # on its own test samples
+    class_correct: list[int] = field(default_factory=list)  # of its own test samples, per class that these have
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,8 @@ def client_row(
         flops=report.flops if report else 0.0,
         train_s=report.train_s if report else 0.0,
         evaluate_s=evaluation.seconds if evaluation else 0.0,
+        macro_f1=evaluation.macro_f1 if evaluation else None,
+        class_correct=evaluation.class_correct if evaluation else None,
         virtual_s=virtual_s,
     )
 

@@ -8,7 +8,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raysim.common.errors import ScenarioError
@@ -43,6 +45,37 @@ def read_clients(folder: Path | str) -> pa.Table:
         except OSError as error:
             raise ScenarioError(f"{folder / 'clients.arrows'} cannot be read ({error}).") from error
     return _parquet(folder, "clients.parquet")
+
+
+def class_accuracy(folder: Path | str) -> pa.Table:
+    """A row per class that clients are tested on: class, correct, total, accuracy, of all clients' latest tests.
+
+    Raises:
+        ScenarioError: no such run, its file is damaged, or an earlier raysim wrote it, which did not count classes.
+    """
+    latest = last_measured(read_clients(folder))
+    if "class_correct" not in latest.column_names or latest["class_correct"].null_count:
+        raise ScenarioError(f"{folder}: its clients.parquet holds no class_correct; allowed: a run of a later raysim")
+    dealt = _parquet(Path(folder), "partition.parquet")
+    dealt = dealt.filter(pc.and_(pc.equal(dealt["part"], "test"), pc.is_in(dealt["client"], latest["client"])))
+    both = np.stack([dealt["client"].to_numpy(), dealt["label"].to_numpy()])
+    (_, label), total = np.unique(both, axis=1, return_counts=True)  # by client, then class: as class_correct
+    correct = np.concatenate([np.asarray(one.as_py(), dtype=np.int64) for one in latest["class_correct"]])
+    found = {"class": np.unique(label)}
+    for name, count in (("correct", correct), ("total", total)):
+        found[name] = np.bincount(label, count)[found["class"]].astype(np.int64)
+    return pa.table({**found, "accuracy": found["correct"] / found["total"]})
+
+
+def last_measured(clients: pa.Table) -> pa.Table:
+    """The last row of each client in which it was tested, by id; of the rows of `read_clients`."""
+    measured = clients.filter(pc.is_valid(clients["accuracy"])) if clients.num_rows else clients
+    if not measured.num_rows:
+        return measured
+    client, t = measured["client"].to_numpy(), measured["round"].to_numpy()
+    order = np.lexsort((t, client))
+    is_last = np.append(client[order][1:] != client[order][:-1], True)
+    return measured.take(order[is_last])
 
 
 def read_summary(folder: Path | str) -> dict[str, Any]:

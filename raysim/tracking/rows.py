@@ -20,6 +20,7 @@ from raysim.common.files import replace, replacing, sync_folder
 from raysim.common.results import ClientRow
 
 _TYPES = {"int": pa.int64(), "float": pa.float64(), "str": pa.string(), "bool": pa.bool_()}
+_TYPES["list[int]"] = pa.list_(pa.int32())
 CLIENT_SCHEMA = pa.schema(
     [
         pa.field(f.name, _TYPES[str(f.type).removesuffix(" | None")], nullable=str(f.type).endswith(" | None"))

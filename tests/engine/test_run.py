@@ -35,6 +35,7 @@ from raysim.launch.run import run
 from raysim.launch.session import Result
 from raysim.models import MODELS, ModelSpec
 from raysim.models.split import SplitNet
+from raysim.report.load import class_accuracy
 from raysim.tracking.memory import MemoryTracker
 from tests.engine.scenarios import loaded
 
@@ -78,7 +79,8 @@ def test_rounds_add_up(finished: Result) -> None:
     # Every agreed name is a column with values, the one that the scenario did not ask for excepted.
     assert set(METRICS) <= set(rounds[0])
     found = {name for name, value in rounds[-1].items() if value is not None and math.isfinite(value)}
-    assert set(METRICS) - {"accuracy/global"} <= found
+    asked_for = {"accuracy/global", "time/virtual_s", "time/virtual_total_s", "engine/dropped_clients"}
+    assert set(METRICS) - asked_for <= found
     total = 0
     for row in rounds[1:]:
         members = [c for c in clients if c["round"] == row["round"]]
@@ -93,6 +95,8 @@ def test_rounds_add_up(finished: Result) -> None:
         assert len(latest) == 8
         assert row["accuracy/all"] == pytest.approx(np.mean(list(latest.values())))
         assert row["accuracy/all_std"] == pytest.approx(np.std(list(latest.values())))
+        assert row["accuracy/min"] == min(latest.values())
+        assert row["accuracy/decile_1"] <= row["accuracy/median"] <= row["accuracy/decile_9"]
         val = {c["client"]: c["val_correct"] / c["val_total"] for c in clients if c["round"] <= row["round"]}
         assert row["accuracy/val"] == pytest.approx(np.mean(list(val.values())))
     assert rounds[-1]["accuracy/best"] == max(row["accuracy/all"] for row in rounds[1:])
@@ -102,8 +106,22 @@ def test_rounds_add_up(finished: Result) -> None:
     dealt = pq.read_table(finished.folder / "partition.parquet").to_pandas()
     for client in clients:
         assert client["accuracy"] == client["correct"] / client["total"]
+        assert sum(client["class_correct"]) == client["correct"] and 0 <= client["macro_f1"] <= 1
         own = dealt[dealt["client"] == client["client"]]["part"].value_counts()
         assert (client["total"], client["val_total"]) == (own["test"], own["val"])
+
+
+def test_accuracy_of_each_class(finished: Result) -> None:
+    found = class_accuracy(finished.folder).to_pydict()
+    dealt = finished.folder / "partition.parquet"
+    tested = pq.read_table(dealt).to_pandas().query("part == 'test'")
+    assert dict(zip(found["class"], found["total"], strict=True)) == tested["label"].value_counts().to_dict()
+    last = finished.clients.dropna(subset=["accuracy"]).groupby("client").last()
+    assert sum(found["correct"]) == last["correct"].sum()
+    assert found["accuracy"] == [c / n for c, n in zip(found["correct"], found["total"], strict=True)]
+    # By hand, of the client with the least id.
+    labels = sorted({*tested[tested["client"] == 0]["label"]})
+    assert len(last.loc[0, "class_correct"]) == len(labels)
 
 
 @pytest.mark.parametrize("split", ["pooled811", "published"])

@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from raysim.common.results import ClientRow
 
 Rows = Sequence[ClientRow]
+Labels = NDArray[np.int64]
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -24,6 +28,34 @@ def std(values: Sequence[float]) -> float | None:
 def worst_decile(values: Sequence[float]) -> float | None:
     """The mean of the smallest tenth of the values, at least one; None of nothing."""
     return mean(sorted(values)[: math.ceil(len(values) / 10)])
+
+
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """The value below which this share of the values lies, interpolated between two; None of nothing."""
+    return float(np.quantile(values, share)) if values else None
+
+
+def jain(values: Sequence[float]) -> float | None:
+    """Jain's index, (sum)^2 / (n * sum of squares): 1 if all values are equal, 1/n if one has all; None of nothing."""
+    squares = math.fsum(v * v for v in values)
+    return math.fsum(values) ** 2 / (len(values) * squares) if squares else 1.0 if values else None
+
+
+def macro_f1(label_M: Labels, predicted_M: Labels) -> float | None:
+    """The mean over classes of 2 TP / (2 TP + FP + FN), over those among labels or predictions; None of nothing."""
+    if not len(label_M):
+        return None
+    size = int(max(label_M.max(), predicted_M.max())) + 1
+    both_C = np.bincount(label_M, minlength=size) + np.bincount(predicted_M, minlength=size)
+    right_C = np.bincount(label_M[label_M == predicted_M], minlength=size)
+    seen_C = both_C > 0
+    return float((2 * right_C[seen_C] / both_C[seen_C]).mean())
+
+
+def class_correct(label_M: Labels, predicted_M: Labels) -> list[int]:
+    """How many samples of each class were classified rightly, for the classes among the labels, ascending."""
+    right_C = np.bincount(label_M[label_M == predicted_M], minlength=1 + int(label_M.max(initial=-1)))
+    return [int(right_C[label]) for label in np.unique(label_M)]
 
 
 def accuracies(rows: Rows) -> list[float]:
@@ -56,6 +88,12 @@ ALL_CLIENTS: Mapping[str, Callable[[Rows], float | int | None]] = {
     "accuracy/all": lambda rows: mean(accuracies(rows)),
     "accuracy/all_std": lambda rows: std(accuracies(rows)),
     "accuracy/worst_decile": lambda rows: worst_decile(accuracies(rows)),
+    "accuracy/min": lambda rows: min(accuracies(rows), default=None),
+    "accuracy/decile_1": lambda rows: quantile(accuracies(rows), 0.1),
+    "accuracy/median": lambda rows: quantile(accuracies(rows), 0.5),
+    "accuracy/decile_9": lambda rows: quantile(accuracies(rows), 0.9),
+    "accuracy/jain": lambda rows: jain(accuracies(rows)),
+    "accuracy/macro_f1": lambda rows: mean([r.macro_f1 for r in rows if r.macro_f1 is not None]),
     "accuracy/val": validation,
     "loss/test": lambda rows: mean([r.loss for r in rows if r.loss is not None]),
 }

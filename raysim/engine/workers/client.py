@@ -29,6 +29,7 @@ from raysim.core.seeds import global_seed, seeded
 from raysim.core.state import digest, state_tensors
 from raysim.core.torch_workarounds import set_training
 from raysim.engine.checkpoint.format import client_files, read_clients
+from raysim.engine.policies.metrics import class_correct, macro_f1
 from raysim.engine.records import (
     Broadcast,
     CheckpointFile,
@@ -237,22 +238,25 @@ class ClientWorker:
         test_M, val_M, published_M = self.spec.test.of(k), self.spec.val.of(k), self.spec.global_test
         with errors_from(lambda: f"the test of client {k} with model {self.spec.arch(k)} failed"):
             set_training(net, False)
-            local, val_correct = self._score(net, test_M, val_M)
+            local, val_correct, predicted_M = self._score(net, test_M, val_M)
             everyone = None if published_M is None else self._score(net, published_M, val_M[:0])[0]
-        return ClientEvaluation(local, val_correct, len(val_M), everyone, perf_counter() - start)
+        label_M = self.spec.labels[test_M]
+        f1, by_class = macro_f1(label_M, predicted_M), class_correct(label_M, predicted_M)
+        return ClientEvaluation(local, val_correct, len(val_M), everyone, perf_counter() - start, f1, by_class)
 
     @torch.inference_mode()
     def _score(
         self, net: nn.Module, test_M: NDArray[np.int64], val_M: NDArray[np.int64]
-    ) -> tuple[EvaluationResult, int]:
-        """The result on test samples, and how many validation samples are right, in one pass through the model."""
+    ) -> tuple[EvaluationResult, int, NDArray[np.int64]]:
+        """The result on test samples, how many validation samples are right, and what test samples are taken for."""
         samples = self._samples(np.concatenate((test_M, val_M)))
         logits_MC = torch.cat([net(batch.x) for batch in samples.in_order(EVALUATION_BATCH)])
-        right_M = logits_MC.argmax(1) == samples.y
+        predicted_M = logits_MC.argmax(1)
+        right_M = predicted_M == samples.y
         tested = len(test_M)
         loss = F.cross_entropy(logits_MC[:tested].double(), samples.y[:tested], reduction="sum")
         result = EvaluationResult(int(right_M[:tested].count_nonzero()), tested, float(loss))
-        return result, int(right_M[tested:].count_nonzero())
+        return result, int(right_M[tested:].count_nonzero()), predicted_M[:tested].cpu().numpy()
 
     def _samples(self, positions_N: NDArray[np.int64]) -> Samples:
         index_N = torch.tensor(positions_N)

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.metrics import f1_score
 
 from raysim.common.errors import ScenarioError
 from raysim.common.results import METRICS, ClientRow
-from raysim.engine.policies.metrics import ALL_CLIENTS, PARTICIPANTS, compute_metrics, std, worst_decile
+from raysim.engine.policies.metrics import (
+    ALL_CLIENTS,
+    PARTICIPANTS,
+    class_correct,
+    compute_metrics,
+    jain,
+    macro_f1,
+    quantile,
+    std,
+    worst_decile,
+)
 from raysim.engine.policies.placement import (
     ActorGroup,
     ClusterResources,
@@ -231,6 +243,28 @@ def test_spread() -> None:
     assert std([]) is None
     assert worst_decile([0.5, 0.1, 0.9]) == 0.1  # at least one
     assert worst_decile([k / 20 for k in range(20)]) == 0.025  # the two worst: 0 and 1/20
+    assert [jain([0.5, 0.5]), jain([0.0, 0.8]), jain([0.0, 0.0]), jain([])] == [1.0, 0.5, 1.0, None]
+    assert jain([0.2, 0.4, 0.6]) == pytest.approx(1.2**2 / (3 * 0.56))
+    assert [quantile([k / 10 for k in range(11)], share) for share in (0.1, 0.5, 0.9)] == [0.1, 0.5, 0.9]
+    assert quantile([0.2, 0.4], 0.5) == pytest.approx(0.3) and quantile([], 0.5) is None
+
+
+@pytest.mark.parametrize(
+    ("label", "predicted", "f1", "correct"),
+    [
+        ([0, 0, 1, 1], [0, 0, 1, 1], 1.0, [2, 2]),
+        # Class 0: 2 / (2 + 0 + 1); class 1: 2 / (2 + 1 + 1); class 2, which is no label: 0.
+        ([0, 0, 1, 1], [0, 1, 1, 2], (2 / 3 + 1 / 2 + 0) / 3, [1, 1]),
+        ([7, 3, 7], [7, 7, 7], (4 / 5 + 0) / 2, [0, 2]),  # of classes 3 and 7
+        ([], [], None, []),
+    ],
+)
+def test_classes_by_hand(label: list[int], predicted: list[int], f1: float | None, correct: list[int]) -> None:
+    both = np.array(label, dtype=np.int64), np.array(predicted, dtype=np.int64)
+    assert macro_f1(*both) == pytest.approx(f1)
+    assert class_correct(*both) == correct
+    if label:
+        assert macro_f1(*both) == pytest.approx(f1_score(label, predicted, average="macro", zero_division=0))
 
 
 def groups(*sizes: tuple[int, float, float]) -> list[ActorGroup]:
