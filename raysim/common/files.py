@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import socket
@@ -12,7 +11,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import IO
+
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 # What file systems answer that support no locks, or no fsync of folders.
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
@@ -74,10 +80,12 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Let what was created, renamed and removed in `folder` outlive a power cut."""
+    """Let what was created, renamed and removed in `folder` outlive a power cut, where a folder can be opened."""
+    if os.name == "nt":
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with _if_supported():
+        with if_supported():
             os.fsync(handle)
     finally:
         os.close(handle)
@@ -95,7 +103,7 @@ def hold(path: Path) -> int:
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        with _if_supported():
+        with if_supported():
             _lock(handle)
         os.ftruncate(handle, 0)
         os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode().ljust(_BLOCK))
@@ -108,10 +116,22 @@ def hold(path: Path) -> int:
 
 def _lock(handle: int) -> None:
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(handle)
     except BlockingIOError:
         time.sleep(0.05)  # a reader of the summary holds the lock for some microseconds
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(handle)
+
+
+def lock(handle: int, shared: bool = False, wait: bool = False) -> None:
+    """Lock an open file until it is closed, against all other processes or (shared) those that lock it alone.
+
+    Raises:
+        BlockingIOError: another process holds it, unless this is to wait.
+        OSError: the system or the file system supports no locks.
+    """
+    if fcntl is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
 
 
 def holder(path: Path) -> str:
@@ -120,7 +140,8 @@ def holder(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _if_supported() -> Iterator[None]:
+def if_supported() -> Iterator[None]:
+    """Go on where the file system supports no locks, or no fsync of folders."""
     try:
         yield
     except OSError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import glob
 import logging
 import os
@@ -11,7 +10,7 @@ import secrets
 import warnings
 from typing import Any
 
-from raysim.common.files import sync_folder
+from raysim.common.files import if_supported, lock, sync_folder
 from raysim.common.text import redacted
 from raysim.tracking.store import PASSWORD, USER, bypass_proxy, database_path, is_loopback
 
@@ -65,8 +64,9 @@ def ensure_database(resolved: str) -> None:
     path = database_path(resolved)
     if path is None:
         return
-    with path.with_name(f"{path.name}.lock").open("wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with path.with_name(f"{path.name}.lock").open("wb") as file:
+        with if_supported():
+            lock(file.fileno(), wait=True)
         if not is_new(resolved):
             return
         database = path.resolve()  # of a link: the file that it names

@@ -106,11 +106,12 @@ class LocalStorage(Storage):
 
     def fsync(self, names: Iterable[str]) -> None:
         for name in names:
-            handle = os.open(f"{self.where}/{name}", os.O_RDONLY)
+            handle = os.open(f"{self.where}/{name}", os.O_RDWR)  # Windows syncs no file that is open for reading
             try:
                 os.fsync(handle)
                 # A checkpoint is not read again, and a container pays for the memory of the system's cache.
-                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+                if hasattr(os, "posix_fadvise"):
+                    os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(handle)
         sync_folder(Path(self.where))

@@ -34,7 +34,8 @@ class _Limit(contextlib.AbstractContextManager[None]):
     def __init__(self, seconds: float, sentence: str) -> None:
         self.seconds = seconds
         self.sentence = sentence
-        self.rings = threading.current_thread() is threading.main_thread()
+        # Windows has no such timer: there the block is never cut off.
+        self.rings = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
         self.inside = False  # whether a ring may raise
 
     def __enter__(self) -> None:
