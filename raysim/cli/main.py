@@ -164,10 +164,12 @@ def validate(scenario: str, sets: tuple[str, ...]) -> None:
 
 @cli.command("list")
 @click.argument(
-    "what", type=click.Choice(["algorithms", "models", "datasets", "partitions", "metrics", "all"]), default="all"
+    "what",
+    type=click.Choice(["algorithms", "models", "datasets", "partitions", "selections", "metrics", "all"]),
+    default="all",
 )
 def list_(what: str) -> None:
-    """List what scenarios can name: algorithms, models, datasets, partitions, metrics."""
+    """List what scenarios can name: algorithms, models, datasets, partitions, selections, metrics."""
     from raysim.cli.show import show_list
 
     show_list(what)
@@ -179,7 +181,8 @@ def describe(name: str) -> None:
     """Explain an algorithm, model, dataset, partition, metric, or a section of a scenario such as `clients`.
 
     For an algorithm: its paper, what is sent, and every field with default, range and meaning. `algorithms`, `models`,
-    `datasets`, `partitions` and `metrics` explain all of them, `clients.parquet` and `rounds.parquet` a file's columns.
+    `datasets`, `partitions`, `selections` and `metrics` explain all of them, `clients.parquet` and `rounds.parquet` a
+    file's columns.
     """
     from raysim.cli.show import show_description
 

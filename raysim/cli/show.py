@@ -18,6 +18,7 @@ from raysim.common.results import METRICS, ClientRow
 from raysim.core.fields import field_docs, in_words
 from raysim.data.partition import PARTITIONS
 from raysim.data.specs import DATASETS
+from raysim.engine.policies.sampling import SELECTIONS
 from raysim.models import MODELS
 from raysim.report.units import human_seconds
 from raysim.scenario.declared import Declaration, declaration_of, declared
@@ -34,6 +35,7 @@ KINDS = {
     "models": "The architectures, by the names that the list `clients.models` takes.",
     "datasets": "The data sets, by the names that `data.name` takes.",
     "partitions": "How data is dealt to clients, by the names that `data: {partition: {name: NAME}}` takes.",
+    "selections": "How a round's participants are drawn, by the names that `clients: {selection: {name: NAME}}` takes.",
     "metrics": "What is measured: the columns of rounds.parquet beside `round`, and MLflow's metrics. Accuracies lie "
     "between 0 and 1. Methods add `client/<name>` and `server/<name>`.",
 }
@@ -67,6 +69,10 @@ def show_description(name: str) -> None:
         partition = declaration_of(PARTITIONS[name])
         console.print(Text(f"{partition.doc}\n"))
         _show_fields(console, partition, f"data: {{partition: {{name: {name}}}}}")
+    elif name in SELECTIONS:
+        selection = declaration_of(SELECTIONS[name])
+        console.print(Text(f"{selection.doc}\n"))
+        _show_fields(console, selection, f"clients: {{selection: {{name: {name}}}}}")
     elif name in MODELS:
         spec = MODELS[name]
         console.print(Text(f"{spec.summary}\nRepresentation width: {spec.native_dim}"))
@@ -89,7 +95,8 @@ def show_description(name: str) -> None:
     elif name in Scenario.model_fields or name == "scenario":
         _show_section(console, name)
     else:
-        known = [*algorithm_names(), *PARTITIONS, *MODELS, *DATASETS, *METRICS, *Scenario.model_fields, *KINDS, *FILES]
+        known = [*algorithm_names(), *PARTITIONS, *SELECTIONS, *MODELS, *DATASETS, *METRICS]
+        known += [*Scenario.model_fields, *KINDS, *FILES]
         raise ScenarioError(f"describe {name}: nothing has this name{suggest(name, known)} (`raysim list` shows all)")
 
 
@@ -180,6 +187,8 @@ def _entries(kind: str) -> Iterable[tuple[str, str]]:
         return [(name, spec.summary) for name, spec in DATASETS.items()]
     if kind == "partitions":
         return [(name, declaration_of(cls).summary) for name, cls in PARTITIONS.items()]
+    if kind == "selections":
+        return [(name, declaration_of(cls).summary) for name, cls in SELECTIONS.items()]
     return list(METRICS.items())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -11,7 +11,6 @@ from raysim.core.algorithm import ClientId
 from raysim.core.messages import WireSize
 
 if TYPE_CHECKING:
-    from raysim.engine.policies.system import Timing
     from raysim.engine.spec import RunSpec
 
 T = TypeVar("T")
@@ -186,6 +185,16 @@ class CheckpointFile:
 
 SavedFiles = tuple[Sequence[CheckpointFile], CheckpointFile]
 """The files of a checkpoint: clients', server's."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """When the participants of a round finished, in virtual seconds from its beginning, and when the round ended."""
+
+    seconds: Mapping[ClientId, float]
+    late: Collection[ClientId]  # they finished after the deadline, or after enough others
+    round_s: float
+    dropped: int = 0  # how many clients of the cohort do not count: they dropped out, or were late
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import Storage
 from raysim.engine.policies.metrics import ALL_CLIENTS, compute_metrics
 from raysim.engine.policies.sampling import Participation, cohort
-from raysim.engine.policies.system import Timing, time_round
+from raysim.engine.policies.system import time_round
 from raysim.engine.progress import Progress
 from raysim.engine.recorder import Recorder
-from raysim.engine.records import RoundReport, TrainingResult, client_row
+from raysim.engine.records import RoundReport, Timing, TrainingResult, client_row
 from raysim.engine.recovery import Notify, RecoveringBackend
 from raysim.engine.spec import RunSpec
 from raysim.engine.workers.hooks import HookError

@@ -76,6 +76,8 @@ def _trace(loaded: Loaded, name: str) -> tuple[dict[str, Floats], str]:
     origin, key, path = loaded.origin, ("system", "trace"), expanded(name)
     given = loaded.scenario.system
     assert given is not None
+    if path.exists() and not path.is_file():  # a device would never end
+        raise origin.error(key, f"{name} given, which is no file; allowed: a CSV or Parquet file")
     try:
         sha = hashlib.sha256(path.read_bytes()).hexdigest()
         table = _table(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raysim.common.errors import ScenarioError
+from raysim.common.files import lock
 from raysim.common.results import LOCK
 
 
@@ -94,8 +94,8 @@ def read_summary(folder: Path | str) -> dict[str, Any]:
     try:
         value = _object(path)
         if value.get("status") == "running":
-            with contextlib.suppress(OSError), (Path(folder) / LOCK).open("rb") as lock:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # an error while the run's process holds it
+            with contextlib.suppress(OSError), (Path(folder) / LOCK).open("rb") as file:
+                lock(file.fileno(), shared=True)  # an error while the run's process holds it
                 value = _object(path)  # it may have ended between the two looks
                 if value.get("status") == "running":
                     value["status"] = "died"

@@ -102,6 +102,7 @@ NAMES = {
     "models": list(MODELS),
     "datasets": list(DATASETS),
     "partitions": list(PARTITIONS),
+    "selections": list(SELECTIONS),
     "metrics": list(METRICS),
 }
 

@@ -32,9 +32,12 @@ def make_run(
     partition: str | None = None,
     version: str = "0.1.0",
     done: int | None = None,
+    virtual_s: float | None = None,
     **changes: Any,
 ) -> Path:
     """A run of one participant per round, which sends 1 MiB and receives 2, and computes 10^9 operations.
+
+    virtual_s: of each round.
 
     accuracy: of all clients, in rounds 0, 1, ...; two clients, 0.1 below and above it.
     """
@@ -56,6 +59,8 @@ def make_run(
         "compute/flops": [0.0, *[1e9] * rounds[-1]],
         "compute/total_flops": [1.5e9 * t for t in rounds],
     }
+    if virtual_s is not None:
+        table["time/virtual_total_s"] = [None, *[virtual_s * t for t in rounds[1:]]]
     pq.write_table(pa.table(table), folder / "rounds.parquet")
     clients = [
         {"round": t, "client": k, "model": "ab"[k], "participated": t > 0, "accuracy": accuracy[t] + (0.1, -0.1)[k]}

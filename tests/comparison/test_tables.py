@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from raysim.comparison.compare import Comparison, compare
-from raysim.comparison.pictures import draw, pictures, swept
+from raysim.comparison.pictures import curves, draw, pictures, swept
 from raysim.comparison.statistics import Estimate
 from raysim.comparison.tables import cell, latex, markdown, print_table, write_tables
 from tests.comparison.runs import make_run
@@ -52,6 +52,27 @@ def test_the_terminals_table(comparison: Comparison) -> None:
     assert "+25.00" in lines[1] and lines[1].startswith("fedgh")
     assert lines[2].startswith("fd_x") and lines[2].endswith("2 (1 of 3)")
     assert "vs baseline: paired over seeds, less fd_x" in shown.getvalue()
+
+
+def test_virtual_time_where_runs_have_it(tmp_path: Path) -> None:
+    """The faster rounds reach the target later in rounds, and earlier in virtual time."""
+    make_run(tmp_path / "runs" / "a", accuracy=[0.1, 0.6, 0.7], virtual_s=9.0)
+    make_run(tmp_path / "runs" / "b", "fd_x", accuracy=[0.1, 0.4, 0.6], virtual_s=2.0)
+    make_run(tmp_path / "runs" / "c", "fd_y", accuracy=[0.1, 0.4, 0.6])
+    comparison = compare(tmp_path / "runs", targets=[0.5])
+    found = {name: comparison.measured[name] for name in ("fedgh", "fd_x", "fd_y")}
+    assert [list(of["rounds_to_0.5"].values()) for of in found.values()] == [[1.0], [2.0], [2.0]]
+    assert [list(of.get("virtual_s_to_0.5", {}).values()) for of in found.values()] == [[9.0], [4.0], []]
+    assert [list(of.get("virtual_s", {}).values()) for of in found.values()] == [[18.0], [4.0], []]
+    shown = io.StringIO()
+    print_table(comparison, shown)
+    assert "virtual s" in shown.getvalue() and "virtual s to 50%" in shown.getvalue()
+    panel = curves(comparison).axes[-1]
+    assert panel.get_xlabel() == "virtual seconds"
+    assert {line.get_label(): line.get_xdata().tolist() for line in panel.lines} == {
+        "fedgh": [0, 9, 18],
+        "fd_x": [0, 2, 4],
+    }
 
 
 def test_markdown_and_csv(comparison: Comparison, tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from raysim.common.results import ClientRow
+from raysim.engine.backend import Backend
 from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.policies.placement import ClusterResources
 from raysim.engine.progress import Progress
 from raysim.engine.run import Observers, run_round, run_rounds, sample, state_digest
 from raysim.launch.assemble import assemble
@@ -26,15 +28,16 @@ from tests.engine.test_recovery import Killable
 SYSTEM = "system={flops_per_s: [1.0e+9, 2.0e+8], up_mbit_per_s: 1, down_mbit_per_s: {name: uniform, low: 2, high: 8}}"
 
 
-def rounds_on(backend: InProcessBackend, given: Loaded, folder: Path | None = None) -> tuple[str, Any, Any]:
+def rounds_on(backend: Backend, given: Loaded, folder: Path | None = None) -> tuple[str, Any, Any]:
     """State digest, client rows without timings, and each round's values that are the same everywhere."""
-    assembly = assemble(check(given))
+    assembly = assemble(check(given), ClusterResources(8, 2))
     backend.start(assembly.spec, assembly.images)
     memory = MemoryTracker()
     checkpoints = folder and CheckpointManager(CheckpointStore(open_storage(folder)), 2, 3)
     schedule = replace(assembly.schedule, max_attempts=50)
     digest = run_rounds(backend, schedule, Progress(), Observers([memory]), checkpoints)
-    backend.close()
+    if isinstance(backend, InProcessBackend):
+        backend.close()
     rows = [replace(row, train_s=0.0, evaluate_s=0.0) for row in memory.clients]
     kept = ("accuracy/", "comm/", "compute/", "time/virtual", "engine/dropped")
     return digest, rows, [{k: v for k, v in row.items() if k.startswith(kept)} for row in memory.rounds]

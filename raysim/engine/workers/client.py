@@ -324,7 +324,7 @@ def move_to_own_memory(net: nn.Module) -> None:
         and (tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)))
     ]
     ends = list(accumulate(-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in dense))
-    if not ends or ends[-1] < LARGE:
+    if not ends or ends[-1] < LARGE or not hasattr(mmap, "MAP_PRIVATE"):  # Windows has no such memory
         return
     block = torch.frombuffer(mmap.mmap(-1, ends[-1], mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8)
     for tensor, begin in zip(dense, [0, *ends], strict=False):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from raysim.engine.policies.sampling import BySamples, Fastest, Participation, cohort, selected_size
-from raysim.engine.policies.system import LogNormal, System, Timing, Uniform, time_round
+from raysim.engine.policies.system import LogNormal, System, Uniform, time_round
+from raysim.engine.records import Timing
 
 
 def system_of(count: int, **given: Any) -> System:
@@ -65,7 +66,7 @@ def test_availability_and_dropout_are_of_each_client_and_round() -> None:
     rounds = [system.available(1, t, everyone) for t in (1, 2)]
     assert rounds[0] == system.available(1, 1, everyone) and rounds[0] != rounds[1]
     assert [len(found) for found in rounds] == pytest.approx([250, 250], abs=45)  # three standard deviations
-    assert system.available(1, 1, range(10)) == [k for k in rounds[0] if k < 10]  # whoever else is asked for
+    assert system.available(1, 1, range(10)) == [k for k in rounds[0] if k < 10]  # and of no other client's draw
     assert len(system.finishing(1, 1, everyone)) == pytest.approx(500, abs=50)
     certain = system_of(3, availability=1.0, dropout=1.0)
     assert certain.available(1, 1, [0, 2]) == [0, 2] and not certain.finishing(1, 1, [0, 2])

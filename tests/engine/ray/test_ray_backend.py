@@ -31,6 +31,8 @@ from raysim.scenario.load import Loaded
 from raysim.scenario.registry import algorithm_names
 from raysim.tracking.memory import MemoryTracker
 from tests.engine.scenarios import loaded, of_method
+from tests.engine.test_system import UNEVEN
+from tests.engine.test_system import rounds_on as rounds_in_virtual_time
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
@@ -105,6 +107,17 @@ def test_bit_identical_on_any_placement(method: str, backends: dict[str, RayBack
         assert there == [digest, rows, values], name
         moved += moves
     assert moved > 0  # else this did not show that a client may change its actor
+
+
+def test_late_and_dropped_clients_are_the_same_on_any_placement(backends: dict[str, RayBackend]) -> None:
+    given = loaded(*UNEVEN)
+    expected = rounds_in_virtual_time(InProcessBackend(), given)
+    assert sum(row.get("engine/dropped_clients", 0) for row in expected[2]) > 2
+    assert rounds_in_virtual_time(backends["three actors"], given) == expected
+    absent = loaded("system={availability: 0}", "rounds=1")
+    assert rounds_in_virtual_time(backends["three actors"], absent) == rounds_in_virtual_time(
+        InProcessBackend(), absent
+    )
 
 
 def test_the_whole_command_agrees_too(workplace: Path) -> None:
