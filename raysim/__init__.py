@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from raysim.inspection.runs import client_data, load_client, representations
     from raysim.launch.run import resume, run
     from raysim.launch.session import Result
+    from raysim.models.split import SplitNet
     from raysim.report.load import class_accuracy, read_clients, read_rounds, read_summary
     from raysim.scenario.load import Loaded, load_scenario
     from raysim.sweeps.run import sweep
@@ -32,6 +33,7 @@ __all__ = [
     "Result",
     "RunError",
     "ScenarioError",
+    "SplitNet",
     "Tracker",
     "check_algorithm",
     "class_accuracy",
@@ -57,6 +59,7 @@ _HOMES = {
     "Result": "raysim.launch.session",
     "RunError": "raysim.common.errors",
     "ScenarioError": "raysim.common.errors",
+    "SplitNet": "raysim.models.split",
     "Tracker": "raysim.common.results",
     "check_algorithm": "raysim.contract",
     "class_accuracy": "raysim.report.load",

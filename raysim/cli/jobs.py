@@ -101,6 +101,7 @@ def submit(
         raysim submit scenarios/sweeps/digits.yaml --set output=/shared/runs
         raysim submit --resume quickstart-20261121-101500-ab12 --set rounds=40
     """
+    from raysim.core.own_code import OwnCode
     from raysim.jobs.cluster import connect, find_address
     from raysim.jobs.resume import find_run
     from raysim.jobs.submit import Work, facts_of, facts_of_sweep, new_id, parse_env
@@ -117,11 +118,13 @@ def submit(
     files = [] if scenario is None else files_of(Path(scenario))
     if files and run_ is not None:
         raise click.UsageError("--resume is for a run; a sweep that is submitted again runs what is left of it.")
-    facts = {}
+    facts, own_code = {}, OwnCode()
     if scenario is not None and files:
-        facts = facts_of_sweep(Path(scenario), load_sweep(scenario, sets=sets))
+        sweep = load_sweep(scenario, sets=sets)
+        facts, own_code = facts_of_sweep(Path(scenario), sweep), OwnCode.merged(c.loaded.own_code for c in sweep.cells)
     elif scenario is not None:
-        facts = facts_of(Path(scenario), check(load_scenario(scenario, sets)))
+        checked = check(load_scenario(scenario, sets))
+        facts, own_code = facts_of(Path(scenario), checked), checked.loaded.own_code
     variables = parse_env(env)
     if job is not None:
         new_id("", job)
@@ -130,7 +133,7 @@ def submit(
         run_, known = find_run(cluster, run_)
         facts = {**known, **facts}
     job = new_id(facts.get("name") or "resume", job)
-    work = Work(None if scenario is None else Path(scenario), sets, run_, facts, code_changed, files)
+    work = Work(None if scenario is None else Path(scenario), sets, run_, facts, code_changed, files, own_code)
 
     def show(note: str) -> None:
         click.echo(f"note: {note}", err=True)

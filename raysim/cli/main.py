@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,10 @@ from raysim.cli.inspection import COMMANDS as INSPECTION_COMMANDS
 from raysim.cli.jobs import CODE_CHANGED
 from raysim.cli.jobs import COMMANDS as JOB_COMMANDS
 from raysim.cli.options import ADDRESS, SCENARIO, SETS
+from raysim.core import own_code
+
+if TYPE_CHECKING:
+    from raysim.scenario.load import Loaded
 
 QUIET = click.option("--quiet", is_flag=True, help="Show no progress, only the closing table.")
 
@@ -112,7 +116,7 @@ def resume_(run_: str, sets: tuple[str, ...], quiet: bool, code_changed: bool, a
     from raysim.launch.run import resume
 
     folder = find_run(run_)
-    loaded = run_scenario(folder, sets)
+    loaded = run_scenario(folder, sets, code_changed=code_changed)
     _close(resume(folder, loaded, quiet=quiet, code_changed=code_changed).summary, loaded.scenario.tracking.uri)
 
 
@@ -149,17 +153,46 @@ def verify(scenario: str, sets: tuple[str, ...], actors: str, kill: bool) -> Non
 def validate(scenario: str, sets: tuple[str, ...]) -> None:
     """Check a scenario without running it, and print it with every default filled in.
 
-    Nothing is read but the scenario: data files and free memory are looked at by `launch`.
+    Nothing is read but the scenario: data files and free memory are looked at by `launch`. Code of your own that the
+    scenario names is not run, but told.
     """
     from raysim.launch.check import check
     from raysim.scenario.load import load_scenario
 
-    loaded = load_scenario(scenario, sets)
-    checked = check(loaded)
-    click.echo(checked.loaded.resolved_yaml(), nl=False)
-    for warning in checked.warnings:
+    own_code.LISTENERS[:] = [_refuse_to_run]
+    loaded: Loaded | None = None
+    warnings: Sequence[str] = ()
+    verdict = "valid"
+    try:
+        loaded = load_scenario(scenario, sets)
+        checked = check(loaded)
+        loaded, warnings = checked.loaded, checked.warnings
+    except _WouldRunError as error:
+        verdict = f"not checked further, as that runs {error}; `raysim launch {scenario} --dry-run` does"
+    if loaded is not None:
+        click.echo(loaded.resolved_yaml(), nl=False)
+        if loaded.own_code.files:
+            click.echo(f"note: it runs code from {', '.join(loaded.own_code.paths)}", err=True)
+    for warning in warnings:
         click.echo(f"note: {warning}", err=True)
-    click.echo(f"{scenario}: valid", err=True)
+    click.echo(f"{scenario}: {verdict}", err=True)
+
+
+class _WouldRunError(Exception):
+    """Files of a user's own that a command does not run."""
+
+
+def _refuse_to_run(places: Sequence[str]) -> None:
+    raise _WouldRunError(", ".join(places))
+
+
+_announced: set[str] = set()
+
+
+def _announce(places: Sequence[str]) -> None:
+    if new := [place for place in places if place not in _announced]:
+        _announced.update(new)
+        click.echo(f"raysim: running code from {', '.join(new)}", err=True)
 
 
 @cli.command("list")
@@ -186,7 +219,11 @@ def describe(name: str) -> None:
     """
     from raysim.cli.show import show_description
 
-    show_description(name)
+    own_code.LISTENERS[:] = [_refuse_to_run]
+    try:
+        show_description(name)
+    except _WouldRunError as error:
+        raise click.ClickException(f"describe {name}: what it declares can be told by running {error} alone") from None
 
 
 @cli.command()
@@ -267,6 +304,8 @@ def _ui_line(uri: str | None) -> str:
 
 def main(args: Sequence[str] | None = None) -> Any:
     """Run the command; what a user can mend is one sentence and an exit code, never a traceback."""
+    _announced.clear()
+    own_code.LISTENERS[:] = [_announce]
     try:
         cli.main(args=None if args is None else list(args), prog_name="raysim", standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):

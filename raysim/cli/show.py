@@ -15,7 +15,9 @@ from rich.text import Text
 
 from raysim.common.errors import ScenarioError
 from raysim.common.results import METRICS, ClientRow
+from raysim.common.text import expanded
 from raysim.core.fields import field_docs, in_words
+from raysim.core.own_code import OwnCode, Reference, named
 from raysim.data.partition import PARTITIONS
 from raysim.data.specs import DATASETS
 from raysim.engine.policies.sampling import SELECTIONS
@@ -53,15 +55,8 @@ def show_list(what: str) -> None:
 def show_description(name: str) -> None:
     """Everything there is to say of one name. Raises `ScenarioError` when nothing has it."""
     console = Console()
-    if name in algorithm_names():
-        method = declared(name)
-        console.print(Text(method.file_doc or method.doc, overflow="fold"))
-        console.print(Text(f"\nPaper: {method.paper}"))
-        console.print(Text(f"File:  algorithms/{name}.py\n"))
-        _show_fields(console, method, f"algorithm: {{name: {name}}}")
-        for profile, preset in method.profiles.items():
-            values = ", ".join(f"{field}: {_plain(value)}" for field, value in preset.items())
-            console.print(Text(f"profile: {profile}  ({values})"))
+    if name in algorithm_names() or Reference.of(name) is not None:
+        _show_algorithm(console, name)
         if name not in PARTITIONS:
             return
         console.print(Text(f"\nThe partition {name}:"))
@@ -98,6 +93,20 @@ def show_description(name: str) -> None:
         known = [*algorithm_names(), *PARTITIONS, *SELECTIONS, *MODELS, *DATASETS, *METRICS]
         known += [*Scenario.model_fields, *KINDS, *FILES]
         raise ScenarioError(f"describe {name}: nothing has this name{suggest(name, known)} (`raysim list` shows all)")
+
+
+def _show_algorithm(console: Console, name: str) -> None:
+    reference = named("algorithms", name)
+    own_code = OwnCode.of([expanded(reference.place)] if reference is not None and reference.is_file else [])
+    method = declared(name if reference is None else reference.name, own_code)
+    file = f"algorithms/{name}.py" if reference is None else ", ".join(own_code.paths) or reference.name
+    console.print(Text(method.file_doc or method.doc, overflow="fold"))
+    console.print(Text(f"\nPaper: {method.paper}"))
+    console.print(Text(f"File:  {file}\n"))
+    _show_fields(console, method, f"algorithm: {{name: {name}}}")
+    for profile, preset in method.profiles.items():
+        values = ", ".join(f"{field}: {_plain(value)}" for field, value in preset.items())
+        console.print(Text(f"profile: {profile}  ({values})"))
 
 
 def show_preview(found: Preview, loaded: Loaded) -> None:

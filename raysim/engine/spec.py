@@ -16,6 +16,7 @@ from raysim.common.shards import Shards
 from raysim.core.algorithm import AnyAlgorithm, ClientId, Task, only_pixels
 from raysim.core.data import Transform
 from raysim.core.fit import LocalTraining
+from raysim.core.own_code import OwnCode
 from raysim.core.seeds import global_seed
 
 
@@ -47,6 +48,10 @@ class RunSpec:
     image_shape_HWC: tuple[int, int, int] = (1, 1, 1)
     encoder: Callable[[str], Any] = only_pixels  # as in Task; picklable
     weights_seed: int | None = None  # of initial weights; None: the run's
+    own_code: OwnCode = OwnCode()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"own_code": self.own_code, **vars(self)}  # first: what follows may need its modules
 
     @property
     def num_clients(self) -> int:

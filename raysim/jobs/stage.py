@@ -10,12 +10,14 @@ from importlib import metadata
 from pathlib import Path
 
 from raysim.common.errors import ScenarioError
+from raysim.core.own_code import OwnCode
 from raysim.launch.code import SHIPPED, checkout
+from raysim.scenario.load import CODE
 
 PACKAGES = ("raysim", "raysim.algorithms")
 
 
-def stage(files: Sequence[Path], folder: Path) -> str | None:
+def stage(files: Sequence[Path], folder: Path, own_code: OwnCode | None = None) -> str | None:
     """Fill `folder` with the code and these files, as they lie to each other; returns the first one's name in it.
 
     The packages are those that this process imports, so the job runs the code that was checked: a checkout, an
@@ -33,6 +35,8 @@ def stage(files: Sequence[Path], folder: Path) -> str | None:
         for file, shipped in zip(files, names, strict=True):
             (folder / shipped).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, folder / shipped)
+        if own_code:
+            own_code.write(folder / CODE)
     except OSError as error:  # of several files: shutil's, a list
         raise ScenarioError(f"{error.filename or 'the code'}: cannot be shipped: {error.strerror or error}") from None
     return names[0] if names else None

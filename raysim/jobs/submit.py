@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raysim.common.errors import RunError, ScenarioError
+from raysim.core.own_code import OwnCode
 from raysim.jobs.cluster import KIND, Cluster, NoAnswerError, NotReadyError
 from raysim.jobs.stage import stage
 from raysim.jobs.versions import VARIABLE, Versions, ray_incompatibility, release
@@ -95,6 +96,7 @@ class Work:
     facts: Mapping[str, str] = field(default_factory=dict)  # metadata for the list of jobs
     code_changed: bool = False  # resume although the code differs
     sweep: Sequence[Path] = ()  # the scenario is a sweep file, which needs these files, itself among them
+    own_code: OwnCode = OwnCode()  # the user's own files that it names
 
 
 def facts_of(scenario: Path, checked: Checked) -> dict[str, str]:
@@ -133,7 +135,7 @@ def submit(
         raise ScenarioError(f"--id: {job} is taken by another job at {shown(cluster.address)}; choose another")
     variables, notes = environment(env, cluster.address)
     with tempfile.TemporaryDirectory(prefix="raysim-submit-") as folder:
-        name = stage(work.sweep or [file for file in (work.scenario,) if file is not None], Path(folder))
+        name = stage(work.sweep or [file for file in (work.scenario,) if file is not None], Path(folder), work.own_code)
         _submit_when_ready(
             cluster,
             notify,

@@ -79,6 +79,7 @@ class Assembly:
             labels=data.label_M,
             image_shape_HWC=tuple(data.image_MHWC.shape[1:]),
             encoder=checked.task.encoder,
+            own_code=checked.loaded.own_code,
         )
 
     @property
@@ -167,6 +168,7 @@ def check_local(checked: Checked) -> None:
     except UnicodeEncodeError:
         here = os.fsencode(Path.cwd()).decode(errors="replace")
         raise ScenarioError(f"the current folder {here} has a name that is not UTF-8; allowed: one that is") from None
+    _ = checked.loaded.algorithm  # raises: a user's own file may not be importable
     has = psutil.virtual_memory().total
     with torch.device("meta"):  # shapes without memory
         size = {name: sum(p.nbytes for p in checked.build(name).parameters()) for name in checked.task.architectures}

@@ -11,6 +11,7 @@ import numpy as np
 
 from raysim.common.errors import ScenarioError
 from raysim.common.text import expanded, holds_secret
+from raysim.core.own_code import named, where
 from raysim.data.partition import PARTITIONS, check_partition, default_split
 from raysim.data.specs import DATASETS, DatasetSpec
 from raysim.engine.checkpoint.storage import is_process_memory
@@ -230,7 +231,7 @@ def _check_models(loaded: Loaded, dataset: DatasetSpec) -> int:
     fitting = [name for name in MODELS if incompatibility(name, dataset.image_shape) is None]
     for i, name in enumerate(clients.models):
         key = ("clients", "models", str(i))
-        if name not in MODELS:
+        if name not in MODELS and named("models", name) is None:
             raise origin.error(
                 key, f"unknown model {name!r}{suggest(name, MODELS)} (those that fit: {', '.join(fitting)})"
             )
@@ -242,12 +243,33 @@ def _check_models(loaded: Loaded, dataset: DatasetSpec) -> int:
                 f"{reason}, but {dataset.name} has {shape} images; allowed: {', '.join(fitting)}",
                 cause=("data", "name"),
             )
-    if clients.feature_dim != "auto":
-        return clients.feature_dim
     try:
-        return common_feature_dim(clients.models)
+        auto = clients.feature_dim == "auto"
+        feature_dim = common_feature_dim(clients.models) if auto else int(clients.feature_dim)
+        for name in dict.fromkeys(clients.models):
+            if name not in MODELS:
+                loaded.own_code.activate()
+                _try_model(name, dataset, feature_dim)
     except ScenarioError as error:
         raise origin.error(("clients", "models"), error.reason) from None
+    return feature_dim
+
+
+def _try_model(name: str, dataset: DatasetSpec, feature_dim: int) -> None:
+    """See that a model of the user's own can be built and has the shapes that all have. Raises `ScenarioError`."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        net = _builder(dataset, feature_dim)(name).eval()
+        x_BCHW = torch.zeros(2, *dataset.image_shape)
+        try:
+            rep_BD = net.features(x_BCHW)
+            shapes = {"representation": tuple(rep_BD.shape), "logits": tuple(net.header(rep_BD).shape)}
+        except Exception as error:
+            raise ScenarioError(f"{name}: fails on two samples of {dataset.image_shape}: {where(error)}") from error
+    for (what, shape), width in zip(shapes.items(), (feature_dim, dataset.num_classes), strict=True):
+        if shape != (2, width):
+            raise ScenarioError(f"{name}: the {what} of two samples has the shape {shape}; allowed: {(2, width)}")
 
 
 def _requests(loaded: Loaded) -> tuple[ResourceRequest, ...]:

@@ -19,6 +19,7 @@ from raysim.common.errors import ScenarioError
 from raysim.common.text import one_line
 from raysim.core.algorithm import AnyAlgorithm
 from raysim.core.imports import imports_of
+from raysim.core.own_code import OwnCode
 
 RAYSIM = "raysim/{common,core,data,engine,models}"
 """The name, among the files, of those parts of raysim that compute: a new progress bar changes no number."""
@@ -35,13 +36,15 @@ class Code:
     dirty: bool | None = None  # whether raysim or the algorithms differ from that commit
 
     @classmethod
-    def of(cls, algorithm: AnyAlgorithm) -> Code:
-        """Of a method as its files are now.
+    def of(cls, algorithm: AnyAlgorithm, own_code: OwnCode | None = None) -> Code:
+        """Of a method as its files are now, and of the user's own files that the scenario names.
 
         Raises `ScenarioError` when they cannot be read, or are not what this process imported when it first ran them.
         """
         module = type(algorithm).__module__
-        digests = {}
+        digests = dict(own_code.digests) if own_code else {}
+        if own_code and own_code.module(module):
+            return cls({**digests, RAYSIM: _of_raysim()}, *checkout())
         try:
             for name, file in own_modules(module).items():
                 place = name.removeprefix("raysim.").replace(".", "/")

@@ -16,14 +16,15 @@ from pydantic import TypeAdapter, ValidationError
 from raysim.common.errors import ScenarioError
 from raysim.common.results import Scalar, written
 from raysim.common.text import expanded, is_name, redacted
+from raysim.core.own_code import OwnCode
 from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
-from raysim.launch.code import UNKNOWN, Code
-from raysim.scenario.load import Loaded, load_scenario
+from raysim.launch.code import RAYSIM, UNKNOWN, Code
+from raysim.scenario.load import CODE, Loaded, load_scenario
 from raysim.scenario.schema import FREE, Scenario, decides
 
 _RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
 
-_FOLDERS = ("logs", "plots", "checkpoints")
+_FOLDERS = ("logs", "plots", "checkpoints", CODE)
 _FILES = (
     "run.json", "scenario.yaml", "resolved.yaml", "summary.json", "rounds.parquet", "clients.parquet", "clients.arrows",
     "partition.parquet", "plots/partition.png", "plots/accuracy.png", "logs/.lock", "logs/error.txt",
@@ -137,13 +138,25 @@ def find_run(text: str, output: Path = Path("runs")) -> Path:
     raise ScenarioError(f"{text} given, but there is no such run folder, and no such run below {output}{latest}")
 
 
-def run_scenario(folder: Path, sets: Sequence[str] = ()) -> Loaded:
-    """The scenario of an existing run, with `--set` overrides. Raises `ScenarioError`."""
+def run_scenario(folder: Path, sets: Sequence[str] = (), *, code_changed: bool = False) -> Loaded:
+    """The scenario of an existing run, with `--set` overrides.
+
+    Raises `ScenarioError`, before any of it runs, when the user's own code in the folder is not what the run noted,
+    unless `code_changed`.
+    """
     if not folder.is_dir():
         raise ScenarioError(f"{folder} given, but there is no such run folder")
     refuse_strange_files(folder)
-    Identity.of(folder)
-    return load_scenario(folder / "resolved.yaml", sets)
+    identity = Identity.of(folder)
+
+    def trust(code: OwnCode) -> None:
+        noted = Code({RAYSIM: "", **identity.code.files})
+        if not code_changed:
+            replace(identity, code=noted).refuse_other_code(
+                folder, replace(noted, files={**noted.files, **code.digests})
+            )
+
+    return load_scenario(folder / "resolved.yaml", sets, trust=trust)
 
 
 def refuse_strange_files(folder: Path) -> None:
@@ -177,9 +190,9 @@ def refuse_incompatible(folder: Path, checkpoint: Checkpoint, scenario: Scenario
         )
 
 
-def refuse_differences(folder: Path, loaded: Loaded) -> None:
+def refuse_differences(folder: Path, loaded: Loaded, code_changed: bool = False) -> None:
     """Raises `ScenarioError`, naming the keys, when the scenario would not give the same result as the run's own."""
-    before = run_scenario(folder)
+    before = run_scenario(folder, code_changed=code_changed)
     had, has = before.flat(), loaded.flat()
     differing = [
         key for key in dict.fromkeys([*had, *has]) if had.get(key) != has.get(key) and not _free(key, before, loaded)

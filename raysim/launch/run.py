@@ -77,7 +77,7 @@ def run(
         assembly.data.digest,
         assembly.partition.digest,
         versions(),
-        Code.of(given.algorithm),
+        Code.of(given.algorithm, given.own_code),
         overrides=given.overrides,
     )
     run_folder = RunFolder.create(scenario.output_folder, scenario.name, run_id)
@@ -104,10 +104,10 @@ def resume(
     """
     path = expanded(folder).absolute()
     if loaded is None:
-        loaded = run_scenario(path, sets)
+        loaded = run_scenario(path, sets, code_changed=code_changed)
     checked = check(loaded)
     check_local(checked)
-    refuse_differences(path, checked.loaded)
+    refuse_differences(path, checked.loaded, code_changed)
     try:
         summary = read_summary(path)
     except ScenarioError:  # the run was killed before it began, or the file is damaged, which costs nothing else
@@ -122,7 +122,7 @@ def resume(
             read_rounds(path)
             closing = True
     identity = Identity.of(path)
-    code = Code.of(loaded.algorithm)
+    code = Code.of(loaded.algorithm, loaded.own_code)
     if not code_changed and not closing:
         identity.refuse_other_code(path, code)
     if loaded.scenario.tracking.uri is None and not os.environ.get(VARIABLE):

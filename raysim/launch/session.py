@@ -32,6 +32,7 @@ from raysim.launch.signals import interruptible, sigterm_kept
 from raysim.report.load import read_clients, read_rounds
 from raysim.report.plots import plot_accuracy
 from raysim.report.progress import Display
+from raysim.scenario.load import CODE
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.mlflow import MlflowTracker
 
@@ -193,7 +194,10 @@ class Session:
             self.folder.write_text("scenario.yaml", self.assembly.checked.loaded.text)
             table = self.assembly.partition.table(self.assembly.data.label_M)
             pq.write_table(table, self.card.folder / "partition.parquet")
-        self.folder.write_text("resolved.yaml", self.assembly.checked.loaded.resolved_yaml())
+        loaded = self.assembly.checked.loaded
+        self.folder.write_text("resolved.yaml", loaded.resolved_yaml())
+        for name, source in loaded.own_code.files.items():
+            self.folder.write(f"{CODE}/{name}", source.text)
         self.folder.write_text("run.json", self.identity.json())
         for tracker in self.trackers:
             tracker.open(self.card)

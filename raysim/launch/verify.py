@@ -97,7 +97,7 @@ def _traced(loaded: Loaded, variation: Variation, most: int, cleanup: contextlib
     sets = ["backend=in_process"]
     if variation.actors is not None:
         sets = ["backend=ray", f"resources.actors={variation.actors}"]
-    checked = check(load_scenario(loaded.resolved, sets))
+    checked = check(load_scenario(loaded.resolved, sets, folders=loaded.own_code.folders))
     machine = None if variation.actors is None else _start_ray(checked, most, cleanup)
     assembly = assemble(checked, machine)
     spec, schedule = assembly.spec, assembly.schedule

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from raysim.common.errors import ScenarioError
+from raysim.core.own_code import Reference, named, where
 
 if TYPE_CHECKING:
     from raysim.models.cnn import ImageShape
@@ -144,6 +145,8 @@ def incompatibility(name: str, image_shape: ImageShape) -> str | None:
 
     Raises ScenarioError (a ValueError) for an unknown name.
     """
+    if name not in MODELS and named("models", name) is not None:
+        return None  # building it will tell
     spec = _spec(name)
     channels, height, width = image_shape
     if spec.image_shape is not None:
@@ -190,9 +193,25 @@ def common_feature_dim(names: Iterable[str]) -> int:
 def _spec(name: str) -> ModelSpec:
     if name in MODELS:
         return MODELS[name]
+    if (reference := named("models", name)) is not None:
+        return ModelSpec(name, "a model of the user's own", None, partial(_own, reference))
     near = get_close_matches(name, MODELS, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else "`raysim list models` names all of them"
     raise ScenarioError(f"unknown model {name!r}: {hint}")
+
+
+def _own(reference: Reference, num_classes: int, image_shape: ImageShape, feature_dim: int) -> SplitNet:
+    """What the user's class or function makes. Raises `ScenarioError` when it fails, or makes something else."""
+    from raysim.models.split import SplitNet
+
+    make = reference.get()
+    try:
+        net = make(num_classes, image_shape, feature_dim)
+    except Exception as error:
+        raise ScenarioError(f"{reference.name}: cannot be built: {where(error)}") from error
+    if not isinstance(net, SplitNet):
+        raise ScenarioError(f"{reference.name}: makes a {type(net).__name__}; allowed: a raysim.SplitNet")
+    return net
 
 
 def _sizes(image_shape: ImageShape) -> str:

@@ -3,6 +3,7 @@
 Importing an algorithm imports torch, which takes seconds; `raysim list` should not. An algorithm's file is read instead
 if it was imported before: with the same text, the same `raysim.core` and the same versions of what it may import, and
 said the same then. That is remembered in the cache folder. Any other file is imported, and all errors come from there.
+A user's own file is read wherever it can be, as reading it runs none of it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from raysim.common.folders import cache_root
 from raysim.core import fields as field_types
 from raysim.core.fields import FieldInfo, docs_in, settings_fields
 from raysim.core.imports import LIBRARIES, imports_of, is_allowed
+from raysim.core.own_code import OwnCode, Reference
 from raysim.scenario.registry import algorithm_class, algorithm_file
 
 _NAMES = {**vars(collections.abc), **vars(typing), **vars(field_types)}
@@ -56,8 +58,17 @@ _FACTS = ("paper", "profiles", "scheduled", "one_architecture")
 _CHECKS = ("check", "__post_init__")
 
 
-def declared(name: str) -> Declaration:
-    """What the algorithm of this name declares. Raises `ScenarioError` as `algorithm_class` does."""
+def declared(name: str, own_code: OwnCode | None = None) -> Declaration:
+    """What the algorithm of this name declares. own_code: where to find it, if it is a user's own.
+
+    Raises `ScenarioError` as `algorithm_class` does.
+    """
+    reference = Reference.of(name)
+    if own_code is not None and reference is not None and reference.is_file:
+        found = read(own_code.files[reference.place].text, reference.attribute)
+        if found is None:
+            own_code.activate()
+        return found or declaration_of(algorithm_class(name))
     file, source = algorithm_file(name), None
     if file is not None and f"raysim.algorithms.{name}" not in sys.modules:
         with suppress(OSError):
@@ -87,12 +98,17 @@ def _read_once(name: str, source: bytes) -> Declaration | None:
         known = _note(name).read_text() == _key(source)
     except (OSError, RuntimeError, UnicodeDecodeError):  # RuntimeError: there is no home folder
         return None
-    return read(source) if known else None
+    return read(source) if known and _is_covered(source) else None
 
 
 def _imported(name: str, source: bytes | None) -> Declaration:
     found = declaration_of(algorithm_class(name))
-    if source is not None and (literal := read(source)) is not None and vars(literal) == vars(found):
+    if (
+        source is not None
+        and _is_covered(source)
+        and (literal := read(source)) is not None
+        and vars(literal) == vars(found)
+    ):
         with suppress(OSError, RuntimeError):  # then the next time is as slow as this one
             _note(name).parent.mkdir(parents=True, exist_ok=True)
             _note(name).write_text(_key(source))
@@ -120,21 +136,41 @@ def _surroundings() -> bytes:
     return sha.digest()
 
 
-def read(source: bytes) -> Declaration | None:
-    """What the one algorithm in a file declares; None where that is not written out in plain literals."""
+def _is_covered(source: bytes) -> bool:
+    """Whether a file can be parsed and imports nothing but what `_key` covers."""
+    with suppress(SyntaxError, ValueError):
+        return all(is_allowed(found.module) for found in imports_of(ast.parse(source)))
+    return False
+
+
+_PLAIN = (ast.Name, ast.Subscript, ast.Tuple, ast.List, ast.Constant, ast.BinOp, ast.Call, ast.keyword, ast.UnaryOp)
+_PARTS = (ast.expr_context, ast.operator, ast.unaryop)
+_BUILT_IN = {one.__name__: one for one in (int, float, str, bool, dict, list, tuple)}
+
+
+def _hint(annotation: ast.expr) -> Any:
+    """The type that an annotation names. Raises `ValueError` unless it is made of plain names and literals."""
+    if not all(isinstance(node, (*_PLAIN, *_PARTS)) for node in ast.walk(annotation)):  # it may be a stranger's
+        raise ValueError(ast.unparse(annotation))
+    code = compile(ast.Expression(annotation), "annotation", "eval")
+    return eval(code, {**_NAMES, **_BUILT_IN, "__builtins__": {}})
+
+
+def read(source: bytes, name: str = "") -> Declaration | None:
+    """What the one algorithm in a file (of this name) declares, without running it; None where that is not written
+    out in plain literals.
+    """
     try:
         tree = ast.parse(source)
-        if not all(is_allowed(found.module) for found in imports_of(tree)):  # `_key` covers those alone
-            return None
-        classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-        (cls,) = [node for node in classes if "Algorithm" in map(_base, node.bases)]
+        classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and name in ("", node.name)]
+        (cls,) = [node for node in classes if {"Algorithm", "raysim.Algorithm"} & {*map(_base, node.bases)}]
         docs, fields = docs_in(cls), []
         facts: dict[str, Any] = {}
         for node in cls.body:
             if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
                 continue
             name, default = node.target.id, MISSING if node.value is None else ast.literal_eval(node.value)
-            hint = eval(compile(ast.Expression(node.annotation), "annotation", "eval"), dict(_NAMES))
+            hint = _hint(node.annotation)
             if get_origin(hint) is ClassVar:
                 facts[name] = default
             else:

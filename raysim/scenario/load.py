@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, PydanticUserError, ValidationError
 
 from raysim.common.errors import ScenarioError
 from raysim.common.results import Scalar
-from raysim.common.text import holds_secret, redacted
+from raysim.common.text import expanded, holds_secret, redacted
 from raysim.core.fields import number_text
+from raysim.core.own_code import OwnCode, Reference
 from raysim.scenario.declared import Declaration, declaration_of, declared
 from raysim.scenario.registry import algorithm_class, suggest
 from raysim.scenario.schema import NAME_FORM, Scenario, settings_model
@@ -105,6 +106,10 @@ class Loaded:
     resolved: Mapping[str, Any]  # every key with its value, defaults filled in
     overrides: Mapping[str, Scalar]  # of `flat`, what `--set` gave
     own: AnyAlgorithm | None = None  # see with_algorithm
+    own_code: OwnCode = OwnCode()  # the user's own files that it names
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"own_code": self.own_code, **vars(self)}  # first: what follows may need its modules
 
     @cached_property
     def algorithm(self) -> AnyAlgorithm:
@@ -114,6 +119,7 @@ class Loaded:
         """
         if self.own is not None:
             return self.own
+        self.own_code.activate()
         cls = algorithm_class(self.resolved["algorithm"]["name"])
         try:
             return cls(**self.settings)
@@ -133,36 +139,58 @@ class Loaded:
         return dict(flatten(self.resolved))
 
 
-def load_scenario(source: str | Path | Mapping[str, Any], sets: Sequence[str] = ()) -> Loaded:
+CODE = "code"
+"""The folder, beside the scenario of a run or a job, of the user's own files that it names."""
+
+
+def load_scenario(
+    source: str | Path | Mapping[str, Any],
+    sets: Sequence[str] = (),
+    *,
+    folders: Sequence[Path] = (),
+    trust: Callable[[OwnCode], object] = lambda code: None,
+) -> Loaded:
     """Read and validate a scenario.
 
     source: a YAML file, or the same content as a mapping. sets: overrides such as "training.lr=0.1"; values are YAML.
+    folders: where to look for the user's own files, besides the scenario's folder and the current one. trust: raises
+    when they must not run; it is asked before they may.
     Raises `ScenarioError`, one sentence naming the file or override, the key, what was given and what is allowed.
     """
     if isinstance(sets, str):
         raise ScenarioError(f"sets: {sets!r} given; allowed: a list of overrides, for example [{sets!r}]")
     if isinstance(source, Mapping):
-        file, text = "scenario", _written(source)
+        file, text, places = "scenario", _written(source), [Path()]
     elif not isinstance(source, str | Path):
         raise ScenarioError(f"scenario: a {type(source).__name__} given; allowed: a YAML file, or its keys and values")
     else:
         file = str(source)
         text = read_text(Path(source))
+        places = [Path(source).parent, Path()]
     raw = parse(text, file)
     overrides = [_parse_set(" ".join(item.split())) for item in sets]
     overrides.sort(key=lambda override: _rank(override.path))
     origin = Origin(file, text, {override.path: override.text for override in overrides})
     for override in overrides:
         _apply(raw, override.path, override.value, origin)
+    own_code = _own_code(raw, origin, [*folders, *places])
+    trust(own_code)
     scenario = _validate(Scenario, raw, origin, ())
     algorithm, fields = _named(scenario.algorithm, ("algorithm",), origin)
     try:
-        declaration = declared(algorithm)
+        declaration = declared(algorithm, own_code)
     except ScenarioError as error:
         raise ScenarioError(f"{origin.of(('algorithm', 'name'))}: {error}") from None
     profile = fields.pop("profile", PAPER)
     given = _preset(declaration, profile, origin) | fields
-    settings = _validate(settings_model(declaration), given, origin, ("algorithm",))
+    try:
+        model = settings_model(declaration)
+    except PydanticUserError as error:
+        why = str(error).splitlines()[0]
+        raise origin.error(
+            ("algorithm", "name"), f"{algorithm}: a field has a type that no scenario can give ({why})"
+        ) from None
+    settings = _validate(model, given, origin, ("algorithm",))
     resolved = scenario.model_dump(mode="json")
     chosen = {"profile": profile} if declaration.profiles else {}
     resolved["algorithm"] = {"name": algorithm, **chosen, **settings.model_dump(mode="json")}
@@ -170,7 +198,9 @@ def load_scenario(source: str | Path | Mapping[str, Any], sets: Sequence[str] = 
     keys = (key for one in overrides for key, _ in flatten(one.value, ".".join(one.path)))
     # A key that is not there any more was of a method whose name another override replaced.
     overridden = {key: flat[key] for key in keys if key in flat}
-    loaded = Loaded(scenario, declaration, settings.model_dump(), origin, redacted(text), resolved, overridden)
+    loaded = Loaded(
+        scenario, declaration, settings.model_dump(), origin, redacted(text), resolved, overridden, own_code=own_code
+    )
     if declaration.checks:
         _ = loaded.algorithm  # raises
     return loaded
@@ -183,6 +213,38 @@ def _written(source: Mapping[str, Any]) -> str:
         raise ScenarioError(
             f"scenario: {short(repr(error.args[-1]))} given; allowed: text, numbers, true, false, null, lists, mappings"
         ) from None
+
+
+def _own_code(raw: dict[str, Any], origin: Origin, folders: Sequence[Path]) -> OwnCode:
+    """The user's own files that a scenario names, which it then names as a run does, wherever they lie."""
+    paths: dict[Path, Key] = {}
+    for holder, at, key in list(_names(raw, ())):
+        reference = Reference.of(holder[at]) if isinstance(holder[at], str) else None
+        if reference is None or not reference.is_file:
+            continue
+        place = expanded(reference.place)
+        places = [path for folder in folders for path in (folder / place, folder / CODE / place.name)]
+        path = next((place for place in places if place.is_file()), None)
+        if path is None:
+            looked = ", ".join(dict.fromkeys(str(folder.absolute()) for folder in folders))
+            raise origin.error(key, f"{holder[at]} given, but there is no such file in {looked}")
+        paths.setdefault(path.resolve(), key)
+        holder[at] = reference.name
+    try:
+        return OwnCode.of(paths)
+    except ScenarioError as error:
+        raise origin.error(next(iter(paths.values())), error.reason) from None
+
+
+def _names(value: Any, key: Key) -> Iterator[tuple[Any, Any, Key]]:
+    """(container, key or index in it, dotted key) of whatever may name a user's own code."""
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for at, inner in entries:
+        path = (*key, str(at))
+        if (at == "name" and key) or key[-1:] == ("models",):
+            yield value, at, path
+        else:
+            yield from _names(inner, path)
 
 
 def _preset(declaration: Declaration, profile: Any, origin: Origin) -> dict[str, Any]:

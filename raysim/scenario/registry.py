@@ -1,4 +1,8 @@
-"""From a name in a scenario to the class it means: `fedgh` is the one Algorithm in algorithms/fedgh.py."""
+"""From a name in a scenario to the class it means.
+
+`fedgh` is the one Algorithm in algorithms/fedgh.py, `./mine.py` that of a user's file, and installed packages add names
+with the entry point `raysim.algorithms`.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,14 @@ import difflib
 import importlib
 import inspect
 import pkgutil
-import traceback
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from raysim.common.errors import ScenarioError
+from raysim.core.own_code import installed, named, where
 
 if TYPE_CHECKING:
     from raysim.core.algorithm import AnyAlgorithm
@@ -43,55 +48,64 @@ def suggest(given: str, names: Iterable[str]) -> str:
 
 
 def algorithm_names() -> list[str]:
-    """Every file in `algorithms/`, in alphabetical order."""
+    """Every file in `algorithms/` and every entry point, in alphabetical order."""
+    return sorted({*_built_in(), *installed("algorithms")})
+
+
+def _built_in() -> set[str]:
     package = importlib.import_module("raysim.algorithms")
-    return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
+    return {m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_")}
 
 
 def algorithm_file(name: str) -> Path | None:
     """The file of an algorithm, which need not be one that can be imported; None where there is none."""
-    spec = find_spec(f"raysim.algorithms.{name}") if name in algorithm_names() else None
+    spec = find_spec(f"raysim.algorithms.{name}") if name in _built_in() else None
     return Path(spec.origin) if spec and spec.origin else None
 
 
 def algorithm_class(name: str) -> type[AnyAlgorithm]:
-    """The algorithm of a file.
+    """The algorithm of a name; one of a user's own file only once that can be imported, see `OwnCode.activate`.
 
-    Raises `ScenarioError` when there is no such file, it cannot be imported, holds not exactly one whole algorithm, or
-    one in which a hook or a field is none.
+    Raises `ScenarioError` when nothing has the name, its file cannot be imported, holds not exactly one whole algorithm
+    of that name, or one in which a hook or a field is none.
     """
-    names = algorithm_names()
-    if name not in names:
+    if name in _built_in():
+        place, attribute = f"algorithms/{name}.py", ""
+        try:
+            module = importlib.import_module(f"raysim.algorithms.{name}")
+        except Exception as error:
+            raise ScenarioError(f"{place}: cannot be imported: {where(error)}") from error
+    elif (reference := named("algorithms", name)) is not None:
+        place, attribute = reference.place, reference.attribute
+        module = reference.load()
+    else:
+        names = algorithm_names()
+        beside = f" or ./{name}.py for a file" if name.isidentifier() else ""
         raise ScenarioError(
-            f"algorithm.name: unknown algorithm {name!r}{suggest(name, names)} (there are: {', '.join(names)})"
+            f"algorithm.name: unknown algorithm {name!r}{suggest(name, names)} (there are: {', '.join(names)}{beside})"
         )
+    return _only_algorithm(module, place, attribute)
+
+
+def _only_algorithm(module: ModuleType, place: str, attribute: str) -> type[AnyAlgorithm]:
     from raysim.core.algorithm import Algorithm  # here: it imports torch
     from raysim.core.definition import first_slip
 
-    try:
-        module = importlib.import_module(f"raysim.algorithms.{name}")
-    except Exception as error:
-        raise ScenarioError(f"algorithms/{name}.py: cannot be imported: {_where(error)}") from error
     found = [
         member
-        for _, member in inspect.getmembers(module, inspect.isclass)
-        if issubclass(member, Algorithm) and member.__module__ == module.__name__
+        for name, member in inspect.getmembers(module, inspect.isclass)
+        if issubclass(member, Algorithm)
+        and (name == attribute or (not attribute and member.__module__ == module.__name__))
     ]
     if len(found) != 1:
-        raise ScenarioError(f"algorithms/{name}.py: holds {len(found)} Algorithm classes; it must hold exactly one")
+        called = f" called {attribute}" if attribute else ""
+        allowed = "one" if attribute else f"exactly one, or {place}:Name"
+        raise ScenarioError(f"{place}: holds {len(found)} Algorithm classes{called}; it must hold {allowed}")
     (cls,) = found
     slip = first_slip(cls)
     if missing := sorted(cls.__abstractmethods__):
         why = f": {slip}" if slip else ""
-        raise ScenarioError(f"algorithms/{name}.py: {cls.__name__} lacks {', '.join(missing)}{why}")
+        raise ScenarioError(f"{place}: {cls.__name__} lacks {', '.join(missing)}{why}")
     if slip:
-        raise ScenarioError(f"algorithms/{name}.py: {cls.__name__}: {slip}")
+        raise ScenarioError(f"{place}: {cls.__name__}: {slip}")
     return cls
-
-
-def _where(error: Exception) -> str:
-    """What is wrong with a file that was imported, and in which line."""
-    if isinstance(error, SyntaxError):
-        return f"{error.msg} (line {error.lineno})"
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno})"

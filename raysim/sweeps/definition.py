@@ -132,7 +132,7 @@ def load_sweep(
         ]  # fmt: skip
         label = " ".join([*labels.values(), *named])
         cell_name = " ".join([label, *(f"{key}={value}" for key, value in assignments if key == "seed"), *of_seed])
-        cell = _cell(cell_name.strip() or "base", label, base, (*common, *overrides), str(path), fast)
+        cell = _cell(cell_name.strip() or "base", label, base, (*common, *overrides), path, fast)
         if (same := cells.get(cell.id)) is None:
             cells[cell.id] = replace(cell, published=claimed(claims, labels))
         elif not fast:
@@ -246,12 +246,12 @@ def _runs(given: Mapping[str, Any], file: str) -> list[tuple[dict[str, str], lis
     return found
 
 
-def _cell(name: str, label: str, base: Path | Mapping[str, Any], sets: tuple[str, ...], file: str, fast: bool) -> Cell:
+def _cell(name: str, label: str, base: Path | Mapping[str, Any], sets: tuple[str, ...], file: Path, fast: bool) -> Cell:
     try:
-        loaded = load_scenario(base, sets)
+        loaded = load_scenario(base, sets, folders=[file.parent])
         if fast:
             sets = (*sets, *_fast(loaded))
-            loaded = load_scenario(base, sets)
+            loaded = load_scenario(base, sets, folders=[file.parent])
     except ScenarioError as error:
         raise ScenarioError(f"{file}: the cell {name!r}: {error}") from None
     return Cell(name, label, sets, loaded, identity(loaded))
@@ -283,7 +283,7 @@ def identity(loaded: Loaded) -> str:
     scenario = {key: value for key, value in loaded.flat().items() if decides(key)}
     found = versions()
     deciding = {"scenario": scenario, "versions": {name: found[name] for name in ("raysim", "torch")}}
-    method = Code.of(loaded.algorithm).method
+    method = Code.of(loaded.algorithm, loaded.own_code).method
     text = json.dumps({**deciding, "method": method}, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -291,4 +291,4 @@ def identity(loaded: Loaded) -> str:
 def placed(cell: Cell, sweep: Sweep, sets: Sequence[str] = ()) -> Loaded:
     """A cell's scenario with its runs in the sweep's folder. sets: more that decides nothing of its result."""
     places = [f"name={cell.folder_name}", f"output={sweep.output}"]
-    return load_scenario(sweep.base, [*cell.sets, *places, *sets])
+    return load_scenario(sweep.base, [*cell.sets, *places, *sets], folders=cell.loaded.own_code.folders)

@@ -134,8 +134,13 @@ class RunFolder:
 
     def write_text(self, name: str, text: str) -> None:
         """Put a text file such as `scenario.yaml` into the folder. Raises `RunError` when that fails."""
+        self.write(name, text.encode())
+
+    def write(self, name: str, content: bytes) -> None:
+        """Put a file into the folder, or below it. Raises `RunError` when that fails."""
         with self._writing(self.path / name):
-            replace(self.path / name, lambda file: file.write(text.encode()))
+            (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+            replace(self.path / name, lambda file: file.write(content))
 
     def open(self, card: RunCard) -> None:
         """Begin or resume the run. Raises `ScenarioError` when its files cannot be opened."""

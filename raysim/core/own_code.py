@@ -1,0 +1,289 @@
+"""Code of the user's own: methods, models and more in files or packages that a scenario names.
+
+`./mine.py:Mine` is a class or function of a file, `package.module:Mine` one of an installed module. The files that a
+scenario names, and what they import from beside them, travel as text with the scenario to every process, so that all
+run the same. None of it runs before `activate` or `Reference.load`, which announce it first.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.abc import InspectLoader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import entry_points
+from importlib.util import resolve_name, spec_from_loader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from raysim.common.errors import ScenarioError
+from raysim.core.imports import imports_of
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a scenario names outside of raysim."""
+
+    place: str  # a file, which ends in .py, or a module
+    attribute: str = ""  # a class or function in it; "": the only one of its kind
+
+    @classmethod
+    def of(cls, name: str) -> Reference | None:
+        """None for a plain name, such as `fedgh`."""
+        place, colon, attribute = name.rpartition(":") if ":" in name else (name, "", "")
+        if place.endswith(".py") or (colon and place.replace(".", "").isidentifier()):
+            return cls(place, attribute)
+        return None
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a file, not an installed module."""
+        return self.place.endswith(".py")
+
+    @property
+    def module(self) -> str:
+        """The name of the module: the file's without .py."""
+        return Path(self.place).stem if self.is_file else self.place
+
+    @property
+    def name(self) -> str:
+        """As a run writes it, wherever the file lies: `mine.py:Mine`."""
+        place = Path(self.place).name if self.is_file else self.place
+        return f"{place}:{self.attribute}" if self.attribute else place
+
+    def load(self) -> ModuleType:
+        """Import the module. Raises `ScenarioError`, one sentence, when that fails."""
+        if not self.is_file:
+            _announce((self.place,))
+        try:
+            return importlib.import_module(self.module)
+        except Exception as error:
+            raise ScenarioError(f"{self.place}: cannot be imported: {where(error)}") from error
+
+    def get(self) -> Any:
+        """The class or function. Raises `ScenarioError` when there is none of that name."""
+        if not self.attribute:
+            raise ScenarioError(f"{self.place} given; allowed: with a name behind it, such as {self.place}:Name")
+        found = getattr(self.load(), self.attribute, None)
+        if not callable(found):
+            raise ScenarioError(f"{self.place}: has no class or function {self.attribute!r}")
+        return found
+
+
+def where(error: Exception) -> str:
+    """What is wrong with a file that was imported or called, and in which line."""
+    if isinstance(error, SyntaxError):
+        return f"{error.msg} (line {error.lineno})"
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno})"
+
+
+def installed(kind: str) -> dict[str, Reference]:
+    """What installed packages add under the entry points `raysim.<kind>`, by name."""
+    found = {entry.name: Reference.of(entry.value) for entry in entry_points(group=f"raysim.{kind}")}
+    return {name: reference for name, reference in found.items() if reference is not None}
+
+
+def named(kind: str, name: str) -> Reference | None:
+    """What a name refers to outside of raysim, an entry point's included; None: raysim must know it."""
+    return Reference.of(name) or installed(kind).get(name)
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file."""
+
+    path: str  # where it was read; it need not be there in other processes
+    text: bytes
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256, in hex."""
+        return hashlib.sha256(self.text).hexdigest()
+
+
+@dataclass(frozen=True)
+class OwnCode:
+    """The files that a scenario names, and those beside them that they import. Unpickled, it can be imported."""
+
+    files: Mapping[str, SourceFile] = field(default_factory=dict)  # "mine.py" or "helpers/__init__.py" -> the file
+
+    @classmethod
+    def of(cls, paths: Iterable[Path]) -> OwnCode:
+        """Read the files. Nothing of them runs.
+
+        Raises `ScenarioError` when one cannot be read or parsed, two have the same name, or Python has that module.
+        """
+        found: dict[str, SourceFile] = {}
+        for path in paths:
+            if not path.stem.isidentifier():
+                raise ScenarioError(f"{path}: {path.stem!r} is no name for a module; allowed: letters, digits and _")
+            if _is_elsewhere(path.stem, path):
+                raise ScenarioError(f"{path}: Python has another module {path.stem!r}; give the file another name")
+            for name, file in _with_imports(path):
+                _add(found, name, file)
+        return cls(found)
+
+    @classmethod
+    def merged(cls, codes: Iterable[OwnCode]) -> OwnCode:
+        """All of these. Raises `ScenarioError` when two have different files of the same name."""
+        found: dict[str, SourceFile] = {}
+        for code in codes:
+            for name, file in code.files.items():
+                _add(found, name, file)
+        return cls(found)
+
+    def write(self, folder: Path) -> None:
+        """Write the files. Raises `OSError` when that fails."""
+        for name, file in self.files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(file.text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (dict(self.files),)
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of every file."""
+        return {name: file.digest for name, file in self.files.items()}
+
+    @property
+    def paths(self) -> list[str]:
+        """Where the files were read, one each."""
+        return [file.path for file in self.files.values()]
+
+    @property
+    def folders(self) -> list[Path]:
+        """Where the files were read."""
+        return list(dict.fromkeys(Path(file.path).parent for file in self.files.values()))
+
+    def module(self, name: str) -> SourceFile | None:
+        """The file of a module."""
+        place = name.replace(".", "/")
+        return self.files.get(f"{place}.py") or self.files.get(f"{place}/__init__.py")
+
+    def activate(self) -> None:
+        """Announce these files, and make their modules those that this process imports."""
+        known = _FINDER.code.files
+        if all(known.get(name) == file for name, file in self.files.items()):
+            return
+        _announce(self.paths)
+        if all(known.get(name, file).text == file.text for name, file in self.files.items()):
+            _FINDER.code = OwnCode({**known, **self.files})
+        else:  # an earlier version, or another scenario's file of this name: nothing that imported it may stay
+            for name in [name for name, module in sys.modules.items() if _is_own(module)]:
+                del sys.modules[name]
+            _FINDER.code = self
+        for name in [name for name in sys.modules if self.module(name)]:
+            if not _is_own(sys.modules[name]):  # imported in another way, before
+                del sys.modules[name]
+        if _FINDER not in sys.meta_path:
+            sys.meta_path.insert(0, _FINDER)
+
+
+def _add(found: dict[str, SourceFile], name: str, file: SourceFile) -> None:
+    if found.setdefault(name, file).text != file.text:
+        raise ScenarioError(f"{file.path}: there is another {name}, {found[name].path}; rename one of them")
+
+
+def _arrived(files: Mapping[str, SourceFile]) -> OwnCode:
+    code = OwnCode(files)
+    code.activate()
+    return code
+
+
+LISTENERS: list[Callable[[Sequence[str]], None]] = []
+"""Called with the files or the module of the user's own that run next; when one raises, they do not."""
+
+
+def _announce(places: Sequence[str]) -> None:
+    for listener in LISTENERS:
+        listener(places)
+
+
+def _with_imports(entry: Path) -> Iterator[tuple[str, SourceFile]]:
+    """A file and what it imports from its folder, by their names there."""
+    root, seen, rest = entry.parent, set(), [entry]
+    while rest:
+        path = rest.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        try:
+            text = path.read_bytes()
+            tree = ast.parse(text)
+        except OSError as error:
+            raise ScenarioError(f"{path}: cannot be read ({error.strerror})") from None
+        except (SyntaxError, ValueError) as error:
+            raise ScenarioError(f"{path}: cannot be imported: {where(error)}") from None
+        relative = path.relative_to(root)
+        yield relative.as_posix(), SourceFile(str(path), text)
+        package = ".".join(relative.parent.parts)
+        for one in imports_of(tree):
+            if one.module.startswith(".") and not package:
+                raise ScenarioError(
+                    f"{path}: line {one.line}: a relative import; allowed: `import name` of a file beside it"
+                )
+            module = resolve_name(one.module, package)
+            for name in (module, *(f"{module}.{name}" for name in one.names)):
+                rest += _files(root, name)
+
+
+def _files(root: Path, module: str) -> Iterator[Path]:
+    """The files in a folder that an import of the module runs."""
+    parts = module.split(".")
+    for depth in range(1, len(parts) + 1):
+        place = root.joinpath(*parts[:depth])
+        path = next((one for one in (place.with_suffix(".py"), place / "__init__.py") if one.is_file()), None)
+        if path is None or (depth == 1 and _is_elsewhere(parts[0], path)):
+            return
+        yield path
+
+
+def _is_elsewhere(module: str, path: Path) -> bool:
+    """Whether Python itself, or what is installed, has a module of this name."""
+    if module in sys.stdlib_module_names or module == "raysim":
+        return True
+    spec = PathFinder.find_spec(module)
+    return spec is not None and spec.origin is not None and Path(spec.origin).resolve() != path.resolve()
+
+
+def _is_own(module: ModuleType) -> bool:
+    return isinstance(getattr(module, "__loader__", None), _Loader)
+
+
+class _Loader(InspectLoader):
+    def __init__(self, name: str, file: SourceFile) -> None:
+        self.name, self.file = name, file
+
+    def get_source(self, fullname: str) -> str:
+        return self.file.text.decode()
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.file.text, self.file.path)
+
+    def is_package(self, fullname: str) -> bool:
+        return Path(self.file.path).name == "__init__.py"
+
+
+class _Finder(MetaPathFinder):
+    code = OwnCode()
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        file = self.code.module(fullname)
+        if file is None:
+            return None
+        spec = spec_from_loader(fullname, _Loader(fullname, file), origin=file.path)
+        if spec is not None:
+            spec.has_location = True  # tracebacks and debuggers then show the user's file
+        return spec
+
+
+_FINDER = _Finder()

@@ -1,0 +1,364 @@
+"""A user's own files: found, announced, run as they were read, kept with the run, and never run unannounced."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import raysim
+from raysim.cli.main import main
+from raysim.core import own_code
+from raysim.core.own_code import OwnCode, Reference
+from raysim.launch.verify import verify
+from tests.conftest import REPOSITORY
+
+MINE = (REPOSITORY / "algorithms" / "fedgh.py").read_text().replace("class FedGH", "class Mine")
+HELPED = MINE.replace("from typing", "from my_helper import SCALE\nfrom typing", 1)
+NETS = """
+from torch import nn
+from raysim import SplitNet
+
+class Small(SplitNet):
+    def __init__(self, num_classes, input_shape, feature_dim):
+        body = nn.Sequential(nn.Flatten(), nn.Linear(input_shape[-1] ** 2, feature_dim), nn.ReLU())
+        super().__init__(body, nn.Linear(feature_dim, num_classes))
+
+def narrow(num_classes, input_shape, feature_dim):
+    return Small(num_classes, input_shape, feature_dim - 1)
+
+def fails(num_classes, input_shape, feature_dim):
+    raise RuntimeError("oops")
+
+def other(num_classes, input_shape, feature_dim):
+    return nn.Linear(2, 2)
+"""
+SCENARIO = """
+name: mine
+rounds: 2
+backend: in_process
+algorithm: {name: ./mine.py}
+data: {name: digits, partition: {name: pathological, classes_per_client: 2}}
+clients: {count: 4, models: [digits_mlp64, "./nets.py:Small"]}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _as_in_a_new_process() -> Iterator[None]:
+    before = set(sys.modules)
+    yield
+    own_code._FINDER.code = OwnCode()
+    own_code.LISTENERS.clear()
+    for name in {"mine", "nets", "my_helper", "evil"} & (set(sys.modules) - before):
+        del sys.modules[name]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder, which is no part of the current one."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    there = tmp_path / "there"
+    there.mkdir()
+    files = {"mine.py": HELPED, "my_helper.py": "SCALE = 1.0\n", "nets.py": NETS, "s.yaml": SCENARIO}
+    for name, text in files.items():
+        (there / name).write_text(text)
+    return there
+
+
+def ran(*words: str, capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
+    """What the command prints on stderr."""
+    with pytest.raises(SystemExit) as ended:
+        main([*words])
+        raise SystemExit(0)
+    shown = capsys.readouterr()
+    assert ended.value.code == code, shown.err
+    return " ".join(shown.err.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("fedgh", None),
+        ("./mine.py", Reference("./mine.py")),
+        ("/a/b c/mine.py:Mine", Reference("/a/b c/mine.py", "Mine")),
+        ("package.module:Mine", Reference("package.module", "Mine")),
+        ("no module:Mine", None),
+    ],
+)
+def test_references(name: str, expected: Reference | None) -> None:
+    assert Reference.of(name) == expected
+
+
+class TestRuns:
+    def test_a_method_and_a_model_of_ones_own(self, folder: Path) -> None:
+        """The same numbers as the built-in method, whose file this is, in a run folder that stands alone."""
+        result = raysim.run(folder / "s.yaml", quiet=True)
+        same = raysim.run(folder / "s.yaml", sets=["algorithm.name=fedgh"], quiet=True)
+        assert result.state_digest == same.state_digest
+        assert set(result.clients.model) == {"digits_mlp64", "nets.py:Small"}
+        kept = {path.name: path.read_text() for path in (result.folder / "code").iterdir() if path.suffix == ".py"}
+        assert kept == {"mine.py": HELPED, "my_helper.py": "SCALE = 1.0\n", "nets.py": NETS}
+        assert {"mine.py", "my_helper.py", "nets.py"} < result.summary["code"]["files"].keys()
+
+        shutil.rmtree(folder)
+        longer = raysim.resume(result.folder, sets=["rounds=3"], quiet=True)
+        assert longer.summary["rounds"] == 3
+        assert len(raysim.load_client(result.folder, 1).header.weight) == 10
+
+    def test_an_edited_file_is_another_run(self, folder: Path) -> None:
+        before = raysim.load_scenario(folder / "s.yaml")
+        first = before.algorithm
+        (folder / "my_helper.py").write_text("SCALE = 2.0\n")
+        after = raysim.load_scenario(folder / "s.yaml")
+        assert type(after.algorithm) is not type(first)
+        assert sys.modules["my_helper"].SCALE == 2.0
+        assert before.own_code.digests != after.own_code.digests
+
+    @pytest.mark.ray
+    def test_the_same_on_actors(self, folder: Path) -> None:
+        traces = verify(raysim.load_scenario(folder / "s.yaml"), [1, 2], kill=True)
+        assert [trace.difference for trace in traces] == [None] * len(traces)
+        assert traces[0].digest == traces[1].digest
+
+    def test_a_sweep(self, folder: Path) -> None:
+        from raysim.sweeps.definition import load_sweep
+
+        (folder / "sweep.yaml").write_text(
+            "base: s.yaml\nruns:\n  a: [algorithm.name=./mine.py]\n  b: [algorithm.name=fd]\n"
+        )
+        first, second = load_sweep(folder / "sweep.yaml").cells
+        assert first.loaded.own_code.files.keys() == {"mine.py", "my_helper.py", "nets.py"}
+        assert second.loaded.own_code.files.keys() == {"nets.py"}
+        (folder / "my_helper.py").write_text("SCALE = 2.0\n")
+        changed, same = load_sweep(folder / "sweep.yaml").cells
+        assert changed.id != first.id
+        assert same.id == second.id
+
+    def test_an_entry_point(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.syspath_prepend(folder)
+        points = [
+            EntryPoint("my_method", "mine:Mine", "raysim.algorithms"),
+            EntryPoint("my_net", "nets:Small", "raysim.models"),
+        ]
+        monkeypatch.setattr(own_code, "entry_points", lambda group: EntryPoints(points).select(group=group))
+        sets = ["algorithm.name=my_method", "clients.models=[digits_mlp64, my_net]"]
+        result = raysim.run(folder / "s.yaml", sets=sets, quiet=True)
+        assert set(result.clients.model) == {"digits_mlp64", "my_net"}
+        assert {"mine.py", "my_helper.py"} < result.summary["code"]["files"].keys()
+
+    def test_a_job_ships_them(self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        from raysim.jobs.stage import stage
+
+        loaded = raysim.load_scenario(folder / "s.yaml")
+        name = stage([folder / "s.yaml"], tmp_path / "job", loaded.own_code)
+        shutil.rmtree(folder)
+        monkeypatch.chdir(tmp_path / "job")
+        assert raysim.load_scenario(str(name)).own_code.digests == loaded.own_code.digests
+
+
+@pytest.mark.parametrize(
+    ("sets", "files", "sentence"),
+    [
+        ("algorithm.name=./none.py", {}, "./none.py given, but there is no such file in "),
+        ("algorithm.name=./mine.py:Nope", {}, "mine.py: holds 0 Algorithm classes called Nope; it must hold one"),
+        (
+            "algorithm.name=./random.py",
+            {"random.py": ""},
+            "random.py: Python has another module 'random'; give the file another name",
+        ),
+        (
+            "algorithm.name=./my-own.py",
+            {"my-own.py": ""},
+            "'my-own' is no name for a module; allowed: letters, digits and _",
+        ),
+        ("algorithm.name=./evil.py", {"evil.py": "def f(:\n"}, "evil.py: cannot be imported: invalid syntax (line 1)"),
+        (
+            "algorithm.name=./evil.py",
+            {"evil.py": "from .nets import x\n"},
+            "evil.py: line 1: a relative import; allowed: ",
+        ),
+        (
+            "algorithm.name=./evil.py",
+            {"evil.py": "import no_such_module\n"},
+            "evil.py: cannot be imported: ModuleNotFoundError: ",
+        ),
+        ("algorithm.name=no_such_package:Mine", {}, "no_such_package: cannot be imported: ModuleNotFoundError: "),
+        ("algorithm.name=mine", {}, "unknown algorithm 'mine' (there are: "),
+        (
+            "clients.models=[./nets.py, digits_mlp64]",
+            {},
+            "nets.py given; allowed: with a name behind it, such as nets.py:Name",
+        ),
+        ("clients.models=['./nets.py:None_', digits_mlp64]", {}, "nets.py: has no class or function 'None_'"),
+        (
+            "clients.models=['./nets.py:fails', digits_mlp64]",
+            {},
+            "nets.py:fails: cannot be built: RuntimeError: oops (nets.py, line 14)",
+        ),
+        (
+            "clients.models=['./nets.py:other', digits_mlp64]",
+            {},
+            "nets.py:other: makes a Linear; allowed: a raysim.SplitNet",
+        ),
+        (
+            "clients.models=['./nets.py:narrow', digits_mlp64]",
+            {},
+            "nets.py:narrow: the representation of two samples has the shape (2, 31); allowed: (2, 32)",
+        ),
+        (
+            "clients.models=['./nets.py:Small']",
+            {},
+            "no width of representation follows from ['nets.py:Small']: set clients.feature_dim",
+        ),
+        (
+            "clients.models=['./nets.py:Small', './sub/nets.py:Small']",
+            {"sub/nets.py": ""},
+            "there is another nets.py, ",
+        ),
+    ],
+)
+def test_one_sentence(
+    folder: Path, sets: str, files: Mapping[str, str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    assert sentence in ran("launch", str(folder / "s.yaml"), "--set", sets, capsys=capsys, code=2)
+    assert not Path("runs").exists()
+
+
+TOUCH = "open({mark!r}, 'w').close()\n"
+EVIL: dict[str, dict[str, Any]] = {
+    "when imported": {"evil.py": "{touch}" + MINE},
+    "in an annotation": {
+        "evil.py": MINE.replace("header_lr: Positive", "header_lr: open({mark!r}, 'w').close() or float")
+    },
+    "in an annotation, by attributes": {
+        "evil.py": MINE.replace("header_lr: Positive", "header_lr: ().__class__.__base__.__subclasses__() or {touch_}")
+    },
+    "in a default": {"evil.py": MINE.replace("= 0.01", "= open({mark!r}, 'w').close() or 0.01", 1)},
+    "in a class body": {"evil.py": MINE.replace("    paper:", "    open({mark!r}, 'w').close()\n    paper:", 1)},
+    "in a decorator": {"evil.py": MINE.replace("@dataclass", "@(open({mark!r}, 'w').close() or dataclass)", 1)},
+    "in a file that it imports": {"evil.py": "import my_helper\n" + MINE, "my_helper.py": "{touch}"},
+    "in a package that it imports": {
+        "evil.py": "import deep.er\n" + MINE,
+        "deep/__init__.py": "{touch}",
+        "deep/er.py": "",
+    },
+    "in a check": {"evil.py": MINE + "\n    def check(self, task):\n        {touch}"},
+    "through a link": {"elsewhere/evil.py": "{touch}" + MINE, "evil.py": None},
+    "a module": {"evil.py": "{touch}" + MINE, "--set": "evil:Mine"},
+    "a parent's folder": {"evil.py": "{touch}" + MINE, "--set": "../there/evil.py"},
+    "an absolute path": {"evil.py": "{touch}" + MINE, "--set": "{folder}/evil.py"},
+    "the code folder": {"code/evil.py": "{touch}" + MINE},
+    "a model": {"evil.py": "{touch}" + NETS, "--set": "fedgh", "model": "./evil.py:Small"},
+    "a model's module": {"evil.py": "{touch}" + NETS, "--set": "fedgh", "model": "evil:Small"},
+}
+
+
+def place(files: Mapping[str, Any], folder: Path) -> tuple[list[str], Path]:
+    """Write the files; the words of a command that names them, and what one of them writes when it runs."""
+    mark = folder.parent / "it_ran"
+    texts = {"touch": TOUCH.format(mark=str(mark)), "touch_": f"open({str(mark)!r}, 'w')"}
+
+    def filled(text: str) -> str:
+        for word, value in {**texts, "mark!r": repr(str(mark)), "folder": str(folder)}.items():
+            text = text.replace(f"{{{word}}}", value)
+        return text
+
+    for name, text in files.items():
+        if name in ("--set", "model"):
+            continue
+        (folder / name).parent.mkdir(exist_ok=True)
+        if text is None:
+            (folder / name).symlink_to(folder / "elsewhere" / name)
+        else:
+            (folder / name).write_text(filled(text))
+    sets = [f"algorithm.name={filled(files.get('--set', './evil.py'))}"]
+    sets.append(f"clients.models=[digits_mlp64, '{files.get('model', 'digits_mlp128')}']")
+    return [str(folder / "s.yaml"), *(word for one in sets for word in ("--set", one))], mark
+
+
+class TestNothingRunsUnannounced:
+    @pytest.mark.parametrize("files", EVIL.values(), ids=EVIL.keys())
+    def test_validate_says_what_it_would_run(
+        self,
+        files: Mapping[str, Any],
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.syspath_prepend(folder)
+        words, mark = place(files, folder)
+        assert "evil" in ran("validate", *words, capsys=capsys)
+        assert not mark.exists()
+
+    @pytest.mark.parametrize("case", ["when imported", "in an annotation", "in a check", "a module", "a model"])
+    def test_launch_says_it_first(
+        self, case: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """By the time that the code runs, its file was printed."""
+        monkeypatch.syspath_prepend(folder)
+        words, mark = place(EVIL[case], folder)
+        said: list[bool] = []
+        real = own_code._announce
+
+        def announce(places: Any) -> None:
+            assert any(said) or not mark.exists()
+            real(places)
+            said.append("evil" in capsys.readouterr().err)
+
+        monkeypatch.setattr(own_code, "_announce", announce)
+        with contextlib.suppress(SystemExit):
+            main(["launch", "--dry-run", *words])
+        assert any(said)
+        assert mark.exists()
+
+    def test_describe(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        _, mark = place(EVIL["when imported"], folder)
+        main(["describe", str(folder / "evil.py")])
+        assert "header_lr" in capsys.readouterr().out
+        place(EVIL["in a default"], folder)
+        assert f"by running {folder / 'evil.py'} alone" in ran(
+            "describe", str(folder / "evil.py"), capsys=capsys, code=1
+        )
+        assert not mark.exists()
+
+    def test_a_run_whose_code_was_changed(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        result = raysim.run(folder / "s.yaml", quiet=True)
+        mark = folder / "it_ran"
+        kept = result.folder / "code"
+        (kept / "my_helper.py").write_text(TOUCH.format(mark=str(mark)) + "SCALE = 1.0\n")
+        for words in (["resume"], ["tsne", "--clients", "0"], ["tree", "--sample", "0"], ["attack"]):
+            said = ran(words[0], str(result.folder), *words[1:], capsys=capsys, code=2)
+            assert "its code had another SHA-256: my_helper.py (" in said
+        assert "its code had another" in ran("resume", str(result.folder), "--set", "rounds=3", capsys=capsys, code=2)
+        assert not mark.exists()
+        said = ran("resume", str(result.folder), "--set", "rounds=3", "--code-changed", "--quiet", capsys=capsys)
+        assert said.startswith(f"raysim: running code from {kept / 'mine.py'}, ")
+        assert mark.exists()
+
+    def test_a_run_that_noted_no_code(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        result = raysim.run(folder / "s.yaml", quiet=True)
+        identity = result.folder / "run.json"
+        facts = json.loads(identity.read_text())
+        facts["code"]["files"] = {}
+        identity.write_text(json.dumps(facts))
+        said = ran("resume", str(result.folder), "--set", "rounds=3", capsys=capsys, code=2)
+        assert "mine.py (none there, " in said
+
+    def test_a_link_in_a_runs_code(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        result = raysim.run(folder / "s.yaml", quiet=True)
+        (result.folder / "code" / "mine.py").unlink()
+        (result.folder / "code" / "mine.py").symlink_to(folder / "mine.py")
+        assert "is a link" in ran("resume", str(result.folder), "--set", "rounds=3", capsys=capsys, code=2)
