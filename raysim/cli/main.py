@@ -1,4 +1,4 @@
-"""The `raysim` command: launch, resume, verify, validate, list, describe, schema, ui, completion, and jobs on clusters.
+"""The `raysim` command: runs and checks here; its other commands are in the files beside this one.
 
 Exit codes: 0 done; 1 a run that had begun could not continue, or MLflow did not take all of it; 2 what was asked for
 cannot be; 130 stopped by Ctrl-C.
@@ -19,6 +19,7 @@ from raysim.cli.inspection import COMMANDS as INSPECTION_COMMANDS
 from raysim.cli.jobs import CODE_CHANGED
 from raysim.cli.jobs import COMMANDS as JOB_COMMANDS
 from raysim.cli.options import ADDRESS, SCENARIO, SETS
+from raysim.cli.starting import COMMANDS as STARTING_COMMANDS
 from raysim.core import own_code
 
 if TYPE_CHECKING:
@@ -264,7 +265,7 @@ def ui(uri: str | None, host: str, port: int) -> None:
     sys.exit(serve_ui(uri, host, port))
 
 
-for command in (*COMPARISON_COMMANDS, *INSPECTION_COMMANDS, *JOB_COMMANDS):
+for command in (*STARTING_COMMANDS, *COMPARISON_COMMANDS, *INSPECTION_COMMANDS, *JOB_COMMANDS):
     cli.add_command(command)
 
 

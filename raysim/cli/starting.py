@@ -1,0 +1,107 @@
+"""The commands to begin with: init copies the scenarios, new writes a method or model to change."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import click
+
+from raysim.common.errors import ScenarioError
+
+SCENARIO = """# {what} of {name}.py, on handwritten digits:
+#
+#     raysim launch {name}.yaml
+name: {name}
+rounds: 20
+algorithm: {{name: {algorithm}}}
+data:
+  name: digits
+  partition: {{name: pathological, classes_per_client: 2}}
+clients:
+  count: 20
+  participation: 0.5
+  models: [{models}]
+training: {{epochs: 5, batch_size: 16, lr: 0.05}}
+"""
+
+TEST = '''"""Run it with `pytest test_{name}.py`."""
+
+from pathlib import Path
+
+import raysim
+{imports}
+
+{check}
+
+def test_it_runs(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{{tmp_path / 'mlflow.db'}}")
+    sets = ["rounds=2", "backend=in_process", f"output={{tmp_path}}"]
+    result = raysim.run(Path(__file__).parent / "{name}.yaml", sets=sets, quiet=True)
+    assert result.rounds["accuracy/all"].iloc[-1] > 0.1
+'''
+
+CHECKS = {
+    "algorithm": """def test_it_keeps_the_contract() -> None:
+    raysim.check_algorithm({cls}())
+""",
+    "model": """def test_shapes() -> None:
+    net = {cls}(num_classes=10, input_shape=(1, 8, 8), feature_dim=32)
+    features_BD = net.features(torch.zeros(5, 1, 8, 8))
+    assert features_BD.shape == (5, 32)
+    assert net.header(features_BD).shape == (5, 10)
+""",
+}
+
+
+@click.command()
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default="scenarios")
+def init(folder: Path) -> None:
+    """Copy the scenarios that come with raysim into FOLDER, which must not exist yet; default: ./scenarios."""
+    import raysim
+
+    if folder.exists():
+        raise ScenarioError(f"{folder} exists already; give another folder")
+    shutil.copytree(Path(str(raysim.__file__)).parent / "scenarios", folder)
+    click.echo(f"{sum(1 for _ in folder.rglob('*.yaml'))} scenarios and sweeps in {folder}; a first run:")
+    click.echo(f"    raysim launch {folder / 'quickstart.yaml'}")
+
+
+@click.command()
+@click.argument("kind", type=click.Choice(list(CHECKS)))
+@click.argument("name")
+def new(kind: str, name: str) -> None:
+    """Write a method or a model that runs, to be changed: NAME.py, a scenario NAME.yaml and a test test_NAME.py.
+
+    \b
+    Example:
+        raysim new algorithm my_method
+        raysim launch my_method.yaml
+    """
+    if not name.isidentifier() or name != name.lower():
+        raise click.BadParameter(f"{name!r} given; allowed: lower-case letters, digits and _", param_hint="NAME")
+    files = [Path(f"{name}.py"), Path(f"{name}.yaml"), Path(f"test_{name}.py")]
+    for file in files:
+        if file.exists():
+            raise ScenarioError(f"{file} exists already; give another name")
+    cls = "".join(word.capitalize() for word in name.split("_"))
+    template = Path(__file__).parent / "templates" / f"{kind}.py"
+    algorithm, models = f"./{name}.py", "digits_mlp64, digits_cnn_s, digits_resnet"
+    imports = f"from {name} import {cls}\n"
+    if kind == "model":
+        algorithm, models = "fedgh", f"./{name}.py:{cls}, digits_mlp64, digits_cnn_s"
+        imports = f"import torch\n{imports}"
+    words = {"name": name, "cls": cls, "what": f"The {kind}", "algorithm": algorithm, "models": models}
+    check = CHECKS[kind].format(cls=cls)
+    texts = [
+        template.read_text(encoding="utf-8").replace("NewMethod", cls).replace("NewModel", cls),
+        SCENARIO.format(**words),
+        TEST.format(name=name, imports=imports, check=check),
+    ]
+    for file, text in zip(files, texts, strict=True):
+        file.write_text(text, encoding="utf-8")
+        click.echo(f"wrote {file}")
+    click.echo(f"    raysim launch {name}.yaml")
+
+
+COMMANDS = (init, new)

@@ -1,0 +1,1 @@
+"""What `raysim new` writes: files that run as they are, to be changed."""

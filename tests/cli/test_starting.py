@@ -1,0 +1,54 @@
+"""What `raysim init` and `raysim new` write is whole: it loads, runs, and its own test passes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import raysim
+from raysim.cli.main import main
+from tests.conftest import REPOSITORY
+from tests.structure import files
+
+
+def test_init_copies_every_scenario(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main(["init", "mine"])
+    here = {path.relative_to("scenarios") for path in files(".yaml") if path.parts[0] == "scenarios"}
+    assert {path.relative_to("mine") for path in Path("mine").rglob("*.yaml")} == here
+    assert "raysim launch mine/quickstart.yaml" in capsys.readouterr().out
+    assert raysim.load_scenario("mine/quickstart.yaml").scenario.name == "quickstart"
+    with pytest.raises(SystemExit, match="2"):
+        main(["init", "mine"])
+
+
+@pytest.mark.parametrize("kind", ["algorithm", "model"])
+def test_what_new_writes_passes_its_own_test(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    main(["new", kind, "my_thing"])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+    assert "2 passed" in done.stdout
+    with pytest.raises(SystemExit, match="2"):
+        main(["new", kind, "my_thing"])
+
+
+@pytest.mark.parametrize("name", ["My_thing", "my-thing", "1", "my.thing", "../my"])
+def test_names_that_are_none(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        main(["new", "model", name])
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_the_wheel_has_methods_and_scenarios() -> None:
+    """As links, which a wheel follows: an installed raysim has what this checkout has."""
+    for name in ("algorithms", "scenarios"):
+        assert (REPOSITORY / "raysim" / name).resolve() == REPOSITORY / name
