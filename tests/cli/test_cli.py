@@ -31,6 +31,8 @@ QUICKSTART = str(SCENARIOS / "quickstart.yaml")
 SHIPPED = sorted(path for path in SCENARIOS.rglob("*.yaml") if path.parent == SCENARIOS or path.name == "base.yaml")
 
 OPTIONS = {
+    "init": {"folder"},
+    "new": {"kind", "name"},
     "launch": {"scenario", "--set", "--dry-run", "--quiet", "--resume", "--address", "--code-changed"},
     "resume": {"run_", "--set", "--quiet", "--address", "--code-changed"},
     "verify": {"scenario", "--set", "--actors", "--kill"},
