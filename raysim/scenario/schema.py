@@ -65,6 +65,10 @@ Trait = Annotated[
     Positive | Annotated[list[Positive], Field(min_length=1)] | dict[str, Any],
     "a number greater than 0, a list of them, or {name: uniform, low, high} or {name: log_normal, median, sigma}",
 ]
+Wait = Annotated[
+    NonNegative | Annotated[list[NonNegative], Field(min_length=1)] | dict[str, Any],
+    "a number at least 0, a list of them, or {name: uniform, low, high} or {name: log_normal, median, sigma}",
+]
 Share = Annotated[
     Fraction | Annotated[list[Fraction], Field(min_length=1)] | dict[str, Any],
     "a number from 0 to 1, a list of them, or {name: uniform, low, high}",
@@ -108,7 +112,7 @@ class System(Section):
     """Megabits (10^6) per second from client to server. `null`: uploads take no time."""
     down_mbit_per_s: Trait | None = None
     """Megabits (10^6) per second from server to client. `null`: downloads take no time."""
-    latency_s: Trait | None = None
+    latency_s: Wait | None = None
     """Seconds that a client's part of a round takes besides. `null`: none."""
     availability: Share | None = None
     """The probability that a client can be selected in a round. `null`: 1."""

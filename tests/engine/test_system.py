@@ -20,6 +20,8 @@ from raysim.engine.progress import Progress
 from raysim.engine.run import Observers, run_round, run_rounds, sample, state_digest
 from raysim.launch.assemble import assemble
 from raysim.launch.check import check
+from raysim.launch.run import resume, run
+from raysim.report.load import read_rounds
 from raysim.scenario.load import Loaded
 from raysim.tracking.memory import MemoryTracker
 from tests.engine.scenarios import loaded, states_of
@@ -137,6 +139,14 @@ def test_deaths_change_nothing_of_an_uneven_run(tmp_path: Path) -> None:
     killable = Killable(seed=2, rate=0.15)
     assert rounds_on(killable, loaded(*UNEVEN), tmp_path) == expected
     assert killable.deaths >= 1
+
+
+def test_a_resumed_run_counts_on(workplace: Path) -> None:
+    whole = run(loaded(*UNEVEN), quiet=True)
+    part = run(loaded(*UNEVEN, "rounds=1"), quiet=True)
+    assert resume(part.folder, sets=["rounds=3"], quiet=True).state_digest == whole.state_digest
+    columns = ["time/virtual_s", "time/virtual_total_s", "engine/dropped_clients"]
+    assert read_rounds(part.folder).select(columns).equals(read_rounds(whole.folder).select(columns))
 
 
 def test_seeds_of_their_own() -> None:

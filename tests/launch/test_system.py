@@ -24,9 +24,9 @@ def system(*sets: str) -> System:
 
 
 def test_a_number_a_list_and_a_distribution() -> None:
-    found = system("system={flops_per_s: 1.0e+9, latency_s: [0.1, 0.2, 0.3], dropout: 0.5}")
+    found = system("system={flops_per_s: 1.0e+9, latency_s: [0, 0.2, 0.3], dropout: 0.5}")
     assert found.flops_per_s.tolist() == [1e9] * 8
-    assert found.latency_s.tolist() == [0.1, 0.2, 0.3, 0.1, 0.2, 0.3, 0.1, 0.2]
+    assert found.latency_s.tolist() == [0, 0.2, 0.3, 0, 0.2, 0.3, 0, 0.2]
     assert found.dropout.tolist() == [0.5] * 8 and found.availability.tolist() == [1.0] * 8
     assert np.isinf(found.up_mbit_per_s).all()
     drawn = system("system.up_mbit_per_s={name: log_normal, median: 10}")

@@ -41,21 +41,17 @@ def jain(values: Sequence[float]) -> float | None:
     return math.fsum(values) ** 2 / (len(values) * squares) if squares else 1.0 if values else None
 
 
-def macro_f1(label_M: Labels, predicted_M: Labels) -> float | None:
-    """The mean over classes of 2 TP / (2 TP + FP + FN), over those among labels or predictions; None of nothing."""
-    if not len(label_M):
-        return None
-    size = int(max(label_M.max(), predicted_M.max())) + 1
-    both_C = np.bincount(label_M, minlength=size) + np.bincount(predicted_M, minlength=size)
-    right_C = np.bincount(label_M[label_M == predicted_M], minlength=size)
+def by_class(label_M: Labels, predicted_M: Labels, num_classes: int) -> tuple[float | None, list[int]]:
+    """Macro-averaged F1, and how many samples were classified rightly of each class among the labels, ascending.
+
+    F1 is 2 TP / (2 TP + FP + FN), its mean is over the classes among labels or predictions; None of nothing.
+    """
+    right_C = np.bincount(label_M[label_M == predicted_M], minlength=num_classes)
+    label_C = np.bincount(label_M, minlength=num_classes)
+    both_C = label_C + np.bincount(predicted_M, minlength=num_classes)
     seen_C = both_C > 0
-    return float((2 * right_C[seen_C] / both_C[seen_C]).mean())
-
-
-def class_correct(label_M: Labels, predicted_M: Labels) -> list[int]:
-    """How many samples of each class were classified rightly, for the classes among the labels, ascending."""
-    right_C = np.bincount(label_M[label_M == predicted_M], minlength=1 + int(label_M.max(initial=-1)))
-    return [int(right_C[label]) for label in np.unique(label_M)]
+    f1 = float((2 * right_C[seen_C] / both_C[seen_C]).mean()) if len(label_M) else None
+    return f1, right_C[label_C > 0].tolist()
 
 
 def accuracies(rows: Rows) -> list[float]:

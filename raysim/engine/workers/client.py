@@ -29,7 +29,7 @@ from raysim.core.seeds import global_seed, seeded
 from raysim.core.state import digest, state_tensors
 from raysim.core.torch_workarounds import set_training
 from raysim.engine.checkpoint.format import client_files, read_clients
-from raysim.engine.policies.metrics import class_correct, macro_f1
+from raysim.engine.policies.metrics import by_class
 from raysim.engine.records import (
     Broadcast,
     CheckpointFile,
@@ -240,9 +240,8 @@ class ClientWorker:
             set_training(net, False)
             local, val_correct, predicted_M = self._score(net, test_M, val_M)
             everyone = None if published_M is None else self._score(net, published_M, val_M[:0])[0]
-        label_M = self.spec.labels[test_M]
-        f1, by_class = macro_f1(label_M, predicted_M), class_correct(label_M, predicted_M)
-        return ClientEvaluation(local, val_correct, len(val_M), everyone, perf_counter() - start, f1, by_class)
+        f1, class_correct = by_class(self.spec.labels[test_M], predicted_M, self.spec.num_classes)
+        return ClientEvaluation(local, val_correct, len(val_M), everyone, perf_counter() - start, f1, class_correct)
 
     @torch.inference_mode()
     def _score(
