@@ -170,7 +170,9 @@ def check(loaded: Loaded) -> Checked:
 def _check_participation(loaded: Loaded) -> tuple[Participation, dict[str, Any] | None]:
     """Who is selected and who counts, and the section `system` with what it leaves open filled in."""
     scenario, clients, origin = loaded.scenario, loaded.scenario.clients, loaded.origin
-    selection = named_settings(clients.selection, ("clients", "selection"), SELECTIONS, origin)
+    selection = named_settings(
+        clients.selection, ("clients", "selection"), SELECTIONS, origin, loaded.own_code, "select"
+    )
     system, section = read_system(loaded)
     needs: dict[Key, bool] = {
         ("clients", "deadline_s"): clients.deadline_s is not None,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from datetime import date
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 import yaml
 from pydantic import BaseModel, PydanticUserError, ValidationError
@@ -17,7 +17,7 @@ from raysim.common.errors import ScenarioError
 from raysim.common.results import Scalar
 from raysim.common.text import expanded, holds_secret, redacted
 from raysim.core.fields import number_text
-from raysim.core.own_code import OwnCode, Reference
+from raysim.core.own_code import OwnCode, Reference, named
 from raysim.scenario.declared import Declaration, declaration_of, declared
 from raysim.scenario.registry import algorithm_class, suggest
 from raysim.scenario.schema import NAME_FORM, Scenario, settings_model
@@ -168,6 +168,8 @@ def load_scenario(
         text = read_text(Path(source))
         places = [Path(source).parent, Path()]
     raw = parse(text, file)
+    if {"base", "grid", "runs", "seeds"} & raw.keys() - set(Scenario.model_fields):
+        raise ScenarioError(f"{file}: is a sweep, not a scenario; `raysim sweep` runs it")
     overrides = [_parse_set(" ".join(item.split())) for item in sets]
     overrides.sort(key=lambda override: _rank(override.path))
     origin = Origin(file, text, {override.path: override.text for override in overrides})
@@ -255,9 +257,29 @@ def _preset(declaration: Declaration, profile: Any, origin: Origin) -> dict[str,
     return dict(presets[profile])
 
 
-def named_settings(section: Mapping[str, Any], key: Key, classes: Mapping[str, type], origin: Origin) -> Any:
-    """The settings object of a section such as `data.partition`: its `name` chooses the class."""
+def named_settings(
+    section: Mapping[str, Any],
+    key: Key,
+    classes: Mapping[str, type],
+    origin: Origin,
+    own_code: OwnCode | None = None,
+    hook: str = "",
+) -> Any:
+    """The settings object of a section such as `data.partition`: its `name` chooses the class.
+
+    own_code: where a class may come from that is none of `classes`, and has the method `hook`; None: nowhere else.
+    """
     name, fields = _named(section, key, origin)
+    reference = None if own_code is None or name in classes else named(f"{key[-1]}s", name)
+    if own_code is not None and reference is not None:
+        own_code.activate()
+        try:
+            cls = reference.get()
+        except ScenarioError as error:
+            raise origin.error((*key, "name"), error.reason) from None
+        if not is_dataclass(cls) or not callable(getattr(cls, hook, None)):
+            raise origin.error((*key, "name"), f"{name}: is no dataclass with a method {hook!r}")
+        classes = {name: cast(type, cls)}
     if name not in classes:
         raise origin.error(
             (*key, "name"), f"unknown name {name!r}{suggest(name, classes)} (there are: {', '.join(classes)})"

@@ -468,3 +468,9 @@ def test_an_unknown_profile_is_refused(item: str, sentence: str):
     with pytest.raises(ScenarioError) as refused:
         load_scenario(QUICKSTART, [item])
     assert str(refused.value) == f"--set {item}: {sentence}"
+
+
+def test_a_sweep_is_no_scenario(tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_text("base: quickstart.yaml\nseeds: 1..3\n")
+    with pytest.raises(ScenarioError, match=r"sweep\.yaml: is a sweep, not a scenario; `raysim sweep` runs it"):
+        load_scenario(tmp_path / "sweep.yaml")

@@ -362,3 +362,21 @@ class TestNothingRunsUnannounced:
         (result.folder / "code" / "mine.py").unlink()
         (result.folder / "code" / "mine.py").symlink_to(folder / "mine.py")
         assert "is a link" in ran("resume", str(result.folder), "--set", "rounds=3", capsys=capsys, code=2)
+
+
+class TestSelection:
+    def test_ones_own(self, folder: Path) -> None:
+        (folder / "evil.py").write_text(
+            "from dataclasses import dataclass\n\n@dataclass(frozen=True)\nclass Last:\n    skip: int = 0\n\n"
+            "    def select(self, candidates, size, rng):\n"
+            "        ids = sorted(candidates.ids)[: len(candidates.ids) - self.skip]\n        return ids[-size:]\n"
+        )
+        sets = ["clients.participation=0.5", "clients.selection={name: './evil.py:Last', skip: 1}"]
+        result = raysim.run(folder / "s.yaml", sets=[*sets, "algorithm.name=fedgh"], quiet=True)
+        assert set(result.clients[result.clients.participated].client) == {1, 2}
+        assert "evil.py" in result.summary["code"]["files"]
+
+    def test_one_that_is_none(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        words = ["--set", "clients.participation=0.5", "--set", "clients.selection={name: './nets.py:Small'}"]
+        said = ran("launch", str(folder / "s.yaml"), *words, capsys=capsys, code=2)
+        assert "clients.selection.name: nets.py:Small: is no dataclass with a method 'select'" in said
