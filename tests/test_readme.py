@@ -1,4 +1,4 @@
-"""What the README shows is true: its Python runs, its commands parse, its door is the whole door."""
+"""What README and docs show is true: the README's Python runs, all commands parse, its door is the whole door."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from tests.structure import files
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
+PAGES = [README, *(path.read_text(encoding="utf-8") for path in sorted((REPOSITORY / "docs").glob("*.md")))]
 COMMANDS = [
     line.split(" #")[0].strip()
-    for block in blocks("")
+    for page in PAGES
+    for block in blocks("", page)
     for line in block.splitlines()
     if line.startswith("raysim ") and not line.startswith("raysim: ")
 ]
