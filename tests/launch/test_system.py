@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,12 @@ import yaml
 
 from raysim.common.errors import ScenarioError
 from raysim.engine.policies.system import System
+from raysim.engine.run import sample
+from raysim.launch.assemble import assemble
 from raysim.launch.check import check
 from raysim.scenario.load import load_scenario
 from tests.engine.scenarios import loaded
+from tests.structure import REPOSITORY
 
 
 def system(*sets: str) -> System:
@@ -65,6 +69,16 @@ def test_what_is_chosen_is_written_down() -> None:
     assert resolved["system"]["latency_s"] == {"name": "log_normal", "median": 1.0, "sigma": 1.0}
     assert resolved["clients"]["selection"] == {"name": "by_samples"}
     assert check(load_scenario(resolved)).loaded.resolved == check(given).loaded.resolved
+
+
+def test_the_selection_policy_that_docs_show(workplace: Path) -> None:
+    page = (REPOSITORY / "docs" / "system.md").read_text()
+    example = re.search(r"```python\n(.*?)```", page, re.DOTALL)
+    assert example
+    Path("mine.py").write_text(example[1])
+    assembly = assemble(check(loaded("clients.selection={name: ./mine.py:Smallest, largest: 184}")))
+    drawn = [sample(assembly.spec, assembly.schedule, t) for t in range(1, 9)]
+    assert all({*ids} <= {0, 2, 4, 6, 7} for ids in drawn) and len({*drawn}) > 1  # the others have 199 and more
 
 
 NUMBER = "a number or a list or a mapping of keys and values"

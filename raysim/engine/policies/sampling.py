@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import numpy as np
 
+from raysim.common.errors import RunError
 from raysim.core.fields import Range
 from raysim.core.seeds import seed_for
 
@@ -78,7 +79,7 @@ class Fastest:
 
 
 SELECTIONS: dict[str, type] = {"uniform": UniformSelection, "by_samples": BySamples, "fastest": Fastest}
-"""Name in a scenario -> policy."""
+"""Name in a scenario -> policy; a user's own is named as `./mine.py:Mine`."""
 
 
 @dataclass(frozen=True)
@@ -110,4 +111,10 @@ def cohort(
     if size >= len(ids):
         return tuple(ids)
     rng = np.random.default_rng(seed_for(seed, "cohort", t))
-    return tuple(sorted(given.selection.select(Candidates(ids, num_samples or {}, given.system), size, rng)))
+    chosen = sorted(given.selection.select(Candidates(ids, num_samples or {}, given.system), size, rng))
+    if len(chosen) != size or len({*chosen}) != size or not {*chosen} <= {*ids}:
+        raise RunError(
+            f"round {t}: {type(given.selection).__name__}.select returned {len(chosen)} clients, {chosen[:10]}; "
+            f"allowed: {size} different ones of the {len(ids)} candidates"
+        )
+    return tuple(chosen)

@@ -7,7 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raysim.engine.policies.sampling import BySamples, Fastest, Participation, cohort, selected_size
+from raysim.common.errors import RunError
+from raysim.engine.policies.sampling import (
+    BySamples,
+    Candidates,
+    Fastest,
+    Participation,
+    UniformSelection,
+    cohort,
+    selected_size,
+)
 from raysim.engine.policies.system import LogNormal, System, Uniform, time_round
 from raysim.engine.records import Timing
 
@@ -99,6 +108,17 @@ def test_more_samples_are_selected_more_often() -> None:
     given = Participation(BySamples())
     found = [cohort(1, t, [0, 1], 1, {0: 3, 1: 1}, given) for t in range(1000)]
     assert found.count((0,)) == pytest.approx(750, abs=42)
+
+
+def test_a_selection_that_is_none_ends_the_run() -> None:
+    class Twice(UniformSelection):
+        def select(self, candidates: Candidates, size: int, rng: np.random.Generator) -> list[int]:
+            return [3, 3, *candidates.ids[: size - 2]]
+
+    with pytest.raises(
+        RunError, match=r"round 2: Twice.select returned 4 clients, \[0, 1, 3, 3\]; allowed: 4 different"
+    ):
+        cohort(1, 2, range(8), 4, given=Participation(Twice()))
 
 
 def test_the_fastest_of_those_that_are_drawn() -> None:
