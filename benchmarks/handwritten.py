@@ -59,7 +59,7 @@ class Workload:
         spec = DATASETS[self.dataset]
         dim = common_feature_dim(self.models)
         with global_seed(self.seed, "init", name):
-            net = build_model(name, num_classes=spec.num_classes, image_shape=spec.image_shape, feature_dim=dim)
+            net = build_model(name, num_classes=spec.num_classes, input_spec=spec.input_spec, feature_dim=dim)
         assert not list(net.buffers()), "only parameters are kept per client"
         return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -132,7 +132,7 @@ class Loop:
         drawn = nn.Linear(header.in_features, header.out_features)
         offset = np.cumsum([0, *(len(start[work.arch(k)]) for k in range(work.clients))]).tolist()
         self.shared = Shared(
-            image_MHWC=torch.tensor(data.image_MHWC).share_memory_(),
+            image_MHWC=torch.tensor(data.raw_M).share_memory_(),
             label_M=torch.tensor(data.label_M).share_memory_(),
             train=ShardTensors(torch.tensor(dealt.train.index).share_memory_(), dealt.train.offset.tolist()),
             val=ShardTensors(torch.tensor(dealt.val.index).share_memory_(), dealt.val.offset.tolist()),

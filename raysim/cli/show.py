@@ -73,11 +73,10 @@ def show_description(name: str) -> None:
         console.print(Text(f"{spec.summary}\nRepresentation width: {spec.native_dim}"))
     elif name in DATASETS:
         dataset = DATASETS[name]
-        shape = " x ".join(map(str, dataset.image_shape))
         console.print(
             Text(
                 f"{dataset.summary}\n{dataset.num_classes} classes; {dataset.train_size:,} training and "
-                f"{dataset.test_size:,} test images of {shape} (channels, height, width)"
+                f"{dataset.test_size:,} test samples: {dataset.input_spec}"
             )
         )
     elif name in METRICS:
@@ -141,7 +140,7 @@ def show_preview(found: Preview, loaded: Loaded) -> None:
     for model in found.models:
         models.add_row(model.name, str(model.clients), f"{model.params:,}", f"{model.step_s * 1e3:.3g} ms")
     console.print(models)
-    memory = found.process_memory_mb * (found.plan.num_actors + 2) + found.client_memory_mb + found.images_mb
+    memory = found.process_memory_mb * (found.plan.num_actors + 2) + found.client_memory_mb + found.samples_mb
     console.print(
         Text(
             f"Estimate, from those steps: {found.steps_per_turn:.3g} steps per participant and round, "
@@ -149,7 +148,7 @@ def show_preview(found: Preview, loaded: Loaded) -> None:
             f"Not in it: the start ({_start(found, loaded)}), tests, the server's work and messages.\n"
             f"Memory: at most {memory / 1024:.1f} GiB ({found.plan.num_actors} actors, server and driver at up to "
             f"{found.process_memory_mb:.0f} MiB each, {found.client_memory_mb:.0f} MiB of client weights, "
-            f"{found.images_mb:.0f} MiB of images once per node)."
+            f"{found.samples_mb:.0f} MiB of samples once per node)."
         )
     )
     for note in found.plan.notes:

@@ -108,7 +108,7 @@ def logits(algorithm: AnyAlgorithm) -> None:
     toy.run(1)
     for k, trained in toy.nets.items():
         for size in (1, 3):
-            x = ToyTransform().plain(toy_samples([0, 1, 2][:size], k).raw_NHWC)
+            x = ToyTransform().plain(toy_samples([0, 1, 2][:size], k).raw_N)
             with torch.no_grad():
                 found = copy.deepcopy(trained).eval()(x)
             if not isinstance(found, Tensor) or found.shape != (size, C) or not found.is_floating_point():

@@ -111,12 +111,12 @@ def toy_encoder(name: str) -> Callable[[Tensor], Tensor]:
 def toy_samples(labels: Sequence[int], k: ClientId) -> Samples:
     """Noise with one bright quarter, which is the class."""
     rng = seeded(SEED, "toy", k)
-    raw_NHWC = torch.randint(0, 90, (len(labels), SIDE, SIDE, 1), generator=rng, dtype=torch.uint8)
+    raw_N = torch.randint(0, 90, (len(labels), SIDE, SIDE, 1), generator=rng, dtype=torch.uint8)
     half = SIDE // 2
     for i, label in enumerate(labels):
         top, left = half * (label // 2), half * (label % 2)
-        raw_NHWC[i, top : top + half, left : left + half] += 150
-    return Samples(raw_NHWC, torch.tensor(labels), ToyTransform())
+        raw_N[i, top : top + half, left : left + half] += 150
+    return Samples(raw_N, torch.tensor(labels), ToyTransform())
 
 
 Watch = Callable[["Toy", str, ClientId | None, Any], AbstractContextManager[None]]
@@ -243,7 +243,7 @@ class Toy:
     def states(self) -> dict[str, str]:
         """A digest of every client, its data and the server."""
         found = {f"client {k}": fingerprint(net) for k, net in self.nets.items()}
-        found |= {f"the data of client {k}": digest([s.raw_NHWC, s.y]) for k, s in self.samples.items()}
+        found |= {f"the data of client {k}": digest([s.raw_N, s.y]) for k, s in self.samples.items()}
         return found | {"the server's state": fingerprint(self.server.state)}
 
     @torch.no_grad()

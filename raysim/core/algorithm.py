@@ -36,14 +36,14 @@ class SplitModel(Protocol):
     header: nn.Linear  # weight [C, D], bias [C]
 
     def features(self, x: Tensor) -> Tensor:
-        """The representation [B, D] of images [B, ...]."""
+        """The representation [B, D] of samples [B, ...]."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The logits [B, C] of images [B, ...]."""
+        """The logits [B, C] of samples [B, ...]."""
 
 
 def pixels(x_BCHW: Tensor) -> Tensor:
-    """An image as its own representation: its pixels, less their mean over the image, [B, C * H * W]."""
+    """A sample as its own representation: its pixels or features, less their mean over the sample, [B, C * H * W]."""
     flat_Bh = x_BCHW.flatten(1)
     return flat_Bh - flat_Bh.mean(1, keepdim=True)
 
@@ -66,7 +66,7 @@ class Task:
     num_rounds: int = 1  # T
     encoder: Callable[[str], Any] = only_pixels
     """name -> a function without training, from normalised images [B, C, H, W] to [B, h]. Raises ValueError
-    for a name that is unknown or not available on this machine."""
+    for a name that is unknown, not available on this machine, or not for such samples."""
 
     def smallest(self) -> str:
         """The architecture with the fewest parameters, the first of equals: what methods share beside it."""
@@ -113,8 +113,8 @@ class Client:
         """Minimise `loss(net, batch, given)` over the local data, as the scenario's `training` says.
 
         epochs: other than the scenario's. data: other than all of `client.data`. two_views: `batch.second` is
-        another augmentation of the same images. rates: parameters of `net`, by name, that have a learning rate of their
-        own.
+        another augmentation of the same samples. rates: parameters of `net`, by name, that have a learning rate of
+        their own.
 
         A loss that returns (scalar, rows) has its rows [B, ...] kept: returned is what it gave for each sample when it
         last saw it, [N, ...] in data order, detached; NaN for a sample it never saw (with BatchNorm, a last batch of

@@ -1,9 +1,9 @@
 """Samples a client owns, and the batches a loss sees.
 
-Images stay uint8 where they were loaded (one array per node, shared by every actor); a batch is gathered,
-normalised and augmented as tensors on the client's device.
+Samples stay as they are stored where they were loaded (one array per node, shared by every actor); a batch is
+gathered, normalised and augmented as tensors on the client's device.
 
-Shapes: N samples of one client, B samples of one batch, C channels, H x W pixels.
+Shapes: N samples of one client, B samples of one batch; an image has C channels of H x W pixels.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from raysim.core.messages import message
 
 
 class Transform(Protocol):
-    """From stored uint8 images to what a network reads. Implemented in raysim/data/transform.py."""
+    """From samples as stored to what a network reads. Implemented in raysim/data/transform.py."""
 
-    def plain(self, raw_BHWC: Tensor) -> Tensor:
-        """Normalised float32 images [B, C, H, W], channels last in memory."""
+    def plain(self, raw_B: Tensor, /) -> Tensor:
+        """Normalised float32 images [B, C, H, W], channels last in memory; features [B, ...] float32; tokens [B, L]
+        int64."""
 
-    def augmented(self, raw_BHWC: Tensor, rng: torch.Generator) -> Tensor:
+    def augmented(self, raw_B: Tensor, rng: torch.Generator, /) -> Tensor:
         """As `plain`, after random augmentation; every draw comes from `rng` (a CPU generator)."""
 
 
@@ -32,7 +33,7 @@ class Transform(Protocol):
 class Batch:
     """What a loss function sees of one step."""
 
-    x: Tensor  # [B, C, H, W] float32
+    x: Tensor  # [B, C, H, W] float32, or features [B, ...] float32, or tokens [B, L] int64
     y: Tensor  # [B] int64 class ids
     index: Tensor  # [B] position of each sample in its client's data, for per-sample teachers
     weight: Tensor | None = None  # [B] 1 for a real sample, 0 for padding; None: all are real
@@ -49,7 +50,7 @@ class Batch:
 class Samples:
     """One client's part of a data set, in a fixed order."""
 
-    raw_NHWC: Tensor  # uint8, on the device that trains
+    raw_N: Tensor  # [N, ...] as stored: images [N, H, W, C] uint8, features float32, tokens; on the device that trains
     y: Tensor  # [N] int64 class ids, on the same device
     transform: Transform
 
@@ -58,18 +59,18 @@ class Samples:
 
     @property
     def x(self) -> Tensor:
-        """All images, normalised and not augmented: [N, C, H, W]. Costs 4 bytes per pixel while held."""
-        return self.transform.plain(self.raw_NHWC)
+        """All samples as a network reads them, not augmented: [N, ...]. Costs 4 bytes per pixel while held."""
+        return self.transform.plain(self.raw_N)
 
     def subset(self, index: Tensor) -> Samples:
         """The samples at these positions, in this order."""
         index = index.to(self.y.device)
-        return Samples(self.raw_NHWC.index_select(0, index), self.y[index], self.transform)
+        return Samples(self.raw_N.index_select(0, index), self.y[index], self.transform)
 
     def in_order(self, batch_size: int) -> Iterator[Batch]:
         """Un-augmented batches in data order; the last one may be short."""
         if 0 < len(self) <= batch_size:  # all at once, without a copy
-            yield Batch(self.transform.plain(self.raw_NHWC), self.y, torch.arange(len(self), device=self.y.device))
+            yield Batch(self.transform.plain(self.raw_N), self.y, torch.arange(len(self), device=self.y.device))
             return
         for index in torch.arange(len(self), device=self.y.device).split(batch_size):
             yield Batch(self.transform.plain(self._raw(index)), self.y[index], index)
@@ -91,11 +92,11 @@ class Samples:
             for index in order.split(batch_size) if len(self) > batch_size else (order,):
                 if drop_single and len(index) == 1:
                     continue
-                raw_BHWC = self._raw(index)
-                x = self.transform.augmented(raw_BHWC, rng)
-                second = self.transform.augmented(raw_BHWC, rng) if two_views else None
+                raw_B = self._raw(index)
+                x = self.transform.augmented(raw_B, rng)
+                second = self.transform.augmented(raw_B, rng) if two_views else None
                 yield Batch(x, self.y.index_select(0, index), index, None, second)
 
     def _raw(self, index: Tensor) -> Tensor:
-        # Ten times faster than raw_NHWC[index], which walks every pixel.
-        return self.raw_NHWC.index_select(0, index)
+        # Ten times faster than raw_N[index], which walks every number.
+        return self.raw_N.index_select(0, index)

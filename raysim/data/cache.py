@@ -34,8 +34,8 @@ def load(key: str) -> Decoded | None:
         with base.with_suffix(".npz").open("rb") as file, np.load(file, allow_pickle=False) as rest:
             label_M, names, num_train = rest["label_M"], rest["class_names"], int(rest["num_train"])
             digest = str(rest["digest"])
-        image_MHWC = np.asarray(np.load(base.with_suffix(".npy"), mmap_mode="r", allow_pickle=False))
-        decoded = Decoded(image_MHWC, label_M, num_train, tuple(map(str, names)))
+        raw_M = np.asarray(np.load(base.with_suffix(".npy"), mmap_mode="r", allow_pickle=False))
+        decoded = Decoded(raw_M, label_M, num_train, tuple(map(str, names)))
         return decoded if digest_of(decoded) == digest else None
     except Exception:  # however it is damaged, the answer is to decode again
         return None
@@ -47,9 +47,7 @@ def save(key: str, decoded: Decoded) -> None:
     with suppress(OSError):
         base.parent.mkdir(parents=True, exist_ok=True)
         # Without fsync: `load` compares the digest, and decodes again where a power cut left less.
-        replace(
-            base.with_suffix(".npy"), lambda file: np.save(file, decoded.image_MHWC, allow_pickle=False), fsync=False
-        )
+        replace(base.with_suffix(".npy"), lambda file: np.save(file, decoded.raw_M, allow_pickle=False), fsync=False)
         replace(
             base.with_suffix(".npz"),
             lambda file: np.savez(
@@ -65,7 +63,7 @@ def save(key: str, decoded: Decoded) -> None:
 
 def digest_of(decoded: Decoded) -> str:
     """SHA-256, in hex, of pixels and labels, their order, and where the test part begins."""
-    sha = hashlib.sha256(f"{decoded.image_MHWC.shape} {decoded.num_train}".encode())
-    sha.update(np.ascontiguousarray(decoded.image_MHWC).data)
+    sha = hashlib.sha256(f"{decoded.raw_M.shape} {decoded.num_train}".encode())
+    sha.update(np.ascontiguousarray(decoded.raw_M).data)
     sha.update(np.ascontiguousarray(decoded.label_M, dtype="<i8").data)
     return sha.hexdigest()

@@ -31,11 +31,11 @@ _STALL_S = 30.0
 
 
 @dataclass(frozen=True, eq=False)
-class ImageData:
+class Dataset:
     """A whole data set. The arrays are read-only: they may be a map of a file, shared by every process."""
 
     name: str
-    image_MHWC: NDArray[np.uint8]
+    raw_M: NDArray[np.uint8]
     label_M: NDArray[np.int64]
     num_train: int
     """Images [0, num_train) are the published train part, the others the published test part."""
@@ -54,10 +54,10 @@ class ImageData:
     @cached_property
     def digest(self) -> str:
         """SHA-256, in hex, of pixels and labels, their order, and where the test part begins."""
-        return cache.digest_of(sources.Decoded(self.image_MHWC, self.label_M, self.num_train, self.class_names))
+        return cache.digest_of(sources.Decoded(self.raw_M, self.label_M, self.num_train, self.class_names))
 
 
-def load_dataset(name: str, root: str | None = None, format: Format = "auto", download: bool = True) -> ImageData:
+def load_dataset(name: str, root: str | None = None, format: Format = "auto", download: bool = True) -> Dataset:
     """The data set called `name` (a key of DATASETS).
 
     Looked for in `root`, or else in the folder RAYSIM_DATA, then in the cache folder
@@ -120,7 +120,7 @@ def _download_folder() -> Path:
     return cache_root() / "data"
 
 
-def _load(spec: DatasetSpec, source: sources.Source) -> ImageData:
+def _load(spec: DatasetSpec, source: sources.Source) -> Dataset:
     key = cache.cache_key(spec.name, source)
     decoded = cache.load(key)
     if decoded is None:
@@ -131,13 +131,13 @@ def _load(spec: DatasetSpec, source: sources.Source) -> ImageData:
     return _read_only(spec, decoded, str(source))
 
 
-def _read_only(spec: DatasetSpec, decoded: sources.Decoded, source: str) -> ImageData:
-    decoded.image_MHWC.setflags(write=False)
+def _read_only(spec: DatasetSpec, decoded: sources.Decoded, source: str) -> Dataset:
+    decoded.raw_M.setflags(write=False)
     decoded.label_M.setflags(write=False)
-    return ImageData(spec.name, *decoded, source)
+    return Dataset(spec.name, *decoded, source)
 
 
-def _digits(spec: DatasetSpec) -> ImageData:
+def _digits(spec: DatasetSpec) -> Dataset:
     # The file that load_digits reads, without importing scikit-learn: that takes 1.5 s of a first run's start.
     found = importlib.util.find_spec("sklearn")
     assert found is not None
@@ -145,9 +145,9 @@ def _digits(spec: DatasetSpec) -> ImageData:
     table = np.loadtxt(Path(found.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz", delimiter=",")
     ink_MHW, label_M = table[:, :64].reshape(-1, 8, 8), table[:, 64]
     # Sixteenths of full ink become the nearest of 256 levels; no two levels fall together.
-    image_MHWC = np.rint(ink_MHW * 255 / 16).astype(np.uint8)[..., None]
+    raw_M = np.rint(ink_MHW * 255 / 16).astype(np.uint8)[..., None]
     decoded = sources.Decoded(
-        image_MHWC, label_M.astype(np.int64), spec.train_size, tuple(str(c) for c in range(spec.num_classes))
+        raw_M, label_M.astype(np.int64), spec.train_size, tuple(str(c) for c in range(spec.num_classes))
     )
     return _read_only(spec, decoded, "scikit-learn's load_digits (first 1,437 as train, last 360 as test)")
 

@@ -51,9 +51,9 @@ class Source:
 
 
 class Decoded(NamedTuple):
-    """A whole data set in memory: the published train images first, then the published test images."""
+    """A whole data set in memory: the published train part first, then the published test part."""
 
-    image_MHWC: NDArray[np.uint8]
+    raw_M: NDArray[Any]  # [M, ...] uint8 images [M, H, W, C], float32 features or integer tokens
     label_M: NDArray[np.int64]
     num_train: int
     class_names: tuple[str, ...]
@@ -86,8 +86,8 @@ def read(spec: DatasetSpec, source: Source) -> Decoded:
     """Decode everything. Raises ScenarioError, one sentence, for a damaged or unsuitable file."""
     decoded = _READ[source.format](spec, source)
     pa.default_memory_pool().release_unused()  # what Arrow read the files into
-    channels, height, width = spec.image_shape
-    shape, label_M = decoded.image_MHWC.shape, decoded.label_M
+    channels, height, width = spec.input_spec.shape
+    shape, label_M = decoded.raw_M.shape, decoded.label_M
     if shape[1:] != (height, width, channels):
         raise ScenarioError(f"{source.folder}: images are {shape[1:]}, but {spec.name} has {height}x{width}x{channels}")
     if len(label_M) != shape[0]:
@@ -143,7 +143,7 @@ def _read_parquet(spec: DatasetSpec, source: Source) -> Decoded:
             rows[path] = file.metadata.num_rows
     total = sum(rows.values())
     with one_sentence(source.folder):
-        channels, height, width = spec.image_shape
+        channels, height, width = spec.input_spec.shape
         image_MHWC = np.empty((total, height, width, channels), np.uint8)
         label_M = np.empty(total, np.int64)
     names: tuple[str, ...] = ()
@@ -201,7 +201,7 @@ def _numbered(spec: DatasetSpec) -> tuple[str, ...]:
 
 def _decode(encoded: bytes | None, spec: DatasetSpec, where: str) -> NDArray[np.uint8]:
     """Pixels [H, W, C] of one PNG or JPEG. A grey image of a colour data set is repeated on its channels."""
-    channels, height, width = spec.image_shape
+    channels, height, width = spec.input_spec.shape
     if encoded is None:
         raise ScenarioError(f"{where} is missing")
     try:
@@ -264,7 +264,7 @@ def _read_folder(spec: DatasetSpec, source: Source) -> Decoded:
     files = source.files[: len(source.train) + len(source.test)]
     number = {name: position for position, name in enumerate(names)}
     label_M = np.empty(len(files), np.int64)
-    channels, height, width = spec.image_shape
+    channels, height, width = spec.input_spec.shape
     image_MHWC = np.empty((len(files), height, width, channels), np.uint8)
     for row, path in enumerate(files):
         name = listed.get(path.name, by_folder(path)) if row >= len(source.train) else by_folder(path)

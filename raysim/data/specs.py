@@ -1,10 +1,11 @@
-"""The data sets raysim knows: their sizes, pixel statistics, augmentation and how their files are named."""
+"""The data sets raysim knows: their sizes, statistics, augmentation and how their files are named."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from raysim.common.errors import ScenarioError
+from raysim.common.inputs import InputSpec, image
 
 
 @dataclass(frozen=True)
@@ -21,13 +22,12 @@ class Augment:
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """One published data set. Mean and std are per channel, of pixels scaled to [0, 1]."""
+    """One data set. Mean and std are per channel, of pixels scaled to [0, 1], or per feature; tokens have none."""
 
     name: str
     summary: str
     num_classes: int
-    image_shape: tuple[int, int, int]
-    """Channels, height, width."""
+    input_spec: InputSpec
     train_size: int
     test_size: int
     mean: tuple[float, ...]
@@ -58,7 +58,7 @@ _ALL = (
             "It has no published test part; the last 360 images play that role."
         ),
         num_classes=10,
-        image_shape=(1, 8, 8),
+        input_spec=image(1, 8, 8),
         train_size=1437,
         test_size=360,
         mean=(0.3053,),
@@ -69,7 +69,7 @@ _ALL = (
         name="fashion_mnist",
         summary="Fashion-MNIST: 70,000 pieces of clothing of 28 x 28 grey pixels in 10 classes.",
         num_classes=10,
-        image_shape=(1, 28, 28),
+        input_spec=image(1, 28, 28),
         train_size=60_000,
         test_size=10_000,
         mean=(0.5071,),  # not its true mean: the constants of the FedMRL code, which FedRAL builds on
@@ -86,7 +86,7 @@ _ALL = (
             "deviation, as in the released code of FedGH and FedSSA."
         ),
         num_classes=10,
-        image_shape=(3, 32, 32),
+        input_spec=image(3, 32, 32),
         train_size=50_000,
         test_size=10_000,
         mean=_IMAGENET_MEAN,  # not its true mean: the FedGH family of codes normalises with ImageNet's
@@ -100,7 +100,7 @@ _ALL = (
         name="cifar100",
         summary="CIFAR-100: 60,000 photographs of 32 x 32 colour pixels in 100 classes.",
         num_classes=100,
-        image_shape=(3, 32, 32),
+        input_spec=image(3, 32, 32),
         train_size=50_000,
         test_size=10_000,
         mean=(0.5071, 0.4865, 0.4409),
@@ -118,7 +118,7 @@ _ALL = (
             "its labelled validation images are the test part."
         ),
         num_classes=200,
-        image_shape=(3, 64, 64),
+        input_spec=image(3, 64, 64),
         train_size=100_000,
         test_size=10_000,
         mean=(0.4802, 0.4481, 0.3975),

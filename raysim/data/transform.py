@@ -1,25 +1,74 @@
-"""From stored uint8 images to normalised network input, with the augmentation of the published codes.
+"""From samples as stored to what a network reads; images with the augmentation of the published codes.
 
 Flip, erase and crop act on the normalised image, as in those codes, so that erased and padded pixels are
 zero, the mean colour. All three are one lookup: for every output pixel, which input pixel it shows, or
 none.
 
-Shapes: B images of one batch, C channels, H x W pixels.
+Shapes: B samples of one batch; an image has C channels of H x W pixels.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
 
+from raysim.core.data import Transform
 from raysim.data.specs import Augment, DatasetSpec
 
 _ERASE_AREA = (0.04, 0.20)
 _ERASE_ASPECT = (0.5, 2.0)
 _DRAWS = 8  # per image, used or not, so that switching one step off leaves the others' draws as they were
+
+
+def transform_of(dataset: DatasetSpec, augment: bool) -> Transform:
+    """What a data set asks for. Only images are augmented."""
+    match dataset.input_spec.kind:
+        case "image":
+            return ImageTransform.of(dataset, augment)
+        case "features":
+            return FeatureTransform(dataset.mean, dataset.std)
+        case "tokens":
+            return TokenTransform()
+
+
+@dataclass(frozen=True)
+class FeatureTransform:
+    """Standardises features, (x - mean) / std, with a mean and a std per feature, or one for all."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def plain(self, raw_B: Tensor) -> Tensor:
+        """Standardised float32 features [B, ...]."""
+        mean_F, std_F = self._constants.to(raw_B.device)
+        if len(self.mean) > 1:
+            mean_F, std_F = mean_F.view(raw_B.shape[1:]), std_F.view(raw_B.shape[1:])
+        return (raw_B - mean_F) / std_F
+
+    def augmented(self, raw_B: Tensor, rng: torch.Generator) -> Tensor:
+        """As `plain`: there is no augmentation of features."""
+        return self.plain(raw_B)
+
+    @cached_property
+    def _constants(self) -> Tensor:
+        with torch.inference_mode(False):
+            return torch.tensor([self.mean, self.std], dtype=torch.float32)
+
+
+@dataclass(frozen=True)
+class TokenTransform:
+    """Widens tokens, which are stored as narrow as they fit, to what an embedding reads."""
+
+    def plain(self, raw_B: Tensor) -> Tensor:
+        """Tokens [B, L], int64."""
+        return raw_B.long()
+
+    def augmented(self, raw_B: Tensor, rng: torch.Generator) -> Tensor:
+        """As `plain`: there is no augmentation of tokens."""
+        return self.plain(raw_B)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from raysim.core.algorithm import ClientId
@@ -31,8 +30,8 @@ class Backend(Protocol):
 
     spec: RunSpec  # since `start`
 
-    def start(self, spec: RunSpec, images: Callable[[], NDArray[np.uint8]]) -> Startup | None:
-        """Start workers and server, with the state before round 1. `images` reads them, [M, H, W, C].
+    def start(self, spec: RunSpec, raw: Callable[[], NDArray[Any]]) -> Startup | None:
+        """Start workers and server, with the state before round 1. `raw` reads the samples as stored, [M, ...].
 
         Returns how long actors took to start; None where there are none, or one of them died meanwhile.
         """

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-import numpy as np
 import psutil
 import torch
 from numpy.typing import NDArray
@@ -45,12 +44,12 @@ class InProcessBackend:
         self.device = device
         self.before = (torch.get_num_threads(), torch.get_rng_state())
 
-    def start(self, spec: RunSpec, images: Callable[[], NDArray[np.uint8]]) -> None:
-        self.spec, self.images = spec, images
+    def start(self, spec: RunSpec, raw: Callable[[], NDArray[Any]]) -> None:
+        self.spec, self.raw = spec, raw
         self.recover()
 
     def recover(self) -> list[str]:
-        self.worker = ClientWorker(self.spec, self.images(), self.device)
+        self.worker = ClientWorker(self.spec, self.raw(), self.device)
         self.server = ServerWorker(self.spec)
         registrations = self.worker.register(range(self.spec.num_clients)) if registers(self.spec.algorithm) else {}
         self.server.start([registrations])

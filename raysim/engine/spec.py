@@ -22,7 +22,7 @@ from raysim.core.seeds import global_seed
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run, as its workers and its server need it. Picklable; the images travel apart."""
+    """One run, as its workers and its server need it. Picklable; the samples travel apart."""
 
     algorithm: AnyAlgorithm
     seed: int
@@ -36,7 +36,7 @@ class RunSpec:
     val: Shards
     test: Shards
     threads: tuple[int, ...]  # intra-op threads of client k's work: threads[k % len(threads)]
-    global_test: NDArray[np.int64] | None = None  # positions of the published test images, where asked for
+    global_test: NDArray[np.int64] | None = None  # positions of the published test samples, where asked for
     evaluate_when: Literal["after_update", "after_receive"] = "after_update"
     independent_init: bool = False  # True: each client draws initial weights of its own
     server_threads: int = 1
@@ -45,7 +45,6 @@ class RunSpec:
     client_timeout_s: float | None = None  # limit of a client's part of a round
     num_rounds: int = 1
     labels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    image_shape_HWC: tuple[int, int, int] = (1, 1, 1)
     encoder: Callable[[str], Any] = only_pixels  # as in Task; picklable
     weights_seed: int | None = None  # of initial weights; None: the run's
     own_code: OwnCode = OwnCode()

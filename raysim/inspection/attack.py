@@ -116,6 +116,7 @@ def attack(
     number of images done. Raises `ScenarioError` when the run's method sends nothing that the attack understands.
     """
     opened = OpenedRun.of(run)
+    opened.check_images()
     clients = attackable(opened.method, opened.spec)
     checkpoint = opened.checkpoint(round)
     if round is None and ROUND in {kept.round for kept in opened.store.kept}:
@@ -129,10 +130,10 @@ def attack(
         for k, sample in drawn:
             seen = transmit(opened.method, backend, checkpoint.round + 1, k, sample, knowledge)
             place = int(spec.train.of(k)[sample])
-            start_HWC, image_HWC, distance = invert(seen, spec, opened.image_MHWC.shape[1:], seed + len(found))
-            found.append(Attacked(k, place, pixels(opened.image_MHWC[place]), image_HWC, start_HWC, distance))
+            start_HWC, image_HWC, distance = invert(seen, spec, opened.raw_M.shape[1:], seed + len(found))
+            found.append(Attacked(k, place, pixels(opened.raw_M[place]), image_HWC, start_HWC, distance))
             progress(len(found))
-    unrelated = _unrelated(opened.image_MHWC, spec.train.index, convention, rng)
+    unrelated = _unrelated(opened.raw_M, spec.train.index, convention, rng)
     return Attack(opened.name, checkpoint.round + 1, knowledge, convention, tuple(found), unrelated)
 
 

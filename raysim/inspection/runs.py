@@ -60,9 +60,15 @@ class OpenedRun:
         return cls(folder, assembly, CheckpointStore.open(checkpoint_storage(identity.checkpoints_of(folder))))
 
     @cached_property
-    def image_MHWC(self) -> NDArray[np.uint8]:
-        """All images of the data set."""
-        return self.assembly.images()
+    def raw_M(self) -> NDArray[Any]:
+        """All samples of the data set, as stored."""
+        return self.assembly.raw()
+
+    def check_images(self) -> None:
+        """Raises `ScenarioError` when the run's samples are no images."""
+        dataset = self.assembly.checked.dataset
+        if dataset.input_spec.kind != "image":
+            raise ScenarioError(f"{self.folder}: {dataset.name} has {dataset.input_spec}; allowed: a run on images")
 
     @property
     def spec(self) -> RunSpec:
@@ -110,7 +116,7 @@ class OpenedRun:
         some = replace(checkpoint, client_files=tuple(file for file in wanted if file.clients))
         backend = InProcessBackend()
         try:
-            backend.start(spec or self.spec, lambda: self.image_MHWC)
+            backend.start(spec or self.spec, lambda: self.raw_M)
             backend.restore((some.client_files, some.server), self.store.storage)
             yield backend
         except (RuntimeError, KeyError) as error:
@@ -135,8 +141,8 @@ class OpenedRun:
         if part not in PARTS:
             raise ScenarioError(f"part: {part!r} given; allowed: {', '.join(PARTS)}")
         index_N = self.assembly.partition.parts[part].of(k)
-        raw_NHWC = torch.from_numpy(self.image_MHWC[index_N])
-        return Samples(raw_NHWC, torch.from_numpy(self.spec.labels[index_N]), self.spec.transform)
+        raw_N = torch.from_numpy(self.raw_M[index_N])
+        return Samples(raw_N, torch.from_numpy(self.spec.labels[index_N]), self.spec.transform)
 
     @torch.inference_mode()
     def representations(self, clients: Sequence[ClientId], part: str, t: int | None = None) -> Representations:
@@ -165,7 +171,7 @@ def load_client(run: Path | str, k: ClientId, round: int | None = None) -> nn.Mo
     """Client k's trained network, on the CPU and in eval mode: what its method keeps and predicts with.
 
     run: the folder of a run, finished or not, or its id below ./runs. round: after which, of those whose state the
-    run keeps, the last two that were saved; default: the latest. It reads normalised images, such as
+    run keeps, the last two that were saved; default: the latest. It reads normalised samples, such as
     `client_data(run, k, "test").x`, and gives logits.
     Raises `ScenarioError` when the state of that round is not kept, or there is no such client.
     """
@@ -175,7 +181,8 @@ def load_client(run: Path | str, k: ClientId, round: int | None = None) -> nn.Mo
 def client_data(run: Path | str, k: ClientId, part: str) -> Samples:
     """Client k's samples of one part, train, val or test, as dealt in the run, not augmented.
 
-    Returns `Samples`: `raw_NHWC` are the images as stored, uint8, `x` normalised, [N, C, H, W], `y` the labels.
+    Returns `Samples`: `raw_N` as stored (images uint8, [N, H, W, C]), `x` as networks read them ([N, C, H, W]), `y` the
+    labels.
     Raises `ScenarioError` when there is no such client or part, or the data is not the run's.
     """
     return OpenedRun.of(run).samples(k, part)

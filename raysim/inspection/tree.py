@@ -117,7 +117,8 @@ def path_levels(parent_V: NDArray[np.int64], num_samples: int, target: int) -> N
 def draw_tree(found: SampleTree, output: Path | str) -> Path:
     """The sample, and below it a row for each cluster with the samples that join there. Returns the file."""
     file = picture_file(output)
-    image_MHWC, labels, names = found.run.image_MHWC, found.run.spec.labels, found.run.assembly.data.class_names
+    found.run.check_images()
+    image_MHWC, labels, names = found.run.raw_M, found.run.spec.labels, found.run.assembly.data.class_names
     rows = len(found.clusters) + 1
     figure, axes = make_figure(rows, SHOWN, 1.0 * SHOWN + 3.4, 1.15 * rows + 0.4)
     for one in axes.flat:

@@ -1,4 +1,4 @@
-"""From a checked scenario to everything that its run needs: the plan of its actors, its images and their partition."""
+"""From a checked scenario to everything that its run needs: the plan of its actors, its samples and their partition."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -15,10 +16,10 @@ from numpy.typing import NDArray
 
 from raysim.common.errors import ScenarioError
 from raysim.common.files import reason
-from raysim.data.datasets import ImageData, load_dataset
+from raysim.data.datasets import Dataset, load_dataset
 from raysim.data.partition import make_partition
 from raysim.data.shards import Partition
-from raysim.data.transform import ImageTransform
+from raysim.data.transform import transform_of
 from raysim.engine.checkpoint.storage import Storage, open_storage
 from raysim.engine.policies.placement import ClusterResources, Plan, make_plan
 from raysim.engine.run import Schedule
@@ -33,19 +34,19 @@ class Assembly:
 
     checked: Checked
     plan: Plan | None  # None: all rounds are done, so no actor is planned
-    data: ImageData  # without its images once `images` handed them over
+    data: Dataset  # without its samples once `raw` handed them over
     partition: Partition
 
-    def images(self) -> NDArray[np.uint8]:
-        """All images [M, H, W, C], for the backend; they are read again when a backend starts again.
+    def raw(self) -> NDArray[Any]:
+        """All samples as stored [M, ...], for the backend; they are read again when a backend starts again.
 
         The backend holds them, once per node. The assembly drops them, or the driver would keep 200 MB for nothing.
         """
-        images = self.data.image_MHWC
-        if not len(images):
-            return _read_data(self.checked).image_MHWC
-        self.data = replace(self.data, image_MHWC=np.zeros((0, *images.shape[1:]), dtype=np.uint8))
-        return images
+        raw_M = self.data.raw_M
+        if not len(raw_M):
+            return _read_data(self.checked).raw_M
+        self.data = replace(self.data, raw_M=raw_M[:0].copy())
+        return raw_M
 
     @cached_property
     def spec(self) -> RunSpec:
@@ -62,7 +63,7 @@ class Assembly:
             feature_dim=checked.feature_dim,
             models=tuple(scenario.clients.models),
             build_model=checked.build,
-            transform=ImageTransform.of(checked.dataset, scenario.data.augment),
+            transform=transform_of(checked.dataset, scenario.data.augment),
             local=checked.local,
             train=partition.train,
             val=partition.val,
@@ -77,7 +78,6 @@ class Assembly:
             may_discard=scenario.clients.deadline_s is not None or scenario.clients.oversample > 1,
             num_rounds=scenario.rounds,
             labels=data.label_M,
-            image_shape_HWC=tuple(data.image_MHWC.shape[1:]),
             encoder=checked.task.encoder,
             own_code=checked.loaded.own_code,
         )
@@ -138,12 +138,12 @@ def attach(checked: Checked) -> bool:
     return True
 
 
-def _read_data(checked: Checked) -> ImageData:
+def _read_data(checked: Checked) -> Dataset:
     given = checked.loaded.scenario.data
     return load_dataset(given.name, given.root, given.format)
 
 
-def _partition(checked: Checked, data: ImageData) -> Partition:
+def _partition(checked: Checked, data: Dataset) -> Partition:
     scenario = checked.loaded.scenario
     return make_partition(
         data.label_M,

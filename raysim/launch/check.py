@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from raysim.common.errors import ScenarioError
+from raysim.common.inputs import image
 from raysim.common.text import expanded, holds_secret
 from raysim.core.own_code import named, where
 from raysim.data.partition import PARTITIONS, check_partition, default_split
@@ -34,7 +35,7 @@ class Checked:
     """A scenario whose names are resolved and whose parts fit each other."""
 
     loaded: Loaded
-    dataset: DatasetSpec  # as networks see its images
+    dataset: DatasetSpec  # as networks read it
     partition: Any  # one of the settings in PARTITIONS
     split: str
     feature_dim: int
@@ -55,7 +56,7 @@ class Checked:
             self.architectures,
             lambda name, *key: build(name),  # whose weights they start from says the run
             self.loaded.scenario.rounds,
-            build_encoder,
+            partial(build_encoder, kind=self.dataset.input_spec.kind),
         )
 
     @property
@@ -135,11 +136,15 @@ def check(loaded: Loaded) -> Checked:
             f"allowed: {1 / clients.count:g} to 1",
         )
     participation, system = _check_participation(loaded)
+    if scenario.data.augment and dataset.input_spec.kind != "image":
+        raise origin.error(
+            ("data", "augment"), f"true given, but {dataset.name} has {dataset.input_spec}, not images; allowed: false"
+        )
     feature_dim = _check_models(loaded, dataset)
     if scenario.evaluation.global_test and split == "pooled811":
         raise origin.error(
             ("evaluation", "global_test"),
-            "true given, but data.split pooled811 deals the published test images to clients to train on; "
+            "true given, but data.split pooled811 deals the published test samples to clients to train on; "
             "allowed with split published or pfedhn",
         )
     # What was chosen is written down in full: a default that changes later does not change an old run.
@@ -207,42 +212,49 @@ def _normalised(dataset: DatasetSpec, loaded: Loaded) -> DatasetSpec:
     given = loaded.scenario.data.normalise
     if given is None:
         return dataset
-    stored, height, width = dataset.image_shape
-    channels = (stored, 3) if stored == 1 else (stored,)
+    reads, origin = dataset.input_spec, loaded.origin
+    if reads.kind == "tokens":
+        raise origin.error(("data", "normalise"), f"given, but {dataset.name} has {reads}; allowed: null")
+    if reads.kind == "features" and not given.scaled:
+        raise origin.error(
+            ("data", "normalise", "scaled"), f"false given, but {dataset.name} has {reads}, not pixels; allowed: true"
+        )
+    channels = (reads.shape[0], 3) if reads.shape[0] == 1 else (reads.shape[0],)
+    if reads.kind == "features":
+        channels = (1, reads.size)
     for name, numbers in (("mean", given.mean), ("std", given.std)):
         if len(numbers) not in channels or len(numbers) != len(given.mean):
-            raise loaded.origin.error(
+            raise origin.error(
                 ("data", "normalise", name),
                 f"{len(numbers)} numbers given; allowed for {dataset.name}: {' or '.join(map(str, channels))}, and as "
                 "many means as deviations",
             )
     unit = 1 if given.scaled else 255
     mean, std = (tuple(number / unit for number in numbers) for numbers in (given.mean, given.std))
-    return replace(dataset, image_shape=(len(mean), height, width), mean=mean, std=std)
+    if reads.kind == "image":
+        reads = image(len(mean), *reads.shape[1:])
+    return replace(dataset, input_spec=reads, mean=mean, std=std)
 
 
 def _builder(dataset: DatasetSpec, feature_dim: int) -> Any:
-    return partial(
-        build_model, num_classes=dataset.num_classes, image_shape=dataset.image_shape, feature_dim=feature_dim
-    )
+    return partial(build_model, num_classes=dataset.num_classes, input_spec=dataset.input_spec, feature_dim=feature_dim)
 
 
 def _check_models(loaded: Loaded, dataset: DatasetSpec) -> int:
-    """See that every model exists and fits the images; the representation width that all share."""
+    """See that every model exists and fits the samples; the representation width that all share."""
     clients, origin = loaded.scenario.clients, loaded.origin
-    fitting = [name for name in MODELS if incompatibility(name, dataset.image_shape) is None]
+    fitting = [name for name in MODELS if incompatibility(name, dataset.input_spec) is None]
     for i, name in enumerate(clients.models):
         key = ("clients", "models", str(i))
         if name not in MODELS and named("models", name) is None:
             raise origin.error(
                 key, f"unknown model {name!r}{suggest(name, MODELS)} (those that fit: {', '.join(fitting)})"
             )
-        reason = incompatibility(name, dataset.image_shape)
+        reason = incompatibility(name, dataset.input_spec)
         if reason:
-            shape = "x".join(map(str, dataset.image_shape))
             raise origin.error(
                 key,
-                f"{reason}, but {dataset.name} has {shape} images; allowed: {', '.join(fitting)}",
+                f"{reason}, but {dataset.name} has {dataset.input_spec}; allowed: {', '.join(fitting)}",
                 cause=("data", "name"),
             )
     try:

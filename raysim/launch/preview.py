@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -14,14 +13,13 @@ from raysim.core.data import Batch
 from raysim.core.fit import FitJob, fit_one
 from raysim.core.ops import cross_entropy
 from raysim.data.datasets import load_dataset, missing
-from raysim.data.specs import DATASETS
 from raysim.engine.policies.placement import ActorGroup, ClusterResources, Plan, check_fits, make_plan
 from raysim.launch.assemble import attach, check_local, find_machine
 from raysim.launch.backend_factory import Placement, placement
 from raysim.launch.check import Checked
 
 SPLIT_TRAIN: Mapping[str, float] = {"pooled811": 0.8, "published": 1.0, "pfedhn": 0.8}
-"""Share of a split's images that train: of all images for pooled811, of the published training images otherwise."""
+"""Share of a split's samples that train: of all samples for pooled811, of the published training samples otherwise."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Preview:
     total_s: float
     client_memory_mb: float  # weights of all clients
     process_memory_mb: float  # this process after importing what an actor imports
-    images_mb: float
+    samples_mb: float
 
     def share(self, group: ActorGroup) -> float:
         """Clients of a group per actor."""
@@ -100,7 +98,7 @@ def preview(checked: Checked) -> Preview:
         total_s=turn_s * checked.participants / lanes * scenario.rounds,
         client_memory_mb=client_memory_mb(checked),
         process_memory_mb=psutil.Process().memory_info().rss / 2**20,
-        images_mb=images_mb(checked),
+        samples_mb=samples_mb(checked),
     )
 
 
@@ -111,10 +109,10 @@ def client_memory_mb(checked: Checked) -> float:
     return sum(size[name] * _clients(checked, name) for name in size) / 2**20
 
 
-def images_mb(checked: Checked) -> float:
-    """All images of the data set, as they are stored."""
+def samples_mb(checked: Checked) -> float:
+    """All samples of the data set, as they are stored."""
     dataset = checked.dataset
-    return (dataset.train_size + dataset.test_size) * math.prod(DATASETS[dataset.name].image_shape) / 2**20
+    return (dataset.train_size + dataset.test_size) * dataset.input_spec.stored_bytes / 2**20
 
 
 def _clients(checked: Checked, name: str) -> int:
@@ -127,7 +125,10 @@ def _measure(checked: Checked, name: str) -> ModelCost:
     scenario = checked.loaded.scenario
     size = scenario.training.batch_size
     model = checked.build(name).to(memory_format=torch.channels_last)
-    x = torch.rand(size, *checked.dataset.image_shape).contiguous(memory_format=torch.channels_last)
+    reads = checked.dataset.input_spec
+    x = torch.randint(reads.vocabulary, (size, *reads.shape)) if reads.vocabulary else torch.rand(size, *reads.shape)
+    if reads.kind == "image":
+        x = x.contiguous(memory_format=torch.channels_last)
     batch = Batch(x, torch.zeros(size, dtype=torch.int64), torch.arange(size))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -79,9 +79,9 @@ class Identity:
         return json.dumps(asdict(self), indent=2) + "\n"
 
     def refuse_other_data(self, folder: Path, dataset: str, partition: str) -> None:
-        """Raises `ScenarioError` when the images or their partition are not those of the run."""
+        """Raises `ScenarioError` when the samples or their partition are not those of the run."""
         for what, had, has in (
-            ("images", self.dataset_digest, dataset),
+            ("data set", self.dataset_digest, dataset),
             ("partition", self.partition_digest, partition),
         ):
             if had != has:

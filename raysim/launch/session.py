@@ -229,7 +229,7 @@ class Session:
         )
 
     def _start(self, backend: Backend, progress: Progress, checkpoints: CheckpointManager | None) -> None:
-        startup = backend.start(self.assembly.spec, self.assembly.images)
+        startup = backend.start(self.assembly.spec, self.assembly.raw)
         self.facts["startup"] = startup.facts() if startup else None
         if self.resumed:
             self._resume(self.resumed, backend, progress, checkpoints)

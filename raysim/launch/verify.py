@@ -126,7 +126,7 @@ def _traced(loaded: Loaded, variation: Variation, most: int, cleanup: contextlib
             progress,
             Observers([memory], within_round=within, after_round=fingerprint),
             CheckpointManager(CheckpointStore(open_storage(folder)), 2, schedule.rounds),
-            lambda: backend.start(spec, assembly.images),
+            lambda: backend.start(spec, assembly.raw),
         )
         trace.metrics, trace.restarts = list(memory.rounds), progress.restarts
     trace.seconds = perf_counter() - began

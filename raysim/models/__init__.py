@@ -1,7 +1,7 @@
 """The networks a client can have, by the names that scenario files use.
 
 To add one: write a builder that returns a `SplitNet` and add one entry to `_SPECS`; the shape tests pick it
-up. Builders are imported when a model is built, so that its name and the images that it reads are known without torch.
+up. Builders are imported when a model is built, so that its name and the samples that it reads are known without torch.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from raysim.common.errors import ScenarioError
+from raysim.common.inputs import InputSpec, Kind, image
 from raysim.core.own_code import Reference, named, where
 
 if TYPE_CHECKING:
-    from raysim.models.cnn import ImageShape
     from raysim.models.split import SplitNet
 
 __all__ = ["MODELS", "ModelSpec", "build_model", "common_feature_dim", "incompatibility"]
@@ -25,7 +25,7 @@ __all__ = ["MODELS", "ModelSpec", "build_model", "common_feature_dim", "incompat
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """One architecture: what it is, which images it reads, how to build it.
+    """One architecture: what it is, which samples it reads, how to build it.
 
     Batch norm cannot train on one sample whose feature map is 1x1 (torch raises ValueError): with 32x32
     images, resnet10 to resnet152 need batches of two or more.
@@ -34,8 +34,8 @@ class ModelSpec:
     name: str
     summary: str  # one line for `raysim list models`
     native_dim: int | None  # representation width D of its paper; None: it has no width of its own
-    build: Callable[[int, ImageShape, int], SplitNet]  # num_classes, image_shape (C, H, W), feature_dim
-    image_shape: ImageShape | None = None  # the only (C, H, W) that it reads; None: the limits below
+    build: Callable[[int, InputSpec, int], SplitNet]  # num_classes, input_spec, feature_dim
+    reads: Kind | InputSpec = "image"  # samples of a kind, images within the limits below; or samples of one shape
     channels: tuple[int, ...] = (1, 3)
     min_size: int = 8  # smallest H and W
     patch: int | None = None  # images must be square, with a side that this divides
@@ -51,9 +51,7 @@ def _build(module: str, name: str, *task: Any, **settings: Any) -> SplitNet:
     return net
 
 
-_CIFAR: ImageShape = (3, 32, 32)
-_FASHION: ImageShape = (1, 28, 28)
-_DIGITS: ImageShape = (1, 8, 8)
+_CIFAR, _FASHION, _DIGITS = image(3, 32, 32), image(1, 28, 28), image(1, 8, 8)
 
 
 def _cifar_cnn(name: str, conv2: int, fc1: int) -> ModelSpec:
@@ -78,6 +76,11 @@ def _resnet(name: str, blocks: tuple[int, ...], bottleneck: bool = False) -> Mod
     kind = "bottleneck" if bottleneck else "basic"
     summary = f"torchvision-style, {kind} blocks {list(blocks)}, 7x7/2 stem; high heterogeneity"
     return ModelSpec(name, summary, 500, _builder("backbones.imagenet_resnet", blocks=blocks, bottleneck=bottleneck))
+
+
+def _mlp(name: str, hidden: tuple[int, ...]) -> ModelSpec:
+    widths = "-".join(map(str, ("features", *hidden, 64, "classes")))
+    return ModelSpec(name, f"{widths} perceptron; features", 64, _builder("cnn.mlp", hidden=hidden), "features")
 
 
 _SPECS = (
@@ -135,22 +138,49 @@ _SPECS = (
         _builder("backbones.small_vit", patch=4, width=192, depth=6, heads=3),
         patch=4,
     ),
+    ModelSpec(
+        "mobilenet",
+        "MobileNetV2-like, inverted residuals (16, 24, 32, 64); any small image",
+        64,
+        _builder("backbones.small_mobilenet", stages=((16, 1), (24, 2), (32, 2), (64, 2))),
+    ),
+    _mlp("mlp_s", hidden=()),
+    _mlp("mlp_m", hidden=(128,)),
+    _mlp("mlp_l", hidden=(256, 128)),
+    ModelSpec(
+        "gru",
+        "embedding 32, one gated recurrent unit of 128; tokens",
+        128,
+        _builder("sequence.gru", width=32, hidden=128),
+        "tokens",
+    ),
+    ModelSpec(
+        "transformer",
+        "transformer encoder, width 64, depth 2, 4 heads; tokens",
+        128,
+        _builder("sequence.transformer", width=64, depth=2, heads=4),
+        "tokens",
+    ),
 )
 
 MODELS: dict[str, ModelSpec] = {spec.name: spec for spec in _SPECS}
 
 
-def incompatibility(name: str, image_shape: ImageShape) -> str | None:
-    """Why the model cannot read images of that (C, H, W), as in "cnn1 needs 3x32x32 images"; else None.
+def incompatibility(name: str, input_spec: InputSpec) -> str | None:
+    """Why the model cannot read such samples, as in "cnn1 needs 3x32x32 images"; else None.
 
     Raises ScenarioError (a ValueError) for an unknown name.
     """
     if name not in MODELS and named("models", name) is not None:
         return None  # building it will tell
     spec = _spec(name)
-    channels, height, width = image_shape
-    if spec.image_shape is not None:
-        return None if image_shape == spec.image_shape else f"{name} needs {_sizes(spec.image_shape)} images"
+    if isinstance(spec.reads, InputSpec):
+        return None if input_spec == spec.reads else f"{name} needs {spec.reads}"
+    if input_spec.kind != spec.reads:
+        return f"{name} needs {spec.reads.replace('image', 'images')}"
+    if input_spec.kind != "image":
+        return None
+    channels, height, width = input_spec.shape
     if channels not in spec.channels:
         return f"{name} needs images of {' or '.join(map(str, spec.channels))} channels"
     if min(height, width) < spec.min_size:
@@ -160,16 +190,16 @@ def incompatibility(name: str, image_shape: ImageShape) -> str | None:
     return None
 
 
-def build_model(name: str, *, num_classes: int, image_shape: ImageShape, feature_dim: int) -> SplitNet:
+def build_model(name: str, *, num_classes: int, input_spec: InputSpec, feature_dim: int) -> SplitNet:
     """A freshly initialised network on the CPU, its weights drawn from torch's global generator alone.
 
-    Raises ScenarioError (a ValueError) for an unknown name, or images that do not fit.
+    Raises ScenarioError (a ValueError) for an unknown name, or samples that do not fit.
     """
     spec = _spec(name)
-    why = incompatibility(name, image_shape)
+    why = incompatibility(name, input_spec)
     if why is not None:
-        raise ScenarioError(f"{why}, not {_sizes(image_shape)}")
-    return spec.build(num_classes, image_shape, feature_dim)
+        raise ScenarioError(f"{why}, not {input_spec}")
+    return spec.build(num_classes, input_spec, feature_dim)
 
 
 def common_feature_dim(names: Iterable[str]) -> int:
@@ -200,19 +230,15 @@ def _spec(name: str) -> ModelSpec:
     raise ScenarioError(f"unknown model {name!r}: {hint}")
 
 
-def _own(reference: Reference, num_classes: int, image_shape: ImageShape, feature_dim: int) -> SplitNet:
+def _own(reference: Reference, num_classes: int, input_spec: InputSpec, feature_dim: int) -> SplitNet:
     """What the user's class or function makes. Raises `ScenarioError` when it fails, or makes something else."""
     from raysim.models.split import SplitNet
 
     make = reference.get()
     try:
-        net = make(num_classes, image_shape, feature_dim)
+        net = make(num_classes, input_spec, feature_dim)
     except Exception as error:
         raise ScenarioError(f"{reference.name}: cannot be built: {where(error)}") from error
     if not isinstance(net, SplitNet):
         raise ScenarioError(f"{reference.name}: makes a {type(net).__name__}; allowed: a raysim.SplitNet")
     return net
-
-
-def _sizes(image_shape: ImageShape) -> str:
-    return "x".join(map(str, image_shape))

@@ -1,6 +1,6 @@
-"""Torchvision's ResNets (4 to 152 layers) and a small vision transformer, each brought to a common width D.
+"""Torchvision's ResNets (4 to 152 layers), a small vision transformer and a small MobileNetV2, with a common width D.
 
-These are the high-heterogeneity mix of FedRAL's Table 6. Weights are never downloaded. Torchvision is
+All but the last are the high-heterogeneity mix of FedRAL's Table 6. Weights are never downloaded. Torchvision is
 imported in the builders: it takes a second to load, and most runs need none of this.
 """
 
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from torch import nn
 
-from raysim.models.cnn import ImageShape
+from raysim.common.inputs import InputSpec
 from raysim.models.split import SplitNet, projection
 
 
 def imagenet_resnet(
     num_classes: int,
-    image_shape: ImageShape,
+    input_spec: InputSpec,
     feature_dim: int,
     *,
     blocks: tuple[int, ...],
@@ -26,8 +26,8 @@ def imagenet_resnet(
     block = Bottleneck if bottleneck else BasicBlock
     # Torchvision knows four stages only: a shorter network is a whole one with its last stages thrown away.
     whole = ResNet(block, [*blocks, *[1] * (4 - len(blocks))], num_classes=1)
-    if image_shape[0] != 3:  # torchvision's stem is for colour; this one starts as that one does
-        whole.conv1 = nn.Conv2d(image_shape[0], 64, 7, stride=2, padding=3, bias=False)
+    if input_spec.shape[0] != 3:  # torchvision's stem is for colour; this one starts as that one does
+        whole.conv1 = nn.Conv2d(input_spec.shape[0], 64, 7, stride=2, padding=3, bias=False)
         nn.init.kaiming_normal_(whole.conv1.weight, mode="fan_out", nonlinearity="relu")
     stages = [whole.layer1, whole.layer2, whole.layer3, whole.layer4][: len(blocks)]
     backbone_dim = 64 * 2 ** (len(blocks) - 1) * block.expansion
@@ -40,9 +40,32 @@ def imagenet_resnet(
     return SplitNet(extractor, nn.Linear(feature_dim, num_classes))
 
 
+def small_mobilenet(
+    num_classes: int, input_spec: InputSpec, feature_dim: int, *, stages: tuple[tuple[int, int], ...]
+) -> SplitNet:
+    """MobileNetV2's inverted residuals for small images: a 3x3 stem, then (channels, blocks) per stage.
+
+    Each stage but the first halves H and W; blocks expand their channels six times.
+    """
+    from torchvision.models.mobilenetv2 import InvertedResidual
+
+    channels = stages[0][0]
+    layers: list[nn.Module] = [
+        nn.Conv2d(input_spec.shape[0], channels, 3, padding=1, bias=False),
+        nn.BatchNorm2d(channels),
+        nn.ReLU6(inplace=True),
+    ]
+    for stage, (width, count) in enumerate(stages):
+        for block in range(count):
+            layers.append(InvertedResidual(channels, width, 2 if stage > 0 and block == 0 else 1, expand_ratio=6))
+            channels = width
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), projection(channels, feature_dim)]
+    return SplitNet(nn.Sequential(*layers), nn.Linear(feature_dim, num_classes))
+
+
 def small_vit(
     num_classes: int,
-    image_shape: ImageShape,
+    input_spec: InputSpec,
     feature_dim: int,
     *,
     patch: int,
@@ -57,16 +80,16 @@ def small_vit(
     from torchvision.models.vision_transformer import VisionTransformer
 
     vit = VisionTransformer(
-        image_size=image_shape[1],
+        image_size=input_spec.shape[1],
         patch_size=patch,
         num_layers=depth,
         num_heads=heads,
         hidden_dim=width,
         mlp_dim=4 * width,
     )
-    if image_shape[0] != 3:  # as above
-        vit.conv_proj = nn.Conv2d(image_shape[0], width, patch, stride=patch)
-        nn.init.trunc_normal_(vit.conv_proj.weight, std=(image_shape[0] * patch**2) ** -0.5)
+    if input_spec.shape[0] != 3:  # as above
+        vit.conv_proj = nn.Conv2d(input_spec.shape[0], width, patch, stride=patch)
+        nn.init.trunc_normal_(vit.conv_proj.weight, std=(input_spec.shape[0] * patch**2) ** -0.5)
         nn.init.zeros_(vit.conv_proj.bias)
     # Torchvision starts its own head at zero; a projection at zero would pass no gradient to the transformer.
     vit.heads = projection(width, feature_dim)

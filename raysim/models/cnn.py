@@ -11,19 +11,18 @@ from itertools import pairwise
 
 from torch import nn
 
+from raysim.common.inputs import InputSpec
 from raysim.models.split import SplitNet, projection
-
-ImageShape = tuple[int, int, int]  # C, H, W
 
 
 def five_by_five_cnn(
-    num_classes: int, image_shape: ImageShape, feature_dim: int, *, conv1: int, conv2: int, fc1: int
+    num_classes: int, input_spec: InputSpec, feature_dim: int, *, conv1: int, conv2: int, fc1: int
 ) -> SplitNet:
     """Two unpadded 5x5 convolutions with 2x2 pooling, then fc1 and fc2; fc2 (width D) is the representation.
 
     Images are C x H x W with H and W at least 16, so that pooling never meets an empty map.
     """
-    channels, height, width = image_shape
+    channels, height, width = input_spec.shape
     flat = conv2 * _after_two_convs(height) * _after_two_convs(width)
     # ReLU follows the pooling, not the convolution as the papers draw it: max and ReLU commute, so outputs
     # and gradients are bit-identical, and with a quarter of the elements to pass, a CPU step gets faster.
@@ -49,17 +48,16 @@ def _after_two_convs(side: int) -> int:
     return ((side - 4) // 2 - 4) // 2
 
 
-def mlp(num_classes: int, image_shape: ImageShape, feature_dim: int, *, hidden: tuple[int, ...]) -> SplitNet:
-    """Flattened pixels through the `hidden` widths to D, a ReLU after each layer."""
-    channels, height, width = image_shape
-    widths = (channels * height * width, *hidden, feature_dim)
+def mlp(num_classes: int, input_spec: InputSpec, feature_dim: int, *, hidden: tuple[int, ...]) -> SplitNet:
+    """Flattened pixels, or features, through the `hidden` widths to D, a ReLU after each layer."""
+    widths = (input_spec.size, *hidden, feature_dim)
     layers = [projection(wide, narrow) for wide, narrow in pairwise(widths)]
     return SplitNet(nn.Sequential(nn.Flatten(), *layers), nn.Linear(feature_dim, num_classes))
 
 
 def small_cnn(
     num_classes: int,
-    image_shape: ImageShape,
+    input_spec: InputSpec,
     feature_dim: int,
     *,
     filters: tuple[int, ...],
@@ -69,7 +67,7 @@ def small_cnn(
 
     H and W must be at least 2 ** len(filters).
     """
-    channels, height, width = image_shape
+    channels, height, width = input_spec.shape
     layers: list[nn.Module] = []
     for count in filters:
         # Pooling before ReLU: see five_by_five_cnn.

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raysim.common.errors import ScenarioError
+from raysim.common.inputs import Kind
 from raysim.core.algorithm import pixels
 
 __all__ = ["ENCODERS", "Encoder", "build_encoder", "weights_file"]
@@ -30,7 +31,7 @@ Encoder = Callable[[Tensor], Tensor]
 
 ENCODERS: dict[str, str] = {
     "mobilenet_v3_small": "torchvision's MobileNetV3-small with ImageNet weights, without its head; h = 576",
-    "pixels": "the pixels, less their mean over the image; h = C * H * W",
+    "pixels": "the pixels or features, less their mean over the sample; h is their number",
 }
 
 _URL = "https://download.pytorch.org/models/mobilenet_v3_small-047dcff4.pth"
@@ -38,12 +39,15 @@ _SIDE = 224  # images are resized to this
 _CHUNK = 32  # images at a time: at 224 x 224, 512 of them need half a gigabyte
 
 
-def build_encoder(name: str) -> Encoder:
-    """The encoder of that name; one per process and weights file.
+def build_encoder(name: str, kind: Kind = "image") -> Encoder:
+    """The encoder of that name, for samples of that kind; one per process and weights file.
 
-    Raises ScenarioError (a ValueError) for an unknown name, and where the weights are missing. Weights are read at the
-    first call, which raises it for a damaged file.
+    Raises ScenarioError (a ValueError) for an unknown name, a kind that it does not read, and where the weights are
+    missing. Weights are read at the first call, which raises it for a damaged file.
     """
+    if kind == "tokens" or (kind == "features" and name != "pixels"):
+        allowed = "pixels" if kind == "features" else "a method without encoder"
+        raise ScenarioError(f"encoder: {name} given, which does not read {kind}; allowed: {allowed}")
     if name == "pixels":
         return pixels
     if name != "mobilenet_v3_small":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from raysim.models.cnn import ImageShape
+from raysim.common.inputs import InputSpec
 from raysim.models.split import SplitNet, projection
 
 
@@ -40,7 +40,7 @@ class ResidualBlock(nn.Module):
 
 def small_image_resnet(
     num_classes: int,
-    image_shape: ImageShape,
+    input_spec: InputSpec,
     feature_dim: int,
     *,
     widths: tuple[int, ...],
@@ -56,7 +56,7 @@ def small_image_resnet(
     """
     channels = widths[0]
     layers: list[nn.Module] = [
-        nn.Conv2d(image_shape[0], channels, 3, padding=1, bias=False),
+        nn.Conv2d(input_spec.shape[0], channels, 3, padding=1, bias=False),
         nn.BatchNorm2d(channels),
         nn.ReLU(inplace=True),
     ]

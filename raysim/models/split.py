@@ -3,7 +3,7 @@
 Heterogeneous clients share nothing inside the extractor; what they can exchange is the representation (all of
 the same width D), the header that reads it, and the logits.
 
-Shapes: B samples, C channels, H x W pixels, D representation width, K classes.
+Shapes: B samples, D representation width, K classes.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ class SplitNet(nn.Module):
     """A network cut before its last linear layer: logits = header(extractor(x))."""
 
     def __init__(self, extractor: nn.Module, header: nn.Linear) -> None:
-        """`extractor` maps [B, C, H, W] to [B, D]; `header` maps [B, D] to [B, K]."""
+        """`extractor` maps samples [B, ...] to [B, D]; `header` maps [B, D] to [B, K]."""
         super().__init__()
         self.extractor = extractor
         self.header = header
 
-    def features(self, x_BCHW: Tensor) -> Tensor:
+    def features(self, x_B: Tensor) -> Tensor:
         """The representation [B, D], after the extractor's last ReLU, so never negative."""
-        return self.extractor(x_BCHW)
+        return self.extractor(x_B)
 
-    def forward(self, x_BCHW: Tensor) -> Tensor:
+    def forward(self, x_B: Tensor) -> Tensor:
         """Logits [B, K]."""
-        return self.header(self.extractor(x_BCHW))
+        return self.header(self.extractor(x_B))
 
 
 def projection(backbone_dim: int, feature_dim: int) -> nn.Sequential:

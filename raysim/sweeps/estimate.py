@@ -106,7 +106,7 @@ def _probed(checked: Checked) -> float | None:
     spec = replace(assembly.spec, local=replace(assembly.spec.local, epochs=1))  # messages do not depend on it
     backend = InProcessBackend()
     try:
-        backend.start(spec, assembly.images)
+        backend.start(spec, assembly.raw)
         means = []
         for t in sorted({1, scenario.rounds // 2 + 1, scenario.rounds}):
             report = run_round(backend, t, sample(spec, assembly.schedule, t)[:PROBED])

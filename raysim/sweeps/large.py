@@ -8,7 +8,7 @@ import psutil
 
 from raysim.common.errors import ScenarioError
 from raysim.launch.check import check
-from raysim.launch.preview import client_memory_mb, images_mb
+from raysim.launch.preview import client_memory_mb, samples_mb
 from raysim.scenario.schema import Scenario
 from raysim.sweeps.definition import Cell
 
@@ -28,7 +28,7 @@ def is_large(cell: Cell, parallel: int | None) -> bool:
     except ScenarioError:
         return False  # its worker says why it cannot run
     share_mb = psutil.virtual_memory().total / 2**20 / (parallel or os.cpu_count() or 1)
-    return client_memory_mb(checked) + images_mb(checked) > share_mb
+    return client_memory_mb(checked) + samples_mb(checked) > share_mb
 
 
 def asks_for_actors(scenario: Scenario) -> bool:

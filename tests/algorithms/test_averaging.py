@@ -206,9 +206,9 @@ def spec_of_one(algorithm: Any) -> tuple[RunSpec, np.ndarray[Any, Any]]:
     rest = Shards(np.arange(20, 24), np.array([0, 4]))
     spec = RunSpec(
         algorithm, 3, 4, 8, ("norm",), toy_model, PlainTransform(), LocalTraining(epochs=2, batch_size=6, momentum=0.9),
-        one, rest, rest, (1,), labels=samples.y.numpy(), image_shape_HWC=(4, 4, 1),
+        one, rest, rest, (1,), labels=samples.y.numpy(),
     )  # fmt: skip
-    return spec, samples.raw_NHWC.numpy()
+    return spec, samples.raw_N.numpy()
 
 
 @pytest.mark.parametrize("settings", [{}, {"avg_bn_buffers": False}], ids=["with-buffers", "without"])
@@ -217,8 +217,8 @@ def test_fedavg_of_one_client_is_standalone_bit_for_bit(settings: dict[str, bool
     for algorithm in (FedAvg(**settings), Standalone()):
         backend = InProcessBackend()
         try:
-            spec, image_MHWC = spec_of_one(algorithm)
-            backend.start(spec, lambda image_MHWC=image_MHWC: image_MHWC)
+            spec, raw_M = spec_of_one(algorithm)
+            backend.start(spec, lambda raw_M=raw_M: raw_M)
             reports = [run_round(backend, t, [0], evaluate=True) for t in (1, 2, 3)]
             digests.append(backend.digests()[0])
             accuracies.append([(r.evaluations[0].local, r.client_reports[0].train_loss) for r in reports])

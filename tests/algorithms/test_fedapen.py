@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from raysim.algorithms.fedapen import Ensemble, FedAPEN, ensemble, mutual_loss
+from raysim.common.inputs import image
 from raysim.contract import check_algorithm
 from raysim.contract.toy import Toy, toy_model, toy_samples
 from raysim.core import Batch, Client, LocalTraining, Model, Server, Task, weights
@@ -120,9 +121,9 @@ def test_every_20th_sample_is_kept_aside(part: float, n: int, kept: list[int]) -
     data = toy_samples([i % 4 for i in range(n)], 0)
     held, rest = FedAPEN(adaptability=part).split(data)
     assert len(held) == len(kept) and len(rest) == n - len(kept) > 0
-    assert torch.equal(held.raw_NHWC, data.raw_NHWC[kept]) and torch.equal(held.y, data.y[kept])
+    assert torch.equal(held.raw_N, data.raw_N[kept]) and torch.equal(held.y, data.y[kept])
     others = [i for i in range(n) if i not in kept]
-    assert torch.equal(rest.raw_NHWC, data.raw_NHWC[others])
+    assert torch.equal(rest.raw_N, data.raw_N[others])
 
 
 def test_the_part_is_rounded_down_exactly() -> None:
@@ -194,7 +195,7 @@ def test_the_server_averages_uniformly_and_counts_batches_of_the_first() -> None
 @pytest.mark.parametrize(("classes", "floats"), [(10, 670_058), (100, 715_148)])
 def test_bytes_are_those_of_the_small_model(classes: int, floats: int) -> None:
     # P_s each way, with CNN-5 as the small one.
-    build = lambda name, *key: build_model(name, num_classes=classes, image_shape=(3, 32, 32), feature_dim=500)  # noqa: E731
+    build = lambda name, *key: build_model(name, num_classes=classes, input_spec=image(3, 32, 32), feature_dim=500)  # noqa: E731
     task = Task(classes, 500, ("cnn1", "cnn5"), build)
     for method in (FedAPEN(), FedAPEN(small="cnn5")):
         server: Server[Model] = Server(task, seeded(1, "server_start", 0), {0: 1}, 1)
@@ -287,7 +288,7 @@ def test_one_sample_and_nothing_aside() -> None:
 
 
 def test_an_unknown_small_model_is_refused() -> None:
-    build = lambda name, *key: build_model(name, num_classes=10, image_shape=(3, 32, 32), feature_dim=500)  # noqa: E731
+    build = lambda name, *key: build_model(name, num_classes=10, input_spec=image(3, 32, 32), feature_dim=500)  # noqa: E731
     task = Task(10, 500, ("cnn1",), build)
     FedAPEN(small="cnn5").check(task)
     with pytest.raises(ValueError, match=r"^small: unknown model 'cn5': did you mean 'cnn5'"):

@@ -111,7 +111,7 @@ class Echo(nn.Module):
 
 def test_a_client_uploads_the_mean_of_each_class_it_owns():
     samples = toy_samples([3, 0, 3, 3], 0)
-    raw = torch.zeros_like(samples.raw_NHWC)
+    raw = torch.zeros_like(samples.raw_N)
     # First two pixels, in 255ths: class 0 has (51, 102); class 3 has (0, 255), (51, 0) and (102, 0).
     raw[:, 0, :2, 0] = torch.tensor([[0, 255], [51, 102], [51, 0], [102, 0]], dtype=torch.uint8)
     task = Task(4, 2, ("flat",), toy_model)

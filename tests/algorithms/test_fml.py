@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 from raysim.algorithms.fml import FML, Pair
 from raysim.algorithms.standalone import Standalone
+from raysim.common.inputs import image
 from raysim.contract.toy import Toy, toy_model, toy_samples
 from raysim.core import Batch, Client, LocalTraining, Model, Server, Task, Weights
 from raysim.core.messages import wire_bytes, wire_params
@@ -114,7 +115,7 @@ def test_bytes_are_the_small_models():
 
 
 def test_bytes_with_cnn_5():
-    model = lambda name, *key: build_model(name, num_classes=10, image_shape=(3, 32, 32), feature_dim=500)  # noqa: E731
+    model = lambda name, *key: build_model(name, num_classes=10, input_spec=image(3, 32, 32), feature_dim=500)  # noqa: E731
     task = Task(10, 500, ("cnn1", "cnn5", "cnn3"), model)
     server: Server[Weights] = Server(task, torch.Generator(), {0: 1})
     server.state = FML().server_start(server, {})
@@ -150,12 +151,12 @@ def test_an_absent_client_keeps_its_model_and_comes_back_to_the_newest_meme():
 
 
 def test_a_small_model_that_cannot_be_is_refused():
-    model = lambda name, *key: build_model(name, num_classes=10, image_shape=(3, 32, 32), feature_dim=500)  # noqa: E731
+    model = lambda name, *key: build_model(name, num_classes=10, input_spec=image(3, 32, 32), feature_dim=500)  # noqa: E731
     task = Task(10, 500, ("cnn1",), model)
     FML(small="cnn5").check(task)
     with pytest.raises(ValueError, match=r"^small: unknown model 'cnn55': did you mean 'cnn5'\?$"):
         FML(small="cnn55").check(task)
-    with pytest.raises(ValueError, match=r"^small: fmnist_cnn5 needs 1x28x28 images, not 3x32x32$"):
+    with pytest.raises(ValueError, match=r"^small: fmnist_cnn5 needs 1x28x28 images, not 3x32x32 images$"):
         FML(small="fmnist_cnn5").check(task)
     with pytest.raises(ValueError, match=r"^a: 2 given"):
         FML(a=2)

@@ -55,13 +55,13 @@ def base(data_root: str, clients: int = 10) -> tuple[RunSpec, NDArray[np.uint8]]
     rng = np.random.default_rng(0)
     few = [np.sort(rng.choice(spec.train.of(k), PER_CLIENT, replace=False)) for k in range(clients)]
     train = Shards(np.concatenate(few), np.arange(clients + 1, dtype=np.int64) * PER_CLIENT)
-    return replace(spec, train=train), assembly.images()
+    return replace(spec, train=train), assembly.raw()
 
 
 @cache
 def after(data_root: str, method: str, settings: tuple[tuple[str, Any], ...]) -> Mapping[int, Weights]:
     """Every client's weights after two rounds."""
-    spec, image_MHWC = base(data_root)
+    spec, raw_M = base(data_root)
     scenario = {
         "name": "one",
         "rounds": 1,
@@ -71,7 +71,7 @@ def after(data_root: str, method: str, settings: tuple[tuple[str, Any], ...]) ->
     }
     backend = InProcessBackend()
     try:
-        backend.start(replace(spec, algorithm=load_scenario(scenario).algorithm), lambda: image_MHWC)
+        backend.start(replace(spec, algorithm=load_scenario(scenario).algorithm), lambda: raw_M)
         for t in range(1, ROUNDS + 1):
             report = run_round(backend, t, range(10))
             assert not report.server.rejected
@@ -120,10 +120,10 @@ def test_what_was_switched_off_matters(
 def test_fd_runs_where_the_papers_print_a_dash(data_root: str) -> None:
     # 10 of 100 clients with 10 of 100 classes in each of 20 rounds: almost every round some class has one participant,
     # whose leave-one-out mean is 0/0 unless guarded. With 48 samples, some clients lack some of their classes, too.
-    spec, image_MHWC = base(data_root, 100)
+    spec, raw_M = base(data_root, 100)
     backend, lonely = InProcessBackend(), 0.0
     try:
-        backend.start(replace(spec, algorithm=FD()), lambda: image_MHWC)
+        backend.start(replace(spec, algorithm=FD()), lambda: raw_M)
         for t in range(1, 21):
             report = run_round(backend, t, cohort(spec.seed, t, list(range(100)), 10))
             assert not report.server.rejected

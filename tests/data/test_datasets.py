@@ -24,18 +24,18 @@ def one_sentence(error) -> str:
 
 def test_digits_are_sixteenths_of_full_ink():
     data = load_dataset("digits")
-    assert data.image_MHWC.shape == (1797, 8, 8, 1) and data.image_MHWC.dtype == np.uint8
+    assert data.raw_M.shape == (1797, 8, 8, 1) and data.raw_M.dtype == np.uint8
     assert data.num_train == 1437 and data.num_classes == 10 and data.label_M.dtype == np.int64
-    assert set(np.unique(data.image_MHWC)) == {round(value * 255 / 16) for value in range(17)}
+    assert set(np.unique(data.raw_M)) == {round(value * 255 / 16) for value in range(17)}
     spec = DATASETS["digits"]
-    scaled = data.image_MHWC / 255
+    scaled = data.raw_M / 255
     assert abs(scaled.mean() - spec.mean[0]) < 1e-3 and abs(scaled.std() - spec.std[0]) < 1e-3
     assert data.digest == load_dataset("digits").digest
 
 
 def test_specs_are_complete():
     for name, spec in DATASETS.items():
-        assert spec.name == name and len(spec.mean) == len(spec.std) == spec.image_shape[0]
+        assert spec.name == name and len(spec.mean) == len(spec.std) == spec.input_spec.shape[0]
         assert spec.train_size > spec.test_size and spec.summary.endswith(".")
 
 
@@ -46,10 +46,10 @@ def test_real_fashion_mnist_cold_and_cached(real_data, monkeypatch, tmp_path):
     monkeypatch.setattr("raysim.data.sources._decode", lambda *_: pytest.fail("decoded again"))
     preload = load_dataset("fashion_mnist", download=False)
     assert cold.digest == preload.digest and cold.class_names == preload.class_names
-    assert cold.image_MHWC.shape == (70_000, 28, 28, 1) and cold.num_train == 60_000
+    assert cold.raw_M.shape == (70_000, 28, 28, 1) and cold.num_train == 60_000
     assert np.bincount(cold.label_M[:60_000]).tolist() == [6000] * 10
     assert np.bincount(cold.label_M[60_000:]).tolist() == [1000] * 10
-    assert not preload.image_MHWC.flags.writeable and not cold.image_MHWC.flags.writeable
+    assert not preload.raw_M.flags.writeable and not cold.raw_M.flags.writeable
     assert "Parquet files in" in preload.source
 
 
@@ -60,7 +60,7 @@ def test_real_cifar100_test_file(real_data, alone):
     for part in ("train", "test"):
         pq.write_table(table, alone / f"{part}-00000-of-00001.parquet")
     data = load_dataset("cifar100", str(alone))
-    assert data.image_MHWC.shape == (2 * table.num_rows, 32, 32, 3)
+    assert data.raw_M.shape == (2 * table.num_rows, 32, 32, 3)
     assert len(data.class_names) == 100 and data.class_names[0] == "apple"
     with pytest.raises(ScenarioError, match="no column label"):
         load_dataset("cifar10", str(alone))
@@ -70,7 +70,7 @@ def test_real_cifar100_test_file(real_data, alone):
 def test_parquet_layouts(alone, where):
     image, label = layouts.fashion_parquet(alone / "root" / where)
     data = load_dataset("fashion_mnist", str(alone / "root"))
-    assert np.array_equal(data.image_MHWC, image) and np.array_equal(data.label_M, label)
+    assert np.array_equal(data.raw_M, image) and np.array_equal(data.label_M, label)
     assert data.num_train == 9 and data.class_names[3] == "thing 3"
 
 
@@ -81,7 +81,7 @@ def test_several_files_in_order_and_all_needed(alone):
         layouts.parquet(path, image[rows], [0, 1, 2, 3][: len(image[rows])])
     layouts.parquet(alone / "cifar10" / "test-00000-of-00001.parquet", image[7:], [8, 9])
     data = load_dataset("cifar10", str(alone))
-    assert np.array_equal(data.image_MHWC, image) and data.num_train == 7
+    assert np.array_equal(data.raw_M, image) and data.num_train == 7
     assert data.label_M.tolist() == [0, 1, 2, 3, 0, 1, 2, 8, 9] and data.class_names[9] == "9"
     path.unlink()
     with pytest.raises(ScenarioError, match="one of 2 files"):
@@ -91,11 +91,11 @@ def test_several_files_in_order_and_all_needed(alone):
 def test_torchvision_folders(alone, monkeypatch):
     image, label = layouts.fashion_torchvision(alone)
     data = load_dataset("fashion_mnist", str(alone))
-    assert np.array_equal(data.image_MHWC, image) and np.array_equal(data.label_M, label)
+    assert np.array_equal(data.raw_M, image) and np.array_equal(data.label_M, label)
     assert data.num_train == 7 and data.class_names[0] == "T-shirt/top"
     image, label = layouts.cifar_torchvision(alone, monkeypatch)
     data = load_dataset("cifar100", str(alone))
-    assert np.array_equal(data.image_MHWC, image) and np.array_equal(data.label_M, label)
+    assert np.array_equal(data.raw_M, image) and np.array_equal(data.label_M, label)
     assert data.num_train == 6 and data.class_names[99] == "kind 99"
 
 
@@ -124,12 +124,12 @@ def test_damaged_torchvision_files(alone):
 def test_tiny_imagenet_trees(alone, original):
     layouts.tiny_tree(alone / "tiny-imagenet-200", original)
     data = load_dataset("tiny_imagenet", str(alone))
-    assert data.image_MHWC.shape == (400, 64, 64, 3) and data.num_train == 200
+    assert data.raw_M.shape == (400, 64, 64, 3) and data.num_train == 200
     assert np.array_equal(data.label_M[:200], np.arange(200))
     assert np.array_equal(np.sort(data.label_M[200:]), np.arange(200))
     if original:  # val_1 belongs to the last class, and val_1 sorts first
         assert data.label_M[200] == 199
-    grey = data.image_MHWC[3]
+    grey = data.raw_M[3]
     assert (grey[..., 0] == grey[..., 1]).all() and data.class_names[7] == "n00000007"
 
 
@@ -140,7 +140,7 @@ def test_tiny_imagenet_parquet(alone):
             alone / "data" / f"{part}-00000-of-00001.parquet", image[rows], [199] * len(image[rows]), "image"
         )
     data = load_dataset("tiny_imagenet", str(alone))
-    assert np.array_equal(data.image_MHWC, image) and data.num_train == 3
+    assert np.array_equal(data.raw_M, image) and data.num_train == 3
 
 
 def test_truncation_anywhere_is_one_sentence(alone):
@@ -291,7 +291,7 @@ def test_unknown_names_and_formats(alone):
 def test_environment_then_cache_folder(alone, monkeypatch):
     image, _ = layouts.fashion_parquet(alone / "cache" / "data" / "fashion_mnist")
     monkeypatch.setenv("RAYSIM_DATA", str(alone / "elsewhere"))
-    assert np.array_equal(load_dataset("fashion_mnist").image_MHWC, image)
+    assert np.array_equal(load_dataset("fashion_mnist").raw_M, image)
     layouts.fashion_torchvision(alone / "elsewhere")
     assert len(load_dataset("fashion_mnist")) == 11
 

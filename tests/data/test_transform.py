@@ -11,7 +11,7 @@ import torch
 
 from raysim.common.errors import ScenarioError
 from raysim.data.specs import DATASETS, Augment, spec_for
-from raysim.data.transform import ImageTransform
+from raysim.data.transform import FeatureTransform, ImageTransform, TokenTransform
 
 ALL = [
     Augment(),
@@ -155,3 +155,19 @@ def test_every_device_makes_the_same_choices():
     assert there.is_cuda and there.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(here, there.cpu(), rtol=1e-5, atol=1e-6)
     assert torch.equal(here == 0, there.cpu() == 0)
+
+
+def test_features_are_standardised_each_by_its_own_constants():
+    transform = FeatureTransform((1.0, 10.0), (2.0, 5.0))
+    raw_B = torch.tensor([[3.0, 0.0], [1.0, 20.0]])
+    assert transform.plain(raw_B).tolist() == [[1.0, -2.0], [0.0, 2.0]]
+    assert torch.equal(transform.augmented(raw_B, torch.Generator()), transform.plain(raw_B))
+    one = FeatureTransform((1.0,), (2.0,)).plain(torch.ones(3, 2, 4))  # one constant for features of any shape
+    assert one.shape == (3, 2, 4) and not one.any()
+    shaped = FeatureTransform((0.0, 1.0, 2.0, 3.0), (1.0,) * 4).plain(torch.arange(4.0).reshape(1, 2, 2))
+    assert shaped.shape == (1, 2, 2) and not shaped.any()
+
+
+def test_tokens_are_widened():
+    tokens = TokenTransform().plain(torch.tensor([[0, 255]], dtype=torch.uint8))
+    assert tokens.dtype == torch.int64 and tokens.tolist() == [[0, 255]]

@@ -72,7 +72,7 @@ def spec_for(given: Loaded) -> tuple[RunSpec, Any, int]:
     """Of a scenario: the run's specification, its images and the number of participants per round."""
     checked = check(given)
     assembly = assemble(checked)
-    return assembly.spec, assembly.images, checked.participants
+    return assembly.spec, assembly.raw, checked.participants
 
 
 def outcome(

@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 
+from raysim.common.inputs import image
 from raysim.core.algorithm import AnyAlgorithm
 from raysim.core.fit import LocalTraining
 from raysim.data.partition import Pathological, make_partition
@@ -26,7 +27,7 @@ Sizes = list[tuple[int, int, int, int]]
 def sizes(algorithm: AnyAlgorithm, num_classes: int, classes_per_client: int, rounds: int = 1) -> list[Sizes]:
     """What ten clients with CNN-5 on images of CIFAR's shape send and receive, round by round."""
     label_M = np.repeat(np.arange(num_classes, dtype=np.int64), 20)
-    image_MHWC = np.zeros((len(label_M), 32, 32, 3), dtype=np.uint8)
+    raw_M = np.zeros((len(label_M), 32, 32, 3), dtype=np.uint8)
     partition = make_partition(label_M, len(label_M), num_classes, 10, Pathological(classes_per_client), "pooled811", 0)
     spec = RunSpec(
         algorithm=algorithm,
@@ -34,7 +35,7 @@ def sizes(algorithm: AnyAlgorithm, num_classes: int, classes_per_client: int, ro
         num_classes=num_classes,
         feature_dim=500,
         models=("cnn5",),
-        build_model=partial(build_model, num_classes=num_classes, image_shape=(3, 32, 32), feature_dim=500),
+        build_model=partial(build_model, num_classes=num_classes, input_spec=image(3, 32, 32), feature_dim=500),
         transform=ImageTransform.of(DATASETS["cifar10"], augment=False),
         local=LocalTraining(),
         train=partition.train,
@@ -42,11 +43,10 @@ def sizes(algorithm: AnyAlgorithm, num_classes: int, classes_per_client: int, ro
         test=partition.test,
         threads=(1,),
         labels=label_M,
-        image_shape_HWC=(32, 32, 3),
     )
     backend = InProcessBackend()
     try:
-        backend.start(spec, lambda: image_MHWC)
+        backend.start(spec, lambda: raw_M)
         reports = [run_round(backend, t, range(10)) for t in range(1, rounds + 1)]
     finally:
         backend.close()

@@ -18,6 +18,7 @@ from torch import nn
 
 from raysim.algorithms.standalone import Standalone
 from raysim.common.errors import RunError
+from raysim.common.inputs import InputSpec
 from raysim.common.results import METRICS
 from raysim.core.messages import pack
 from raysim.data.partition import make_partition
@@ -128,7 +129,7 @@ def test_accuracy_of_each_class(finished: Result) -> None:
 def test_test_and_validation_samples_are_told_apart(split: str) -> None:
     checked = check(loaded(f"data.split={split}", "data.partition={name: dirichlet}"))
     assembly = assemble(checked)
-    host = ClientWorker(assembly.spec, assembly.images())
+    host = ClientWorker(assembly.spec, assembly.raw())
     with torch.no_grad():  # networks that say "3" to everything
         for k in range(8):
             header = host.net(k).header
@@ -266,7 +267,7 @@ def test_a_method_that_closes_what_is_not_its_own_is_named(workplace: Path, monk
 
 
 def test_a_network_whose_widths_do_not_fit_is_named(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(num_classes: int, image_shape: tuple[int, int, int], feature_dim: int) -> SplitNet:
+    def build(num_classes: int, input_spec: InputSpec, feature_dim: int) -> SplitNet:
         layers = nn.Linear(64, 40), nn.Linear(30, feature_dim), nn.ReLU()
         return SplitNet(nn.Sequential(nn.Flatten(), *layers), nn.Linear(feature_dim, num_classes))
 
@@ -349,7 +350,7 @@ def test_checkpoints_hold_every_state(workplace: Path) -> None:
     # The weights in it measure as the run's last rows say.
     checked = check(loaded())
     assembly = assemble(checked)
-    host = ClientWorker(assembly.spec, assembly.images())
+    host = ClientWorker(assembly.spec, assembly.raw())
     host.adopt({k: ClientState(pack(state), unsaved=False) for k, state in states.items()})
     latest = {row.client: row.correct for row in memory.clients}
     assert {k: one.local.correct for k, one in host.evaluate(took_part).items()} == {k: latest[k] for k in took_part}

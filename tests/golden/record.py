@@ -37,7 +37,7 @@ def curves(method: str) -> dict[str, Any]:
     checked = check(loaded(of_method(method), f"clients.models={models}"))
     assembly = assemble(checked)
     backend, memory = InProcessBackend(), MemoryTracker()
-    backend.start(assembly.spec, assembly.images)
+    backend.start(assembly.spec, assembly.raw)
     run_rounds(backend, assembly.schedule, Progress(), Observers([memory]))
     digest = state_digest(backend)
     backend.close()

@@ -24,7 +24,7 @@ def on(device: str, method: str) -> tuple[str, list[float]]:
     checked = check(loaded(f"algorithm={{name: {method}}}"))
     assembly = assemble(checked)
     backend, memory = InProcessBackend(device), MemoryTracker()
-    backend.start(assembly.spec, assembly.images)
+    backend.start(assembly.spec, assembly.raw)
     run_rounds(backend, assembly.schedule, Progress(), Observers([memory]))
     digest = state_digest(backend)
     backend.close()

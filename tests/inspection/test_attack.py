@@ -135,7 +135,7 @@ def test_originals_are_what_clients_train_on(runs: Runs, monkeypatch: pytest.Mon
     run = OpenedRun.of(result.folder)
     for one in found.images:
         assert one.sample in run.spec.train.of(one.client)
-        assert np.array_equal(np.round(one.original_HWC * 255), run.image_MHWC[one.sample])
+        assert np.array_equal(np.round(one.original_HWC * 255), run.raw_M[one.sample])
 
 
 def test_batchnorm_is_left_out_where_it_cannot_train(runs: Runs) -> None:

@@ -36,8 +36,8 @@ def test_samples_are_those_of_the_partition_table(runs: Runs, part: str) -> None
     table = pq.read_table(result.folder / "partition.parquet").to_pandas().query("part == @part and client == 2")
     samples = raysim.client_data(result.folder, 2, part)
     assert samples.y.tolist() == table["label"].tolist()
-    images = load_dataset("digits").image_MHWC[table["sample"].to_numpy()]
-    assert np.array_equal(samples.raw_NHWC.numpy(), images)
+    images = load_dataset("digits").raw_M[table["sample"].to_numpy()]
+    assert np.array_equal(samples.raw_N.numpy(), images)
 
 
 def test_representations_are_what_the_header_reads(runs: Runs) -> None:

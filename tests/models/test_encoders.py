@@ -190,7 +190,7 @@ def test_a_run_without_weights_hashes_pixels(hub: Path):
     assembly = assemble(checked)
     backend = InProcessBackend()
     try:
-        backend.start(assembly.spec, assembly.images)
+        backend.start(assembly.spec, assembly.raw)
         report = run_round(backend, 1, range(4))
     finally:
         backend.close()

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from raysim.common.inputs import InputSpec, image
 from raysim.models import MODELS, ModelSpec, build_model, common_feature_dim, incompatibility
 from raysim.models.split import SplitNet
 
-CIFAR = (3, 32, 32)
-FASHION = (1, 28, 28)
-DIGITS = (1, 8, 8)
+CIFAR, FASHION, DIGITS = image(3, 32, 32), image(1, 28, 28), image(1, 8, 8)
+FEATURES, TOKENS = InputSpec("features", (4, 5)), InputSpec("tokens", (12,), 30)
 
 # Built once for shapes and never trained here: too slow for the tests that build or step twice.
 LARGE = {"resnet18_500", "resnet34", "resnet50", "resnet101", "resnet152"}
@@ -24,11 +24,15 @@ SMALL = sorted(set(MODELS) - LARGE)
 DIGITS_NAMES = sorted(name for name in MODELS if name.startswith("digits_"))
 
 
-def image_shape(spec: ModelSpec) -> tuple[int, int, int]:
-    """The one shape that the model reads, or a small one that it accepts."""
+def input_spec(spec: ModelSpec) -> InputSpec:
+    """The one shape of samples that the model reads, or a small one that it accepts."""
+    if isinstance(spec.reads, InputSpec):
+        return spec.reads
+    if spec.reads != "image":
+        return FEATURES if spec.reads == "features" else TOKENS
     patch = spec.patch or 1
     side = -(-max(16, spec.min_size) // patch) * patch
-    return spec.image_shape or (max(spec.channels), side, side)
+    return image(max(spec.channels), side, side)
 
 
 def build(name: str, *, num_classes: int = 10, feature_dim: int | None = None, seed: int = 0) -> SplitNet:
@@ -37,14 +41,17 @@ def build(name: str, *, num_classes: int = 10, feature_dim: int | None = None, s
     return build_model(
         name,
         num_classes=num_classes,
-        image_shape=image_shape(spec),
+        input_spec=input_spec(spec),
         feature_dim=feature_dim or spec.native_dim or 7,
     )
 
 
-def images(shape: tuple[int, int, int], count: int = 2) -> Tensor:
+def samples(reads: InputSpec, count: int = 2) -> Tensor:
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(count, *shape, generator=generator).to(memory_format=torch.channels_last)
+    if reads.kind == "tokens":
+        return torch.randint(reads.vocabulary, (count, *reads.shape), generator=generator)
+    x_B = torch.randn(count, *reads.shape, generator=generator)
+    return x_B.to(memory_format=torch.channels_last) if reads.kind == "image" else x_B
 
 
 def channels_last(net: SplitNet) -> SplitNet:
@@ -78,12 +85,26 @@ def count_params(net: nn.Module) -> int:
         ("hks_resnet20", (3, 28, 28), 10, 272_474),
         ("resnet18_500", CIFAR, 100, 11_475_432),
         ("digits_mlp64", DIGITS, 10, 64 * 32 + 32 + 32 * 10 + 10),
+        ("mlp_m", FEATURES, 3, 20 * 128 + 128 + 128 * 64 + 64 + 64 * 3 + 3),
+        ("gru", TOKENS, 30, 30 * 32 + 3 * (32 * 128 + 128 * 128 + 2 * 128) + 128 * 128 + 128 + 128 * 30 + 30),
+        # A layer: two norms, attention (in and out), an MLP of four times the width. Then a norm.
+        (
+            "transformer",
+            TOKENS,
+            30,
+            30 * 64
+            + 12 * 64
+            + 2 * (4 * 64 + 4 * (64 * 64 + 64) + 8 * 64 * 64 + 5 * 64)
+            + 2 * 64
+            + 64 * 128
+            + 128
+            + 128 * 30
+            + 30,
+        ),
     ],
 )
-def test_parameter_counts_are_the_published_ones(
-    name: str, shape: tuple[int, int, int], num_classes: int, params: int
-) -> None:
-    net = build_model(name, num_classes=num_classes, image_shape=shape, feature_dim=MODELS[name].native_dim or 0)
+def test_parameter_counts_are_the_published_ones(name: str, shape: InputSpec, num_classes: int, params: int) -> None:
+    net = build_model(name, num_classes=num_classes, input_spec=shape, feature_dim=MODELS[name].native_dim or 0)
     assert count_params(net) == params
 
 
@@ -100,7 +121,7 @@ def test_parameter_counts_are_the_published_ones(
 )
 def test_deep_backbones_are_torchvisions(name: str, backbone_dim: int, params: int) -> None:
     with torch.device("meta"):
-        net = build_model(name, num_classes=100, image_shape=CIFAR, feature_dim=500)
+        net = build_model(name, num_classes=100, input_spec=CIFAR, feature_dim=500)
     assert count_params(net) == params + (backbone_dim * 500 + 500) + (500 * 100 + 100)
 
 
@@ -117,14 +138,14 @@ def test_deep_backbones_are_torchvisions(name: str, backbone_dim: int, params: i
 def test_forward_macs_of_the_cifar_cnns(name: str, macs: int) -> None:
     net = build(name)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        net(images(CIFAR, count=1))
+        net(samples(CIFAR, count=1))
     assert counter.get_total_flops() == 2 * macs
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_shapes(name: str) -> None:
     net = channels_last(build(name, num_classes=7, feature_dim=24))
-    x_BCHW = images(image_shape(MODELS[name]))
+    x_BCHW = samples(input_spec(MODELS[name]))
     with torch.no_grad():
         features_BD = net.features(x_BCHW)
         logits_BK = net.eval()(x_BCHW)
@@ -138,11 +159,11 @@ def test_shapes(name: str) -> None:
 
 
 def test_the_tests_know_what_a_model_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [name for name, spec in MODELS.items() if incompatibility(name, image_shape(spec))] == []
+    assert [name for name, spec in MODELS.items() if incompatibility(name, input_spec(spec))] == []
     monkeypatch.setitem(MODELS, "mine", replace(MODELS["hks_resnet8"], name="mine", min_size=32))
     test_shapes("mine")
     monkeypatch.setitem(MODELS, "mine", replace(MODELS["vit_small"], name="mine", min_size=34))
-    assert image_shape(MODELS["mine"]) == (3, 36, 36)
+    assert input_spec(MODELS["mine"]) == image(3, 36, 36)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -160,7 +181,7 @@ def test_same_seed_same_weights(name: str) -> None:
 def test_every_parameter_gets_a_gradient(name: str) -> None:
     net = channels_last(build(name))
     # Sixteen samples: with two, batch norm over a 1x1 map gives exact zeros.
-    net(images(image_shape(MODELS[name]), count=16)).logsumexp(1).sum().backward()
+    net(samples(input_spec(MODELS[name]), count=16)).logsumexp(1).sum().backward()
     missing = [key for key, parameter in net.named_parameters() if parameter.grad is None]
     assert missing == []
     first = next(parameter for parameter in net.extractor.parameters() if parameter.dim() > 1)
@@ -170,7 +191,7 @@ def test_every_parameter_gets_a_gradient(name: str) -> None:
 @pytest.mark.parametrize("name", ["cnn5", "fmnist_cnn5", "digits_cnn_m", "digits_resnet", "hks_resnet8"])
 def test_channels_last_changes_no_number(name: str) -> None:
     net = build(name).double().eval()
-    x_BCHW = images(image_shape(MODELS[name])).double()
+    x_BCHW = samples(input_spec(MODELS[name])).double()
     with torch.no_grad():
         plain_BK = net(x_BCHW.contiguous())
         last_BK = channels_last(net)(x_BCHW)
@@ -181,7 +202,7 @@ def test_the_cifar_cnn_is_the_published_formula() -> None:
     """Pooling before ReLU, as we compute it, equals ReLU before pooling, as the papers write it."""
     net = build("cnn5")
     layer = dict(net.extractor.named_children())
-    x_BCHW = images(CIFAR)
+    x_BCHW = samples(CIFAR)
     with torch.no_grad():
         maps = nn.functional.max_pool2d(layer["conv1"](x_BCHW).relu(), 2)
         maps = nn.functional.max_pool2d(layer["conv2"](maps).relu(), 2)
@@ -211,8 +232,8 @@ def test_hks_resnets_start_from_kaiming_fan_out() -> None:
 
 @pytest.mark.parametrize("name", ["hks_resnet8", "resnet4", "resnet10", "vit_small"])
 def test_general_models_read_grey_images(name: str) -> None:
-    net = build_model(name, num_classes=10, image_shape=FASHION, feature_dim=12)
-    assert net(images(FASHION)).shape == (2, 10)
+    net = build_model(name, num_classes=10, input_spec=FASHION, feature_dim=12)
+    assert net(samples(FASHION)).shape == (2, 10)
 
 
 @pytest.mark.parametrize(
@@ -223,20 +244,26 @@ def test_general_models_read_grey_images(name: str) -> None:
         ("fmnist_cnn3", CIFAR, "fmnist_cnn3 needs 1x28x28 images"),
         ("digits_mlp64", FASHION, "digits_mlp64 needs 1x8x8 images"),
         ("hks_resnet8", DIGITS, None),
-        ("hks_resnet8", (2, 28, 28), "hks_resnet8 needs images of 1 or 3 channels"),
-        ("hks_resnet8", (1, 28, 7), "hks_resnet8 needs images of at least 8x8 pixels"),
-        ("vit_small", (3, 64, 64), None),
-        ("vit_small", (3, 30, 30), "vit_small needs square images whose side is a multiple of 4"),
-        ("vit_small", (3, 32, 28), "vit_small needs square images whose side is a multiple of 4"),
+        ("hks_resnet8", image(2, 28, 28), "hks_resnet8 needs images of 1 or 3 channels"),
+        ("hks_resnet8", image(1, 28, 7), "hks_resnet8 needs images of at least 8x8 pixels"),
+        ("vit_small", image(3, 64, 64), None),
+        ("vit_small", image(3, 30, 30), "vit_small needs square images whose side is a multiple of 4"),
+        ("vit_small", image(3, 32, 28), "vit_small needs square images whose side is a multiple of 4"),
+        ("vit_small", FEATURES, "vit_small needs images"),
+        ("cnn1", TOKENS, "cnn1 needs 3x32x32 images"),
+        ("mlp_s", FEATURES, None),
+        ("mlp_s", CIFAR, "mlp_s needs features"),
+        ("gru", TOKENS, None),
+        ("gru", FEATURES, "gru needs tokens"),
     ],
 )
-def test_incompatibility(name: str, shape: tuple[int, int, int], why: str | None) -> None:
+def test_incompatibility(name: str, shape: InputSpec, why: str | None) -> None:
     assert incompatibility(name, shape) == why
 
 
 def test_refusals_are_one_sentence() -> None:
-    with pytest.raises(ValueError, match=r"^cnn1 needs 3x32x32 images, not 1x28x28$"):
-        build_model("cnn1", num_classes=10, image_shape=FASHION, feature_dim=500)
+    with pytest.raises(ValueError, match=r"^cnn1 needs 3x32x32 images, not 1x28x28 images$"):
+        build_model("cnn1", num_classes=10, input_spec=FASHION, feature_dim=500)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +277,7 @@ def test_refusals_are_one_sentence() -> None:
 )
 def test_unknown_names_get_the_nearest_one(wrong: str, hint: str) -> None:
     with pytest.raises(ValueError, match=f"^unknown model '{wrong}': {hint}"):
-        build_model(wrong, num_classes=10, image_shape=CIFAR, feature_dim=500)
+        build_model(wrong, num_classes=10, input_spec=CIFAR, feature_dim=500)
     with pytest.raises(ValueError, match="unknown model"):
         incompatibility(wrong, CIFAR)
 

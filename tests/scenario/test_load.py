@@ -418,9 +418,9 @@ def test_pixels_are_normalised_as_asked_for():
     cifar10 = ["data.name=cifar10", "clients.models=[cnn1]"]
     assert check(load_scenario(mapping(), cifar10)).dataset == DATASETS["cifar10"]
     checked = check(load_scenario(mapping(), [*cifar10, own]))
-    assert checked.dataset.mean == (0.4914, 0.4822, 0.4465) and checked.dataset.image_shape == (3, 32, 32)
+    assert checked.dataset.mean == (0.4914, 0.4822, 0.4465) and checked.dataset.input_spec.shape == (3, 32, 32)
     raw = check(load_scenario(mapping(), ["data.normalise={mean: [25.5], std: [51], scaled: false}"])).dataset
-    assert (raw.mean, raw.std, raw.image_shape) == ((0.1,), (0.2,), (1, 8, 8))
+    assert (raw.mean, raw.std, raw.input_spec.shape) == ((0.1,), (0.2,), (1, 8, 8))
     # A run that goes on goes on with it.
     assert check(load_scenario(yaml.safe_load(checked.loaded.resolved_yaml()))).dataset == checked.dataset
 

@@ -302,8 +302,8 @@ def _is_the_network(found: Checked, row: Row, measure: str | None) -> None:
         return
     assert measure is None
     for num_classes in (10, 100) if row.dataset == "CIFAR-10/CIFAR-100" else (10,):
-        shape, width = found.dataset.image_shape, found.feature_dim
-        net = build_model(model, num_classes=num_classes, image_shape=shape, feature_dim=width)
+        shape, width = found.dataset.input_spec, found.feature_dim
+        net = build_model(model, num_classes=num_classes, input_spec=shape, feature_dim=width)
         convolutions = [module for module in net.modules() if isinstance(module, nn.Conv2d)]
         pools = [module for module in net.modules() if isinstance(module, nn.MaxPool2d)]
         linear = [module for module in net.modules() if isinstance(module, nn.Linear)]

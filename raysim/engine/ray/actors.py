@@ -93,7 +93,7 @@ class ClientActor:
     """A `ClientWorker` in a process of its own, made when it is first needed."""
 
     _worker: ClientWorker | None = None
-    inputs: Sequence[Any] = ()  # references to the RunSpec and the images
+    inputs: Sequence[Any] = ()  # references to the RunSpec and the samples
     gpu_share: float = 0.0
     trimmed_s: float = 0.0  # perf_counter() when this process last returned freed memory
 
@@ -106,7 +106,7 @@ class ClientActor:
         import raysim.engine.workers.client  # noqa: F401
 
     def setup(self, inputs: Sequence[Any], gpu_share: float) -> Location:
-        """Reset to the state before round 1. inputs: references to the RunSpec and the images."""
+        """Reset to the state before round 1. inputs: references to the RunSpec and the samples."""
         self._worker, self.inputs, self.gpu_share = None, inputs, gpu_share
         return location()
 
@@ -131,8 +131,8 @@ class ClientActor:
                 torch.use_deterministic_algorithms(True, warn_only=True)
                 if self.gpu_share < 1:
                     torch.cuda.set_per_process_memory_fraction(self.gpu_share)
-            spec, image_MHWC = ray.get(list(self.inputs))
-            self._worker = ClientWorker(spec, image_MHWC, device)
+            spec, raw_M = ray.get(list(self.inputs))
+            self._worker = ClientWorker(spec, raw_M, device)
             freeze_imports()
         return self._worker
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import ray
 from numpy.typing import NDArray
 
@@ -50,7 +49,7 @@ class RayBackend:
 
     spec: RunSpec
     cost_model: CostModel
-    images: Callable[[], NDArray[np.uint8]]
+    raw: Callable[[], NDArray[Any]]
 
     def __init__(self, pool: ActorPool) -> None:
         self.pool, self.calls = pool, pool.calls
@@ -61,8 +60,8 @@ class RayBackend:
         """The actors that there are now; it changes as nodes leave and are added."""
         return self.pool.plan
 
-    def start(self, spec: RunSpec, images: Callable[[], NDArray[np.uint8]]) -> Startup | None:
-        self.spec, self.images, self.cost_model = spec, images, CostModel(spec)
+    def start(self, spec: RunSpec, raw: Callable[[], NDArray[Any]]) -> Startup | None:
+        self.spec, self.raw, self.cost_model = spec, raw, CostModel(spec)
         self._share()
         self._begin()
         return self.pool.startup
@@ -73,7 +72,7 @@ class RayBackend:
         try:
             self._begin()
         except LostError:
-            # The shared images or spec may be lost. If it is something else, that will show again.
+            # The shared samples or spec may be lost. If it is something else, that will show again.
             self._share()
             self._begin()
         return notes
@@ -206,13 +205,13 @@ class RayBackend:
 
     def _share(self) -> None:
         """Put what every actor needs into the object store, where it stays."""
-        with self.calls.translate_errors("sharing the images"):
-            self.image_ref, self.spec_ref = ray.put(self.images()), ray.put(self.spec)
+        with self.calls.translate_errors("sharing the samples"):
+            self.raw_ref, self.spec_ref = ray.put(self.raw()), ray.put(self.spec)
 
     def _begin(self) -> None:
         """Bring all workers and the server to their state before round 1."""
         self.owner = {}
-        self.pool.begin(self.spec_ref, self.image_ref)
+        self.pool.begin(self.spec_ref, self.raw_ref)
         registrations = []
         if registers(self.spec.algorithm):
             everyone = self._spread(range(self.spec.num_clients))

@@ -87,7 +87,7 @@ class ActorPool:
         self.driver_node = ""
         self.calls = ActorCalls(self._name, notify, self._detail)
         self.startup: Startup | None = None
-        self._inputs: Sequence[Any] = ()  # references to the RunSpec and the images
+        self._inputs: Sequence[Any] = ()  # references to the RunSpec and the samples
         self._known_nodes = {node.id for node in nodes(head)}
         self._checked_s = perf_counter()  # of the last look for new nodes
         self.starting: list[tuple[Worker, Any]] = []  # on new nodes: (worker, its first answer)
@@ -115,14 +115,14 @@ class ActorPool:
         """The actor of each client that has not trained yet: the clients of a group take its actors in turn."""
         return {k: workers[i % len(workers)] for group, workers in self._groups() for i, k in enumerate(group.clients)}
 
-    def begin(self, spec: Any, images: Any) -> None:
+    def begin(self, spec: Any, raw: Any) -> None:
         """Wait until all actors have started, and reset each to its state before round 1. Both are references.
 
         Raises:
             LostError: an actor died meanwhile.
             RunError: no further actor started within `START_TIMEOUT_S`.
         """
-        first, self._inputs = not self._inputs, (spec, images)
+        first, self._inputs = not self._inputs, (spec, raw)
         shares = [group.gpus_per_actor for group in self.plan.groups for _ in range(group.actors)]
         setups = [
             worker.actor.setup.remote(self._inputs, share) for worker, share in zip(self.clients, shares, strict=True)

@@ -52,13 +52,13 @@ ALIGNMENT = 64  # bytes, as torch aligns tensors: another alignment may choose a
 class ClientWorker:
     """Some of a run's clients, with their models, on one device."""
 
-    def __init__(self, spec: RunSpec, image_MHWC: NDArray[np.uint8], device: str = "cpu") -> None:
+    def __init__(self, spec: RunSpec, raw_M: NDArray[Any], device: str = "cpu") -> None:
         self.spec = spec
         self.device = torch.device(device)
         with warnings.catch_warnings():
-            # Images and labels are read-only shared memory; no code of this class writes to them.
+            # Samples and labels are read-only shared memory; no code of this class writes to them.
             warnings.simplefilter("ignore")
-            self.image_MHWC = torch.from_numpy(image_MHWC)
+            self.raw_M = torch.from_numpy(raw_M)
             self.label_M = torch.from_numpy(spec.labels)
         self.nets: dict[ClientId, nn.Module] = {}
         self.unsaved: set[ClientId] = set()  # changed since the last checkpoint
@@ -259,8 +259,8 @@ class ClientWorker:
 
     def _samples(self, positions_N: NDArray[np.int64]) -> Samples:
         index_N = torch.tensor(positions_N)
-        raw_NHWC = self.image_MHWC.index_select(0, index_N).to(self.device)
-        return Samples(raw_NHWC, self.label_M.index_select(0, index_N).to(self.device), self.spec.transform)
+        raw_N = self.raw_M.index_select(0, index_N).to(self.device)
+        return Samples(raw_N, self.label_M.index_select(0, index_N).to(self.device), self.spec.transform)
 
     def client(self, k: ClientId, t: int) -> Client:
         """Client k as its algorithm sees it in round `t`."""

@@ -127,7 +127,7 @@ def test_startup_counts_only_the_first_start() -> None:
     backend = RayBackend(ActorPool(plan, notify=notes.append, participants=1))
     try:
         assembly = assemble(checked)
-        first = backend.start(assembly.spec, assembly.images)
+        first = backend.start(assembly.spec, assembly.raw)
         assert first is not None and first.actors == 2 and 0 < first.slowest_s <= first.seconds
         ray.kill(backend.pool.clients[1].actor)
         wait_until_dead(backend.pool.clients[1])

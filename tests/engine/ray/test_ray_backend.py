@@ -79,7 +79,7 @@ def rounds_on(backend: Backend, given: Loaded) -> tuple[str, list[ClientRow], li
     checked = check(given)
     assembly = assemble(checked, ClusterResources(8, 2))
     memory = MemoryTracker()
-    backend.start(assembly.spec, assembly.images)
+    backend.start(assembly.spec, assembly.raw)
     run_rounds(backend, assembly.schedule, Progress(), Observers([memory]))
     rows = [replace(row, train_s=0.0, evaluate_s=0.0) for row in memory.clients]
     varying = ("time/", "memory/", "engine/")
