@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from raysim.common.errors import RaysimError, RunError, ScenarioError
+    from raysim.common.inputs import InputSpec
     from raysim.common.results import Tracker
     from raysim.comparison.compare import Comparison, compare
     from raysim.contract import check_algorithm
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Algorithm",
     "Comparison",
+    "InputSpec",
     "Loaded",
     "RaysimError",
     "Result",
@@ -54,6 +56,7 @@ __all__ = [
 _HOMES = {
     "Algorithm": "raysim.core.algorithm",
     "Comparison": "raysim.comparison.compare",
+    "InputSpec": "raysim.common.inputs",
     "Loaded": "raysim.scenario.load",
     "RaysimError": "raysim.common.errors",
     "Result": "raysim.launch.session",

@@ -25,7 +25,7 @@ from raysim.models import MODELS
 from raysim.report.units import human_seconds
 from raysim.scenario.declared import Declaration, declaration_of, declared
 from raysim.scenario.registry import algorithm_names, suggest
-from raysim.scenario.schema import Scenario, Section
+from raysim.scenario.schema import Data, Scenario, Section
 
 if TYPE_CHECKING:
     from raysim.launch.preview import Preview
@@ -73,12 +73,12 @@ def show_description(name: str) -> None:
         console.print(Text(f"{spec.summary}\nRepresentation width: {spec.native_dim}"))
     elif name in DATASETS:
         dataset = DATASETS[name]
-        console.print(
-            Text(
-                f"{dataset.summary}\n{dataset.num_classes} classes; {dataset.train_size:,} training and "
-                f"{dataset.test_size:,} test samples: {dataset.input_spec}"
-            )
-        )
+        console.print(Text(dataset.summary))
+        if dataset.train_size:
+            sizes = f"{dataset.train_size:,} training and {dataset.test_size:,} test samples"
+            console.print(Text(f"{dataset.num_classes} classes; {sizes}: {dataset.input_spec}"))
+        for key in dataset.keys:
+            console.print(Text(f"data.{key}: {' '.join((Data.model_fields[key].description or '').split())}"))
     elif name in METRICS:
         console.print(Text(METRICS[name]))
     elif name in KINDS:
@@ -114,7 +114,7 @@ def show_preview(found: Preview, loaded: Loaded) -> None:
     machine = found.machine
     console.print(
         Text(
-            f"{loaded.scenario.name}: {loaded.scenario.clients.count} clients, {found.participants} per round, "
+            f"{loaded.scenario.name}: {loaded.scenario.clients.number} clients, {found.participants} per round, "
             f"{loaded.scenario.rounds} rounds, on {machine.nodes} node{'s' if machine.nodes > 1 else ''} with "
             f"{machine.cpus:g} CPUs and {machine.gpus:g} GPUs"
         )

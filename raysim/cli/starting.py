@@ -46,7 +46,7 @@ CHECKS = {
     raysim.check_algorithm({cls}())
 """,
     "model": """def test_shapes() -> None:
-    net = {cls}(num_classes=10, input_shape=(1, 8, 8), feature_dim=32)
+    net = {cls}(num_classes=10, input_spec=raysim.InputSpec("image", (1, 8, 8)), feature_dim=32)
     features_BD = net.features(torch.zeros(5, 1, 8, 8))
     assert features_BD.shape == (5, 32)
     assert net.header(features_BD).shape == (5, 10)

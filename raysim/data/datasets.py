@@ -1,6 +1,6 @@
-"""Loads a published image data set by name, from wherever it is on this machine or from the network.
+"""Loads a data set: a published one by name, from wherever it is on this machine or from the network, or a user's own.
 
-Shapes: M images of one data set (the published train part, then the test part), H x W pixels, C channels.
+Shapes: M samples of one data set (the published train part, then the test part); an image has H x W pixels, C channels.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import urllib.request
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,11 @@ from numpy.typing import NDArray
 from raysim.common.errors import ScenarioError
 from raysim.common.folders import cache_root
 from raysim.common.text import expanded
-from raysim.data import cache, sources
-from raysim.data.specs import DatasetSpec, spec_for
+from raysim.data import cache, folders, leaf, sources
+from raysim.data.files import find_files
+from raysim.data.specs import DatasetSpec, Files, spec_for
+from raysim.data.statistics import completed, with_statistics
+from raysim.data.tables import read_tables
 
 Format = Literal["auto", "parquet", "torchvision", "folder"]
 _PROBE_S = 5.0
@@ -34,14 +37,36 @@ _STALL_S = 30.0
 class Dataset:
     """A whole data set. The arrays are read-only: they may be a map of a file, shared by every process."""
 
-    name: str
-    raw_M: NDArray[np.uint8]
-    label_M: NDArray[np.int64]
-    num_train: int
-    """Images [0, num_train) are the published train part, the others the published test part."""
-    class_names: tuple[str, ...]
+    spec: DatasetSpec
+    """With what its files say, where that is no published constant."""
+    decoded: sources.Decoded
     source: str
     """Where it came from, in words."""
+
+    @property
+    def name(self) -> str:
+        """As `data.name` gives it."""
+        return self.spec.name
+
+    @property
+    def raw_M(self) -> NDArray[Any]:
+        """[M, ...] as stored: uint8 images [M, H, W, C], float32 features, or whole numbers as tokens."""
+        return self.decoded.raw_M
+
+    @property
+    def label_M(self) -> NDArray[np.int64]:
+        """Class ids."""
+        return self.decoded.label_M
+
+    @property
+    def num_train(self) -> int:
+        """Samples [0, num_train) are the published train part, the others the published test part."""
+        return self.decoded.num_train
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """In the order of the class ids."""
+        return self.decoded.class_names
 
     def __len__(self) -> int:
         return len(self.label_M)
@@ -53,17 +78,25 @@ class Dataset:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256, in hex, of pixels and labels, their order, and where the test part begins."""
-        return cache.digest_of(sources.Decoded(self.raw_M, self.label_M, self.num_train, self.class_names))
+        """SHA-256, in hex, of samples, labels and any ids, their order, and where the test part begins."""
+        return cache.digest_of(self.decoded)
 
 
-def load_dataset(name: str, root: str | None = None, format: Format = "auto", download: bool = True) -> Dataset:
-    """The data set called `name` (a key of DATASETS).
+def load_dataset(
+    name: str,
+    root: str | None = None,
+    format: Format = "auto",
+    download: bool = True,
+    files: Files | None = None,
+    verify: bool = True,
+) -> Dataset:
+    """The data set called `name` (a key of DATASETS). files: of a user's own; what follows is of the published ones.
 
     Looked for in `root`, or else in the folder RAYSIM_DATA, then in the cache folder
     (`~/.cache/raysim/data`); in each of them in a sub-folder with the data set's name, then in the folder
     itself. If it is in none, torchvision downloads it into the cache folder, unless `download` is off.
-    Decoded pixels are cached for the next time.
+    Decoded samples are cached for the next time. verify: whether a cached one is compared with its digest, for which
+    all samples are read.
 
     Raises ScenarioError, one sentence, if the data set is unknown, not found, damaged, or cannot be
     downloaded.
@@ -71,13 +104,18 @@ def load_dataset(name: str, root: str | None = None, format: Format = "auto", do
     spec = spec_for(name)
     if format not in get_args(Format):
         raise ScenarioError(f"{format!r} given, but allowed are {', '.join(get_args(Format))}", key="data.format")
+    if spec.keys:
+        if files is None:
+            raise ScenarioError("is required and was not given", key="data.path")
+        return _load(spec, find_files(name, files), files, verify)
     if not spec.folders:
         return _digits(spec)
     formats = ("parquet", "torchvision", "folder") if format == "auto" else (format,)
     for base in _bases(root):
         with sources.one_sentence(base):
-            if source := sources.find(spec, base, formats):
-                return _load(spec, source)
+            source = sources.find(spec, base, formats) if spec.train_size else leaf.find_leaf(spec, base)
+            if source:
+                return _load(spec, source, verify=verify)
     wanted = sources.looked_for(spec, formats)
     if root is not None:
         place = expanded(root).absolute()
@@ -106,7 +144,9 @@ def missing(name: str, root: str | None = None, format: Format = "auto") -> bool
     """Whether a data set is in none of the places where `load_dataset` looks before it downloads."""
     spec = spec_for(name)
     formats = ("parquet", "torchvision", "folder") if format == "auto" else (format,)
-    return bool(spec.folders) and not any(sources.find(spec, base, formats) for base in _bases(root))
+    return bool(spec.folders and spec.train_size) and not any(
+        sources.find(spec, base, formats) for base in _bases(root)
+    )
 
 
 def _bases(root: str | None) -> list[Path]:
@@ -120,21 +160,30 @@ def _download_folder() -> Path:
     return cache_root() / "data"
 
 
-def _load(spec: DatasetSpec, source: sources.Source) -> Dataset:
-    key = cache.cache_key(spec.name, source)
-    decoded = cache.load(key)
+def _load(spec: DatasetSpec, source: sources.Source, files: Files | None = None, verify: bool = True) -> Dataset:
+    key = cache.cache_key(spec.name, source, files)
+    decoded = cache.load(key, verify)
     if decoded is None:
-        decoded = sources.read(spec, source)
+        decoded = _decode(spec, source, files)
         cache.save(key, decoded)
         # From here on the copy on disk, if there is one: a map of a file is memory that the system can have back.
         decoded = cache.load(key) or decoded
-    return _read_only(spec, decoded, str(source))
+    return _read_only(spec if spec.train_size else completed(spec, decoded), decoded, str(source))
+
+
+def _decode(spec: DatasetSpec, source: sources.Source, files: Files | None) -> sources.Decoded:
+    if spec.train_size:
+        return sources.read(spec, source)
+    if files is None:
+        return with_statistics(leaf.read_leaf(spec, source))
+    read = {"parquet": read_tables, "csv": read_tables, "images": folders.read_images, "numpy": folders.read_numpy}
+    return with_statistics(read[spec.name](source, files))
 
 
 def _read_only(spec: DatasetSpec, decoded: sources.Decoded, source: str) -> Dataset:
     decoded.raw_M.setflags(write=False)
     decoded.label_M.setflags(write=False)
-    return Dataset(spec.name, *decoded, source)
+    return Dataset(spec, decoded, source)
 
 
 def _digits(spec: DatasetSpec) -> Dataset:

@@ -17,11 +17,12 @@ from raysim.common.errors import ScenarioError
 from raysim.core.fields import Count, Positive, check_settings
 from raysim.core.seeds import seed_for
 from raysim.data import partition_counts as counts
+from raysim.data.given import deal_by_id, kept_ids, read_partition
 from raysim.data.partition_counts import Floats, Ints
 from raysim.data.shards import PARTS, Partition, make_shards
 
 _HKS_MIN_SAMPLES, _HKS_RETRIES = 10, 100
-Split = Literal["pooled811", "pfedhn", "published"]
+Split = Literal["pooled811", "pfedhn", "published", "listed"]
 
 
 @dataclass(frozen=True)
@@ -67,19 +68,43 @@ class Resample:
     """Training samples of every client; validation and test samples come on top, as the split has them."""
 
 
-PartitionSettings = Iid | Pathological | Dirichlet | Hks | Resample
+@dataclass(frozen=True)
+class Natural:
+    """Each id of the data is a client with its own samples: users, writers, devices. For data sets that have ids."""
+
+    by: str | None = None
+    """The column of the ids; `null`: the data set's own, of femnist and shakespeare."""
+    min_samples: Count = 2
+    """Ids with fewer samples are left out, and those without a sample to train on and one to be tested on."""
+    max_clients: Count | None = None
+    """At most so many ids, drawn at random; `null`: all."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A file says which client holds which samples: the `partition.parquet` of a run, or one in its format, with the
+    columns client (from 0), part (train, val or test) and sample (its place in the data set, from 0).
+    """
+
+    path: str
+    """The file."""
+
+
+PartitionSettings = Iid | Pathological | Dirichlet | Hks | Resample | Natural | Listed
 PARTITIONS: dict[str, type] = {
     "iid": Iid,
     "pathological": Pathological,
     "dirichlet": Dirichlet,
     "hks": Hks,
     "resample": Resample,
+    "natural": Natural,
+    "listed": Listed,
 }
 
 
 def default_split(setting: PartitionSettings) -> Split:
     """The split a partition has when none is named."""
-    return "published" if isinstance(setting, Hks) else "pooled811"
+    return "published" if isinstance(setting, Hks) else "listed" if isinstance(setting, Listed) else "pooled811"
 
 
 def check_partition(
@@ -105,6 +130,20 @@ def check_partition(
         raise ScenarioError(
             f"{split} given, but partition hks deals the published split: give published", key="data.split"
         )
+    if isinstance(setting, Listed) != (split == "listed"):
+        raise ScenarioError(
+            f"{split} given, but the file of partition listed says what each sample is for: give listed"
+            if isinstance(setting, Listed)
+            else "listed given, which partition listed alone has: give pooled811, pfedhn or published",
+            key="data.split",
+        )
+    if split in ("pfedhn", "published") and num_train is not None and num_train == num_samples:
+        raise ScenarioError(
+            f"{split} given, but {name} has no test part: give pooled811, or files to test on",
+            key="data.split",
+        )
+    if isinstance(setting, Natural | Listed):
+        return  # see raysim/data/given.py
     if isinstance(setting, Pathological) and setting.classes_per_client > num_classes:
         raise ScenarioError(
             f"{setting.classes_per_client} given, but {name} has {num_classes} classes: give 1 to {num_classes}",
@@ -147,6 +186,14 @@ def check_partition(
         )
 
 
+def given_count(setting: PartitionSettings, split: str, num_train: int, num_samples: int, owner_M: Ints) -> int | None:
+    """How many clients a partition makes of itself; None where that is the scenario's to say. Raises ScenarioError."""
+    if isinstance(setting, Natural):
+        kept = len(kept_ids(setting.min_samples, owner_M, num_train, split))
+        return min(kept, setting.max_clients or kept)
+    return read_partition(setting.path, None, num_samples).num_clients if isinstance(setting, Listed) else None
+
+
 def make_partition(
     label_M: Ints,
     num_train: int,
@@ -156,16 +203,26 @@ def make_partition(
     split: str,
     seed: int,
     name: str = "the data set",
+    owner_M: Ints | None = None,
+    owners: tuple[str, ...] = (),
 ) -> Partition:
     """Deal the samples of a data set, whose first `num_train` are the published train part, to the clients.
 
-    The same arguments always give the same partition. Raises ScenarioError if there are too few samples.
+    owner_M, owners: the place of each sample's id among the ids, where samples have ids. The same arguments always
+    give the same partition. Raises ScenarioError if there are too few samples.
     """
     check_partition(setting, split, num_classes, num_clients, num_train, len(label_M), name)
+    if isinstance(setting, Listed):
+        return read_partition(setting.path, num_clients, len(label_M), label_M)
     rng = np.random.default_rng(seed_for(seed, "partition"))
     pools = _pools(len(label_M), num_train, split, rng)
     if isinstance(setting, Resample):
         return _resample(pools, num_clients, setting.samples_per_client, rng)
+    if isinstance(setting, Natural):
+        assert owner_M is not None
+        kept = kept_ids(setting.min_samples, owner_M, num_train, split)
+        chosen = np.sort(rng.choice(kept, num_clients, replace=False)) if len(kept) > num_clients else kept
+        return deal_by_id(label_M, num_classes, owner_M, chosen, owners, pools, rng)
     class_count_C = np.bincount(label_M[pools[0]], minlength=num_classes)
     share_NC = _shares(setting, class_count_C, num_clients, rng)
     if isinstance(setting, Pathological) and share_NC is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +28,8 @@ class Partition:
     train: Shards
     val: Shards
     test: Shards
+    ids: tuple[str, ...] = field(default=(), kw_only=True)
+    """Each client's own id in the data, where the partition is by ids."""
 
     @property
     def num_clients(self) -> int:
@@ -56,7 +58,10 @@ class Partition:
         return sha.hexdigest()
 
     def table(self, label_M: Ints) -> pa.Table:
-        """One row per client, part and sample, with columns client, part, sample (position) and label."""
+        """One row per client, part and sample, with columns client, part, sample (position) and label.
+
+        And the column id, where clients have ids of their own.
+        """
         import pyarrow as pa
 
         shards = tuple(self.parts.values())
@@ -68,6 +73,8 @@ class Partition:
             "sample": index,
             "label": label_M[index],
         }
+        if self.ids:
+            columns["id"] = pa.DictionaryArray.from_arrays(columns["client"].astype(np.int32), list(self.ids))
         return pa.table(columns)
 
 

@@ -26,7 +26,7 @@ from PIL import Image
 from raysim.common.errors import ScenarioError
 from raysim.data.specs import DatasetSpec
 
-_SUFFIXES = {".jpeg", ".jpg", ".png"}
+IMAGE_SUFFIXES = {".jpeg", ".jpg", ".png"}
 _SHARD = re.compile(r"-(\d+)-of-(\d+)")
 
 
@@ -41,8 +41,14 @@ class Source:
     extra: tuple[Path, ...] = ()
 
     def __str__(self) -> str:
-        what = {"parquet": "Parquet files", "torchvision": "torchvision's files", "folder": "image files"}
-        return f"{what[self.format]} in {self.folder}"
+        what = {
+            "parquet": "Parquet",
+            "torchvision": "torchvision's",
+            "folder": "image",
+            "images": "image",
+            "csv": "CSV",
+        }
+        return f"{what.get(self.format, self.format)} files in {self.folder}"
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -57,6 +63,11 @@ class Decoded(NamedTuple):
     label_M: NDArray[np.int64]
     num_train: int
     class_names: tuple[str, ...]
+    vocabulary: int = 0  # of tokens
+    mean_F: NDArray[np.float64] = np.zeros(0)  # of the train part, where it is not a published constant
+    std_F: NDArray[np.float64] = np.zeros(0)
+    owner_M: NDArray[np.int64] = np.zeros(0, np.int64)  # each sample's place in `owners`, where samples have ids
+    owners: tuple[str, ...] = ()  # the ids, ascending
 
 
 def find(spec: DatasetSpec, base: Path, formats: tuple[str, ...]) -> Source | None:
@@ -74,6 +85,8 @@ def find(spec: DatasetSpec, base: Path, formats: tuple[str, ...]) -> Source | No
 
 def looked_for(spec: DatasetSpec, formats: tuple[str, ...]) -> str:
     """What `find` accepts, in words."""
+    if not spec.train_size:
+        return "LEAF's JSON files, or Parquet or CSV files as on the hub"
     words = {
         "parquet": f"Parquet files (train-*.parquet and {spec.test_prefixes[0]}-*.parquet)",
         "torchvision": f"torchvision's folder {spec.torchvision_folder}" if spec.torchvision else "",
@@ -112,11 +125,17 @@ def _find_parquet(spec: DatasetSpec, folder: Path) -> Source | None:
         if not test:
             raise ScenarioError(f"{sub}: there are train-*.parquet files but no {spec.test_prefixes[0]}-*.parquet")
         for files in (train, test):
-            shard = _SHARD.search(files[0].name)
-            if shard and int(shard[2]) != len(files):
-                raise ScenarioError(f"{sub}: {files[0].name} is one of {int(shard[2])} files, {len(files)} are there")
+            refuse_missing_shards(files)
         return Source("parquet", sub, train, test)
     return None
+
+
+def refuse_missing_shards(files: tuple[Path, ...]) -> None:
+    """Raises ScenarioError when the first file says of itself that there are more."""
+    shard = _SHARD.search(files[0].name) if files else None
+    if shard and int(shard[2]) != len(files):
+        first = files[0]
+        raise ScenarioError(f"{first.parent}: {first.name} is one of {int(shard[2])} files, {len(files)} are there")
 
 
 def _find_torchvision(spec: DatasetSpec, folder: Path) -> Source | None:
@@ -130,7 +149,7 @@ def _find_folder(spec: DatasetSpec, folder: Path) -> Source | None:
     if not spec.image_folder or not (folder / "train").is_dir() or not (folder / "val").is_dir():
         return None
     train, test = (
-        tuple(sorted(path for path in (folder / part).rglob("*") if path.suffix.lower() in _SUFFIXES))
+        tuple(sorted(path for path in (folder / part).rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES))
         for part in ("train", "val")
     )
     return Source("folder", folder, train, test, tuple((folder / "val").glob("val_annotations.txt")))
@@ -205,20 +224,24 @@ def _decode(encoded: bytes | None, spec: DatasetSpec, where: str) -> NDArray[np.
     if encoded is None:
         raise ScenarioError(f"{where} is missing")
     try:
-        # Only the two formats that are published: fewer decoders ever see a stranger's bytes.
-        image = Image.open(io.BytesIO(encoded), formats=("PNG", "JPEG"))
+        image = open_image(encoded)
         if image.size == (width, height):
             repeat = channels == 3 and image.mode != "RGB"
             pixel = np.asarray(image.convert("RGB") if repeat else image)
         else:
             pixel = None
     except Exception as error:  # Pillow raises a dozen kinds for damaged bytes
-        raise ScenarioError(f"{where} is not a readable PNG or JPEG ({_first_line(error)})") from None
+        raise ScenarioError(f"{where} is not a readable PNG or JPEG ({first_line(error)})") from None
     if pixel is None:
         raise ScenarioError(f"{where} is {image.size[0]}x{image.size[1]}, but {spec.name} has {width}x{height}")
     if pixel.dtype != np.uint8 or pixel.size != height * width * channels:
         raise ScenarioError(f"{where} has mode {image.mode}, but {spec.name} has {channels} channels of 8 bits")
     return pixel.reshape(height, width, channels)
+
+
+def open_image(encoded: bytes) -> Image.Image:
+    """Of the two formats that are published alone: fewer decoders ever see a stranger's bytes."""
+    return Image.open(io.BytesIO(encoded), formats=("PNG", "JPEG"))
 
 
 def _read_torchvision(spec: DatasetSpec, source: Source) -> Decoded:
@@ -285,10 +308,10 @@ def one_sentence(path: Path) -> Iterator[None]:
     except ScenarioError:
         raise
     except Exception as error:
-        raise ScenarioError(f"{path}: cannot be read, it may be damaged ({_first_line(error)})") from None
+        raise ScenarioError(f"{path}: cannot be read, it may be damaged ({first_line(error)})") from None
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__
 

@@ -29,6 +29,7 @@ class DatasetSpec:
     num_classes: int
     input_spec: InputSpec
     train_size: int
+    """0: this, and what else is not a published constant, is known when the files are read."""
     test_size: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -46,6 +47,32 @@ class DatasetSpec:
     """Where torchvision keeps its files, below its root."""
     image_folder: bool = False
     """Whether it is also published as a tree of image files, one folder per class."""
+    keys: tuple[str, ...] = ()
+    """The keys of `data` that say what a user's own files hold; (): it is published."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """What the section `data` of a scenario says of a user's own files."""
+
+    path: tuple[str, ...]
+    """A file or folder; or two, the train part and the test part."""
+    label: str = "label"
+    """The column of the labels."""
+    features: tuple[str, ...] = ()
+    """The columns of the features, or patterns of them; (): all but those of label and id."""
+    size: int | None = None
+    """Side in pixels to which images are resized."""
+    by: str | None = None
+    """The column of the clients' ids."""
+
+
+def _of_files(
+    name: str, summary: str, *, keys: tuple[str, ...] = (), folders: tuple[str, ...] = (), flip: bool = True
+) -> DatasetSpec:
+    """A data set of which its files say most."""
+    unknown = InputSpec("features", ())
+    return DatasetSpec(name, summary, 0, unknown, 0, 0, (), (), Augment(flip=flip), folders, keys=keys)
 
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -131,6 +158,34 @@ _ALL = (
             "val",
         ),  # `valid-` and `validation-` files; its published test part has no labels
         image_folder=True,
+    ),
+    _of_files(
+        "femnist",
+        "FEMNIST: handwritten digits and letters of 28 x 28 grey pixels in 62 classes, by writer; in LEAF's JSON files "
+        "or as Parquet files of the hub (flwrlabs/femnist), in a folder femnist.",
+        folders=("femnist",),
+        flip=False,  # a mirrored letter is another one, or none
+    ),
+    _of_files(
+        "shakespeare",
+        "Shakespeare: 80 characters of which the next one is predicted, by role; in LEAF's JSON files or as the CSV or "
+        "Parquet files of the hub (flwrlabs/shakespeare), in a folder shakespeare.",
+        folders=("shakespeare",),
+    ),
+    _of_files(
+        "parquet",
+        "Your own Parquet files, such as a data set of the Hugging Face hub: a column of images, one of lists (of "
+        "floats: features; of whole numbers: tokens), or columns of numbers.",
+        keys=("path", "label", "features", "size"),
+    ),
+    _of_files("csv", "Your own CSV files: columns of numbers.", keys=("path", "label", "features")),
+    _of_files(
+        "images", "Your own PNG and JPEG files: a folder per class, maybe below train and test.", keys=("path", "size")
+    ),
+    _of_files(
+        "numpy",
+        "Your own .npz files: y, and x of uint8 (images), floats (features) or whole numbers (tokens).",
+        keys=("path",),
     ),
 )
 

@@ -45,14 +45,14 @@ class Assembly:
         raw_M = self.data.raw_M
         if not len(raw_M):
             return _read_data(self.checked).raw_M
-        self.data = replace(self.data, raw_M=raw_M[:0].copy())
+        self.data = replace(self.data, decoded=self.data.decoded._replace(raw_M=raw_M[:0].copy()))
         return raw_M
 
     @cached_property
     def spec(self) -> RunSpec:
         """What every process of the run gets."""
         checked, scenario, data, partition = self.checked, self.checked.loaded.scenario, self.data, self.partition
-        threads = dict.fromkeys(range(scenario.clients.count), 1)
+        threads = dict.fromkeys(range(scenario.clients.number), 1)
         for group in self.plan.groups if self.plan else ():
             threads |= dict.fromkeys(group.clients, group.threads)
         published = np.arange(data.num_train, len(data.label_M), dtype=np.int64)
@@ -68,7 +68,7 @@ class Assembly:
             train=partition.train,
             val=partition.val,
             test=partition.test,
-            threads=tuple(threads[k] for k in range(scenario.clients.count)),
+            threads=tuple(threads[k] for k in range(scenario.clients.number)),
             global_test=published if scenario.evaluation.global_test else None,
             evaluate_when=scenario.evaluation.when,
             tolerates_failures=scenario.failure.max_failed_fraction > 0,
@@ -140,7 +140,7 @@ def attach(checked: Checked) -> bool:
 
 def _read_data(checked: Checked) -> Dataset:
     given = checked.loaded.scenario.data
-    return load_dataset(given.name, given.root, given.format)
+    return load_dataset(given.name, given.root, given.format, files=checked.files)
 
 
 def _partition(checked: Checked, data: Dataset) -> Partition:
@@ -149,11 +149,13 @@ def _partition(checked: Checked, data: Dataset) -> Partition:
         data.label_M,
         data.num_train,
         checked.dataset.num_classes,
-        scenario.clients.count,
+        scenario.clients.number,
         checked.partition,
         checked.split,
         scenario.seed_of("data"),
         data.name,
+        data.decoded.owner_M,
+        data.decoded.owners,
     )
 
 

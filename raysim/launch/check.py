@@ -13,11 +13,12 @@ from raysim.common.errors import ScenarioError
 from raysim.common.inputs import image
 from raysim.common.text import expanded, holds_secret
 from raysim.core.own_code import named, where
-from raysim.data.partition import PARTITIONS, check_partition, default_split
-from raysim.data.specs import DATASETS, DatasetSpec
+from raysim.data.partition import PARTITIONS, Listed, check_partition, default_split
+from raysim.data.specs import DATASETS, DatasetSpec, Files
 from raysim.engine.checkpoint.storage import is_process_memory
 from raysim.engine.policies.placement import ResourceRequest, parse_ranges
 from raysim.engine.policies.sampling import SELECTIONS, Participation, cohort_size
+from raysim.launch.data import files_of, read_data, with_count
 from raysim.launch.system import read_system
 from raysim.models import MODELS, build_model, common_feature_dim, incompatibility
 from raysim.scenario.load import Key, Loaded, named_settings
@@ -42,6 +43,7 @@ class Checked:
     participants: int  # K
     requests: tuple[ResourceRequest, ...]
     participation: Participation
+    files: Files | None = None  # of a user's own data
 
     @cached_property
     def task(self) -> Task:
@@ -71,7 +73,7 @@ class Checked:
     def architectures(self) -> tuple[str, ...]:
         """The clients' different ones, in order of first use."""
         clients = self.loaded.scenario.clients
-        return tuple(dict.fromkeys(clients.models[: clients.count]))
+        return tuple(dict.fromkeys(clients.models[: clients.number]))
 
     @property
     def build(self) -> Any:
@@ -107,33 +109,30 @@ def check(loaded: Loaded) -> Checked:
             f"{scenario.checkpoint.folder} given, which is memory of the process and gone with it; allowed: a folder, "
             "or an address that outlives the process",
         )
-    if scenario.data.name not in DATASETS:
-        raise origin.error(
-            ("data", "name"),
-            f"unknown data set {scenario.data.name!r}{suggest(scenario.data.name, DATASETS)} "
-            f"(there are: {', '.join(DATASETS)})",
-        )
-    dataset = _normalised(DATASETS[scenario.data.name], loaded)
     partition = named_settings(scenario.data.partition, ("data", "partition"), PARTITIONS, origin)
     split = default_split(partition) if scenario.data.split == "auto" else scenario.data.split
     try:
+        read = read_data(loaded, partition)
+        dataset = _normalised(read.spec if read else DATASETS[scenario.data.name], loaded)
+        loaded = with_count(loaded, read, dataset, partition, split)
+        scenario, clients = loaded.scenario, loaded.scenario.clients
         check_partition(
             partition,
             split,
             dataset.num_classes,
-            clients.count,
+            clients.number,
             dataset.train_size,
             dataset.train_size + dataset.test_size,
             dataset.name,
         )
     except ScenarioError as error:
-        raise origin.error(tuple(error.key.split(".")), error.reason) from None
-    participants = cohort_size(clients.participation, clients.count)
+        raise (origin.error(tuple(error.key.split(".")), error.reason) if error.key else error) from None
+    participants = cohort_size(clients.participation, clients.number)
     if participants < 1:
         raise origin.error(
             ("clients", "participation"),
-            f"{clients.participation:g} given, which selects none of {clients.count} clients; "
-            f"allowed: {1 / clients.count:g} to 1",
+            f"{clients.participation:g} given, which selects none of {clients.number} clients; "
+            f"allowed: {1 / clients.number:g} to 1",
         )
     participation, system = _check_participation(loaded)
     if scenario.data.augment and dataset.input_spec.kind != "image":
@@ -148,15 +147,20 @@ def check(loaded: Loaded) -> Checked:
             "allowed with split published or pfedhn",
         )
     # What was chosen is written down in full: a default that changes later does not change an old run.
-    data = {**loaded.resolved["data"], "partition": {"name": scenario.data.partition["name"], **asdict(partition)}}
+    dealt = {"name": scenario.data.partition["name"], **asdict(partition)}
+    data: dict[str, Any] = {**loaded.resolved["data"], "partition": dealt, "split": split}
+    if files := files_of(loaded, partition):
+        data["path"] = [str(expanded(path).absolute()) for path in files.path]
+    if isinstance(partition, Listed):
+        dealt["path"] = str(expanded(partition.path).absolute())
     selection = {"name": clients.selection["name"], **asdict(participation.selection)}  # type: ignore[call-overload]
     filled = {
-        "data": {**data, "split": split},
+        "data": data,
         "clients": {**loaded.resolved["clients"], "selection": selection},
         "system": system,
     }
     complete = replace(loaded, resolved={**loaded.resolved, **filled})
-    checked = Checked(complete, dataset, partition, split, feature_dim, participants, (), participation)
+    checked = Checked(complete, dataset, partition, split, feature_dim, participants, (), participation, files)
     if loaded.declared.one_architecture and len(checked.architectures) > 1:
         raise origin.error(
             ("clients", "models"),
@@ -273,14 +277,16 @@ def _try_model(name: str, dataset: DatasetSpec, feature_dim: int) -> None:
     """See that a model of the user's own can be built and has the shapes that all have. Raises `ScenarioError`."""
     import torch
 
+    from raysim.models.split import example
+
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         net = _builder(dataset, feature_dim)(name).eval()
-        x_BCHW = torch.zeros(2, *dataset.image_shape)
+        x_B = example(dataset.input_spec, 2)
         try:
-            rep_BD = net.features(x_BCHW)
+            rep_BD = net.features(x_B)
             shapes = {"representation": tuple(rep_BD.shape), "logits": tuple(net.header(rep_BD).shape)}
         except Exception as error:
-            raise ScenarioError(f"{name}: fails on two samples of {dataset.image_shape}: {where(error)}") from error
+            raise ScenarioError(f"{name}: fails on two samples of {dataset.input_spec}: {where(error)}") from error
     for (what, shape), width in zip(shapes.items(), (feature_dim, dataset.num_classes), strict=True):
         if shape != (2, width):
             raise ScenarioError(f"{name}: the {what} of two samples has the shape {shape}; allowed: {(2, width)}")
@@ -289,7 +295,7 @@ def _try_model(name: str, dataset: DatasetSpec, feature_dim: int) -> None:
 def _requests(loaded: Loaded) -> tuple[ResourceRequest, ...]:
     """The scenario's resources as groups of clients; the first override that matches a client counts."""
     scenario, origin = loaded.scenario, loaded.origin
-    resources, count = scenario.resources, scenario.clients.count
+    resources, count = scenario.resources, scenario.clients.number
     models = scenario.clients.models
     left = list(range(count))
     requests = []

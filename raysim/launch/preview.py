@@ -17,6 +17,7 @@ from raysim.engine.policies.placement import ActorGroup, ClusterResources, Plan,
 from raysim.launch.assemble import attach, check_local, find_machine
 from raysim.launch.backend_factory import Placement, placement
 from raysim.launch.check import Checked
+from raysim.models.split import example
 
 SPLIT_TRAIN: Mapping[str, float] = {"pooled811": 0.8, "published": 1.0, "pfedhn": 0.8}
 """Share of a split's samples that train: of all samples for pooled811, of the published training samples otherwise."""
@@ -78,7 +79,7 @@ def preview(checked: Checked) -> Preview:
         plan = replace(plan, notes=(*plan.notes, text))
     plan = replace(plan, notes=(*checked.warnings, *plan.notes))
     models = tuple(_measure(checked, name) for name in checked.task.architectures)
-    count = scenario.clients.count
+    count = scenario.clients.number
     dataset = checked.dataset
     pool = dataset.train_size + (dataset.test_size if checked.split == "pooled811" else 0)
     samples = getattr(checked.partition, "samples_per_client", SPLIT_TRAIN[checked.split] * pool / count)
@@ -118,18 +119,14 @@ def samples_mb(checked: Checked) -> float:
 def _clients(checked: Checked, name: str) -> int:
     """The number of clients with an architecture."""
     clients = checked.loaded.scenario.clients
-    return sum(clients.models[k % len(clients.models)] == name for k in range(clients.count))
+    return sum(clients.models[k % len(clients.models)] == name for k in range(clients.number))
 
 
 def _measure(checked: Checked, name: str) -> ModelCost:
     scenario = checked.loaded.scenario
     size = scenario.training.batch_size
     model = checked.build(name).to(memory_format=torch.channels_last)
-    reads = checked.dataset.input_spec
-    x = torch.randint(reads.vocabulary, (size, *reads.shape)) if reads.vocabulary else torch.rand(size, *reads.shape)
-    if reads.kind == "image":
-        x = x.contiguous(memory_format=torch.channels_last)
-    batch = Batch(x, torch.zeros(size, dtype=torch.int64), torch.arange(size))
+    batch = Batch(example(checked.dataset.input_spec, size), torch.zeros(size, dtype=torch.int64), torch.arange(size))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -183,10 +183,10 @@ def refuse_incompatible(folder: Path, checkpoint: Checkpoint, scenario: Scenario
             f"{folder} cannot be resumed: it has a checkpoint of round {checkpoint.round}, but {scenario.rounds} rounds"
         )
     clients = [k for part in checkpoint.client_files for k in part.clients]
-    if strange := [k for k in clients if k >= scenario.clients.count]:
+    if strange := [k for k in clients if k >= scenario.clients.number]:
         raise ScenarioError(
             f"{folder} cannot be resumed: its checkpoint holds client {strange[0]}, but it has "
-            f"{scenario.clients.count} clients"
+            f"{scenario.clients.number} clients"
         )
 
 
@@ -231,6 +231,8 @@ def _free(key: str, before: Loaded, now: Loaded) -> bool:
     if key == "rounds":
         # More rounds are the same rounds and then some, unless the method looks at how many there will be.
         return now.scenario.rounds > before.scenario.rounds and not now.declared.scheduled
+    if key in ("data.path", "data.partition.path"):  # a file may be moved: its digest is compared
+        return True
     return not decides(key)
 
 

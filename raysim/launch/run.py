@@ -107,7 +107,8 @@ def resume(
         loaded = run_scenario(path, sets, code_changed=code_changed)
     checked = check(loaded)
     check_local(checked)
-    refuse_differences(path, checked.loaded, code_changed)
+    loaded = checked.loaded
+    refuse_differences(path, loaded, code_changed)
     try:
         summary = read_summary(path)
     except ScenarioError:  # the run was killed before it began, or the file is damaged, which costs nothing else
@@ -155,7 +156,7 @@ def _session(
     stop: Stop | None = None,
 ) -> Session:
     scenario = assembly.checked.loaded.scenario
-    display = make_display(scenario.rounds, scenario.clients.count, quiet)
+    display = make_display(scenario.rounds, scenario.clients.number, quiet)
     card = _card(assembly, identity, folder.path)
     return Session(assembly, identity, card, folder, display, [*trackers], resume_command, resumed, stop or Stop())
 
@@ -175,7 +176,7 @@ def _card(assembly: Assembly, identity: Identity, folder: Path) -> RunCard:
             "algorithm": algorithm,
             "dataset": data.name,
             "partition": scenario.data.partition["name"],
-            "clients": str(scenario.clients.count),
+            "clients": str(scenario.clients.number),
             "seed": str(scenario.seed),
             **({"overridden": overridden} if overridden else {}),
             **identity.code.tags(),
@@ -185,7 +186,7 @@ def _card(assembly: Assembly, identity: Identity, folder: Path) -> RunCard:
         dataset_digest=data.digest,
         partition_digest=assembly.partition.digest,
         num_samples=len(data.label_M),
-        num_clients=scenario.clients.count,
+        num_clients=scenario.clients.number,
         label=label(algorithm, scenario.seed, identity.overrides),
         facts={
             "scenario": scenario.name,
@@ -195,7 +196,7 @@ def _card(assembly: Assembly, identity: Identity, folder: Path) -> RunCard:
             "overrides": identity.overrides,
             "backend": scenario.backend,
             "rounds_asked": scenario.rounds,
-            "clients": scenario.clients.count,
+            "clients": scenario.clients.number,
             "participants_per_round": checked.participants,
             "dataset": {"name": data.name, "source": data.source, "digest": data.digest},
             "partition_digest": assembly.partition.digest,

@@ -38,7 +38,7 @@ def read_system(loaded: Loaded) -> tuple[System | None, dict[str, Any] | None]:
 
     Raises `ScenarioError`, one sentence.
     """
-    given, origin, count = loaded.scenario.system, loaded.origin, loaded.scenario.clients.count
+    given, origin, count = loaded.scenario.system, loaded.origin, loaded.scenario.clients.number
     if given is None:
         return None, None
     section = {**loaded.resolved["system"]}
@@ -88,7 +88,7 @@ def _trace(loaded: Loaded, name: str) -> tuple[dict[str, Floats], str]:
     if given.trace_sha256 not in (None, sha):
         raise origin.error(key, f"{name} has the SHA-256 {sha[:12]}, but system.trace_sha256 is {given.trace_sha256}")
     try:
-        return _columns(table, loaded.scenario.clients.count), sha
+        return _columns(table, loaded.scenario.clients.number), sha
     except ScenarioError as error:
         raise origin.error(key, f"{name}: {error}") from None
 

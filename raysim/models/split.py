@@ -8,7 +8,10 @@ Shapes: B samples, D representation width, K classes.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
+
+from raysim.common.inputs import InputSpec
 
 
 class SplitNet(nn.Module):
@@ -27,6 +30,14 @@ class SplitNet(nn.Module):
     def forward(self, x_B: Tensor) -> Tensor:
         """Logits [B, K]."""
         return self.header(self.extractor(x_B))
+
+
+def example(input_spec: InputSpec, count: int) -> Tensor:
+    """Random samples [count, ...] as a network reads them, to try it with."""
+    if input_spec.kind == "tokens":
+        return torch.randint(input_spec.vocabulary, (count, *input_spec.shape))
+    x_B = torch.rand(count, *input_spec.shape)
+    return x_B.contiguous(memory_format=torch.channels_last) if input_spec.kind == "image" else x_B
 
 
 def projection(backbone_dim: int, feature_dim: int) -> nn.Sequential:

@@ -29,12 +29,12 @@ class Section(BaseModel):
 
 
 class Normalise(Section):
-    """What becomes of a pixel before a network reads it: less the mean, divided by the deviation."""
+    """What becomes of a pixel or feature before a network reads it: less the mean, divided by the deviation."""
 
     mean: Annotated[list[float], Field(min_length=1), f"{_SOME} a number"]
-    """A number per channel. Three of them for grey images: the image is repeated to three channels."""
+    """A number per channel, or feature. Three of them for grey images: the image is repeated to three channels."""
     std: Annotated[list[Positive], Field(min_length=1), f"{_SOME} {in_words(Positive)}"]
-    """A number per channel."""
+    """A number per channel, or feature."""
     scaled: bool = True
     """Pixels are scaled to [0, 1] before; `false`: they are 0 to 255."""
 
@@ -44,21 +44,34 @@ class Data(Section):
 
     name: str
     """The data set: see `raysim list datasets`."""
+    path: str | list[str] | None = None
+    """Your own files (data sets parquet, csv, images, numpy): a file or a folder, or a list of two, the train part and
+    the test part. In a folder, files or sub-folders whose names begin with train and test, or val, are these parts;
+    where there is no such name, all files are one part. Relative to the current folder, as all paths."""
+    label: str = "label"
+    """Column of the labels in your own Parquet or CSV files: whole numbers from 0, or text, in sorted order."""
+    features: str | list[str] | None = None
+    """Columns of the features in your own Parquet or CSV files, or patterns such as `px_*`. `null`: a column of images
+    if there is one, else all columns but those of label and id."""
+    size: AtLeastOne | None = None
+    """Side in pixels to which your own images are resized; `null`: they all have one size."""
     root: str | None = None
     """Folder that holds it. Default: the environment variable RAYSIM_DATA, then the cache in the home folder."""
     format: Literal["auto", "parquet", "torchvision", "folder"] = "auto"
     """How the files are laid out; `auto` looks for every layout it knows."""
     partition: dict[str, Any] = Field(default_factory=lambda: {"name": "iid"})
     """How samples are dealt to clients: `name` and that partition's fields; see `raysim list partitions`."""
-    split: Literal["auto", "pooled811", "pfedhn", "published"] = "auto"
-    """Which images become a client's training and test samples. `pooled811`: all images are dealt, then
-    split 8:1:1 per client and class. `pfedhn`: published training and test images dealt apart, 4:1:1.
-    `published`: published training images train, published test images test. `auto`: what the partition asks for."""
+    split: Literal["auto", "pooled811", "pfedhn", "published", "listed"] = "auto"
+    """Which samples become a client's training and test samples. `pooled811`: all samples are dealt, then
+    split 8:1:1 per client and class. `pfedhn`: published training and test samples dealt apart, 4:1:1.
+    `published`: published training samples train, published test samples test. `listed`: as the file of partition
+    listed says. `auto`: what the partition asks for. Of your own files, the test part is the published one."""
     augment: bool = False
     """Augment training batches with random flips, crops and erasing."""
     normalise: Normalise | None = None
     """How pixels become numbers, (pixel - mean) / std: a `mean` and a `std` per channel, three for grey images that are
-    to have three channels; `scaled: false`: of pixels from 0 to 255, not 0 to 1. `null`: the data set's own."""
+    to have three channels; `scaled: false`: of pixels from 0 to 255, not 0 to 1. Of features: a `mean` and a `std` for
+    each, or one for all. `null`: the data set's own; of your own files, those of the train part."""
 
 
 Trait = Annotated[
@@ -78,8 +91,8 @@ Share = Annotated[
 class Clients(Section):
     """Who takes part."""
 
-    count: Annotated[int, Range(ge=1, le=1_000_000)]
-    """Number of clients."""
+    count: Annotated[int, Range(ge=1, le=1_000_000)] | Auto
+    """Number of clients; `auto`: as many as partition natural or listed makes."""
     participation: Annotated[float, Range(gt=0, le=1)] = 1.0
     """Share of the clients that takes part in each round, drawn anew each time."""
     selection: dict[str, Any] = Field(default_factory=lambda: {"name": "uniform"})
@@ -97,6 +110,12 @@ class Clients(Section):
     """Width of the representation that all architectures share; `auto`: their native one."""
     independent_init: bool = False
     """Draw initial weights per client instead of once per architecture."""
+
+    @property
+    def number(self) -> int:
+        """`count`, which is known once the scenario is checked."""
+        assert isinstance(self.count, int)
+        return self.count
 
 
 class System(Section):

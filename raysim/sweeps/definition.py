@@ -261,10 +261,12 @@ def _fast(loaded: Loaded) -> list[str]:
     """Overrides that make a cell small enough to try."""
     scenario, clients = loaded.scenario, loaded.scenario.clients
     # Fewer participants, not fewer clients: where all images are dealt, each of fewer clients only has more of them.
-    chosen = cohort_size(clients.participation, clients.count)
-    share = max(math.ceil(chosen / 10), min(chosen, 2)) / clients.count
     epochs = math.ceil(scenario.training.epochs / 10)
-    return [f"rounds={min(scenario.rounds, 3)}", f"clients.participation={share}", f"training.epochs={epochs}"]
+    sets = [f"rounds={min(scenario.rounds, 3)}", f"training.epochs={epochs}"]
+    if clients.count != "auto":
+        chosen = cohort_size(clients.participation, clients.count)
+        sets.append(f"clients.participation={max(math.ceil(chosen / 10), min(chosen, 2)) / clients.count}")
+    return sets
 
 
 def _check_comparison(raw: Mapping[str, Any], cells: Sequence[Cell], file: str) -> None:

@@ -216,9 +216,13 @@ def _task(state: CellState, sweep: Sweep, parent: ParentRun, backend: str) -> Ta
     if tracking.experiment is None:
         sets.append(f"tracking.experiment={json.dumps(sweep.name)}")
     # The workers of a job are in another folder than its driver.
-    places = {"data.root": scenario.data.root, "checkpoint.folder": scenario.checkpoint.folder}
+    data = scenario.data
+    places = {"data.root": data.root, "checkpoint.folder": scenario.checkpoint.folder, "data.path": data.path}
+    places["data.partition.path"] = data.partition.get("path")  # of listed
     for key, place in places.items():
-        if place is not None and "://" not in place:
+        if isinstance(place, list):
+            sets.append(f"{key}={json.dumps([str(expanded(one).absolute()) for one in place])}")
+        elif place is not None and "://" not in place:
             sets.append(f"{key}={json.dumps(str(expanded(place).absolute()))}")
     return Task(placed(state.cell, sweep, sets), state.folder if state.resumable else None)
 

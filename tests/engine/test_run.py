@@ -18,7 +18,7 @@ from torch import nn
 
 from raysim.algorithms.standalone import Standalone
 from raysim.common.errors import RunError
-from raysim.common.inputs import InputSpec
+from raysim.common.inputs import InputSpec, image
 from raysim.common.results import METRICS
 from raysim.core.messages import pack
 from raysim.data.partition import make_partition
@@ -271,7 +271,7 @@ def test_a_network_whose_widths_do_not_fit_is_named(workplace: Path, monkeypatch
         layers = nn.Linear(64, 40), nn.Linear(30, feature_dim), nn.ReLU()
         return SplitNet(nn.Sequential(nn.Flatten(), *layers), nn.Linear(feature_dim, num_classes))
 
-    monkeypatch.setitem(MODELS, "mine", ModelSpec("mine", "40 is no 30", 32, build, (1, 8, 8)))
+    monkeypatch.setitem(MODELS, "mine", ModelSpec("mine", "40 is no 30", 32, build, image(1, 8, 8)))
     with pytest.raises(HookError, match=r"^the test of client 1 with model mine failed: RuntimeError: mat1 and mat2 "):
         quiet_run("clients.models=[digits_mlp64, mine]")
 

@@ -27,17 +27,17 @@ from torch import nn
 from raysim import SplitNet
 
 class Small(SplitNet):
-    def __init__(self, num_classes, input_shape, feature_dim):
-        body = nn.Sequential(nn.Flatten(), nn.Linear(input_shape[-1] ** 2, feature_dim), nn.ReLU())
+    def __init__(self, num_classes, input_spec, feature_dim):
+        body = nn.Sequential(nn.Flatten(), nn.Linear(input_spec.size, feature_dim), nn.ReLU())
         super().__init__(body, nn.Linear(feature_dim, num_classes))
 
-def narrow(num_classes, input_shape, feature_dim):
-    return Small(num_classes, input_shape, feature_dim - 1)
+def narrow(num_classes, input_spec, feature_dim):
+    return Small(num_classes, input_spec, feature_dim - 1)
 
-def fails(num_classes, input_shape, feature_dim):
+def fails(num_classes, input_spec, feature_dim):
     raise RuntimeError("oops")
 
-def other(num_classes, input_shape, feature_dim):
+def other(num_classes, input_spec, feature_dim):
     return nn.Linear(2, 2)
 """
 SCENARIO = """

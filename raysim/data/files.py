@@ -1,0 +1,71 @@
+"""A user's own files: what a scenario says of them, where they are, and which of them are for testing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from raysim.common.errors import ScenarioError
+from raysim.common.text import expanded
+from raysim.data.sources import IMAGE_SUFFIXES, Source, refuse_missing_shards
+from raysim.data.specs import Files
+
+SUFFIXES = {"parquet": {".parquet"}, "csv": {".csv"}, "images": IMAGE_SUFFIXES, "numpy": {".npz"}, "json": {".json"}}
+_PART = re.compile(r"(train|test|validation|valid|val)(?![A-Za-z0-9])", re.IGNORECASE)
+
+
+def find_files(kind: str, given: Files) -> Source:
+    """The files of a user's own data set, train part and test part told apart. Raises ScenarioError."""
+    if not 1 <= len(given.path) <= 2:
+        raise ScenarioError(
+            f"{len(given.path)} given; allowed: a file or a folder, or two of them, the train part and the test part",
+            key="data.path",
+        )
+    places = [expanded(path).absolute() for path in given.path]
+    found = [_listed(kind, path) for path in given.path]
+    if len(places) == 2:
+        (train, test), folder = found, places[0].parent
+    else:
+        folder = places[0] if places[0].is_dir() else places[0].parent
+        train, test = _parts(found[0], folder)
+    if twice := set(train) & set(test):
+        raise ScenarioError(f"{min(twice)} is given twice, to train and to test; allowed: once", key="data.path")
+    for part in (train, test):
+        refuse_missing_shards(part)
+    return Source(kind, folder, train, test)
+
+
+def _listed(kind: str, path: str) -> tuple[Path, ...]:
+    place, suffixes = expanded(path).absolute(), SUFFIXES[kind]
+    what = f"{'/'.join(sorted(suffixes))} file"
+    if place.is_file() and kind != "images":
+        if place.suffix.lower() not in suffixes:
+            raise ScenarioError(f"{path} given; allowed for {kind}: a {what}, or a folder of them", key="data.path")
+        return (place,)
+    if not place.is_dir():
+        state = "which is no folder" if place.exists() else "but there is no such file or folder"
+        raise ScenarioError(f"{path} given, {state}", key="data.path")
+    files = (file for file in place.rglob("*") if file.suffix.lower() in suffixes and file.is_file())
+    if not (found := tuple(sorted(file for file in files if not _hidden(file.relative_to(place))))):
+        raise ScenarioError(f"{path} given, in which there is no {what}", key="data.path")
+    return found
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _parts(files: Iterable[Path], folder: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """Train part and test part: files, or folders, whose names begin with train and with test, or else val.
+
+    Where none begins with train, all files are one part.
+    """
+    parts: dict[str, list[Path]] = {"train": [], "test": [], "val": [], "": []}
+    for path in files:
+        names = (match[1].lower() for name in path.relative_to(folder).parts if (match := _PART.match(name)))
+        part = next(names, "")
+        parts["val" if part.startswith("val") else part].append(path)
+    if not parts["train"]:
+        return tuple(sorted(path for part in parts.values() for path in part)), ()
+    return tuple(parts["train"]), tuple(parts["test"] or parts["val"])

@@ -1,0 +1,90 @@
+"""Reads a user's own folder of images, one sub-folder per class, and NumPy files with the arrays x and y."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raysim.common.errors import ScenarioError
+from raysim.data.samples import Images, to_classes, to_features, to_owners, to_tokens
+from raysim.data.sources import Decoded, Source, one_sentence
+from raysim.data.specs import Files
+
+
+def read_images(source: Source, given: Files) -> Decoded:
+    """A file's class is the folder that it is in; classes are in sorted order. Raises ScenarioError."""
+    paths = source.train + source.test
+    images = Images(len(paths), given.size)
+    for path in paths:
+        if path.parent == source.folder:
+            raise ScenarioError(f"{path} is in no sub-folder; allowed: a folder per class, with its images")
+        with one_sentence(path):
+            encoded = path.read_bytes()
+        images.add(encoded, str(path))
+    label_M, names = to_classes([np.array([path.parent.name for path in paths])], source.folder)
+    return Decoded(images.raw_MHWC, label_M, len(source.train), names)
+
+
+def read_numpy(source: Source, given: Files) -> Decoded:
+    """Arrays x and y, and the one of the ids if there are any; nothing is unpickled. Raises ScenarioError."""
+    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in ("x", "y", given.by) if name}
+    num_train = 0
+    for path in source.train + source.test:
+        found = _arrays(path, tuple(parts), given)
+        for name, array in found.items():
+            if parts[name] and array.shape[1:] != parts[name][0].shape[1:]:
+                shapes = f"{array.shape[1:]}, but {parts[name][0].shape[1:]}"
+                raise ScenarioError(f"{path}: {name} has samples of shape {shapes} in another file")
+            if parts[name] and array.dtype.kind != parts[name][0].dtype.kind:
+                raise ScenarioError(f"{path}: {name} is {array.dtype}, but {parts[name][0].dtype} in another file")
+            parts[name].append(array)
+        num_train += len(found["y"]) if path in source.train else 0
+    raw_M, vocabulary = _samples(np.concatenate(parts["x"]), source.train[0])
+    label_M, names = to_classes(parts["y"], source.folder)
+    owner_M, owners = to_owners(np.concatenate(parts[given.by])) if given.by else (np.zeros(0, np.int64), ())
+    return Decoded(raw_M, label_M, num_train, names, vocabulary, owner_M=owner_M, owners=owners)
+
+
+def _arrays(path: Path, names: tuple[str, ...], given: Files) -> dict[str, NDArray[Any]]:
+    found = {}
+    with one_sentence(path), np.load(path, allow_pickle=False) as file:
+        for name in names:
+            if name not in file.files:
+                raise ScenarioError(f"{path}: has no array {name}, its arrays are {', '.join(file.files) or 'none'}")
+            try:
+                found[name] = file[name]
+            except ValueError:
+                text = f"{path}: {name} holds Python objects, which are not read; allowed: numbers"
+                raise ScenarioError(text) from None
+    for name in names[1:]:
+        array = found[name]
+        if array.ndim != 1 or array.dtype.kind not in "iuU":
+            raise ScenarioError(
+                f"{path}: {name} is {array.dtype} of shape {array.shape}; allowed: one whole number or text per sample"
+            )
+    sizes = {name: len(array) if array.ndim else 0 for name, array in found.items()}
+    if len(set(sizes.values())) > 1 or not sizes["y"]:
+        text = ", ".join(f"{name} has {size}" for name, size in sizes.items())
+        raise ScenarioError(f"{path}: {text} samples; allowed: as many in each, and some")
+    if given.by and found[given.by].dtype.kind == "U" and (found[given.by] == "").any():
+        raise ScenarioError(f"{path}: {given.by} has an empty id at {int((found[given.by] == '').argmax())}")
+    return found
+
+
+def _samples(x_M: NDArray[Any], path: Path) -> tuple[NDArray[Any], int]:
+    """What x is: uint8 [M, H, W] or [M, H, W, C] images, whole numbers [M, L] tokens, floats features."""
+    if x_M.dtype == np.uint8 and x_M.ndim in (3, 4):
+        x_MHWC = x_M if x_M.ndim == 4 else x_M[..., None]
+        if x_MHWC.shape[3] in (1, 3):
+            return x_MHWC, 0
+    elif x_M.dtype.kind in "iu" and x_M.ndim == 2 and x_M.shape[1]:
+        return to_tokens(x_M, f"{path}: x")
+    elif x_M.dtype.kind == "f" and x_M.ndim > 1 and x_M[0].size:
+        return to_features(x_M, (), f"{path}: x"), 0
+    raise ScenarioError(
+        f"{path}: x is {x_M.dtype} of shape {x_M.shape}; allowed: uint8 images (M, H, W) or (M, H, W, 1 or 3), whole "
+        "numbers (M, L) as tokens, floats (M, ...) as features"
+    )

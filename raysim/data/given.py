@@ -1,0 +1,114 @@
+"""Partitions that are given: by the id of each sample, or by a file.
+
+Shapes: N clients, C classes, M samples of the data set, I ids, Q samples that are dealt.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from raysim.common.errors import ScenarioError
+from raysim.common.text import expanded
+from raysim.data import partition_counts as counts
+from raysim.data.partition_counts import Ints
+from raysim.data.shards import PARTS, Partition, make_shards
+
+_MOST_CLIENTS = 1_000_000
+
+
+def kept_ids(min_samples: int, owner_M: Ints, num_train: int, split: str) -> Ints:
+    """The places of the ids that have enough samples, ascending. Raises ScenarioError if there is none."""
+    total_I = np.bincount(owner_M)
+    train_I = np.bincount(owner_M[:num_train], minlength=len(total_I))
+    tested_I = total_I > 1 if split == "pooled811" else total_I > train_I
+    kept = np.flatnonzero((total_I >= min_samples) & (train_I > 0 if split != "pooled811" else True) & tested_I)
+    if not len(kept):
+        raise ScenarioError(
+            f"{min_samples} given, but none of the {len(total_I)} ids has as many samples, some to train on and some "
+            f"to be tested on with split {split}; the largest has {total_I.max()}",
+            key="data.partition.min_samples",
+        )
+    return kept
+
+
+def deal_by_id(
+    label_M: Ints,
+    num_classes: int,
+    owner_M: Ints,
+    chosen: Ints,
+    owners: tuple[str, ...],
+    pools: tuple[Ints, Ints, Ints],
+    rng: np.random.Generator,
+) -> Partition:
+    """Every chosen id a client, in their order, with its own samples of each pool.
+
+    A pool of all samples, the only one then, is split 8:1:1 per client and class.
+    """
+    client_I = np.full(len(owners), -1)
+    client_I[chosen] = np.arange(len(chosen))
+    client_M = client_I[owner_M]
+    parts = [pool[client_M[pool] >= 0] for pool in pools]
+    if not any(len(pool) for pool in pools[1:]):
+        index_Q = parts[0]
+        cell_Q = client_M[index_Q] * num_classes + label_M[index_Q]
+        count_NC = np.bincount(cell_Q, minlength=len(chosen) * num_classes).reshape(len(chosen), num_classes)
+        # A cell's samples are its alone: one receiver of as many classes as there are cells.
+        position, place = counts.deal(cell_Q, counts.split_811(count_NC).reshape(1, -1, len(PARTS)), rng)
+        parts = [index_Q[position[place == part]] for part in range(len(PARTS))]
+    shards = (make_shards(index_Q, client_M[index_Q], len(chosen)) for index_Q in parts)
+    return Partition(*shards, ids=tuple(owners[k] for k in chosen))
+
+
+def read_partition(path: str, num_clients: int | None, num_samples: int, label_M: Ints | None = None) -> Partition:
+    """The partition in a file like a run's partition.parquet. Raises ScenarioError, one sentence.
+
+    num_clients: the last of them may hold nothing; None: as many as the file has. label_M: the data's, with which the
+    column label, if there is one, is compared.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = expanded(path)
+
+    def refused(why: str) -> ScenarioError:
+        return ScenarioError(f"{path} given, {why}", key="data.partition.path")
+
+    try:
+        table = pq.read_table(file)
+    except FileNotFoundError:
+        raise refused("but there is no such file") from None
+    except Exception as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise refused(f"which cannot be read as Parquet ({why})") from None
+    wanted = ("client", "part", "sample")
+    if missing := [name for name in wanted if name not in table.column_names]:
+        raise refused(f"which has no column {missing[0]}; its columns are {', '.join(table.column_names)}")
+    for name in wanted:
+        kind = table.schema.field(name).type
+        if table.column(name).null_count or (name == "part") == pa.types.is_integer(kind):
+            raise refused(f"whose column {name} is {kind}; allowed: whole numbers, and text for part, without gaps")
+    client_Q, index_Q = (table.column(name).cast(pa.int64()).to_numpy() for name in ("client", "sample"))
+    part_Q = table.column("part").to_numpy().astype(str)
+    if not len(client_Q):
+        raise refused("which has no rows")
+    if strange := sorted(set(part_Q.tolist()) - set(PARTS)):
+        raise refused(f"which has the part {strange[0]!r}; allowed: {', '.join(PARTS)}")
+    for name, value_Q, most in (("client", client_Q, _MOST_CLIENTS), ("sample", index_Q, num_samples)):
+        if value_Q.min() < 0 or value_Q.max() >= most:
+            wrong = value_Q.min() if value_Q.min() < 0 else value_Q.max()
+            raise refused(f"which has {name} {wrong}; allowed: 0 to {most - 1}")
+    if len(np.unique(client_Q * num_samples + index_Q)) != len(client_Q):
+        raise refused("which gives a client the same sample twice; allowed: each of a client's samples once")
+    if label_M is not None and "label" in table.column_names:
+        label_Q = table.column("label").to_numpy()
+        if (wrong_W := np.flatnonzero(label_M[index_Q] != label_Q)).size:
+            row = int(wrong_W[0])
+            raise refused(
+                f"whose sample {index_Q[row]} has label {label_Q[row]}, but in the data {label_M[index_Q[row]]}; it is "
+                "of other data"
+            )
+    count = int(client_Q.max()) + 1 if num_clients is None else num_clients
+    if not (part_Q == "train").any():
+        raise refused("in which no sample is for training")
+    masks = [part_Q == part for part in PARTS]
+    return Partition(*(make_shards(index_Q[mask_Q], client_Q[mask_Q], count) for mask_Q in masks))

@@ -1,0 +1,104 @@
+"""FEMNIST and Shakespeare, whose samples belong to users: in LEAF's JSON layout, or as tables as on the hub.
+
+LEAF's files hold {"users": [...], "user_data": {user: {"x": [...], "y": [...]}}}; x is 784 numbers from 0 (ink) to 1
+(paper), or 80 characters, of which y is the next one. Caldas et al., https://arxiv.org/abs/1812.01097
+
+Shapes: M samples of one data set, L characters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raysim.common.errors import ScenarioError
+from raysim.data.files import find_files
+from raysim.data.samples import to_owners
+from raysim.data.sources import Decoded, Source, one_sentence
+from raysim.data.specs import DatasetSpec, Files
+from raysim.data.tables import read_tables, text_pieces
+
+CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+"""LEAF's alphabet; any other character is one more token, and one more class."""
+SYMBOLS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+LENGTH = 80
+COLUMNS = ("x", "y", "character_id")
+
+
+def find_leaf(spec: DatasetSpec, base: Path) -> Source | None:
+    """JSON files, or else tables, in a sub-folder named after the data set."""
+    for folder in (base / name for name in spec.folders):
+        for kind in ("json", "parquet", "csv"):
+            if folder.is_dir() and any(folder.rglob(f"*.{kind}")):
+                return find_files(kind, Files((str(folder),)))
+    return None
+
+
+def read_leaf(spec: DatasetSpec, source: Source) -> Decoded:
+    """Decode everything, each sample's owner included. Raises ScenarioError, one sentence."""
+    names = tuple(SYMBOLS) if spec.name == "femnist" else (*CHARACTERS, "other")
+    if spec.name == "femnist" and source.format != "json":
+        return read_tables(source, Files((), label="character", features=("image",), by="writer_id"), names)
+    decoded = _read(spec, source)
+    least, most = int(decoded.label_M.min()), int(decoded.label_M.max())
+    if least < 0 or most >= len(names):
+        raise ScenarioError(
+            f"{source.folder}: labels run from {least} to {most}, but {spec.name} has classes 0 to {len(names) - 1}"
+        )
+    return decoded._replace(class_names=names, vocabulary=0 if spec.name == "femnist" else len(names))
+
+
+def _read(spec: DatasetSpec, source: Source) -> Decoded:
+    values, labels, ids, num_train = [], [], [], 0
+    seen: dict[tuple[bool, str], Path] = {}
+    for path in source.train + source.test:
+        with one_sentence(path):
+            for x, y, id_B in _users(path) if source.format == "json" else text_pieces(path, COLUMNS):
+                first = seen.setdefault((path in source.train, id_B[0]), path)
+                if source.format == "json" and first != path:
+                    raise ScenarioError(f"{path}: user {id_B[0]} is in {first}, too; allowed: each user in one file")
+                values.append(_ink(x, path) if spec.name == "femnist" else _tokens(x, path))
+                labels.append(np.asarray(y, np.int64) if spec.name == "femnist" else _tokens(y, path, 1)[:, 0])
+                ids.append(np.asarray(id_B))
+                num_train += len(y) if path in source.train else 0
+    if not num_train:
+        raise ScenarioError(f"{source.folder}: there are no samples to train on")
+    owner_M, owners = to_owners(np.concatenate(ids))
+    label_M = np.concatenate(labels).astype(np.int64)
+    return Decoded(np.concatenate(values), label_M, num_train, (), owner_M=owner_M, owners=owners)
+
+
+def _users(path: Path) -> Iterator[tuple[Any, Any, list[str]]]:
+    """(x, y, ids) of each user in a file that has samples."""
+    try:
+        found = {user: (own["x"], own["y"]) for user, own in json.loads(path.read_text())["user_data"].items()}
+    except (KeyError, TypeError, AttributeError):
+        raise ScenarioError(f"{path}: is not in LEAF's layout, a user_data with x and y for each user") from None
+    for user, (x, y) in found.items():
+        if len(x) != len(y):
+            raise ScenarioError(f"{path}: user {user} has {len(x)} x but {len(y)} y")
+        if y:
+            yield x, y, [user] * len(y)
+
+
+def _ink(x: Any, path: Path) -> NDArray[np.uint8]:
+    """Images of 28 x 28 grey pixels."""
+    value_MP = np.asarray(x, np.float64)
+    if value_MP.ndim != 2 or value_MP.shape[1] != 784 or not ((value_MP >= 0) & (value_MP <= 1)).all():
+        raise ScenarioError(f"{path}: an x is not 784 numbers from 0 to 1")
+    return np.rint(255 * value_MP).astype(np.uint8).reshape(-1, 28, 28, 1)
+
+
+def _tokens(x: Any, path: Path, length: int = LENGTH) -> NDArray[np.uint8]:
+    """Texts of equal length as the places of their characters in the alphabet."""
+    if wrong := [one for one in x if not isinstance(one, str) or len(one) != length]:
+        raise ScenarioError(f"{path}: {wrong[0]!r} given; allowed: text of {length} characters")
+    code_ML = np.array(list(x), dtype=f"<U{length}").view(np.uint32).reshape(-1, length)
+    place = np.full(0x110000, len(CHARACTERS), np.uint8)
+    place[[ord(one) for one in CHARACTERS]] = range(len(CHARACTERS))
+    return place[code_ML]

@@ -1,0 +1,275 @@
+"""Reads Parquet and CSV files by their columns: a label, maybe an id, and features, tokens or images.
+
+Shapes: M samples of one data set, B rows of a piece of a file, F features.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from raysim.common.errors import ScenarioError
+from raysim.data.samples import Images, to_classes, to_features, to_owners, to_tokens
+from raysim.data.sources import Decoded, Source, one_sentence
+from raysim.data.specs import Files
+
+
+@dataclass
+class _Columns:
+    """Which columns of a table are what."""
+
+    kind: Literal["image", "list", "numbers"]
+    features: list[str]
+    label: str
+    by: str | None
+
+    @property
+    def all(self) -> list[str]:
+        """Every column that is read, once."""
+        return list(dict.fromkeys([*self.features, self.label, *([self.by] if self.by else [])]))
+
+
+@dataclass
+class _Read:
+    """What was read so far, in pieces."""
+
+    value: list[NDArray[Any]] = field(default_factory=list)
+    label: list[NDArray[Any]] = field(default_factory=list)
+    id: list[NDArray[Any]] = field(default_factory=list)
+
+
+def read_tables(source: Source, given: Files, names: tuple[str, ...] = ()) -> Decoded:
+    """Decode everything. names: of the classes; default: those that the files say.
+
+    Raises ScenarioError, one sentence, for a damaged or unsuitable file.
+    """
+    paths = source.train + source.test
+    rows = {path: _rows(path) for path in paths} if source.format == "parquet" else {}
+    read, images, num_train = _Read(), Images(sum(rows.values()), given.size), 0
+    columns: _Columns | None = None
+    for path in paths:
+        start, found = 0, None
+        for schema, table in _pieces(path, given):
+            if found is None:
+                found = _columns(path, schema, given)
+                columns = columns or found
+                if (found.kind, found.features) != (columns.kind, columns.features):
+                    raise ScenarioError(
+                        f"{path}: its features are {_few(found.features)}, but {paths[0]} has {_few(columns.features)}"
+                    )
+                names = names or _class_names(schema, given.label)
+            _read_piece(path, start, table, columns or found, read, images)
+            start += table.num_rows
+        num_train += start if path in source.train else 0
+    assert columns is not None
+    if not read.label or not num_train:
+        raise ScenarioError(f"{source.folder}: there are no rows{' to train on' if read.label else ''}")
+    vocabulary = 0
+    if columns.kind == "image":
+        raw_M: NDArray[Any] = images.raw_MHWC
+    elif columns.kind == "list":
+        raw_M, vocabulary = _stacked(read.value, paths[0], columns.features[0])
+    else:
+        raw_M = np.concatenate(read.value)
+    label_M, names = to_classes(read.label, source.folder, names)
+    owner_M, owners = to_owners(np.concatenate(read.id)) if read.id else (np.zeros(0, np.int64), ())
+    return Decoded(raw_M, label_M, num_train, names, vocabulary, owner_M=owner_M, owners=owners)
+
+
+def text_pieces(path: Path, names: Sequence[str]) -> Iterator[list[list[str]]]:
+    """The columns of these names, which hold text, in pieces of a file."""
+    if path.suffix.lower() == ".csv":
+        as_text = pacsv.ConvertOptions(include_columns=names, column_types=dict.fromkeys(names, pa.string()))
+        with pacsv.open_csv(
+            path, parse_options=pacsv.ParseOptions(newlines_in_values=True), convert_options=as_text
+        ) as reader:
+            for batch in reader:
+                yield [batch.column(name).to_pylist() for name in names]
+        return
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        for group in range(file.num_row_groups):
+            table = file.read_row_group(group, columns=list(names))
+            yield [table.column(name).to_pylist() for name in names]
+
+
+def _rows(path: Path) -> int:
+    with one_sentence(path), pq.ParquetFile(path) as file:
+        return int(file.metadata.num_rows)
+
+
+def _pieces(path: Path, given: Files) -> Iterator[tuple[Any, Any]]:
+    """A file's schema with each piece of its rows."""
+    if path.suffix.lower() == ".csv":
+        as_text = {given.by: pa.string()} if given.by else {}  # 007 is not 7
+        with one_sentence(path):
+            table = pacsv.read_csv(path, convert_options=pacsv.ConvertOptions(column_types=as_text))
+        if not table.num_rows:
+            raise ScenarioError(f"{path}: has no rows below its header")
+        yield table.schema, table
+        return
+    with one_sentence(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+        columns = _columns(path, file.schema_arrow, given)
+        yield file.schema_arrow, file.schema_arrow.empty_table()
+        for group in range(file.num_row_groups):
+            yield file.schema_arrow, file.read_row_group(group, columns=columns.all)
+
+
+def _columns(path: Path, schema: Any, given: Files) -> _Columns:
+    if twice := [name for name in schema.names if schema.names.count(name) > 1]:
+        raise ScenarioError(f"{path}: has two columns {twice[0]}; allowed: each name once")
+    for key, name in (("data.label", given.label), ("data.partition.by", given.by)):
+        if name is not None and name not in schema.names:
+            raise ScenarioError(
+                f"{name!r} given, but {path} has no such column; its columns are {_few(schema.names)}", key=key
+            )
+    if given.features:
+        names = []
+        for pattern in given.features:
+            found = [name for name in schema.names if fnmatchcase(name, pattern)]
+            if not found:
+                raise ScenarioError(
+                    f"{pattern!r} given, but {path} has no such column; its columns are {_few(schema.names)}",
+                    key="data.features",
+                )
+            names += [name for name in found if name not in names]
+        if given.label in names:
+            raise ScenarioError(
+                f"{given.label!r} given, which is the label; allowed: what a label is predicted from",
+                key="data.features",
+            )
+    else:
+        names = [name for name in schema.names if name not in (given.label, given.by)]
+    images = [name for name in names if _is_image(schema.field(name).type)]
+    lists = [name for name in names if _is_list(schema.field(name).type)]
+    if images and not given.features:
+        names = images  # what else there is says something about the image
+    if len(names) == 1 and (images or lists):
+        return _Columns("image" if images else "list", names, given.label, given.by)
+    if images or lists:
+        raise ScenarioError(
+            f"{path} has the columns {_few(names)}; allowed: one column of images or of lists, or columns of numbers",
+            key="data.features",
+        )
+    if not names:
+        raise ScenarioError(f"{path} has no column but those of label and id", key="data.features")
+    for name in names:
+        kind = schema.field(name).type
+        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+            raise ScenarioError(
+                f"{path}: column {name} is of type {kind}, but features are numbers; name those columns that are",
+                key="data.features",
+            )
+    return _Columns("numbers", names, given.label, given.by)
+
+
+def _is_image(kind: Any) -> bool:
+    return pa.types.is_binary(kind) or (pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0)
+
+
+def _is_list(kind: Any) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def _read_piece(path: Path, start: int, table: Any, columns: _Columns, read: _Read, images: Images) -> None:
+    if not table.num_rows:
+        return
+    for name in columns.all:
+        if columns.kind != "image" or name not in columns.features:
+            _refuse_gaps(path, start, table.column(name), name)
+    if columns.kind == "image":
+        column = table.column(columns.features[0]).combine_chunks()
+        encoded = column.field("bytes") if pa.types.is_struct(column.type) else column
+        for row, one in enumerate(encoded.to_pylist(), start + 1):
+            images.add(one, f"{path}: image {row}")
+    elif columns.kind == "list":
+        read.value.append(_nested(path, start, table.column(columns.features[0]).combine_chunks(), columns.features[0]))
+    else:
+        value_BF = np.stack([table.column(name).to_numpy() for name in columns.features], axis=1)
+        read.value.append(to_features(value_BF, columns.features, f"{path}{f', after row {start}' if start else ''}"))
+    read.label.append(_label(path, start, table.column(columns.label), columns.label))
+    if columns.by:
+        text_B = table.column(columns.by).cast(pa.string()).to_numpy()
+        if (empty_E := np.flatnonzero(text_B == "")).size:
+            raise ScenarioError(f"{path}: row {start + empty_E[0] + 1}, column {columns.by} is empty; it is an id")
+        read.id.append(text_B)
+
+
+def _refuse_gaps(path: Path, start: int, column: Any, name: str) -> None:
+    if column.null_count:
+        row = int(np.flatnonzero(column.is_null().to_numpy())[0])
+        raise ScenarioError(f"{path}: row {start + row + 1}, column {name} is empty; allowed: a value in every row")
+
+
+def _label(path: Path, start: int, column: Any, name: str) -> NDArray[Any]:
+    """Whole numbers, or text."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column, kind = column.cast(kind.value_type), kind.value_type
+    if pa.types.is_boolean(kind):
+        column, kind = column.cast(pa.int64()), pa.int64()
+    if pa.types.is_integer(kind):
+        return np.asarray(column.to_numpy())
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        if (empty_E := np.flatnonzero((text_B := column.to_numpy()) == "")).size:
+            raise ScenarioError(f"{path}: row {start + empty_E[0] + 1}, column {name} is empty; it is the label")
+        return text_B.astype(str)
+    raise ScenarioError(f"{path}: column {name} is of type {kind}; labels are whole numbers or text", key="data.label")
+
+
+def _nested(path: Path, start: int, column: Any, name: str) -> NDArray[Any]:
+    """Lists of equal length, of numbers or of such lists, as an array."""
+    if column.null_count:
+        raise ScenarioError(f"{path}: a list in column {name} has a gap; allowed: a number in every place")
+    if not _is_list(column.type):
+        if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+            raise ScenarioError(f"{path}: column {name} has lists of {column.type}; allowed: of numbers")
+        return np.asarray(column.to_numpy(zero_copy_only=False))
+    length_B = column.value_lengths().to_numpy(zero_copy_only=False)
+    if (length_B != length_B[0]).any():
+        row = int(np.flatnonzero(length_B != length_B[0])[0])
+        raise ScenarioError(
+            f"{path}: row {start + row + 1}, column {name} has {length_B[row]} entries, but the first has "
+            f"{length_B[0]}; allowed: as many in each"
+        )
+    inner = _nested(path, 0, column.flatten(), name)
+    return inner.reshape(len(length_B), int(length_B[0]), *inner.shape[1:])
+
+
+def _stacked(parts: Sequence[NDArray[Any]], path: Path, name: str) -> tuple[NDArray[Any], int]:
+    """Pieces of lists as features, or as tokens where they are whole numbers in one level."""
+    if shapes := {part.shape[1:] for part in parts} - {parts[0].shape[1:]}:
+        other = "x".join(map(str, shapes.pop()))
+        first = "x".join(map(str, parts[0].shape[1:]))
+        raise ScenarioError(
+            f"{path}: column {name} has lists of {first} and of {other} entries; allowed: as many in each"
+        )
+    value_M = np.concatenate(parts)
+    if not value_M[0].size:
+        raise ScenarioError(f"{path}: the lists in column {name} are empty")
+    if value_M.dtype.kind in "iu" and value_M.ndim == 2:
+        return to_tokens(value_M, f"{path}: column {name}")
+    return to_features(value_M, (), f"{path}: column {name}"), 0
+
+
+def _class_names(schema: Any, label: str) -> tuple[str, ...]:
+    """As the Hugging Face hub keeps them."""
+    try:
+        return tuple(map(str, json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][label]["names"]))
+    except (KeyError, TypeError, ValueError):
+        return ()
+
+
+def _few(names: Sequence[str]) -> str:
+    """At most ten names."""
+    rest = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return ", ".join(names[:10]) + rest

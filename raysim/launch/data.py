@@ -1,0 +1,83 @@
+"""What a scenario says of a user's own data, and what that data says of itself: its samples, and how many clients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from raysim.common.errors import ScenarioError
+from raysim.data.partition import Natural, given_count
+from raysim.data.specs import DATASETS, DatasetSpec, Files
+from raysim.scenario.load import Loaded
+from raysim.scenario.registry import suggest
+from raysim.scenario.yaml_text import shown
+
+if TYPE_CHECKING:
+    from raysim.data.datasets import Dataset
+
+
+def files_of(loaded: Loaded, partition: Any) -> Files | None:
+    """What the scenario says of a user's own files; None for a published data set. Raises `ScenarioError`."""
+    data = loaded.scenario.data
+    spec, given = DATASETS[data.name], data.model_dump(include={"path", "label", "features", "size"})
+    for key, value in given.items():
+        if key not in spec.keys and value != type(data).model_fields[key].default:
+            takes = [name for name, one in DATASETS.items() if key in one.keys]
+            raise ScenarioError(
+                f"{shown(value)} given, but data set {data.name} has no such key; it is of {', '.join(takes)}",
+                key=f"data.{key}",
+            )
+    if not spec.keys:
+        return None
+    if data.path is None:
+        raise ScenarioError("is required and was not given", key="data.path")
+    path, features = (
+        (value,) if isinstance(value, str) else tuple(value or ()) for value in (data.path, data.features)
+    )
+    return Files(path, data.label, features, data.size, getattr(partition, "by", None))
+
+
+def read_data(loaded: Loaded, partition: Any) -> Dataset | None:
+    """The data set, where not its name but its files say what its samples are; else None. Raises `ScenarioError`."""
+    given, names = loaded.scenario.data, DATASETS
+    if given.name not in names:
+        raise ScenarioError(
+            f"unknown data set {given.name!r}{suggest(given.name, names)} (there are: {', '.join(names)})",
+            key="data.name",
+        )
+    files = files_of(loaded, partition)
+    if names[given.name].train_size:
+        return None
+    from raysim.data.datasets import load_dataset  # here: it imports Arrow and Pillow
+
+    return load_dataset(given.name, given.root, given.format, files=files, verify=False)
+
+
+def with_count(loaded: Loaded, data: Dataset | None, dataset: DatasetSpec, partition: Any, split: str) -> Loaded:
+    """The scenario with the number of its clients, where that is auto. Raises `ScenarioError`."""
+    clients, name = loaded.scenario.clients, loaded.scenario.data.partition["name"]
+    owner_M = data.decoded.owner_M if data else np.zeros(0, np.int64)
+    if isinstance(partition, Natural) and not len(owner_M):
+        given = "natural given without by" if dataset.keys else f"natural given, but {dataset.name} has no ids"
+        raise ScenarioError(
+            f"{given}; allowed: by, the column (of numpy: the array) of the ids of parquet, csv or numpy; or data set "
+            "femnist or shakespeare",
+            key="data.partition.name",
+        )
+    found = given_count(partition, split, dataset.train_size, dataset.train_size + dataset.test_size, owner_M)
+    if found is None and clients.count == "auto":
+        raise ScenarioError(
+            f"auto given, but partition {name} deals to any number; allowed: a whole number", key="clients.count"
+        )
+    if found is not None and clients.count not in ("auto", found):
+        raise ScenarioError(
+            f"{clients.count} given, but partition {name} makes {found} clients; allowed: {found} or auto",
+            key="clients.count",
+        )
+    if found is None:
+        return loaded
+    scenario = loaded.scenario.model_copy(update={"clients": clients.model_copy(update={"count": found})})
+    resolved = {**loaded.resolved, "clients": {**loaded.resolved["clients"], "count": found}}
+    return replace(loaded, scenario=scenario, resolved=resolved)

@@ -1,0 +1,271 @@
+"""Files of a user's own that cannot be used: one sentence each, exit code 2, nothing begun."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from raysim.cli.main import main
+from tests.data import layouts
+from tests.data.own import image_folder, leaf, scenario, table
+
+Data = dict[str, Any]
+Case = Callable[[], Data]
+CSV: Data = {"name": "csv", "path": "mine.csv"}
+PARQUET: Data = {"name": "parquet", "path": "mine.parquet"}
+NUMPY: Data = {"name": "numpy", "path": "mine.npz"}
+IMAGES: Data = {"name": "images", "path": "pets", "size": 8}
+BY_USER: Data = {"partition": {"name": "natural", "by": "user"}}
+ABC: Data = {"features": "[abc]"}
+
+
+def csv(*lines: str, **data: Any) -> Case:
+    def write() -> Data:
+        Path("mine.csv").write_text("\n".join(lines) + ("\n" if lines else ""))
+        return {**CSV, **data}
+
+    return write
+
+
+def parquet(columns: dict[str, Any], **data: Any) -> Case:
+    def write() -> Data:
+        pq.write_table(pa.table(columns), "mine.parquet")
+        return {**PARQUET, **data}
+
+    return write
+
+
+def npz(**arrays: Any) -> Case:
+    def write() -> Data:
+        np.savez("mine.npz", **{name: np.asarray(value) for name, value in arrays.items()})
+        return NUMPY
+
+    return write
+
+
+def good(**data: Any) -> Case:
+    """A table that is as it must be, and wrong words about it."""
+
+    def write() -> Data:
+        table(Path("mine.csv"), 24)
+        return {**CSV, **ABC, **data}
+
+    return write
+
+
+def images(spoil: Callable[[Path], object] = lambda folder: None, **data: Any) -> Case:
+    def write() -> Data:
+        spoil(image_folder(Path("pets")))
+        return {**IMAGES, **data}
+
+    return write
+
+
+def empty() -> Data:
+    Path("nothing").mkdir()
+    return {**CSV, "path": "nothing"}
+
+
+def truncated() -> Data:
+    file = table(Path("mine.parquet"))
+    file.write_bytes(file.read_bytes()[:300])
+    return {**PARQUET, **ABC}
+
+
+def a_shard_is_missing() -> Data:
+    table(Path("set/train-00000-of-00002.parquet"))
+    return {**PARQUET, **ABC, "path": "set"}
+
+
+def other_columns() -> Data:
+    Path("set").mkdir()
+    Path("set/train.csv").write_text("a,b,c,label\n1,2,3,0\n")
+    Path("set/test.csv").write_text("a,b,d,label\n1,2,3,1\n")
+    return {**CSV, "path": "set"}
+
+
+def a_user_in_two_files() -> Data:
+    folder = leaf(Path("root"), "femnist")
+    first = folder / "femnist" / "train" / "all_data_0.json"
+    (first.parent / "all_data_1.json").write_bytes(first.read_bytes())
+    return {"name": "femnist", "root": "root"}
+
+
+def leaf_with(own: Any) -> Case:
+    def write() -> Data:
+        (folder := Path("root/femnist/train")).mkdir(parents=True)
+        (folder / "all_data.json").write_text(json.dumps(own))
+        return {"name": "femnist", "root": "root"}
+
+    return write
+
+
+def listed(path: str = "mine.parquet", **columns: Any) -> Case:
+    def write() -> Data:
+        found = {"client": [0, 1], "part": ["train", "test"], "sample": [0, 1], **columns}
+        pq.write_table(pa.table({key: value for key, value in found.items() if value is not None}), "mine.parquet")
+        table(Path("mine.csv"), 4, label=[0, 1, 0, 1])
+        return {**CSV, **ABC, "partition": {"name": "listed", "path": path}}
+
+    return write
+
+
+OBJECTS = np.array([{"a": 1}, None], dtype=object)
+ROWS = ("a,b,label", "1,2,0", "3,4,1")
+
+CASES: dict[str, tuple[Case, str]] = {
+    # Tables
+    "no such file": (lambda: CSV, "data.path: "),
+    "no path": (lambda: {"name": "csv"}, "data.path: is required and was not given"),
+    "another suffix": (good(path="own.py"), "data.path: "),
+    "three paths": (good(path=["mine.csv"] * 3), "data.path: 3 given; allowed: a file or a folder, or two"),
+    "the same file to train and test": (good(path=["mine.csv"] * 2), "is given twice, to train and to test"),
+    "an empty folder": (empty, "data.path: nothing given, in which there is no .csv file"),
+    "an empty file": (csv(), "mine.csv: cannot be read, it may be damaged (Empty CSV file)"),
+    "a header alone": (csv("a,b,label"), "mine.csv: has no rows below its header"),
+    "ragged rows": (
+        csv(*ROWS, "5,6"),
+        "mine.csv: cannot be read, it may be damaged (CSV parse error: Expected 3 columns",
+    ),
+    "a column twice": (csv("a,a,label", "1,2,0", "3,4,1"), "has two columns a; allowed: each name once"),
+    "no such label": (csv(*ROWS, label="kind"), "data.label: 'kind' given, but "),
+    "no such feature": (good(features=["a", "z*"]), "data.features: 'z*' given, but "),
+    "the label as feature": (good(features="*"), "data.features: 'label' given, which is the label"),
+    "no feature at all": (csv("label", "0", "1"), "data.features: "),
+    "text where numbers must be": (csv("a,b,label", "1,x,0", "3,y,1"), "column b is of type string, but features are"),
+    "a number is missing": (csv(*ROWS, "5,,0"), "mine.csv: row 3, column b is empty; allowed: a value in every row"),
+    "NaN features": (parquet({"a": [1.0, float("nan")], "label": [0, 1]}), "row 2, column a holds nan; features are"),
+    "infinite features": (parquet({"a": [1.0, 1e300], "label": [0, 1]}), "row 2, column a holds inf; features are"),
+    "labels that are fractions": (csv("a,label", "1,0.5", "2,1.5"), "data.label: "),
+    "an empty label": (csv("a,label", "1,x", "2,"), "row 2, column label is empty"),
+    "a label below 0": (csv("a,label", "1,-1", "2,1"), "labels run from -1 to 1, but there are 2 samples"),
+    "a label as large as an id": (
+        csv("a,label", "1,0", "2,90210"),
+        "labels run from 0 to 90210, but there are 2 samples",
+    ),
+    "one class": (csv("a,label", "1,x", "2,x"), "all 2 labels are x; allowed: two classes or more"),
+    "empty ids": (csv("user,a,label", "u,1,0", ",2,1", **BY_USER), "row 2, column user is empty; it is an id"),
+    "no such id column": (csv(*ROWS, **BY_USER), "data.partition.by: 'user' given, but "),
+    "ids of too few samples": (
+        csv("user,a,label", "u,1,0", "v,2,1", **BY_USER),
+        "data.partition.min_samples: 2 given, but none of the 2 ids has as many samples",
+    ),
+    "natural without ids": (good(partition={"name": "natural"}), "data.partition.name: natural given without by"),
+    "no test part": (good(split="published"), "data.split: published given, but csv has no test part"),
+    "a key of another kind": (
+        good(size=8),
+        "data.size: 8 given, but data set csv has no such key; it is of parquet, images",
+    ),
+    "augmented features": (good(augment=True), "data.augment: true given, but csv has 3 features, not images"),
+    "constants that do not fit": (
+        good(normalise={"mean": [0, 0], "std": [1, 1]}),
+        "2 numbers given; allowed for csv: 1 or 3",
+    ),
+    "other columns in the test part": (other_columns, "features are a, b, d, but "),
+    "a truncated Parquet file": (truncated, "mine.parquet: cannot be read, it may be damaged"),
+    "a missing shard": (a_shard_is_missing, "train-00000-of-00002.parquet is one of 2 files, 1 are there"),
+    "a label out of range": (
+        lambda: (
+            layouts.parquet(Path("mine.parquet"), layouts.pixels(2, (3, 8, 8)), [0, 2], names=["x", "y"]) and PARQUET
+        ),
+        "labels run from 0 to 2, but it names 2 classes",
+    ),
+    "an image that is missing": (
+        lambda: layouts.parquet(Path("mine.parquet"), [*layouts.pixels(1, (3, 8, 8)), None], [0, 1]) and PARQUET,
+        "image 2 is missing",
+    ),
+    "ragged lists": (
+        parquet({"x": [[1, 2], [3]], "label": [0, 1]}),
+        "row 2, column x has 1 entries, but the first has 2",
+    ),
+    "lists of text": (
+        parquet({"x": [["a"], ["b"]], "label": [0, 1]}),
+        "column x has lists of string; allowed: of numbers",
+    ),
+    "tokens below 0": (parquet({"x": [[1], [-1]], "label": [0, 1]}), "holds token -1; tokens count from 0"),
+    "lists beside numbers": (
+        parquet({"x": [[1], [2]], "a": [1, 2], "label": [0, 1]}),
+        "allowed: one column of images or",
+    ),
+    # Arrays
+    "no array y": (npz(x=np.zeros((2, 2))), "mine.npz: has no array y, its arrays are x"),
+    "objects": (npz(x=OBJECTS, y=[0, 1]), "mine.npz: x holds Python objects, which are not read; allowed: numbers"),
+    "more samples than labels": (
+        npz(x=np.zeros((3, 2)), y=[0, 1]),
+        "x has 3, y has 2 samples; allowed: as many in each",
+    ),
+    "NaN in an array": (
+        npz(x=[[0.0], [np.nan]], y=[0, 1]),
+        "mine.npz: x: row 2 holds nan; features are finite numbers",
+    ),
+    "two labels per sample": (npz(x=np.zeros((2, 2)), y=[[0], [1]]), "y is int64 of shape (2, 1); allowed: one whole"),
+    "channels first": (npz(x=np.zeros((2, 3, 8, 8), np.uint8), y=[0, 1]), "x is uint8 of shape (2, 3, 8, 8); allowed"),
+    "no .npz at all": (lambda: Path("mine.npz").write_bytes(b"PK no") and NUMPY, "mine.npz: cannot be read"),
+    # Images
+    "mixed sizes": (images(size=None), "; give the side to which all are resized as data.size"),
+    "an image that is none": (
+        images(lambda folder: (folder / "dog" / "3.png").write_text("woof")),
+        "3.png is not a readable",
+    ),
+    "an image outside the classes": (
+        images(lambda folder: (folder / "cat" / "0.jpeg").rename("pets/0.png")),
+        "is in no sub-folder",
+    ),
+    "no images": (lambda: {**empty(), **IMAGES, "path": "nothing"}, "in which there is no .jpeg/.jpg/.png file"),
+    "a file in place of a folder": (
+        lambda: table(Path("mine.csv")) and {**IMAGES, "path": "mine.csv"},
+        "which is no folder",
+    ),
+    # FEMNIST
+    "a user in two files": (a_user_in_two_files, "user w0 is in "),
+    "another JSON": (leaf_with({"users": []}), "is not in LEAF's layout"),
+    "x and y of two lengths": (leaf_with({"user_data": {"u": {"x": [], "y": [1]}}}), "user u has 0 x but 1 y"),
+    "no ink": (leaf_with({"user_data": {"u": {"x": [[2.0] * 784], "y": [1]}}}), "an x is not 784 numbers from 0 to 1"),
+    # Listed
+    "no such list": (
+        listed(path="other.parquet"),
+        "data.partition.path: other.parquet given, but there is no such file",
+    ),
+    "a list that is none": (
+        listed(path="mine.csv"),
+        "data.partition.path: mine.csv given, which cannot be read as Parquet",
+    ),
+    "a list without parts": (listed(part=None), "which has no column part; its columns are client, sample"),
+    "an unknown part": (listed(part=["train", "dev"]), "which has the part 'dev'; allowed: train, val, test"),
+    "a sample that there is not": (listed(sample=[0, 4]), "which has sample 4; allowed: 0 to 3"),
+    "a sample twice": (listed(client=[0, 0], sample=[1, 1]), "which gives a client the same sample twice"),
+    "nothing to train on": (listed(part=["val", "test"]), "in which no sample is for training"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_sentence(case: str, workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write, sentence = CASES[case]
+    Path("mine.yaml").write_text(yaml.safe_dump(scenario(write())))
+    with pytest.raises(SystemExit) as ended:
+        main(["validate", "mine.yaml"])
+    told = capfd.readouterr().err
+    assert ended.value.code == 2, told
+    assert told.count("\n") == 1 and told.startswith("raysim: ") and sentence in told, told
+
+
+def test_a_list_of_other_data(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Labels are compared once the data is read."""
+    Path("mine.yaml").write_text(yaml.safe_dump(scenario(listed()())))
+    table(Path("mine.parquet"))
+    pq.write_table(
+        pa.table({"client": [0, 0], "part": ["train", "test"], "sample": [0, 1], "label": [1, 1]}), "mine.parquet"
+    )
+    with pytest.raises(SystemExit) as ended:
+        main(["launch", "mine.yaml"])
+    told = capfd.readouterr().err
+    assert ended.value.code == 2 and "whose sample 0 has label 1, but in the data 0; it is of other data" in told
+    assert not list(workplace.rglob("summary.json"))

@@ -1,0 +1,70 @@
+"""docs/own_data.md is true: its files are made, each of its scenarios fits them, and the whole one runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from raysim.data.specs import DATASETS
+from raysim.launch.assemble import assemble
+from raysim.launch.check import check
+from raysim.launch.run import run
+from raysim.scenario.load import load_scenario
+from tests.conftest import REPOSITORY
+from tests.data.own import leaf
+
+PAGE = (REPOSITORY / "docs" / "own_data.md").read_text(encoding="utf-8")
+MODELS = {"images": "mobilenet", "features": "mlp_s", "tokens": "gru"}
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the page's Python writes, and a FEMNIST."""
+    folder = tmp_path_factory.mktemp("own")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        (writing,) = blocks("python")
+        exec(compile(writing, "own_data.md", "exec"), {})
+    return leaf(folder, "femnist", users=2, samples=20)
+
+
+def test_the_whole_scenario_runs_and_is_replayed(workplace: Path, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in files.iterdir():
+        (workplace / path.name).symlink_to(path)
+    monkeypatch.setenv("RAYSIM_DATA", str(files))
+    whole, *kinds = blocks("yaml")
+    first = run(load_scenario({**yaml.safe_load(whole), "backend": "in_process"}), quiet=True)
+    seen = set()
+    for text in kinds:
+        data = yaml.safe_load(text)["data"]
+        partition = data.get("partition", {})
+        if partition.get("name") == "listed":
+            partition["path"] = str(first.folder / "partition.parquet")
+        clients: dict[str, Any] = {"count": "auto" if partition else 5, "feature_dim": 8}
+        for model in MODELS.values():  # the page says which model reads what
+            try:
+                made = check(
+                    load_scenario({**yaml.safe_load(whole), "data": data, "clients": {**clients, "models": [model]}})
+                )
+            except ValueError as error:
+                assert " needs " in str(error)
+            else:
+                seen.add(data["name"])
+                assert assemble(made).partition.train.index.size
+                break
+        else:
+            pytest.fail(text)
+    assert seen == {"parquet", "csv", "images", "numpy", "femnist"}
+
+
+def test_every_key_is_explained() -> None:
+    rows = set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE))
+    assert rows == {key for spec in DATASETS.values() for key in spec.keys}
