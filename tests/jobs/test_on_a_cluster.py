@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -24,7 +25,6 @@ from typing import Any
 import psutil
 import pytest
 
-from raysim import algorithms
 from raysim.cli.main import main
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
@@ -43,7 +43,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:ssl=None is deprecated:DeprecationWarning"),  # how Ray's client uses aiohttp
 ]
 
-SMALL = ["rounds=2", "resources.actors=2", "algorithm.name=mine"]
+SMALL = ["rounds=2", "resources.actors=2", "algorithm.name=./mine.py"]
 
 
 @dataclass(frozen=True)
@@ -165,13 +165,11 @@ def head() -> Iterator[Head]:
 
 
 @pytest.fixture(scope="module")
-def mine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A method that only this process knows, so that a job which knows it has got it from here."""
+def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's folder with a method in a file, which a job does not see: if it knows it, that has come with it."""
     own = tmp_path_factory.mktemp("own")
     shutil.copy(REPOSITORY / "algorithms" / "fedgh.py", own / "mine.py")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(algorithms, "__path__", [str(own), *algorithms.__path__])
-        yield
+    return own
 
 
 class Output(str):
@@ -196,17 +194,19 @@ def command(*words: str, address: str) -> Output:
 
 
 @pytest.fixture
-def raysim(head: Head, workplace: Path) -> Any:
-    """Runs a command on the head node's cluster in an empty folder; returns what it printed."""
+def raysim(head: Head, mine: Path, workplace: Path) -> Any:
+    """Runs a command on the head node's cluster in a folder with `mine` alone; returns what it printed."""
+    shutil.copy(mine / "mine.py", workplace)
     return partial(command, address=head.address)
 
 
 @pytest.fixture(scope="module")
-def first(head: Head, mine: None, tracking_store: str) -> Output:
+def first(head: Head, mine: Path, tracking_store: str) -> Output:
     """What `submit` printed of a job that has run with two actors on the two nodes; its id is "first"."""
     store = f"MLFLOW_TRACKING_URI={tracking_store}"
     words = ["submit", QUICKSTART, *settings(*SMALL), "--wait", "--id", "first", "--env", store]
-    return command(*words, address=head.address)
+    with contextlib.chdir(mine):
+        return command(*words, address=head.address)
 
 
 def settings(*items: str) -> list[str]:
@@ -254,10 +254,10 @@ def test_a_job_runs_as_it_would_here_and_comes_back(
 
 
 @pytest.mark.large
-def test_a_sweep(head: Head, mine: None, raysim: Any, tracking_store: str, tmp_path: Path) -> None:
+def test_a_sweep(head: Head, raysim: Any, tracking_store: str, tmp_path: Path) -> None:
     """One job runs all cells, with the bits of runs by themselves; it comes back as a folder, twice into the same."""
     file = tmp_path / "few.yaml"
-    file.write_text(f"base: {os.path.relpath(QUICKSTART, tmp_path)}\nseeds: [1, 2]\nset: [algorithm.name=mine]\n")
+    file.write_text(f"base: {os.path.relpath(QUICKSTART, tmp_path)}\nseeds: [1, 2]\nset: [algorithm.name=./mine.py]\n")
     words = ["submit", str(file), "--set", "rounds=2", "--wait", "--env", f"MLFLOW_TRACKING_URI={tracking_store}"]
     ended = raysim(*words, "--id", "few")
     assert (ended.code, ended.count("done  ")) == (0, 4), ended  # as each ends, and in the closing list
