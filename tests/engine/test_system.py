@@ -33,7 +33,7 @@ SYSTEM = "system={flops_per_s: [1.0e+9, 2.0e+8], up_mbit_per_s: 1, down_mbit_per
 def rounds_on(backend: Backend, given: Loaded, folder: Path | None = None) -> tuple[str, Any, Any]:
     """State digest, client rows without timings, and each round's values that are the same everywhere."""
     assembly = assemble(check(given), ClusterResources(8, 2))
-    backend.start(assembly.spec, assembly.images)
+    backend.start(assembly.spec, assembly.raw)
     memory = MemoryTracker()
     checkpoints = folder and CheckpointManager(CheckpointStore(open_storage(folder)), 2, 3)
     schedule = replace(assembly.schedule, max_attempts=50)
@@ -86,7 +86,7 @@ def test_who_is_late_stays_as_it_was() -> None:
 
     assembly = assemble(check(loaded(*_sets(given), "failure.max_failed_fraction=0.9")))
     backend = InProcessBackend()
-    backend.start(assembly.spec, assembly.images)
+    backend.start(assembly.spec, assembly.raw)
     for t in (1, 2):
         everyone = sample(assembly.spec, assembly.schedule, t)
         run_round(backend, t, everyone, skip={*everyone} - counted[t - 1].keys())
