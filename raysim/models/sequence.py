@@ -1,10 +1,11 @@
 """Networks for a fixed number of tokens: a gated recurrent unit and a transformer, each brought to a common width D.
 
-Shapes: B samples, L tokens each, E width of an embedding.
+Shapes: B samples, L tokens each, E width of an embedding, H heads of attention.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from raysim.common.inputs import InputSpec
@@ -22,11 +23,38 @@ class LastState(nn.Module):
         return self.gru(x_BLE)[1][-1]
 
 
-class MeanToken(nn.Module):
-    """The mean over the tokens: [B, L, E] to [B, E]."""
+class Block(nn.Module):
+    """Attention and an MLP four times as wide, each after a norm and added to its input; without dropout.
+
+    Written out in matrix products: torch's own attention has faster paths whose operations its counter does not see,
+    and whose gradients on a GPU are not repeatable.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x_BLE: Tensor) -> Tensor:
-        return x_BLE.mean(1)
+        query, key, value = self.qkv(self.norm1(x_BLE)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        weight_BHLL = (query @ key.transpose(2, 3) * query.shape[3] ** -0.5).softmax(3)
+        x_BLE = x_BLE + self.out((weight_BHLL @ value).transpose(1, 2).flatten(2))
+        return x_BLE + self.mlp(self.norm2(x_BLE))
+
+
+class Encoder(nn.Module):
+    """Tokens [B, L] to the mean [B, E] of what blocks make of their embeddings and learned positions."""
+
+    def __init__(self, input_spec: InputSpec, width: int, depth: int, heads: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(input_spec.vocabulary, width)
+        self.position_LE = nn.Parameter(torch.empty(input_spec.size, width).normal_(std=0.02))
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)), nn.LayerNorm(width))
+
+    def forward(self, token_BL: Tensor) -> Tensor:
+        return self.blocks(self.embedding(token_BL) + self.position_LE).mean(1)
 
 
 def gru(num_classes: int, input_spec: InputSpec, feature_dim: int, *, width: int, hidden: int) -> SplitNet:
@@ -40,11 +68,6 @@ def gru(num_classes: int, input_spec: InputSpec, feature_dim: int, *, width: int
 def transformer(
     num_classes: int, input_spec: InputSpec, feature_dim: int, *, width: int, depth: int, heads: int
 ) -> SplitNet:
-    """A pre-norm encoder with learned positions and no dropout, its MLP four times as wide; the mean goes through D."""
-    from torchvision.models.vision_transformer import Encoder
-
-    encoder = Encoder(input_spec.size, depth, heads, width, 4 * width, dropout=0.0, attention_dropout=0.0)
-    extractor = nn.Sequential(
-        nn.Embedding(input_spec.vocabulary, width), encoder, MeanToken(), projection(width, feature_dim)
-    )
+    """Embeddings of `width` through `depth` blocks of attention; the mean of all tokens goes through D."""
+    extractor = nn.Sequential(Encoder(input_spec, width, depth, heads), projection(width, feature_dim))
     return SplitNet(extractor, nn.Linear(feature_dim, num_classes))

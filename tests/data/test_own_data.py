@@ -15,8 +15,9 @@ from raysim.common.errors import ScenarioError
 from raysim.data.datasets import load_dataset
 from raysim.data.leaf import CHARACTERS
 from raysim.data.specs import Files
+from raysim.inspection.attack import attack
 from raysim.launch.assemble import Assembly, assemble
-from raysim.launch.run import run
+from raysim.launch.run import resume, run
 from tests.data import layouts
 from tests.data.own import checked, features, image_folder, leaf, scenario, table
 
@@ -156,6 +157,14 @@ def test_a_run_is_replayed_from_its_partition(workplace: Path) -> None:
     assert again.state_digest == first.state_digest
     final = ("accuracy/all", "accuracy/val", "comm/total_bytes")
     assert [again.summary["final"][key] for key in final] == [first.summary["final"][key] for key in final]
+    with pytest.raises(ScenarioError, match="csv has 3 features; allowed: a run on images"):
+        attack(first.folder)
+    # A run goes on with its files, wherever they are now, and with no others.
+    (workplace / "mine.csv").rename("moved.csv")
+    table(workplace / "mine.csv", 79, users=3)
+    with pytest.raises(ScenarioError, match="its data set had the digest"):
+        resume(first.folder, sets=["rounds=3"], quiet=True)
+    assert resume(first.folder, sets=["rounds=3", "data.path=moved.csv"], quiet=True).summary["rounds"] == 3
 
 
 @pytest.mark.parametrize("name", ["femnist", "shakespeare"])

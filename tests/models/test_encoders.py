@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from raysim.common.errors import ScenarioError
+from raysim.common.inputs import Kind
 from raysim.core.algorithm import only_pixels
 from raysim.core.seeds import global_seed
 from raysim.launch.assemble import assemble
@@ -46,6 +47,15 @@ def at_hand(hub: Path) -> Path:
 def images(count: int, channels: int = 3, side: int = 32) -> Tensor:
     x = torch.randn(count, channels, side, side, generator=torch.Generator().manual_seed(1))
     return x.contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "allowed"),
+    [("pixels", "tokens", "a method without encoder"), ("mobilenet_v3_small", "features", "pixels")],
+)
+def test_an_encoder_reads_only_what_it_can(name: str, kind: Kind, allowed: str) -> None:
+    with pytest.raises(ValueError, match=rf"^encoder: {name} given, which does not read {kind}; allowed: {allowed}$"):
+        build_encoder(name, kind)
 
 
 def test_pixels_are_the_image_less_its_mean():

@@ -142,6 +142,23 @@ def test_forward_macs_of_the_cifar_cnns(name: str, macs: int) -> None:
     assert counter.get_total_flops() == 2 * macs
 
 
+@pytest.mark.parametrize(
+    ("name", "macs"),
+    [
+        ("mlp_m", 20 * 128 + 128 * 64),
+        ("gru", 12 * 3 * (32 * 128 + 128 * 128) + 128 * 128),
+        # A layer: attention in and out and the MLP for each token, and each token with each, as key and as value.
+        ("transformer", 2 * (12 * (4 + 8) * 64 * 64 + 2 * 12 * 12 * 64) + 64 * 128),
+    ],
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_forward_macs_of_features_and_tokens(name: str, macs: int, training: bool) -> None:
+    net = build(name, num_classes=5).train(training)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        net(samples(input_spec(MODELS[name]), count=3))
+    assert counter.get_total_flops() == 3 * 2 * (macs + net.header.in_features * 5)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_shapes(name: str) -> None:
     net = channels_last(build(name, num_classes=7, feature_dim=24))
