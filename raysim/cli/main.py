@@ -80,7 +80,8 @@ def launch(
         from raysim.launch.check import check
         from raysim.launch.preview import preview
 
-        show_preview(preview(check(loaded)), loaded)
+        checked = check(loaded)
+        show_preview(preview(checked), checked.loaded)
         return
     from raysim.launch.resume import find_run
     from raysim.launch.run import resume, run

@@ -10,7 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
+from raysim.cli.main import main
 from raysim.common.errors import ScenarioError
 from raysim.data.datasets import load_dataset
 from raysim.data.leaf import CHARACTERS
@@ -165,6 +167,14 @@ def test_a_run_is_replayed_from_its_partition(workplace: Path) -> None:
     with pytest.raises(ScenarioError, match="its data set had the digest"):
         resume(first.folder, sets=["rounds=3"], quiet=True)
     assert resume(first.folder, sets=["rounds=3", "data.path=moved.csv"], quiet=True).summary["rounds"] == 3
+
+
+def test_a_dry_run_knows_the_number_of_clients(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    table(workplace / "mine.csv", 80, users=3)
+    data = {"name": "csv", "path": "mine.csv", "features": "[abc]", "partition": {"name": "natural", "by": "user"}}
+    Path("mine.yaml").write_text(yaml.safe_dump(scenario(data)))
+    main(["launch", "mine.yaml", "--dry-run"])
+    assert "own: 3 clients, 3 per round" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["femnist", "shakespeare"])
