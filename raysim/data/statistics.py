@@ -6,7 +6,6 @@ Shapes: M samples of one data set.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,21 +14,33 @@ from raysim.common.inputs import InputSpec
 from raysim.data.sources import Decoded
 from raysim.data.specs import DatasetSpec
 
+_PIECE = 4096
+"""Samples at a time: sums are in double precision, which takes two to eight times the memory."""
+
 
 def with_statistics(decoded: Decoded) -> Decoded:
     """The same with mean and deviation of its published train part: per channel of images, per feature of features."""
-    train_M = decoded.raw_M[: decoded.num_train]
+    count = decoded.num_train
+    pieces = [decoded.raw_M[begin : min(begin + _PIECE, count)] for begin in range(0, count, _PIECE)]
     if decoded.raw_M.dtype == np.uint8 and decoded.raw_M.ndim == 4:
-        level_CL = np.stack([np.bincount(train_M[..., c].ravel(), minlength=256) for c in range(train_M.shape[-1])])
+        level_CL = np.sum([_levels(piece_BHWC) for piece_BHWC in pieces], axis=0)
         share_CL, unit_L = level_CL / level_CL.sum(1, keepdims=True), np.arange(256) / 255
         mean = share_CL @ unit_L
         std = np.sqrt(np.maximum(share_CL @ unit_L**2 - mean**2, 0))
     elif decoded.raw_M.dtype == np.float32:
-        mean, std = train_M.mean(0, dtype=np.float64).ravel(), train_M.std(0, dtype=np.float64).ravel()
+        mean = np.sum([piece_B.sum(0, dtype=np.float64) for piece_B in pieces], axis=0) / count
+        std = np.sqrt(np.sum([np.square(piece_B - mean).sum(0) for piece_B in pieces], axis=0) / count).ravel()
+        mean = mean.ravel()
     else:
         return decoded
     std[std == 0] = 1  # a constant is no information, and no infinity either
     return decoded._replace(mean_F=mean, std_F=std)
+
+
+def _levels(piece_BHWC: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """How many pixels of each channel have each level, [C, 256]."""
+    channels = np.moveaxis(piece_BHWC, 3, 0)
+    return np.stack([np.bincount(level_BHW.ravel(), minlength=256) for level_BHW in channels])
 
 
 def completed(spec: DatasetSpec, decoded: Decoded) -> DatasetSpec:
@@ -51,8 +62,3 @@ def completed(spec: DatasetSpec, decoded: Decoded) -> DatasetSpec:
         mean=tuple(decoded.mean_F.tolist()),
         std=tuple(decoded.std_F.tolist()),
     )
-
-
-def narrow(token_ML: NDArray[Any], vocabulary: int) -> NDArray[Any]:
-    """Tokens as narrow as they fit."""
-    return token_ML.astype(np.uint8 if vocabulary <= 256 else np.int32)

@@ -140,10 +140,10 @@ def check(loaded: Loaded) -> Checked:
             ("data", "augment"), f"true given, but {dataset.name} has {dataset.input_spec}, not images; allowed: false"
         )
     feature_dim = _check_models(loaded, dataset)
-    if scenario.evaluation.global_test and split == "pooled811":
+    if scenario.evaluation.global_test and split in ("pooled811", "listed"):
         raise origin.error(
             ("evaluation", "global_test"),
-            "true given, but data.split pooled811 deals the published test samples to clients to train on; "
+            f"true given, but data.split {split} deals the published test samples to clients to train on; "
             "allowed with split published or pfedhn",
         )
     # What was chosen is written down in full: a default that changes later does not change an old run.

@@ -19,8 +19,8 @@ from raysim.launch.backend_factory import Placement, placement
 from raysim.launch.check import Checked
 from raysim.models.split import example
 
-SPLIT_TRAIN: Mapping[str, float] = {"pooled811": 0.8, "published": 1.0, "pfedhn": 0.8}
-"""Share of a split's samples that train: of all samples for pooled811, of the published training samples otherwise."""
+SPLIT_TRAIN: Mapping[str, float] = {"pooled811": 0.8, "published": 1.0, "pfedhn": 0.8, "listed": 0.8}
+"""Share of a split's samples that train: of all for pooled811 (for listed: about), else of the published train part."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def preview(checked: Checked) -> Preview:
     models = tuple(_measure(checked, name) for name in checked.task.architectures)
     count = scenario.clients.number
     dataset = checked.dataset
-    pool = dataset.train_size + (dataset.test_size if checked.split == "pooled811" else 0)
+    pool = dataset.train_size + (dataset.test_size if checked.split in ("pooled811", "listed") else 0)
     samples = getattr(checked.partition, "samples_per_client", SPLIT_TRAIN[checked.split] * pool / count)
     steps = scenario.training.epochs * samples / scenario.training.batch_size
     turn_s = sum(model.step_s * model.clients for model in models) / count * steps

@@ -242,6 +242,10 @@ CASES: dict[str, tuple[Case, str]] = {
     "an unknown part": (listed(part=["train", "dev"]), "which has the part 'dev'; allowed: train, val, test"),
     "a sample that there is not": (listed(sample=[0, 4]), "which has sample 4; allowed: 0 to 3"),
     "a sample twice": (listed(client=[0, 0], sample=[1, 1]), "which gives a client the same sample twice"),
+    "the published test part, dealt": (
+        lambda: {**listed()(), "global_test": True},
+        "evaluation.global_test: true given, but data.split listed deals the published test samples",
+    ),
     "nothing to train on": (listed(part=["val", "test"]), "in which no sample is for training"),
 }
 
@@ -249,7 +253,9 @@ CASES: dict[str, tuple[Case, str]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_one_sentence(case: str, workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
     write, sentence = CASES[case]
-    Path("mine.yaml").write_text(yaml.safe_dump(scenario(write())))
+    data = write()
+    evaluation = {"global_test": data.pop("global_test", False)}
+    Path("mine.yaml").write_text(yaml.safe_dump(scenario(data, evaluation=evaluation)))
     with pytest.raises(SystemExit) as ended:
         main(["validate", "mine.yaml"])
     told = capfd.readouterr().err

@@ -175,6 +175,10 @@ def test_a_dry_run_knows_the_number_of_clients(workplace: Path, capfd: pytest.Ca
     Path("mine.yaml").write_text(yaml.safe_dump(scenario(data)))
     main(["launch", "mine.yaml", "--dry-run"])
     assert "own: 3 clients, 3 per round" in capfd.readouterr().out
+    columns = {"client": [0, 0, 1, 1], "part": ["train", "test"] * 2, "sample": [0, 1, 2, 3]}
+    pq.write_table(pa.table(columns), "mine.parquet")
+    main(["launch", "mine.yaml", "--dry-run", "--set", "data.partition={name: listed, path: mine.parquet}"])
+    assert "own: 2 clients, 2 per round" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["femnist", "shakespeare"])
