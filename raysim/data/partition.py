@@ -9,12 +9,13 @@ Shapes: N clients, C classes, M samples of the data set.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from raysim.common.errors import ScenarioError
 from raysim.core.fields import Count, Positive, check_settings
+from raysim.core.own_code import where
 from raysim.core.seeds import seed_for
 from raysim.data import partition_counts as counts
 from raysim.data.given import deal_by_id, kept_ids, read_partition
@@ -290,7 +291,27 @@ def _shares(
             return counts.dirichlet_shares(class_count_C, num_clients, alpha, _HKS_MIN_SAMPLES, _HKS_RETRIES, rng)
         case Iid():
             return None
-    raise NotImplementedError(f"_shares has no case for {type(setting).__name__}")
+    return _own_shares(setting, class_count_C, num_clients, rng)
+
+
+def _own_shares(setting: Any, class_count_C: Ints, num_clients: int, rng: np.random.Generator) -> Floats:
+    """As a user's own partition says. Raises ScenarioError unless they are shares, some of each class that there is."""
+    name = type(setting).__name__
+    try:
+        share_NC = np.asarray(setting.shares(class_count_C, num_clients, rng), dtype=np.float64)
+    except Exception as error:
+        raise ScenarioError(f"{name}.shares fails: {where(error)}", key="data.partition.name") from error
+    shape = (num_clients, len(class_count_C))
+    if share_NC.shape != shape or not np.isfinite(share_NC).all() or (share_NC < 0).any():
+        raise ScenarioError(
+            f"{name}.shares gives {share_NC.shape} numbers from {share_NC.min(initial=0):g} to "
+            f"{share_NC.max(initial=0):g}; allowed: {shape}, none negative, a share of each class for each client",
+            key="data.partition.name",
+        )
+    total_C = share_NC.sum(0)
+    if (nobody := np.flatnonzero((total_C == 0) & (class_count_C > 0))).size:
+        raise ScenarioError(f"{name}.shares gives class {nobody[0]} to nobody", key="data.partition.name")
+    return share_NC / np.where(total_C == 0, 1, total_C)
 
 
 def _check_holders(class_count_C: Ints, holders_C: Ints, num_clients: int, name: str) -> None:

@@ -109,7 +109,9 @@ def check(loaded: Loaded) -> Checked:
             f"{scenario.checkpoint.folder} given, which is memory of the process and gone with it; allowed: a folder, "
             "or an address that outlives the process",
         )
-    partition = named_settings(scenario.data.partition, ("data", "partition"), PARTITIONS, origin)
+    partition = named_settings(
+        scenario.data.partition, ("data", "partition"), PARTITIONS, origin, loaded.own_code, "shares"
+    )
     split = default_split(partition) if scenario.data.split == "auto" else scenario.data.split
     try:
         read = read_data(loaded, partition)

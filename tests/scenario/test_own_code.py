@@ -11,6 +11,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 import raysim
@@ -380,3 +381,63 @@ class TestSelection:
         words = ["--set", "clients.participation=0.5", "--set", "clients.selection={name: './nets.py:Small'}"]
         said = ran("launch", str(folder / "s.yaml"), *words, capsys=capsys, code=2)
         assert "clients.selection.name: nets.py:Small: is no dataclass with a method 'select'" in said
+
+
+OWN_PARTITION = """
+from dataclasses import dataclass
+import numpy as np
+
+@dataclass(frozen=True)
+class Halves:
+    \"\"\"The first clients hold the even classes, the others the odd ones.\"\"\"
+
+    first: int = 2
+    wrong: str = ""
+
+    def shares(self, class_count_C, num_clients, rng):
+        odd_C = np.arange(len(class_count_C)) % 2
+        later_N = np.arange(num_clients) >= self.first
+        share_NC = (later_N[:, None] == odd_C[None, :]).astype(float)
+        if self.wrong == "shape":
+            return share_NC[1:]
+        if self.wrong == "negative":
+            return -share_NC
+        if self.wrong == "nobody":
+            return share_NC * odd_C
+        if self.wrong == "error":
+            raise KeyError("oops")
+        return share_NC
+"""
+
+
+class TestPartition:
+    def test_ones_own(self, folder: Path) -> None:
+        (folder / "evil.py").write_text(OWN_PARTITION)
+        result = raysim.run(
+            folder / "s.yaml",
+            sets=["data.partition={name: './evil.py:Halves', first: 1}", "algorithm.name=fedgh"],
+            quiet=True,
+        )
+        table = pq.read_table(result.folder / "partition.parquet").to_pandas()
+        classes = {k: sorted(set(rows.label)) for k, rows in table.groupby("client")}
+        assert classes == {0: [0, 2, 4, 6, 8], **dict.fromkeys((1, 2, 3), [1, 3, 5, 7, 9])}
+        assert len(table) == 1797
+        assert "evil.py" in result.summary["code"]["files"]
+        assert "first: 1" in (result.folder / "resolved.yaml").read_text()
+
+    @pytest.mark.parametrize(
+        ("wrong", "sentence"),
+        [
+            ("shape", "Halves.shares gives (3, 10) numbers from 0 to 1; allowed: (4, 10), none negative, "),
+            ("negative", "Halves.shares gives (4, 10) numbers from -1 to 0; allowed: (4, 10), none negative, "),
+            ("nobody", "Halves.shares gives class 0 to nobody"),
+            ("error", "Halves.shares fails: KeyError: 'oops' (evil.py, line "),
+        ],
+    )
+    def test_shares_that_are_none(
+        self, wrong: str, sentence: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (folder / "evil.py").write_text(OWN_PARTITION)
+        words = ["--set", f"data.partition={{name: './evil.py:Halves', wrong: {wrong}}}"]
+        said = ran("launch", str(folder / "s.yaml"), *words, capsys=capsys, code=2)
+        assert f"data.partition.name: {sentence}" in said
