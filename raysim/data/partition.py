@@ -309,8 +309,8 @@ def _own_shares(setting: Any, class_count_C: Ints, num_clients: int, rng: np.ran
             key="data.partition.name",
         )
     total_C = share_NC.sum(0)
-    if (nobody := np.flatnonzero((total_C == 0) & (class_count_C > 0))).size:
-        raise ScenarioError(f"{name}.shares gives class {nobody[0]} to nobody", key="data.partition.name")
+    if (unheld_U := np.flatnonzero((total_C == 0) & (class_count_C > 0))).size:
+        raise ScenarioError(f"{name}.shares gives class {unheld_U[0]} to no client", key="data.partition.name")
     return share_NC / np.where(total_C == 0, 1, total_C)
 
 

@@ -173,7 +173,7 @@ def test_a_partition_without_its_own_code_is_refused_not_dealt_blindly():
         power: float = 2.0
 
     label_M, num_train = labels(8, 60, 20)
-    with pytest.raises(NotImplementedError, match="_shares has no case for Quantity"):
+    with pytest.raises(ScenarioError, match=r"Quantity\.shares fails: AttributeError"):
         make_partition(label_M, num_train, 8, 7, Quantity(), "pooled811", 1)
 
 

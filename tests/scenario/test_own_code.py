@@ -401,8 +401,8 @@ class Halves:
         if self.wrong == "shape":
             return share_NC[1:]
         if self.wrong == "negative":
-            return -share_NC
-        if self.wrong == "nobody":
+            return share_NC - 1
+        if self.wrong == "unheld":
             return share_NC * odd_C
         if self.wrong == "error":
             raise KeyError("oops")
@@ -420,7 +420,7 @@ class TestPartition:
         )
         table = pq.read_table(result.folder / "partition.parquet").to_pandas()
         classes = {k: sorted(set(rows.label)) for k, rows in table.groupby("client")}
-        assert classes == {0: [0, 2, 4, 6, 8], **dict.fromkeys((1, 2, 3), [1, 3, 5, 7, 9])}
+        assert classes == {0: [0, 2, 4, 6, 8], **{k: [1, 3, 5, 7, 9] for k in (1, 2, 3)}}
         assert len(table) == 1797
         assert "evil.py" in result.summary["code"]["files"]
         assert "first: 1" in (result.folder / "resolved.yaml").read_text()
@@ -430,7 +430,7 @@ class TestPartition:
         [
             ("shape", "Halves.shares gives (3, 10) numbers from 0 to 1; allowed: (4, 10), none negative, "),
             ("negative", "Halves.shares gives (4, 10) numbers from -1 to 0; allowed: (4, 10), none negative, "),
-            ("nobody", "Halves.shares gives class 0 to nobody"),
+            ("unheld", "Halves.shares gives class 0 to no client"),
             ("error", "Halves.shares fails: KeyError: 'oops' (evil.py, line "),
         ],
     )
