@@ -108,6 +108,32 @@ def default_split(setting: PartitionSettings) -> Split:
     return "published" if isinstance(setting, Hks) else "listed" if isinstance(setting, Listed) else "pooled811"
 
 
+def check_split(
+    setting: PartitionSettings,
+    split: str,
+    num_train: int | None = None,
+    num_samples: int | None = None,
+    name: str = "the data set",
+) -> None:
+    """Refuse a split that a partition or a data set does not have. Raises ScenarioError, as `check_partition` does."""
+    if isinstance(setting, Hks) and split != "published":
+        raise ScenarioError(
+            f"{split} given, but partition hks deals the published split: give published", key="data.split"
+        )
+    if isinstance(setting, Listed) != (split == "listed"):
+        raise ScenarioError(
+            f"{split} given, but the file of partition listed says what each sample is for: give listed"
+            if isinstance(setting, Listed)
+            else "listed given, which partition listed alone has: give pooled811, pfedhn or published",
+            key="data.split",
+        )
+    if split in ("pfedhn", "published") and num_train is not None and num_train == num_samples:
+        raise ScenarioError(
+            f"{split} given, but {name} has no test part: give pooled811, or files to test on",
+            key="data.split",
+        )
+
+
 def check_partition(
     setting: PartitionSettings,
     split: str,
@@ -127,22 +153,7 @@ def check_partition(
     except ValueError as error:
         field, _, reason = str(error).partition(": ")
         raise ScenarioError(reason, key=f"data.partition.{field}") from None
-    if isinstance(setting, Hks) and split != "published":
-        raise ScenarioError(
-            f"{split} given, but partition hks deals the published split: give published", key="data.split"
-        )
-    if isinstance(setting, Listed) != (split == "listed"):
-        raise ScenarioError(
-            f"{split} given, but the file of partition listed says what each sample is for: give listed"
-            if isinstance(setting, Listed)
-            else "listed given, which partition listed alone has: give pooled811, pfedhn or published",
-            key="data.split",
-        )
-    if split in ("pfedhn", "published") and num_train is not None and num_train == num_samples:
-        raise ScenarioError(
-            f"{split} given, but {name} has no test part: give pooled811, or files to test on",
-            key="data.split",
-        )
+    check_split(setting, split, num_train, num_samples, name)
     if isinstance(setting, Natural | Listed):
         return  # see raysim/data/given.py
     if isinstance(setting, Pathological) and setting.classes_per_client > num_classes:

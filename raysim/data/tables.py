@@ -129,9 +129,7 @@ def _columns(path: Path, schema: Any, given: Files) -> _Columns:
         raise ScenarioError(f"{path}: has two columns {twice[0]}; allowed: each name once")
     for key, name in (("data.label", given.label), ("data.partition.by", given.by)):
         if name is not None and name not in schema.names:
-            raise ScenarioError(
-                f"{name!r} given, but {path} has no such column; its columns are {_few(schema.names)}", key=key
-            )
+            raise ScenarioError(f"{path} has no column {name!r}; its columns are {_few(schema.names)}", key=key)
     if given.features:
         names = []
         for pattern in given.features:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from raysim.common.errors import ScenarioError
-from raysim.data.partition import Natural, given_count
+from raysim.data.partition import Natural, check_split, given_count
 from raysim.data.specs import DATASETS, DatasetSpec, Files
 from raysim.scenario.load import Loaded
 from raysim.scenario.registry import suggest
@@ -66,7 +66,9 @@ def with_count(loaded: Loaded, data: Dataset | None, dataset: DatasetSpec, parti
             "femnist or shakespeare",
             key="data.partition.name",
         )
-    found = given_count(partition, split, dataset.train_size, dataset.train_size + dataset.test_size, owner_M)
+    sizes = dataset.train_size, dataset.train_size + dataset.test_size
+    check_split(partition, split, *sizes, dataset.name)
+    found = given_count(partition, split, *sizes, owner_M)
     if found is None and clients.count == "auto":
         raise ScenarioError(
             f"auto given, but partition {name} deals to any number; allowed: a whole number", key="clients.count"

@@ -136,7 +136,7 @@ CASES: dict[str, tuple[Case, str]] = {
         "mine.csv: cannot be read, it may be damaged (CSV parse error: Expected 3 columns",
     ),
     "a column twice": (csv("a,a,label", "1,2,0", "3,4,1"), "has two columns a; allowed: each name once"),
-    "no such label": (csv(*ROWS, label="kind"), "data.label: 'kind' given, but "),
+    "no such label": (csv(*ROWS, label="kind"), "mine.csv has no column 'kind'; its columns are a, b, label"),
     "no such feature": (good(features=["a", "z*"]), "data.features: 'z*' given, but "),
     "the label as feature": (good(features="*"), "data.features: 'label' given, which is the label"),
     "no feature at all": (csv("label", "0", "1"), "data.features: "),
@@ -153,13 +153,17 @@ CASES: dict[str, tuple[Case, str]] = {
     ),
     "one class": (csv("a,label", "1,x", "2,x"), "all 2 labels are x; allowed: two classes or more"),
     "empty ids": (csv("user,a,label", "u,1,0", ",2,1", **BY_USER), "row 2, column user is empty; it is an id"),
-    "no such id column": (csv(*ROWS, **BY_USER), "data.partition.by: 'user' given, but "),
+    "no such id column": (csv(*ROWS, **BY_USER), "mine.csv has no column 'user'; its columns are"),
     "ids of too few samples": (
         csv("user,a,label", "u,1,0", "v,2,1", **BY_USER),
         "data.partition.min_samples: 2 given, but none of the 2 ids has as many samples",
     ),
     "natural without ids": (good(partition={"name": "natural"}), "data.partition.name: natural given without by"),
     "no test part": (good(split="published"), "data.split: published given, but csv has no test part"),
+    "no test part, by ids": (
+        good(split="published", **BY_USER),
+        "data.split: published given, but csv has no test part",
+    ),
     "a key of another kind": (
         good(size=8),
         "data.size: 8 given, but data set csv has no such key; it is of parquet, images",
