@@ -1,4 +1,4 @@
-"""The commands to begin with: init copies the scenarios, new writes a method or model to change."""
+"""The commands to begin with: init copies the scenarios, new writes a method, model or data set to change."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import click
 
 from raysim.common.errors import ScenarioError
 
-SCENARIO = """# {what} of {name}.py, on handwritten digits:
+SCENARIO = """# The {kind} of {name}.py:
 #
 #     raysim launch {name}.yaml
 name: {name}
 rounds: 20
 algorithm: {{name: {algorithm}}}
 data:
-  name: digits
-  partition: {{name: pathological, classes_per_client: 2}}
+  name: {data}
+  partition: {{{partition}}}
 clients:
   count: 20
   participation: 0.5
@@ -51,6 +51,32 @@ CHECKS = {
     assert features_BD.shape == (5, 32)
     assert net.header(features_BD).shape == (5, 10)
 """,
+    "data": """def test_it_is_the_same_each_time() -> None:
+    first, second = load(), load()
+    assert all((first[name] == second[name]).all() for name in first)
+""",
+}
+
+
+_DIGITS = {"partition": "name: pathological, classes_per_client: 2"}
+_WORDS = {
+    "algorithm": {
+        **_DIGITS,
+        "algorithm": "./{name}.py",
+        "models": "digits_mlp64, digits_cnn_s, digits_resnet",
+        "imports": "from {name} import {cls}\n",
+    },
+    "model": {
+        **_DIGITS,
+        "models": '"./{name}.py:{cls}", digits_mlp64, digits_cnn_s',
+        "imports": "import torch\nfrom {name} import {cls}\n",
+    },
+    "data": {
+        "data": "./{name}.py:load",
+        "partition": "name: dirichlet, alpha: 0.5",
+        "models": "mlp_s, mlp_m, mlp_l",
+        "imports": "from {name} import load\n",
+    },
 }
 
 
@@ -71,7 +97,7 @@ def init(folder: Path) -> None:
 @click.argument("kind", type=click.Choice(list(CHECKS)))
 @click.argument("name")
 def new(kind: str, name: str) -> None:
-    """Write a method or a model that runs, to be changed: NAME.py, a scenario NAME.yaml and a test test_NAME.py.
+    """Write a method, model or data set that runs, to be changed: NAME.py, with NAME.yaml and test_NAME.py.
 
     \b
     Example:
@@ -86,12 +112,9 @@ def new(kind: str, name: str) -> None:
             raise ScenarioError(f"{file} exists already; give another name")
     cls = "".join(word.capitalize() for word in name.split("_"))
     template = Path(__file__).parent / "templates" / f"{kind}.py"
-    algorithm, models = f"./{name}.py", "digits_mlp64, digits_cnn_s, digits_resnet"
-    imports = f"from {name} import {cls}\n"
-    if kind == "model":
-        algorithm, models = "fedgh", f"./{name}.py:{cls}, digits_mlp64, digits_cnn_s"
-        imports = f"import torch\n{imports}"
-    words = {"name": name, "cls": cls, "what": f"The {kind}", "algorithm": algorithm, "models": models}
+    words = {"kind": kind, "name": name, "algorithm": "fedgh", "data": "digits", **_WORDS[kind]}
+    words = {key: text.format(name=name, cls=cls) for key, text in words.items()}
+    imports = words.pop("imports")
     check = CHECKS[kind].format(cls=cls)
     texts = [
         template.read_text(encoding="utf-8").replace("NewMethod", cls).replace("NewModel", cls),

@@ -11,8 +11,9 @@ import socket
 import tempfile
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -22,9 +23,10 @@ from numpy.typing import NDArray
 from raysim.common.errors import ScenarioError
 from raysim.common.folders import cache_root
 from raysim.common.text import expanded
+from raysim.core.own_code import named
 from raysim.data import cache, folders, leaf, sources
 from raysim.data.files import find_files
-from raysim.data.specs import DatasetSpec, Files, spec_for
+from raysim.data.specs import DatasetSpec, Files, of_files, spec_for
 from raysim.data.statistics import completed, with_statistics
 from raysim.data.tables import read_tables
 
@@ -101,6 +103,8 @@ def load_dataset(
     Raises ScenarioError, one sentence, if the data set is unknown, not found, damaged, or cannot be
     downloaded.
     """
+    if (reference := named("datasets", name)) is not None:
+        return _of_function(reference.get(), reference.name, files or Files(()))
     spec = spec_for(name)
     if format not in get_args(Format):
         raise ScenarioError(f"{format!r} given, but allowed are {', '.join(get_args(Format))}", key="data.format")
@@ -129,15 +133,21 @@ def load_dataset(
         problem = _download(spec)
         if not problem and (source := sources.find(spec, _download_folder(), ("torchvision",))):
             return _load(spec, source)
-    named = os.environ.get("RAYSIM_DATA")
-    in_named = f" in {named}, which RAYSIM_DATA names," if named else ""
+    variable = os.environ.get("RAYSIM_DATA")
+    in_variable = f" in {variable}, which RAYSIM_DATA names," if variable else ""
     raise ScenarioError(
-        f"{name} was not found{in_named} and {problem}: give its folder as data.root, or in the environment "
+        f"{name} was not found{in_variable} and {problem}: give its folder as data.root, or in the environment "
         f"variable RAYSIM_DATA, or put it into {_download_folder()}"
         f"{' on a connected machine, where it downloads by itself' if spec.torchvision else ''}; "
         f"accepted there: {wanted}",
         key="data.name",
     )
+
+
+@lru_cache(maxsize=1)  # a run looks at its data twice: to check the scenario, and to deal it
+def _of_function(load: Callable[[], Any], name: str, files: Files) -> Dataset:
+    decoded = with_statistics(folders.read_function(load, files, Path(name)))
+    return _read_only(completed(of_files(name), decoded), decoded, name)
 
 
 def missing(name: str, root: str | None = None, format: Format = "auto") -> bool:

@@ -1,7 +1,8 @@
-"""Reads a user's own folder of images, one sub-folder per class, and NumPy files with the arrays x and y."""
+"""Reads a user's own folder of images, one sub-folder per class, and arrays x and y of a NumPy file or a function."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysim.common.errors import ScenarioError
+from raysim.core.own_code import where as cause
 from raysim.data.samples import Images, to_classes, to_features, to_owners, to_tokens
 from raysim.data.sources import Decoded, Source, one_sentence
 from raysim.data.specs import Files
@@ -42,8 +44,32 @@ def read_numpy(source: Source, given: Files) -> Decoded:
                 raise ScenarioError(f"{path}: {name} is {array.dtype}, but {parts[name][0].dtype} in another file")
             parts[name].append(array)
         num_train += len(found["y"]) if path in source.train else 0
-    raw_M, vocabulary = _samples(np.concatenate(parts["x"]), source.train[0])
-    label_M, names = to_classes(parts["y"], source.folder)
+    return _decoded(parts, num_train, given, source.train[0], source.folder)
+
+
+def read_function(load: Callable[[], Any], given: Files, where: Path) -> Decoded:
+    """The arrays that a user's own function returns: x and y, perhaps ids and `num_train`. Raises ScenarioError."""
+    try:
+        found = load()
+    except Exception as error:
+        raise ScenarioError(f"{where}: fails: {cause(error)}") from error
+    names = [name for name in ("x", "y", given.by) if name]
+    if not isinstance(found, Mapping) or not found.keys() >= set(names):
+        raise ScenarioError(f"{where}: returns no mapping with {' and '.join(names)}; allowed: one, with arrays")
+    arrays = {name: np.asarray(found[name]) for name in names}
+    _check_arrays(arrays, where, given)
+    num_train = found.get("num_train", len(arrays["y"]))
+    if not isinstance(num_train, int) or not 1 <= num_train <= len(arrays["y"]):
+        raise ScenarioError(
+            f"{where}: num_train is {num_train!r}; allowed: 1 to {len(arrays['y'])}, the train part first"
+        )
+    return _decoded({name: [array] for name, array in arrays.items()}, num_train, given, where, where)
+
+
+def _decoded(parts: Mapping[str, list[NDArray[Any]]], num_train: int, given: Files, x: Path, y: Path) -> Decoded:
+    """x, y: what an error about samples, or about labels, names."""
+    raw_M, vocabulary = _samples(np.concatenate(parts["x"]), x)
+    label_M, names = to_classes(parts["y"], y)
     owner_M, owners = to_owners(np.concatenate(parts[given.by])) if given.by else (np.zeros(0, np.int64), ())
     return Decoded(raw_M, label_M, num_train, names, vocabulary, owner_M=owner_M, owners=owners)
 
@@ -59,7 +85,12 @@ def _arrays(path: Path, names: tuple[str, ...], given: Files) -> dict[str, NDArr
             except ValueError:
                 text = f"{path}: {name} holds Python objects, which are not read; allowed: numbers"
                 raise ScenarioError(text) from None
-    for name in names[1:]:
+    _check_arrays(found, path, given)
+    return found
+
+
+def _check_arrays(found: Mapping[str, NDArray[Any]], path: Path, given: Files) -> None:
+    for name in [name for name in found if name != "x"]:
         array = found[name]
         if array.ndim != 1 or array.dtype.kind not in "iuU":
             raise ScenarioError(
@@ -71,7 +102,6 @@ def _arrays(path: Path, names: tuple[str, ...], given: Files) -> dict[str, NDArr
         raise ScenarioError(f"{path}: {text} samples; allowed: as many in each, and some")
     if given.by and found[given.by].dtype.kind == "U" and (found[given.by] == "").any():
         raise ScenarioError(f"{path}: {given.by} has an empty id at {int((found[given.by] == '').argmax())}")
-    return found
 
 
 def _samples(x_M: NDArray[Any], path: Path) -> tuple[NDArray[Any], int]:

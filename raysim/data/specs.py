@@ -67,8 +67,8 @@ class Files:
     """The column of the clients' ids."""
 
 
-def _of_files(
-    name: str, summary: str, *, keys: tuple[str, ...] = (), folders: tuple[str, ...] = (), flip: bool = True
+def of_files(
+    name: str, summary: str = "", *, keys: tuple[str, ...] = (), folders: tuple[str, ...] = (), flip: bool = True
 ) -> DatasetSpec:
     """A data set of which its files say most."""
     unknown = InputSpec("features", ())
@@ -159,30 +159,30 @@ _ALL = (
         ),  # `valid-` and `validation-` files; its published test part has no labels
         image_folder=True,
     ),
-    _of_files(
+    of_files(
         "femnist",
         "FEMNIST: handwritten digits and letters of 28 x 28 grey pixels in 62 classes, by writer; in LEAF's JSON files "
         "or as Parquet files of the hub (flwrlabs/femnist), in a folder femnist.",
         folders=("femnist",),
         flip=False,  # a mirrored letter is another one, or none
     ),
-    _of_files(
+    of_files(
         "shakespeare",
         "Shakespeare: 80 characters of which the next one is predicted, by role; in LEAF's JSON files or as the CSV or "
         "Parquet files of the hub (flwrlabs/shakespeare), in a folder shakespeare.",
         folders=("shakespeare",),
     ),
-    _of_files(
+    of_files(
         "parquet",
         "Your own Parquet files, such as a data set of the Hugging Face hub: a column of images, one of lists (of "
         "floats: features; of whole numbers: tokens), or columns of numbers.",
         keys=("path", "label", "features", "size"),
     ),
-    _of_files("csv", "Your own CSV files: columns of numbers.", keys=("path", "label", "features")),
-    _of_files(
+    of_files("csv", "Your own CSV files: columns of numbers.", keys=("path", "label", "features")),
+    of_files(
         "images", "Your own PNG and JPEG files: a folder per class, maybe below train and test.", keys=("path", "size")
     ),
-    _of_files(
+    of_files(
         "numpy",
         "Your own .npz files: y, and x of uint8 (images), floats (features) or whole numbers (tokens).",
         keys=("path",),

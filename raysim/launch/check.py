@@ -151,7 +151,7 @@ def check(loaded: Loaded) -> Checked:
     # What was chosen is written down in full: a default that changes later does not change an old run.
     dealt = {"name": scenario.data.partition["name"], **asdict(partition)}
     data: dict[str, Any] = {**loaded.resolved["data"], "partition": dealt, "split": split}
-    if files := files_of(loaded, partition):
+    if (files := files_of(loaded, partition)) and files.path:
         data["path"] = [str(expanded(path).absolute()) for path in files.path]
     if isinstance(partition, Listed):
         dealt["path"] = str(expanded(partition.path).absolute())

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from raysim.common.errors import ScenarioError
+from raysim.core.own_code import named
 from raysim.data.partition import Natural, check_split, given_count
-from raysim.data.specs import DATASETS, DatasetSpec, Files
+from raysim.data.specs import DATASETS, DatasetSpec, Files, of_files
 from raysim.scenario.load import Loaded
 from raysim.scenario.registry import suggest
 from raysim.scenario.yaml_text import shown
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 def files_of(loaded: Loaded, partition: Any) -> Files | None:
     """What the scenario says of a user's own files; None for a published data set. Raises `ScenarioError`."""
     data = loaded.scenario.data
-    spec, given = DATASETS[data.name], data.model_dump(include={"path", "label", "features", "size"})
+    own = data.name not in DATASETS
+    spec = of_files(data.name) if own else DATASETS[data.name]
+    given = data.model_dump(include={"path", "label", "features", "size"})
     for key, value in given.items():
         if key not in spec.keys and value != type(data).model_fields[key].default:
             takes = [name for name, one in DATASETS.items() if key in one.keys]
@@ -29,6 +32,8 @@ def files_of(loaded: Loaded, partition: Any) -> Files | None:
                 f"{shown(value)} given, but data set {data.name} has no such key; it is of {', '.join(takes)}",
                 key=f"data.{key}",
             )
+    if own:
+        return Files((), by=getattr(partition, "by", None))
     if not spec.keys:
         return None
     if data.path is None:
@@ -42,13 +47,16 @@ def files_of(loaded: Loaded, partition: Any) -> Files | None:
 def read_data(loaded: Loaded, partition: Any) -> Dataset | None:
     """The data set, where not its name but its files say what its samples are; else None. Raises `ScenarioError`."""
     given, names = loaded.scenario.data, DATASETS
-    if given.name not in names:
+    own = given.name not in names and named("datasets", given.name) is not None
+    if own:
+        loaded.own_code.activate()
+    elif given.name not in names:
         raise ScenarioError(
             f"unknown data set {given.name!r}{suggest(given.name, names)} (there are: {', '.join(names)})",
             key="data.name",
         )
     files = files_of(loaded, partition)
-    if names[given.name].train_size:
+    if not own and names[given.name].train_size:
         return None
     from raysim.data.datasets import load_dataset  # here: it imports Arrow and Pillow
 

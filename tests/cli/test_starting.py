@@ -27,7 +27,7 @@ def test_init_copies_every_scenario(
         main(["init", "mine"])
 
 
-@pytest.mark.parametrize("kind", ["algorithm", "model"])
+@pytest.mark.parametrize("kind", ["algorithm", "model", "data"])
 def test_what_new_writes_passes_its_own_test(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     main(["new", kind, "my_thing"])

@@ -410,6 +410,67 @@ class Halves:
 """
 
 
+OWN_DATA = """
+import numpy as np
+
+def load():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 6)).astype("float32")
+    return {"x": x, "y": (x[:, 0] > 0).astype(int), "user": np.arange(200) % 5, "num_train": 150}
+
+def not_arrays():
+    return {"x": [1.0]}
+
+def fails():
+    return 1 / 0
+
+def ragged():
+    return {"x": np.zeros((3, 2)), "y": [0, 1]}
+
+def no_part():
+    return {**load(), "num_train": 0}
+"""
+
+
+class TestData:
+    def test_a_function_of_ones_own(self, folder: Path) -> None:
+        (folder / "evil.py").write_text(OWN_DATA)
+        data = "data={name: './evil.py:load', partition: {name: natural, by: user}}"
+        sets = [data, "clients={count: auto, models: [mlp_s, mlp_m]}", "algorithm.name=fedgh"]
+        result = raysim.run(folder / "s.yaml", sets=sets, quiet=True)
+        table = pq.read_table(result.folder / "partition.parquet").to_pandas()
+        assert {k: set(rows["sample"] % 5) for k, rows in table.groupby("client")} == {k: {k} for k in range(5)}
+        assert result.summary["dataset"]["name"] == "evil.py:load"
+        published = raysim.run(folder / "s.yaml", sets=[*sets, "data.split=published"], quiet=True)
+        table = pq.read_table(published.folder / "partition.parquet").to_pandas()
+        assert (table.part == "test").sum() == 50
+        (folder / "evil.py").write_text(OWN_DATA.replace("default_rng(0)", "default_rng(1)"))
+        other = raysim.run(folder / "s.yaml", sets=sets, quiet=True)
+        assert other.summary["dataset"]["digest"] != result.summary["dataset"]["digest"]
+
+    @pytest.mark.parametrize(
+        ("name", "sentence"),
+        [
+            ("not_arrays", "evil.py:not_arrays: returns no mapping with x and y; allowed: one, with arrays"),
+            ("fails", "evil.py:fails: fails: ZeroDivisionError: division by zero (evil.py, line "),
+            ("ragged", "evil.py:ragged: x has 3, y has 2 samples; allowed: as many in each, and some"),
+            ("no_part", "evil.py:no_part: num_train is 0; allowed: 1 to 200"),
+            ("none", "evil.py: has no class or function 'none'"),
+        ],
+    )
+    def test_functions_that_are_none(
+        self, name: str, sentence: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (folder / "evil.py").write_text(OWN_DATA)
+        words = [
+            "--set",
+            f"data={{name: './evil.py:{name}', partition: {{name: iid}}}}",
+            "--set",
+            "clients.models=[mlp_s]",
+        ]
+        assert sentence in ran("launch", str(folder / "s.yaml"), *words, capsys=capsys, code=2)
+
+
 class TestPartition:
     def test_ones_own(self, folder: Path) -> None:
         (folder / "evil.py").write_text(OWN_PARTITION)
