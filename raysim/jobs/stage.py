@@ -35,8 +35,8 @@ def stage(files: Sequence[Path], folder: Path, own_code: OwnCode | None = None) 
         for file, shipped in zip(files, names, strict=True):
             (folder / shipped).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, folder / shipped)
-        if own_code:
-            own_code.write(folder / CODE)
+        if own_code and names:
+            own_code.write((folder / names[0]).parent / CODE)  # where the first file finds it
     except OSError as error:  # of several files: shutil's, a list
         raise ScenarioError(f"{error.filename or 'the code'}: cannot be shipped: {error.strerror or error}") from None
     return names[0] if names else None
