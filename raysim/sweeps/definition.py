@@ -18,6 +18,7 @@ from raysim.common.errors import ScenarioError
 from raysim.common.text import is_name
 from raysim.comparison.published import Published
 from raysim.comparison.sweep_card import CellCard, SweepCard
+from raysim.core.own_code import Reference
 from raysim.engine.policies.sampling import cohort_size
 from raysim.launch.code import Code, versions
 from raysim.scenario.load import Loaded, load_scenario
@@ -127,7 +128,7 @@ def load_sweep(
         of_seed = [] if seed is None else [f"seed={seed}"]
         overrides = [*of_run, *(f"{key}={_written(value)}" for key, value in assignments), *of_seed]
         named = [
-            f"{'' if key == 'algorithm.name' else f'{key}='}{_written(value)}"
+            f"{'' if key == 'algorithm.name' else f'{key}='}{_label(value)}"
             for key, value in assignments if key != "seed"
         ]  # fmt: skip
         label = " ".join([*labels.values(), *named])
@@ -176,6 +177,12 @@ def _written(value: Any) -> str:
         return value
     text = yaml.dump(value, Dumper=Dumper, default_flow_style=True, width=10**6)
     return " ".join(text.removesuffix("...\n").split())
+
+
+def _label(value: Any) -> str:
+    """A value of the grid in the name of a cell: a user's own file as runs call it, wherever it lies."""
+    reference = Reference.of(value) if isinstance(value, str) else None
+    return reference.name if reference is not None else _written(value)
 
 
 def _kind(key: str) -> str:

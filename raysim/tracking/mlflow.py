@@ -416,7 +416,8 @@ def _fitting(rounds: Sequence[_Round]) -> list[_Round]:
 
 def mlflow_name(name: str) -> str:
     """`name` with what MLflow does not allow in names replaced."""
-    return re.sub(r"[^/\w.\- :]", "_", name)[:250]
+    plain = re.sub(r"(^|/)\.+(?=/|$)", r"\1_", name)  # ./ and ../ are places
+    return re.sub(r"[^/\w.\- :]", "_", plain)[:250]
 
 
 def _text(value: str | int | float | bool | None) -> str:

@@ -144,6 +144,8 @@ class TestRuns:
         changed, same = load_sweep(folder / "sweep.yaml").cells
         assert changed.id != first.id
         assert same.id == second.id
+        by_grid = load_sweep(folder / "s.yaml", grid={"algorithm.name": ["./mine.py", "fd"]}, seeds=[1])
+        assert [cell.name for cell in by_grid.cells] == ["mine.py seed=1", "fd seed=1"]
 
     def test_an_entry_point(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.syspath_prepend(folder)

@@ -15,7 +15,7 @@ import pytest
 from raysim.common.errors import RunError, ScenarioError
 from raysim.tracking.database import ensure_database, load_mlflow
 from raysim.tracking.folder import RunFolder
-from raysim.tracking.mlflow import MlflowTracker
+from raysim.tracking.mlflow import MlflowTracker, mlflow_name
 
 
 def client_of(uri):
@@ -279,3 +279,11 @@ def test_a_new_database_behind_a_link_is_made_where_it_points(tmp_path):
     ensure_database(f"sqlite:///{tmp_path / 'mlflow.db'}?timeout=5")
     assert (tmp_path / "mlflow.db").is_symlink() and (tmp_path / "far" / "real.db").stat().st_size
     ensure_database("http://127.0.0.1:5000")
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [("last/./mine.py", "last/_/mine.py"), ("../mine.py", "_/mine.py"), ("a=[b]", "a__b_")],
+)
+def test_names_that_mlflow_refuses(name: str, allowed: str) -> None:
+    assert mlflow_name(name) == allowed
