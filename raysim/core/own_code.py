@@ -260,8 +260,8 @@ def _is_own(module: ModuleType) -> bool:
 
 
 class _Loader(InspectLoader):
-    def __init__(self, name: str, file: SourceFile) -> None:
-        self.name, self.file = name, file
+    def __init__(self, file: SourceFile) -> None:
+        self.file = file
 
     def get_source(self, fullname: str) -> str:
         return self.file.text.decode()
@@ -280,7 +280,7 @@ class _Finder(MetaPathFinder):
         file = self.code.module(fullname)
         if file is None:
             return None
-        spec = spec_from_loader(fullname, _Loader(fullname, file), origin=file.path)
+        spec = spec_from_loader(fullname, _Loader(file), origin=file.path)
         if spec is not None:
             spec.has_location = True  # tracebacks and debuggers then show the user's file
         return spec

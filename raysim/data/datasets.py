@@ -26,7 +26,7 @@ from raysim.common.text import expanded
 from raysim.core.own_code import named
 from raysim.data import cache, folders, leaf, sources
 from raysim.data.files import find_files
-from raysim.data.specs import DatasetSpec, Files, of_files, spec_for
+from raysim.data.specs import DATASETS, DatasetSpec, Files, of_files, spec_for
 from raysim.data.statistics import completed, with_statistics
 from raysim.data.tables import read_tables
 
@@ -103,7 +103,7 @@ def load_dataset(
     Raises ScenarioError, one sentence, if the data set is unknown, not found, damaged, or cannot be
     downloaded.
     """
-    if (reference := named("datasets", name)) is not None:
+    if name not in DATASETS and (reference := named("datasets", name)) is not None:
         return _of_function(reference.get(), reference.name, files or Files(()))
     spec = spec_for(name)
     if format not in get_args(Format):
