@@ -53,11 +53,15 @@ clients: {count: 4, models: [digits_mlp64, "./nets.py:Small"]}
 
 @pytest.fixture(autouse=True)
 def _as_in_a_new_process() -> Iterator[None]:
-    before = set(sys.modules)
+    forget_own_code()  # tests of other folders leave theirs
     yield
+    forget_own_code()
+
+
+def forget_own_code() -> None:
     own_code._FINDER.code = OwnCode()
     own_code.LISTENERS.clear()
-    for name in {"mine", "nets", "my_helper", "evil"} & (set(sys.modules) - before):
+    for name in {"mine", "nets", "my_helper", "evil"} & set(sys.modules):
         del sys.modules[name]
 
 
