@@ -34,6 +34,8 @@ LOCAL = LocalTraining(epochs=1, batch_size=6, lr=0.1, momentum=0.5)
 Labels = Sequence[Sequence[int]]
 FOUR: Labels = ([0, 1] * 8, [1, 2] * 6 + [1], [2, 3] * 7, [3, 0, 1] * 4)
 """Four clients of different sizes; the second one's last batch holds a single sample."""
+PUBLIC = [0, 1, 2, 3] * 3
+"""The public data that all parties have."""
 GAP: Labels = ([0, 1] * 4, [1, 0] * 3, [2] * 5)
 """No client holds class 3, and the last client alone holds class 2."""
 
@@ -148,7 +150,8 @@ class Toy:
         self.algorithm, self.clause, self.trainer = algorithm, clause, trainer
         # The one architecture is the one with BatchNorm, which is the hardest to exchange.
         self.architectures = ("norm",) if algorithm.one_architecture else ("flat", "norm", "deep")
-        self.task = Task(C, D, self.architectures[: len(labels)], toy_model, ROUNDS, toy_encoder)
+        public = toy_samples(PUBLIC, len(labels))
+        self.task = Task(C, D, self.architectures[: len(labels)], toy_model, ROUNDS, toy_encoder, public)
         self.samples = {k: toy_samples(y, k) for k, y in enumerate(labels)}
         self.meter = meter
         self.watch: Watch = watch or (lambda toy, name, client, msg: nullcontext())
@@ -161,6 +164,7 @@ class Toy:
             {k: len(samples) for k, samples in self.samples.items()},
             local=LOCAL,
             classes={k: samples.y.unique() for k, samples in self.samples.items()},
+            arch={k: self.architectures[k % len(self.architectures)] for k in self.samples},
         )
         self.nets: dict[ClientId, nn.Module] = {}
         self.server.state = None

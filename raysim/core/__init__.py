@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from raysim.common.errors import RaysimError, RunError, ScenarioError
     from raysim.core.algorithm import Algorithm, AnyAlgorithm, Client, ClientId, Server, SplitModel, Task
-    from raysim.core.data import Batch, Samples
+    from raysim.core.data import Batch, Samples, tensors
     from raysim.core.fields import Count, Fraction, NonNegative, Positive
     from raysim.core.fit import LocalTraining
     from raysim.core.messages import Header, Model, Weights, message, weights
@@ -35,6 +35,7 @@ __all__ = [
     "Task",
     "Weights",
     "message",
+    "tensors",
     "weights",
 ]
 

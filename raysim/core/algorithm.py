@@ -67,6 +67,9 @@ class Task:
     encoder: Callable[[str], Any] = only_pixels
     """name -> a function without training, from normalised images [B, C, H, W] to [B, h]. Raises ValueError
     for a name that is unknown, not available on this machine, or not for such samples."""
+    public: Samples | None = None
+    """Data that all parties have (`data.public`), where the scenario has it; labels are -1 where they are of other
+    classes than the task's."""
 
     def smallest(self) -> str:
         """The architecture with the fewest parameters, the first of equals: what methods share beside it."""
@@ -124,9 +127,8 @@ class Client:
         `given` or `batch`, so that the engine may train many clients with one call. It writes to neither; it may be
         called once more for each size of batch, to count operations.
         """
-        # Only a last batch of one sample asks for a walk through the network.
         data = self.data if data is None else data
-        drop_single = len(data) % self.local.batch_size == 1 and has_batchnorm(self.net)
+        drop_single = drops_single(self.net, data, self.local)
         epochs = self.local.epochs if epochs is None else epochs
         batches = data.shuffled(self.local.batch_size, epochs, self.rng, drop_single, two_views)
         result = self.trainer(FitJob(self.net, loss, given, batches, self.local, len(data), rates or {}))
@@ -196,6 +198,12 @@ class Client:
         self.net.zero_grad(set_to_none=True)
 
 
+def drops_single(net: nn.Module, data: Samples, local: LocalTraining) -> bool:
+    """Whether a last batch of one sample is left out: BatchNorm cannot train on it."""
+    # Only then is a walk through the network needed.
+    return len(data) % local.batch_size == 1 and has_batchnorm(net)
+
+
 def first(data: Samples, size: int) -> Batch:
     """The first samples as one batch."""
     return next(data.subset(torch.arange(size)).in_order(size))
@@ -213,6 +221,34 @@ class Server(Generic[State]):
     values: dict[str, float] = field(default_factory=dict)
     local: LocalTraining = field(default_factory=LocalTraining)  # how the clients train
     classes: Mapping[ClientId, Tensor] = field(default_factory=dict)  # class ids in each client's data, int64 ascending
+    arch: Mapping[ClientId, str] = field(default_factory=dict)  # name of each client's architecture
+
+    def fit(
+        self,
+        net: nn.Module,
+        loss: Loss,
+        given: Any = None,
+        *,
+        data: Samples,
+        epochs: int | None = None,
+        local: LocalTraining | None = None,
+    ) -> Tensor | None:
+        """Minimise `loss(net, batch, given)` over `data`, as `Client.fit` does over a client's.
+
+        net: made by `task.model`, or kept in `state`. data: `task.public`, or `tensors(x, y)` of what clients sent.
+        local: other settings than the clients'. Returned are the rows that the loss keeps, if any.
+        """
+        local = self.local if local is None else local
+        drop_single = drops_single(net, data, local)
+        epochs = local.epochs if epochs is None else epochs
+        batches = data.shuffled(local.batch_size, epochs, self.rng, drop_single)
+        return fit_one(FitJob(net, loss, given, batches, local, len(data))).rows
+
+    @torch.no_grad()
+    def outputs(self, net: nn.Module, data: Samples, f: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """`f`, by default the network, over `data` in order, un-augmented, in eval mode: [N, ...]."""
+        set_training(net, False)
+        return torch.cat([(f or net)(batch.x) for batch in data.in_order(self.local.batch_size)])
 
     def log(self, name: str, value: float) -> None:
         """Record a number of this round, tracked as `server/<name>`."""
@@ -256,6 +292,7 @@ class Algorithm(ABC, Generic[Down, Up, State]):
     scenario chooses one with `profile`; fields that it gives itself count more."""
     scheduled: ClassVar[bool] = False  # True: what it does depends on how many rounds there will be
     one_architecture: ClassVar[bool] = False  # True: whole models are exchanged, so all clients need the same
+    public_data: ClassVar[bool] = False  # True: it needs `task.public`
 
     def __post_init__(self) -> None:
         check_settings(self)

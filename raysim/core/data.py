@@ -97,6 +97,27 @@ class Samples:
                 second = self.transform.augmented(raw_B, rng) if two_views else None
                 yield Batch(x, self.y.index_select(0, index), index, None, second)
 
+    def to(self, device: torch.device | str) -> Samples:
+        """The same on a device."""
+        return Samples(self.raw_N.to(device), self.y.to(device), self.transform)
+
     def _raw(self, index: Tensor) -> Tensor:
         # Ten times faster than raw_N[index], which walks every number.
         return self.raw_N.index_select(0, index)
+
+
+class AsGiven:
+    """The transform of tensors that a network reads as they are."""
+
+    def plain(self, raw_B: Tensor, /) -> Tensor:
+        """The same tensor."""
+        return raw_B
+
+    def augmented(self, raw_B: Tensor, rng: torch.Generator, /) -> Tensor:
+        """The same tensor: nothing is drawn."""
+        return raw_B
+
+
+def tensors(x_N: Tensor, y: Tensor | None = None) -> Samples:
+    """Tensors [N, ...] as samples to train on, such as representations that clients sent; y: class ids [N]."""
+    return Samples(x_N, torch.zeros(len(x_N), dtype=torch.int64, device=x_N.device) if y is None else y, AsGiven())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from raysim.common.shards import Shards
 from raysim.core.algorithm import AnyAlgorithm, ClientId, Task, only_pixels
-from raysim.core.data import Transform
+from raysim.core.data import Samples, Transform
 from raysim.core.fit import LocalTraining
 from raysim.core.own_code import OwnCode
 from raysim.core.seeds import global_seed
@@ -47,6 +48,7 @@ class RunSpec:
     labels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     encoder: Callable[[str], Any] = only_pixels  # as in Task; picklable
     weights_seed: int | None = None  # of initial weights; None: the run's
+    public: tuple[NDArray[Any], NDArray[np.int64]] | None = None  # samples as stored and labels that all parties have
     own_code: OwnCode = OwnCode()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -75,7 +77,23 @@ class RunSpec:
     def task(self) -> Task:
         """The part of this that algorithms see."""
         used = dict.fromkeys(self.models[: self.num_clients])
-        return Task(self.num_classes, self.feature_dim, tuple(used), self.fresh_model, self.num_rounds, self.encoder)
+        return Task(
+            self.num_classes,
+            self.feature_dim,
+            tuple(used),
+            self.fresh_model,
+            self.num_rounds,
+            self.encoder,
+            self._public(),
+        )
+
+    def _public(self) -> Samples | None:
+        if self.public is None:
+            return None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the arrays are read-only shared memory, which is never written to
+            raw_P, label_P = map(torch.from_numpy, self.public)
+        return Samples(raw_P, label_P, self.transform)
 
     @cached_property
     def num_samples(self) -> dict[ClientId, int]:

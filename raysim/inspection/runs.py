@@ -56,7 +56,7 @@ class OpenedRun:
         loaded = run_scenario(folder, ["backend=in_process"])
         identity = Identity.of(folder)
         assembly = assemble(check(loaded), rounds_left=False)
-        identity.refuse_other_data(folder, assembly.data.digest, assembly.partition.digest)
+        identity.refuse_other_data(folder, assembly.digest, assembly.partition.digest)
         return cls(folder, assembly, CheckpointStore.open(checkpoint_storage(identity.checkpoints_of(folder))))
 
     @cached_property

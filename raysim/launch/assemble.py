@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 
 from raysim.common.errors import ScenarioError
 from raysim.common.files import reason
+from raysim.common.shards import Shards
+from raysim.core.seeds import seed_for
 from raysim.data.datasets import Dataset, load_dataset
 from raysim.data.partition import make_partition
 from raysim.data.shards import Partition
@@ -28,6 +31,15 @@ from raysim.launch.check import Checked
 from raysim.launch.signals import sigterm_kept
 
 
+class Public(NamedTuple):
+    """Data that all parties have."""
+
+    raw_P: NDArray[Any]  # as stored
+    label_P: NDArray[np.int64]  # -1: of another data set
+    held_P: NDArray[np.int64]  # places in the data set, ascending; empty where it is another
+    digest: str = ""  # of another data set
+
+
 @dataclass
 class Assembly:
     """What a run of a checked scenario needs before its backend starts."""
@@ -36,6 +48,13 @@ class Assembly:
     plan: Plan | None  # None: all rounds are done, so no actor is planned
     data: Dataset  # without its samples once `raw` handed them over
     partition: Partition
+    public: Public | None = None
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all data: the data set's, and that of the public one, if it is another."""
+        other = self.public.digest if self.public else ""
+        return hashlib.sha256(f"{self.data.digest}{other}".encode()).hexdigest() if other else self.data.digest
 
     def raw(self) -> NDArray[Any]:
         """All samples as stored [M, ...], for the backend; they are read again when a backend starts again.
@@ -80,6 +99,7 @@ class Assembly:
             labels=data.label_M,
             encoder=checked.task.encoder,
             own_code=checked.loaded.own_code,
+            public=self.public and (self.public.raw_P, self.public.label_P),
         )
 
     @property
@@ -108,7 +128,8 @@ def assemble(checked: Checked, machine: ClusterResources | None = None, *, round
         if checked.loaded.scenario.backend == "in_process":
             plan = replace(plan, groups=tuple(replace(group, actors=0) for group in plan.groups))
     data = _read_data(checked)
-    return Assembly(checked, plan, data, _partition(checked, data))
+    public = _public(checked, data)
+    return Assembly(checked, plan, data, _partition(checked, data, public), public)
 
 
 def find_machine(checked: Checked) -> ClusterResources:
@@ -143,11 +164,34 @@ def _read_data(checked: Checked) -> Dataset:
     return load_dataset(given.name, given.root, given.format, files=checked.files)
 
 
-def _partition(checked: Checked, data: Dataset) -> Partition:
+def _public(checked: Checked, data: Dataset) -> Public | None:
+    given = checked.loaded.scenario.data
+    if given.public is None:
+        return None
+    rng = np.random.default_rng(seed_for(checked.loaded.scenario.seed_of("data"), "public"))
+    if given.public.name is None:
+        held_P = np.sort(rng.choice(data.num_train, checked.held_back, replace=False))
+        return Public(data.raw_M[held_P], data.label_M[held_P], held_P)
+    other = load_dataset(given.public.name, given.root, given.format)
+    size = min(given.public.samples or other.num_train, other.num_train)
+    place_P = np.sort(rng.choice(other.num_train, size, replace=False))
+    return Public(other.raw_M[place_P], np.full(size, -1), np.zeros(0, np.int64), other.digest)
+
+
+def _partition(checked: Checked, data: Dataset, public: Public | None) -> Partition:
+    """Of all samples but those that are public."""
+    if public is None or not len(public.held_P):
+        return _dealt(checked, data, data.label_M, data.num_train)
+    left_L = np.delete(np.arange(len(data)), public.held_P)
+    partition = _dealt(checked, data, data.label_M[left_L], data.num_train - len(public.held_P))
+    return Partition(*(Shards(left_L[part.index], part.offset) for part in partition.parts.values()))
+
+
+def _dealt(checked: Checked, data: Dataset, label_M: NDArray[np.int64], num_train: int) -> Partition:
     scenario = checked.loaded.scenario
     return make_partition(
-        data.label_M,
-        data.num_train,
+        label_M,
+        num_train,
         checked.dataset.num_classes,
         scenario.clients.number,
         checked.partition,

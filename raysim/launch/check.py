@@ -18,7 +18,7 @@ from raysim.data.specs import DATASETS, DatasetSpec, Files
 from raysim.engine.checkpoint.storage import is_process_memory
 from raysim.engine.policies.placement import ResourceRequest, parse_ranges
 from raysim.engine.policies.sampling import SELECTIONS, Participation, cohort_size
-from raysim.launch.data import files_of, read_data, with_count
+from raysim.launch.data import files_of, public_samples, read_data, with_count
 from raysim.launch.system import read_system
 from raysim.models import MODELS, build_model, common_feature_dim, incompatibility
 from raysim.scenario.load import Key, Loaded, named_settings
@@ -44,6 +44,7 @@ class Checked:
     requests: tuple[ResourceRequest, ...]
     participation: Participation
     files: Files | None = None  # of a user's own data
+    held_back: int = 0  # training samples that are public
 
     @cached_property
     def task(self) -> Task:
@@ -118,13 +119,14 @@ def check(loaded: Loaded) -> Checked:
         dataset = _normalised(read.spec if read else DATASETS[scenario.data.name], loaded)
         loaded = with_count(loaded, read, dataset, partition, split)
         scenario, clients = loaded.scenario, loaded.scenario.clients
+        held_back = public_samples(loaded, dataset, partition)
         check_partition(
             partition,
             split,
             dataset.num_classes,
             clients.number,
-            dataset.train_size,
-            dataset.train_size + dataset.test_size,
+            dataset.train_size - held_back,
+            dataset.train_size - held_back + dataset.test_size,
             dataset.name,
         )
     except ScenarioError as error:
@@ -162,12 +164,21 @@ def check(loaded: Loaded) -> Checked:
         "system": system,
     }
     complete = replace(loaded, resolved={**loaded.resolved, **filled})
-    checked = Checked(complete, dataset, partition, split, feature_dim, participants, (), participation, files)
+    checked = Checked(
+        complete, dataset, partition, split, feature_dim, participants, (), participation, files, held_back
+    )
     if loaded.declared.one_architecture and len(checked.architectures) > 1:
         raise origin.error(
             ("clients", "models"),
             f"{len(checked.architectures)} architectures given ({', '.join(checked.architectures)}), but "
             f"{loaded.resolved['algorithm']['name']} exchanges whole models; allowed: one architecture",
+            cause=("algorithm", "name"),
+        )
+    if loaded.declared.public_data and scenario.data.public is None:
+        raise origin.error(
+            ("data", "public"),
+            f"null given, but {loaded.resolved['algorithm']['name']} needs data that all parties have; allowed: "
+            "{share: 0.1}, or {name: DATASET}",
             cause=("algorithm", "name"),
         )
     if loaded.declared.checks:

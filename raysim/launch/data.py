@@ -9,7 +9,7 @@ import numpy as np
 
 from raysim.common.errors import ScenarioError
 from raysim.core.own_code import named
-from raysim.data.partition import Natural, check_split, given_count
+from raysim.data.partition import Listed, Natural, check_split, given_count
 from raysim.data.specs import DATASETS, DatasetSpec, Files, of_files
 from raysim.scenario.load import Loaded
 from raysim.scenario.registry import suggest
@@ -91,3 +91,40 @@ def with_count(loaded: Loaded, data: Dataset | None, dataset: DatasetSpec, parti
     scenario = loaded.scenario.model_copy(update={"clients": clients.model_copy(update={"count": found})})
     resolved = {**loaded.resolved, "clients": {**loaded.resolved["clients"], "count": found}}
     return replace(loaded, scenario=scenario, resolved=resolved)
+
+
+def public_samples(loaded: Loaded, dataset: DatasetSpec, partition: Any) -> int:
+    """How many samples are held back as public data. Raises `ScenarioError` when that section cannot be."""
+    public = loaded.scenario.data.public
+    if public is None:
+        return 0
+    if (public.share is None) == (public.name is None):
+        raise ScenarioError("give either share, of this data set, or name, of another one", key="data.public")
+    if public.name is not None:
+        other = DATASETS.get(public.name)
+        if other is None or not other.train_size:
+            names = [name for name, one in DATASETS.items() if one.train_size]
+            hint = suggest(public.name, names)
+            raise ScenarioError(f"{public.name!r} given{hint}; allowed: {', '.join(names)}", key="data.public.name")
+        stored = DATASETS[dataset.name].input_spec if dataset.name in DATASETS else dataset.input_spec
+        if other.input_spec != stored and dataset.train_size:
+            raise ScenarioError(
+                f"{public.name} given, which has {other.input_spec}, but {dataset.name} has {stored}; allowed: data of "
+                "the same shape",
+                key="data.public.name",
+            )
+        return 0
+    if isinstance(partition, Natural | Listed):
+        name = loaded.scenario.data.partition["name"]
+        raise ScenarioError(
+            f"{public.share:g} given, but partition {name} says whose each sample is; allowed: name, of other data",
+            key="data.public.share",
+        )
+    assert public.share is not None
+    held = round(public.share * dataset.train_size)
+    if not 0 < held < dataset.train_size:
+        raise ScenarioError(
+            f"{public.share:g} given, which is {held} of {dataset.train_size} training samples; allowed: some, not all",
+            key="data.public.share",
+        )
+    return held if public.samples is None else min(held, public.samples)

@@ -74,7 +74,7 @@ def run(
         run_id,
         uri,
         checkpoints,
-        assembly.data.digest,
+        assembly.digest,
         assembly.partition.digest,
         versions(),
         Code.of(given.algorithm, given.own_code),
@@ -131,7 +131,7 @@ def resume(
     else:
         identity = replace(identity, tracking=check_uri(loaded.scenario.tracking.uri))
     assembly = assemble(checked, rounds_left=not closing)
-    identity.refuse_other_data(path, assembly.data.digest, assembly.partition.digest)
+    identity.refuse_other_data(path, assembly.digest, assembly.partition.digest)
     run_folder = RunFolder.reopen(path)
     if closing:
         return _session(assembly, identity, run_folder, quiet, trackers, resume_command).complete(summary)
@@ -183,7 +183,7 @@ def _card(assembly: Assembly, identity: Identity, folder: Path) -> RunCard:
         },
         dataset=data.name,
         dataset_source=data.source,
-        dataset_digest=data.digest,
+        dataset_digest=assembly.digest,
         partition_digest=assembly.partition.digest,
         num_samples=len(data.label_M),
         num_clients=scenario.clients.number,
@@ -198,7 +198,7 @@ def _card(assembly: Assembly, identity: Identity, folder: Path) -> RunCard:
             "rounds_asked": scenario.rounds,
             "clients": scenario.clients.number,
             "participants_per_round": checked.participants,
-            "dataset": {"name": data.name, "source": data.source, "digest": data.digest},
+            "dataset": {"name": data.name, "source": data.source, "digest": assembly.digest},
             "partition_digest": assembly.partition.digest,
             "versions": versions(),
             "code": identity.code_facts(),

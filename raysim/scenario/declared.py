@@ -46,6 +46,7 @@ class Declaration:
     profiles: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     scheduled: bool = False
     one_architecture: bool = False
+    public_data: bool = False
     checks: bool = False  # whether it refuses more than its fields' ranges and choices do
 
     @property
@@ -54,7 +55,7 @@ class Declaration:
         return self.doc.split("\n\n")[0].replace("\n", " ")
 
 
-_FACTS = ("paper", "profiles", "scheduled", "one_architecture")
+_FACTS = ("paper", "profiles", "scheduled", "one_architecture", "public_data")
 _CHECKS = ("check", "__post_init__")
 
 

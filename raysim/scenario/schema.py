@@ -39,6 +39,17 @@ class Normalise(Section):
     """Pixels are scaled to [0, 1] before; `false`: they are 0 to 255."""
 
 
+class Public(Section):
+    """Data that the server and all clients have, for methods that use it: a share of this data set, or another one."""
+
+    share: Annotated[float, Range(gt=0, lt=1)] | None = None
+    """Share of the training samples that is held back, drawn at random; no client gets one of them."""
+    name: str | None = None
+    """Another published data set, whose samples must have the shape of this one's. Its labels are not used."""
+    samples: AtLeastOne | None = None
+    """At most so many of them, drawn at random; `null`: all."""
+
+
 class Data(Section):
     """What is learned from, and how it is dealt to the clients."""
 
@@ -72,6 +83,9 @@ class Data(Section):
     """How pixels become numbers, (pixel - mean) / std: a `mean` and a `std` per channel, three for grey images that are
     to have three channels; `scaled: false`: of pixels from 0 to 255, not 0 to 1. Of features: a `mean` and a `std` for
     each, or one for all. `null`: the data set's own; of your own files, those of the train part."""
+    public: Public | None = None
+    """Data that the server and all clients have: `{share: 0.1}` of this data set, or another one by its `name`. `null`:
+    none; methods that need some say so."""
 
 
 Trait = Annotated[

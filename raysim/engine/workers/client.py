@@ -10,6 +10,7 @@ import copy
 import mmap
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from time import perf_counter
 from typing import Any
@@ -60,6 +61,9 @@ class ClientWorker:
             warnings.simplefilter("ignore")
             self.raw_M = torch.from_numpy(raw_M)
             self.label_M = torch.from_numpy(spec.labels)
+        self.task = spec.task
+        if self.task.public is not None:
+            self.task = replace(self.task, public=self.task.public.to(self.device))
         self.nets: dict[ClientId, nn.Module] = {}
         self.unsaved: set[ClientId] = set()  # changed since the last checkpoint
         self.before: dict[ClientId, Weights | None] = {}  # before the round, where `spec.may_discard`; None: as made
@@ -269,7 +273,7 @@ class ClientWorker:
         self.unsaved.add(k)
         return Client(
             id=k,
-            task=spec.task,
+            task=self.task,
             data=self._samples(spec.train.of(k)),
             net=self.net(k),
             local=spec.local,
@@ -297,7 +301,7 @@ class ClientWorker:
         spec = self.spec
         model = spec.fresh_model(arch, *key)
         with global_seed(spec.init_seed, "client_model", arch, *key):
-            net = spec.algorithm.client_model(model, spec.task)
+            net = spec.algorithm.client_model(model, self.task)
         # Images come channels last; convolutions on CPU are 1.2 to 1.35 times faster when weights are too.
         return net.to(device=self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 

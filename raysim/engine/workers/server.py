@@ -35,7 +35,8 @@ class ServerWorker:
     def __post_init__(self) -> None:
         spec = self.spec
         rng = seeded(spec.seed, "server_start", 0)
-        self.server = Server(spec.task, rng, spec.num_samples, local=spec.local, classes=spec.classes)
+        arch = {k: spec.arch(k) for k in spec.num_samples}
+        self.server = Server(spec.task, rng, spec.num_samples, local=spec.local, classes=spec.classes, arch=arch)
 
     def start(self, registrations: Sequence[Mapping[ClientId, Any]] = ()) -> None:
         """Make the state before round 1."""
