@@ -60,15 +60,17 @@ def small_image_resnet(
         nn.BatchNorm2d(channels),
         nn.ReLU(inplace=True),
     ]
+    cuts = []
     for stage, (width, count) in enumerate(zip(widths, blocks, strict=True)):
         for block in range(count):
             stride = 2 if stage > 0 and block == 0 else 1
             layers.append(ResidualBlock(channels, width, stride))
             channels = width
+        cuts.append(len(layers))
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     if always_project or feature_dim != channels:
         layers.append(projection(channels, feature_dim))
-    net = SplitNet(nn.Sequential(*layers), nn.Linear(feature_dim, num_classes))
+    net = SplitNet(nn.Sequential(*layers), nn.Linear(feature_dim, num_classes), cuts[:-1])
     if kaiming:
         for module in net.modules():
             if isinstance(module, nn.Conv2d):

@@ -8,6 +8,9 @@ Shapes: B samples, D representation width, K classes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 
@@ -17,11 +20,24 @@ from raysim.common.inputs import InputSpec
 class SplitNet(nn.Module):
     """A network cut before its last linear layer: logits = header(extractor(x))."""
 
-    def __init__(self, extractor: nn.Module, header: nn.Linear) -> None:
-        """`extractor` maps samples [B, ...] to [B, D]; `header` maps [B, D] to [B, K]."""
+    def __init__(self, extractor: nn.Module, header: nn.Linear, cuts: Sequence[int] = ()) -> None:
+        """`extractor` maps samples [B, ...] to [B, D]; `header` maps [B, D] to [B, K].
+
+        cuts: where a sequential extractor may be divided into stages, as places in it, ascending.
+        """
         super().__init__()
         self.extractor = extractor
         self.header = header
+        self.cuts = tuple(cuts)
+
+    @property
+    def stages(self) -> tuple[nn.Module, ...]:
+        """The extractor's parts, one applied after the other; without cuts it is one."""
+        if not self.cuts:
+            return (self.extractor,)
+        assert isinstance(self.extractor, nn.Sequential)
+        ends = [0, *self.cuts, len(self.extractor)]
+        return tuple(self.extractor[begin:end] for begin, end in pairwise(ends))
 
     def features(self, x_B: Tensor) -> Tensor:
         """The representation [B, D], after the extractor's last ReLU, so never negative."""

@@ -1,0 +1,109 @@
+"""FedGKT: clients train the first stage of a network and send what it gives; the server trains the rest, larger.
+
+He, Annavaram, Avestimehr. NeurIPS 2020. https://arxiv.org/abs/2007.14513
+A participant trains its small network, with the server's logits as teachers, and sends the outputs of its first stage,
+its logits and its labels. The server trains a large network on them, with the clients' logits as teachers, and sends
+each participant its logits of that client's samples.
+
+Shapes: N samples of one client, C classes, B batch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from raysim.core import Algorithm, Batch, Client, ClientId, Count, NonNegative, Positive, Server, Task, message, tensors
+from raysim.core.ops import cross_entropy, kl
+
+
+@message
+class Teacher:
+    """The server's logits of the receiver's samples, in the order of its data."""
+
+    logits_NC: Tensor
+
+
+@message
+class Stage:
+    """What the client's first stage gives for its samples, its own logits, and their labels."""
+
+    out_N: Tensor  # [N, ...]
+    logits_NC: Tensor
+    y_N: Tensor  # int32
+
+
+class Rest(nn.Module):
+    """A network without its first stage."""
+
+    def __init__(self, net: Any) -> None:
+        super().__init__()
+        self.stages, self.header = nn.Sequential(*net.stages[1:]), net.header
+
+    def forward(self, out_B: Tensor) -> Tensor:
+        """Logits [B, C] of what a first stage gave."""
+        return self.header(self.stages(out_B))
+
+
+@dataclass
+class Kept:
+    """The server's network, and its logits of each participant's samples so far."""
+
+    net: Rest
+    logits: dict[ClientId, Tensor] = field(default_factory=dict)  # [N, C] each
+
+
+@dataclass(frozen=True)
+class FedGKT(Algorithm[Teacher, Stage, Kept]):
+    """Train a large network at the server on what small ones of clients extract."""
+
+    paper: ClassVar[str] = "He et al., NeurIPS 2020, https://arxiv.org/abs/2007.14513"
+
+    server_model: str | None = None
+    """Architecture whose later stages the server trains; `null`: the largest of the clients'."""
+    server_epochs: Count = 1
+    """Passes of the server over what it received."""
+    temperature: Positive = 3.0
+    """Of both distillations."""
+    alpha: NonNegative = 1.0
+    """Weight of both distillations beside the classification loss."""
+
+    def check(self, task: Task) -> None:
+        for name in {*task.architectures, self.large(task)}:
+            if len(getattr(task.model(name), "stages", ())) < 2:
+                raise ValueError(f"{name} has no stages; allowed: networks that can be divided, such as hks_resnet8")
+
+    def large(self, task: Task) -> str:
+        """The architecture of the server's network."""
+        size = {name: sum(w.numel() for w in task.model(name).parameters()) for name in task.architectures}
+        return self.server_model or max(size, key=lambda name: size[name])
+
+    def server_start(self, server: Server[Kept], registrations: Mapping[ClientId, Any]) -> Kept:
+        return Kept(Rest(server.task.model(self.large(server.task), "server")))
+
+    def server_send(self, server: Server[Kept], to: ClientId) -> Teacher | None:
+        return Teacher(server.state.logits[to]) if to in server.state.logits else None
+
+    def client_update(self, client: Client, down: Teacher | None) -> Stage:
+        client.fit(self.loss, None if down is None else down.logits_NC)  # Eq. A
+        first = client.net.stages[0]
+        return Stage(client.outputs(first), client.outputs(client.net), client.data.y.int())
+
+    def loss(self, net: Any, batch: Batch, teacher_NC: Tensor | None) -> Tensor:
+        """CE + alpha * KL(softmax(teacher / T) || softmax(z / T))."""
+        logits_BC = net(batch.x)
+        total = cross_entropy(lambda _: logits_BC, batch, None)
+        if teacher_NC is None:
+            return total
+        t = self.temperature
+        return total + self.alpha * batch.mean(kl(logits_BC / t, teacher_NC[batch.index] / t))
+
+    def server_update(self, server: Server[Kept], ups: Mapping[ClientId, Stage]) -> None:
+        net, logits = server.state.net, dict(server.state.logits)
+        for _ in range(self.server_epochs):
+            for up in ups.values():
+                server.fit(net, self.loss, up.logits_NC, data=tensors(up.out_N, up.y_N.long()), epochs=1)  # Eq. B
+        for k, up in ups.items():
+            logits[k] = server.outputs(net, tensors(up.out_N))
+        server.state = Kept(net, logits)
