@@ -91,13 +91,13 @@ class FedGKT(Algorithm[Teacher, Stage, Kept]):
         return Stage(client.outputs(first), client.outputs(client.net), client.data.y.int())
 
     def loss(self, net: Any, batch: Batch, teacher_NC: Tensor | None) -> Tensor:
-        """CE + alpha * KL(softmax(teacher / T) || softmax(z / T))."""
+        """CE + alpha * T^2 * KL(softmax(teacher / T) || softmax(z / T))."""
         logits_BC = net(batch.x)
         total = cross_entropy(lambda _: logits_BC, batch, None)
         if teacher_NC is None:
             return total
         t = self.temperature
-        return total + self.alpha * batch.mean(kl(logits_BC / t, teacher_NC[batch.index] / t))
+        return total + self.alpha * t**2 * batch.mean(kl(logits_BC / t, teacher_NC[batch.index] / t))
 
     def server_update(self, server: Server[Kept], ups: Mapping[ClientId, Stage]) -> None:
         net, logits = server.state.net, dict(server.state.logits)
