@@ -61,19 +61,38 @@ class ToyTransform:
         return x + 0.02 * torch.randn(x.shape, generator=rng)
 
 
+STAGED = ("short", "long")
+FAMILIES = (("flat", "norm", "deep"), ("norm", "wide", "thin"), STAGED)
+"""Architectures of the clients: different ones, one network in three widths, and networks of two stages."""
+
+
 class ToyNet(nn.Module):
-    """One of three tiny architectures; `norm` has a convolution and BatchNorm."""
+    """A tiny architecture of one of `FAMILIES`; `norm` and the nested ones have a convolution and BatchNorm."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
         pixels = SIDE * SIDE
+
+        def convolved(width: int) -> list[nn.Module]:
+            return [nn.Conv2d(1, width, 3), nn.BatchNorm2d(width), nn.ReLU(), nn.Flatten(), nn.Linear(4 * width, D)]
+
+        def staged(*rest: nn.Module) -> list[nn.Module]:
+            return [nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), *rest]
+
         layers: Mapping[str, Callable[[], list[nn.Module]]] = {
             "flat": lambda: [nn.Flatten(), nn.Linear(pixels, D)],
             "deep": lambda: [nn.Flatten(), nn.Linear(pixels, 12), nn.ReLU(), nn.Linear(12, D)],
-            "norm": lambda: [nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, D)],
+            "norm": lambda: convolved(3),
+            "wide": lambda: convolved(5),
+            "thin": lambda: convolved(2),
+            "short": lambda: staged(nn.Linear(12, D)),
+            "long": lambda: staged(nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, D)),
         }
         self.extractor = nn.Sequential(*layers[name](), nn.ReLU())
         self.header = nn.Linear(D, C)
+        self.stages: tuple[nn.Module, ...] = (self.extractor,)
+        if name in STAGED:
+            self.stages = (self.extractor[:2], self.extractor[2:])
 
     def features(self, x: Tensor) -> Tensor:
         """The representation [B, D]."""
@@ -148,10 +167,7 @@ class Toy:
         returned: Returned | None = None,
     ) -> None:
         self.algorithm, self.clause, self.trainer = algorithm, clause, trainer
-        # The one architecture is the one with BatchNorm, which is the hardest to exchange.
-        self.architectures = ("norm",) if algorithm.one_architecture else ("flat", "norm", "deep")
-        public = toy_samples(PUBLIC, len(labels))
-        self.task = Task(C, D, self.architectures[: len(labels)], toy_model, ROUNDS, toy_encoder, public)
+        self._choose_architectures(len(labels))
         self.samples = {k: toy_samples(y, k) for k, y in enumerate(labels)}
         self.meter = meter
         self.watch: Watch = watch or (lambda toy, name, client, msg: nullcontext())
@@ -168,12 +184,26 @@ class Toy:
         )
         self.nets: dict[ClientId, nn.Module] = {}
         self.server.state = None
-        try:
-            algorithm.check(self.task)
-        except ValueError as error:
-            raise self.broken(f"check refuses a task with C={C}, D={D}: {error}", "a small task should do") from error
         for k in self.samples:
             self.nets[k] = self._call("client_model", k, 0, partial(self.fresh_net, k), seed_it=False)
+
+    def _choose_architectures(self, clients: int) -> None:
+        """The first family that the algorithm accepts. The one architecture is that which is hardest to exchange."""
+        public = toy_samples(PUBLIC, clients)
+        refused: ValueError | None = None
+        for family in (("norm",),) if self.algorithm.one_architecture else FAMILIES:
+            self.architectures = family
+            self.task = Task(C, D, family[:clients], toy_model, ROUNDS, toy_encoder, public)
+            try:
+                self.algorithm.check(self.task)
+            except ValueError as error:
+                refused = refused or error
+            else:
+                return
+        raise self.broken(
+            f"check refuses every task with C={C}, D={D}; of different models: {refused}",
+            "a small task should doa small task should do",
+        ) from refused
 
     def start(self) -> Toy:
         """Register the clients and make the server's first state."""
