@@ -109,10 +109,14 @@ def run_sweep(
         small: list[CellState] = []
         for one in left:
             (large if is_large(one.cell, parallel) else small).append(one)
-        if small:
-            _run_in_workers(small, states, sweep, parent, parallel, notify, show)
-        if large:
-            _run_with_actors(large, states, sweep, parent, notify, show)
+        try:
+            if small:
+                _run_in_workers(small, states, sweep, parent, parallel, notify, show)
+            if large:
+                _run_with_actors(large, states, sweep, parent, notify, show)
+        except KeyboardInterrupt:
+            parent.interrupted()
+            raise
         try:
             _compare(sweep, list(states.values()), parent)
         except RaysimError as error:

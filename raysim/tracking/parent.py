@@ -5,6 +5,7 @@ MLflow's comparison gets slow beyond a hundred runs, so the parent must answer b
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -57,6 +58,11 @@ class ParentRun:
             self.client.set_terminated(self.run_id, "FINISHED" if finished else "FAILED")
         except Exception as error:
             raise self._failure(error) from error
+
+    def interrupted(self) -> None:
+        """End the run of a sweep that was stopped; MLflow may be what was stopped with it."""
+        with contextlib.suppress(Exception):
+            self.client.set_terminated(self.run_id, "KILLED")
 
     def _find(self) -> str | None:
         found = self.client.search_runs([self.experiment_id], f"tags.`{SWEEP_TAG}` = '{self.folder}'")

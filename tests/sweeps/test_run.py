@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from mlflow.tracking import MlflowClient
 
 from raysim.launch.run import run
 from raysim.report.load import read_summary
@@ -19,6 +20,7 @@ from raysim.scenario.load import load_scenario
 from raysim.sweeps.definition import Sweep, load_sweep
 from raysim.sweeps.run import Progress, run_sweep
 from raysim.sweeps.state import CellState, counts, states_of
+from raysim.tracking.parent import SWEEP_TAG
 from tests.engine.scenarios import digits
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
@@ -137,4 +139,8 @@ def test_an_interrupt_ends_cells_after_their_round(workplace: Path) -> None:
         run_sweep(sweep, parallel=2, show=interrupt)
     states = states_of(sweep)
     assert counts(states) == "2 interrupted, 1 waiting"
+    client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
+    experiment = client.get_experiment_by_name(sweep.name)
+    (parent,) = client.search_runs([experiment.experiment_id], f"tags.`{SWEEP_TAG}` = '{sweep.output}'")
+    assert parent.info.status == "KILLED"
     assert all(state.rounds >= 1 for state in states[:2])
