@@ -200,11 +200,11 @@ def _announce(places: Sequence[str]) -> None:
 @cli.command("list")
 @click.argument(
     "what",
-    type=click.Choice(["algorithms", "models", "datasets", "partitions", "selections", "metrics", "all"]),
+    type=click.Choice(["algorithms", "models", "datasets", "partitions", "selections", "schedules", "metrics", "all"]),
     default="all",
 )
 def list_(what: str) -> None:
-    """List what scenarios can name: algorithms, models, datasets, partitions, selections, metrics."""
+    """List what scenarios can name: algorithms, models, datasets, partitions, selections, schedules, metrics."""
     from raysim.cli.show import show_list
 
     show_list(what)
@@ -216,8 +216,8 @@ def describe(name: str) -> None:
     """Explain an algorithm, model, dataset, partition, metric, or a section of a scenario such as `clients`.
 
     For an algorithm: its paper, what is sent, and every field with default, range and meaning. `algorithms`, `models`,
-    `datasets`, `partitions`, `selections` and `metrics` explain all of them, `clients.parquet` and `rounds.parquet` a
-    file's columns.
+    `datasets`, `partitions`, `selections`, `schedules` and `metrics` explain all of them, `clients.parquet` and
+    `rounds.parquet` a file's columns.
     """
     from raysim.cli.show import show_description
 
@@ -237,11 +237,10 @@ def schema(output: str | None) -> None:
     With the YAML extension of VS Code, put this as a scenario's first line:
         # yaml-language-server: $schema=./schema.json
     """
-    from raysim.data.partition import PARTITIONS
-    from raysim.engine.policies.sampling import SELECTIONS
+    from raysim.launch.check import NAMED
     from raysim.scenario.json_schema import scenario_schema
 
-    text = json.dumps(scenario_schema(PARTITIONS, SELECTIONS), indent=2) + "\n"
+    text = json.dumps(scenario_schema(NAMED), indent=2) + "\n"
     if output is None:
         click.echo(text, nl=False)
     else:

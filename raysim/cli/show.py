@@ -20,7 +20,7 @@ from raysim.core.fields import field_docs, in_words
 from raysim.core.own_code import OwnCode, Reference, named
 from raysim.data.partition import PARTITIONS
 from raysim.data.specs import DATASETS
-from raysim.engine.policies.sampling import SELECTIONS
+from raysim.launch.check import NAMED
 from raysim.models import MODELS
 from raysim.report.units import human_seconds
 from raysim.scenario.declared import Declaration, declaration_of, declared
@@ -38,6 +38,7 @@ KINDS = {
     "datasets": "The data sets, by the names that `data.name` takes.",
     "partitions": "How data is dealt to clients, by the names that `data: {partition: {name: NAME}}` takes.",
     "selections": "How a round's participants are drawn, by the names that `clients: {selection: {name: NAME}}` takes.",
+    "schedules": "The learning rate over the rounds, by the names that `training: {schedule: {name: NAME}}` takes.",
     "metrics": "What is measured: the columns of rounds.parquet beside `round`, and MLflow's metrics. Accuracies lie "
     "between 0 and 1. Methods add `client/<name>` and `server/<name>`.",
 }
@@ -60,14 +61,12 @@ def show_description(name: str) -> None:
         if name not in PARTITIONS:
             return
         console.print(Text(f"\nThe partition {name}:"))
-    if name in PARTITIONS:
-        partition = declaration_of(PARTITIONS[name])
-        console.print(Text(f"{partition.doc}\n"))
-        _show_fields(console, partition, f"data: {{partition: {{name: {name}}}}}")
-    elif name in SELECTIONS:
-        selection = declaration_of(SELECTIONS[name])
-        console.print(Text(f"{selection.doc}\n"))
-        _show_fields(console, selection, f"clients: {{selection: {{name: {name}}}}}")
+    settings = {named: (where, cls) for where, classes in NAMED.items() for named, cls in classes.items()}
+    if name in settings:
+        (section, kind), cls = settings[name]
+        declaration = declaration_of(cls)
+        console.print(Text(f"{declaration.doc}\n"))
+        _show_fields(console, declaration, f"{section}: {{{kind}: {{name: {name}}}}}")
     elif name in MODELS:
         spec = MODELS[name]
         console.print(Text(f"{spec.summary}\nRepresentation width: {spec.native_dim}"))
@@ -89,7 +88,7 @@ def show_description(name: str) -> None:
     elif name in Scenario.model_fields or name == "scenario":
         _show_section(console, name)
     else:
-        known = [*algorithm_names(), *PARTITIONS, *SELECTIONS, *MODELS, *DATASETS, *METRICS]
+        known = [*algorithm_names(), *settings, *MODELS, *DATASETS, *METRICS]
         known += [*Scenario.model_fields, *KINDS, *FILES]
         raise ScenarioError(f"describe {name}: nothing has this name{suggest(name, known)} (`raysim list` shows all)")
 
@@ -193,10 +192,9 @@ def _entries(kind: str) -> Iterable[tuple[str, str]]:
         return [(name, spec.summary) for name, spec in MODELS.items()]
     if kind == "datasets":
         return [(name, spec.summary) for name, spec in DATASETS.items()]
-    if kind == "partitions":
-        return [(name, declaration_of(cls).summary) for name, cls in PARTITIONS.items()]
-    if kind == "selections":
-        return [(name, declaration_of(cls).summary) for name, cls in SELECTIONS.items()]
+    for (_, key), classes in NAMED.items():
+        if kind == f"{key}s":
+            return [(name, declaration_of(cls).summary) for name, cls in classes.items()]
     return list(METRICS.items())
 
 

@@ -26,7 +26,7 @@ HOOKS: Mapping[str, list[str]] = {
 }
 """The methods that the engine calls, each with what it is given."""
 
-ATTRIBUTES = ("paper", "profiles", "scheduled", "one_architecture", "static_downlink")
+ATTRIBUTES = ("paper", "profiles", "scheduled", "one_architecture", "public_data", "static_downlink")
 """What an algorithm says of itself, besides its fields."""
 
 RETURNED = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from raysim.core.data import Samples, Transform
 from raysim.core.fit import LocalTraining
 from raysim.core.own_code import OwnCode
 from raysim.core.seeds import global_seed
+from raysim.engine.policies.schedule import Constant, RateSchedule
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class RunSpec:
     encoder: Callable[[str], Any] = only_pixels  # as in Task; picklable
     weights_seed: int | None = None  # of initial weights; None: the run's
     public: tuple[NDArray[Any], NDArray[np.int64]] | None = None  # samples as stored and labels that all parties have
+    schedule: RateSchedule = field(default_factory=Constant)  # of the learning rate
     own_code: OwnCode = OwnCode()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -67,6 +69,10 @@ class RunSpec:
     def arch(self, k: ClientId) -> str:
         """Client k's architecture."""
         return self.models[k % len(self.models)]
+
+    def local_in(self, t: int) -> LocalTraining:
+        """How clients train in round `t`; in round 0, which trains nobody, as in the first."""
+        return replace(self.local, lr=self.local.lr * self.schedule.factor(max(t, 1), self.num_rounds))
 
     def fresh_model(self, name: str, *key: int | str) -> Any:
         """A new model with the initial weights of `name` (and `key`: of one client, or one purpose)."""

@@ -84,6 +84,7 @@ class Assembly:
             build_model=checked.build,
             transform=transform_of(checked.dataset, scenario.data.augment),
             local=checked.local,
+            schedule=checked.schedule,
             train=partition.train,
             val=partition.val,
             test=partition.test,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from raysim.data.specs import DATASETS, DatasetSpec, Files
 from raysim.engine.checkpoint.storage import is_process_memory
 from raysim.engine.policies.placement import ResourceRequest, parse_ranges
 from raysim.engine.policies.sampling import SELECTIONS, Participation, cohort_size
+from raysim.engine.policies.schedule import SCHEDULES, Constant, RateSchedule
 from raysim.launch.data import files_of, public_samples, read_data, with_count
 from raysim.launch.system import read_system
 from raysim.models import MODELS, build_model, common_feature_dim, incompatibility
@@ -29,6 +31,14 @@ from raysim.tracking.store import PASSWORD, USER
 if TYPE_CHECKING:
     from raysim.core.algorithm import Task
     from raysim.core.fit import LocalTraining
+
+
+NAMED: Mapping[tuple[str, str], Mapping[str, type]] = {
+    ("data", "partition"): PARTITIONS,
+    ("clients", "selection"): SELECTIONS,
+    ("training", "schedule"): SCHEDULES,
+}
+"""Sections whose `name` chooses a settings class, besides `algorithm`."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,7 @@ class Checked:
     participation: Participation
     files: Files | None = None  # of a user's own data
     held_back: int = 0  # training samples that are public
+    schedule: RateSchedule = field(default_factory=Constant)
 
     @cached_property
     def task(self) -> Task:
@@ -86,7 +97,7 @@ class Checked:
         """How clients train."""
         from raysim.core.fit import LocalTraining
 
-        return LocalTraining(**self.loaded.scenario.training.model_dump())
+        return LocalTraining(**self.loaded.scenario.training.model_dump(exclude={"schedule"}))
 
 
 def check(loaded: Loaded) -> Checked:
@@ -113,6 +124,7 @@ def check(loaded: Loaded) -> Checked:
     partition = named_settings(
         scenario.data.partition, ("data", "partition"), PARTITIONS, origin, loaded.own_code, "shares"
     )
+    schedule = schedule_of(loaded)
     split = default_split(partition) if scenario.data.split == "auto" else scenario.data.split
     try:
         read = read_data(loaded, partition)
@@ -162,10 +174,14 @@ def check(loaded: Loaded) -> Checked:
         "data": data,
         "clients": {**loaded.resolved["clients"], "selection": selection},
         "system": system,
+        "training": {
+            **loaded.resolved["training"],
+            "schedule": {"name": scenario.training.schedule["name"], **asdict(schedule)},  # type: ignore[call-overload]
+        },
     }
     complete = replace(loaded, resolved={**loaded.resolved, **filled})
     checked = Checked(
-        complete, dataset, partition, split, feature_dim, participants, (), participation, files, held_back
+        complete, dataset, partition, split, feature_dim, participants, (), participation, files, held_back, schedule
     )
     if loaded.declared.one_architecture and len(checked.architectures) > 1:
         raise origin.error(
@@ -187,6 +203,24 @@ def check(loaded: Loaded) -> Checked:
         except ValueError as error:
             raise origin.error(("algorithm",), str(error)) from None
     return replace(checked, requests=_requests(loaded))
+
+
+def schedule_of(loaded: Loaded) -> RateSchedule:
+    """The learning rate over the rounds. Raises `ScenarioError` when there is no such schedule, or it gives no rate."""
+    scenario, key = loaded.scenario, ("training", "schedule")
+    found: RateSchedule = named_settings(
+        scenario.training.schedule, key, SCHEDULES, loaded.origin, loaded.own_code, "factor"
+    )
+    for t in range(1, scenario.rounds + 1):
+        try:
+            factor = float(found.factor(t, scenario.rounds))
+        except Exception as error:
+            raise loaded.origin.error(key, f"{type(found).__name__}.factor fails: {where(error)}") from error
+        if not 0 < factor < math.inf:
+            raise loaded.origin.error(
+                key, f"{type(found).__name__}.factor({t}, {scenario.rounds}) gives {factor:g}; allowed: greater than 0"
+            )
+    return found
 
 
 def _check_participation(loaded: Loaded) -> tuple[Participation, dict[str, Any] | None]:

@@ -13,16 +13,19 @@ from raysim.scenario.schema import Scenario, settings_model
 PROFILE = "Preset of the fields below: what the paper says, or what its authors' released code does"
 
 
-def scenario_schema(partitions: Mapping[str, type], selections: Mapping[str, type]) -> dict[str, Any]:
-    """A JSON schema (draft 2020-12) in which sections with a `name` know each name's fields."""
+def scenario_schema(named: Mapping[tuple[str, str], Mapping[str, type]]) -> dict[str, Any]:
+    """A JSON schema (draft 2020-12) in which sections with a `name` know each name's fields.
+
+    named: such sections, ("data", "partition") for example -> the settings class of each name.
+    """
     schema = Scenario.model_json_schema()
     definitions = schema["$defs"]
     algorithms = {name: declared(name) for name in algorithm_names()}
     schema["properties"]["algorithm"] = _choice(algorithms, "algorithm", definitions, schema["properties"]["algorithm"])
-    for section, kind, classes in (("Data", "partition", partitions), ("Clients", "selection", selections)):
-        keys = definitions[section]["properties"]
-        named = {name: declaration_of(cls) for name, cls in classes.items()}
-        keys[kind] = _choice(named, kind, definitions, keys[kind])
+    for (section, kind), classes in named.items():
+        keys = definitions[section.capitalize()]["properties"]
+        choices = {name: declaration_of(cls) for name, cls in classes.items()}
+        keys[kind] = _choice(choices, kind, definitions, keys[kind])
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 

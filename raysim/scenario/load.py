@@ -29,7 +29,12 @@ if TYPE_CHECKING:
 Key = tuple[str, ...]
 
 # Sections whose `name` decides what their other keys are.
-NAMED_SECTIONS: tuple[Key, ...] = (("algorithm",), ("data", "partition"), ("clients", "selection"))
+NAMED_SECTIONS: tuple[Key, ...] = (
+    ("algorithm",),
+    ("data", "partition"),
+    ("clients", "selection"),
+    ("training", "schedule"),
+)
 
 PAPER = "paper"
 """The profile that is every algorithm's defaults."""

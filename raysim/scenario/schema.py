@@ -185,6 +185,9 @@ class Training(Section):
     """L2 penalty added to the gradient."""
     clip: Positive | None = None
     """Greatest norm of a step's gradient; longer ones are scaled down. `null`: no limit."""
+    schedule: dict[str, Any] = Field(default_factory=lambda: {"name": "constant"})
+    """The learning rate over the rounds: `name` and that schedule's fields; `constant`, `step` or `cosine`. Rates that
+    are a method's own fields stay as they are."""
 
 
 class Evaluation(Section):

@@ -15,10 +15,8 @@ import yaml
 
 from raysim.cli.main import cli, main
 from raysim.common.results import METRICS, ClientRow
-from raysim.data.partition import PARTITIONS
 from raysim.data.specs import DATASETS
-from raysim.engine.policies.sampling import SELECTIONS
-from raysim.launch.check import check
+from raysim.launch.check import NAMED, check
 from raysim.models import MODELS
 from raysim.scenario.json_schema import scenario_schema
 from raysim.scenario.load import load_scenario
@@ -103,8 +101,7 @@ NAMES = {
     "algorithms": algorithm_names(),
     "models": list(MODELS),
     "datasets": list(DATASETS),
-    "partitions": list(PARTITIONS),
-    "selections": list(SELECTIONS),
+    **{f"{key}s": list(classes) for (_, key), classes in NAMED.items()},
     "metrics": list(METRICS),
 }
 
@@ -285,7 +282,7 @@ def test_schema_prints_what_is_shipped(capfd: pytest.CaptureFixture[str], tmp_pa
 
 @pytest.fixture(scope="module")
 def checker() -> Any:
-    schema = scenario_schema(PARTITIONS, SELECTIONS)
+    schema = scenario_schema(NAMED)
     jsonschema.Draft202012Validator.check_schema(schema)
     return jsonschema.Draft202012Validator(schema)
 

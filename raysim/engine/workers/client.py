@@ -276,7 +276,7 @@ class ClientWorker:
             task=self.task,
             data=self._samples(spec.train.of(k)),
             net=self.net(k),
-            local=spec.local,
+            local=spec.local_in(t),
             rng=seeded(spec.seed, "client", t, k),
             t=t,
             arch=spec.arch(k),

@@ -36,7 +36,7 @@ class ServerWorker:
         spec = self.spec
         rng = seeded(spec.seed, "server_start", 0)
         arch = {k: spec.arch(k) for k in spec.num_samples}
-        self.server = Server(spec.task, rng, spec.num_samples, local=spec.local, classes=spec.classes, arch=arch)
+        self.server = Server(spec.task, rng, spec.num_samples, local=spec.local_in(0), classes=spec.classes, arch=arch)
 
     def start(self, registrations: Sequence[Mapping[ClientId, Any]] = ()) -> None:
         """Make the state before round 1."""
@@ -134,6 +134,7 @@ class ServerWorker:
     def _begin(self, purpose: str, t: int) -> None:
         torch.set_num_threads(self.spec.server_threads)
         self.server.t = t
+        self.server.local = self.spec.local_in(t)
         self.server.rng = seeded(self.spec.seed, purpose, t)
         self.server.values = {}
 

@@ -1,0 +1,59 @@
+"""The learning rate over the rounds: a pure function of the round."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Protocol
+
+from raysim.core.fields import Count, Fraction, Range
+
+Factor = Annotated[float, Range(gt=0, le=1)]
+
+
+class RateSchedule(Protocol):
+    """A named schedule: a frozen dataclass whose fields are the keys of `training.schedule`."""
+
+    def factor(self, t: int, num_rounds: int) -> float:
+        """What `training.lr` is multiplied by in round `t`, counted from 1; greater than 0."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same learning rate in every round."""
+
+    def factor(self, t: int, num_rounds: int) -> float:
+        """See `RateSchedule`."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """The learning rate is multiplied by `by` after every so many rounds: `every: 1` decays it exponentially."""
+
+    every: Count
+    """Rounds between two steps."""
+    by: Factor = 0.1
+    """What the learning rate is multiplied by."""
+
+    def factor(self, t: int, num_rounds: int) -> float:
+        """See `RateSchedule`."""
+        return self.by ** ((t - 1) // self.every)
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """The learning rate falls along half a cosine, from all of it in the first round towards `floor` after the last.
+
+    Loshchilov, Hutter. ICLR 2017, Eq. 5, without restarts.
+    """
+
+    floor: Fraction = 0.0
+    """Share of the learning rate that it falls towards."""
+
+    def factor(self, t: int, num_rounds: int) -> float:
+        """See `RateSchedule`."""
+        return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * (t - 1) / num_rounds)) / 2
+
+
+SCHEDULES: dict[str, type] = {"constant": Constant, "step": Step, "cosine": Cosine}

@@ -1,0 +1,88 @@
+"""The learning rate over the rounds, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import raysim
+from raysim.common.errors import ScenarioError
+from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.policies.schedule import Constant, Cosine, RateSchedule, Step
+from raysim.launch.assemble import assemble
+from raysim.launch.check import check
+from raysim.scenario.load import load_scenario
+from tests.engine.scenarios import ROUNDS, Outcome, digits, loaded, outcome
+
+BY_HAND = [
+    (Constant(), [1, 1, 1, 1, 1]),
+    (Step(every=2), [1, 1, 0.1, 0.1, 0.01]),
+    (Step(every=1, by=0.5), [1, 1 / 2, 1 / 4, 1 / 8, 1 / 16]),
+    # (1 + cos(pi t / 4)) / 2 of t = 0 to 3: cos(45 degrees) is the root of 1/2.
+    (Cosine(), [1, 0.8535534, 0.5, 0.1464466]),
+    (Cosine(floor=0.2), [1, 0.8828427, 0.6, 0.3171573]),
+]
+
+
+@pytest.mark.parametrize(("schedule", "factors"), BY_HAND, ids=[str(one) for one, _ in BY_HAND])
+def test_by_hand(schedule: RateSchedule, factors: list[float]) -> None:
+    found = [schedule.factor(t, len(factors)) for t in range(1, len(factors) + 1)]
+    assert found == pytest.approx(factors, abs=1e-7)
+
+
+def test_clients_and_server_train_with_it() -> None:
+    spec = assemble(check(loaded("training.lr=0.5", "training.schedule={name: step, every: 1}", "rounds=3"))).spec
+    assert [spec.local_in(t).lr for t in range(4)] == pytest.approx([0.5, 0.5, 0.05, 0.005])
+
+
+def of(schedule: str) -> Outcome:
+    return outcome(loaded(f"rounds={ROUNDS}", f"training.schedule={schedule}"), InProcessBackend())
+
+
+def test_a_run_follows_it() -> None:
+    no_step = of(f"{{name: step, every: {ROUNDS}}}")
+    assert of("{name: constant}") == no_step != of("{name: step, every: 1}")
+
+
+def test_more_rounds_are_added_only_where_the_old_ones_stay_the_same(tmp_path: Path) -> None:
+    places = [f"output={tmp_path}", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db"]
+
+    def sets(schedule: str, rounds: int) -> list[str]:
+        return [*places, f"training.schedule={schedule}", f"rounds={rounds}"]
+
+    step, cosine = "{name: step, every: 1, by: 0.5}", "{name: cosine}"
+    two, three = (raysim.run(digits(), sets=sets(step, rounds), quiet=True) for rounds in (2, 3))
+    assert raysim.resume(two.folder, sets=["rounds=3"], quiet=True).state_digest == three.state_digest
+    two = raysim.run(digits(), sets=sets(cosine, 2), quiet=True)
+    with pytest.raises(ScenarioError, match="rounds"):
+        raysim.resume(two.folder, sets=["rounds=3"], quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{name: cosin}", "training.schedule.name: unknown name 'cosin'; did you mean 'cosine'?"),
+        ("{name: step}", "training.schedule.every: is required and was not given"),
+        ("{name: step, every: 0}", "training.schedule.every: 0 given; allowed: at least 1"),
+        (
+            "{name: step, every: 1, by: 2}",
+            "training.schedule.by: 2 given; allowed: at most 1",
+        ),
+        ("{every: 1}", "training.schedule"),
+        ("./mine.py:Zero", "training.schedule"),
+        ("{name: './mine.py:Zero'}", "training.schedule: Zero.factor(2, 2) gives 0; allowed: greater than 0"),
+        ("{name: './mine.py:Fails'}", "Fails.factor fails: KeyError: 1 (mine.py, line 10)"),
+        ("{name: './mine.py:No'}", "is no dataclass with a method 'factor'"),
+    ],
+)
+def test_refused(tmp_path: Path, text: str, sentence: str) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n\n@dataclass(frozen=True)\nclass Zero:\n"
+        "    def factor(self, t, num_rounds):\n        return num_rounds - t\n\n@dataclass(frozen=True)\nclass Fails:\n"
+        "    def factor(self, t, num_rounds): return {}[t]\n\n@dataclass\nclass No:\n    pass\n"
+    )
+    with pytest.raises(ScenarioError) as raised:
+        sets = ["rounds=2", f"training.schedule={text}"]
+        check(load_scenario("scenarios/quickstart.yaml", sets, folders=[tmp_path]))
+    assert sentence in str(raised.value)
