@@ -128,10 +128,11 @@ def check(loaded: Loaded) -> Checked:
     split = default_split(partition) if scenario.data.split == "auto" else scenario.data.split
     try:
         read = read_data(loaded, partition)
-        dataset = _normalised(read.spec if read else DATASETS[scenario.data.name], loaded)
+        stored = read.spec if read else DATASETS[scenario.data.name]
+        dataset = _normalised(stored, loaded)
         loaded = with_count(loaded, read, dataset, partition, split)
         scenario, clients = loaded.scenario, loaded.scenario.clients
-        held_back = public_samples(loaded, dataset, partition)
+        held_back = public_samples(loaded, stored, partition)
         check_partition(
             partition,
             split,

@@ -106,11 +106,10 @@ def public_samples(loaded: Loaded, dataset: DatasetSpec, partition: Any) -> int:
             names = [name for name, one in DATASETS.items() if one.train_size]
             hint = suggest(public.name, names)
             raise ScenarioError(f"{public.name!r} given{hint}; allowed: {', '.join(names)}", key="data.public.name")
-        stored = DATASETS[dataset.name].input_spec if dataset.name in DATASETS else dataset.input_spec
-        if other.input_spec != stored and dataset.train_size:
+        if other.input_spec != dataset.input_spec and dataset.train_size:
             raise ScenarioError(
-                f"{public.name} given, which has {other.input_spec}, but {dataset.name} has {stored}; allowed: data of "
-                "the same shape",
+                f"{public.name} given, which has {other.input_spec}, but {dataset.name} has {dataset.input_spec}; "
+                "allowed: data of the same shape",
                 key="data.public.name",
             )
         return 0

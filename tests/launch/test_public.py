@@ -1,0 +1,145 @@
+"""Public data: a share that no client gets, or another data set; the same for all parties, and refused where it cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from raysim.common.errors import ScenarioError
+from raysim.launch.assemble import Assembly, assemble
+from raysim.launch.check import check
+from raysim.scenario.load import load_scenario
+from tests.engine.scenarios import loaded
+
+DIGITS, TRAIN = 1797, 1437
+"""Samples of scikit-learn's digits, and those that train."""
+
+
+def assembled(*sets: str) -> Assembly:
+    return assemble(check(loaded(*sets)))
+
+
+def dealt(found: Assembly) -> np.ndarray:
+    return np.sort(np.concatenate([part.index for part in found.partition.parts.values()]))
+
+
+@pytest.mark.parametrize("split", ["published", "pooled811"])
+def test_a_share_is_held_back_from_all_clients(split: str) -> None:
+    found = assembled("data.public.share=0.2", f"data.split={split}")
+    public = found.public
+    assert public is not None
+    assert len(public.held_P) == round(0.2 * TRAIN)
+    assert len(np.unique(public.held_P)) == len(public.held_P) and public.held_P.max() < TRAIN
+    # Every sample is public or some client's.
+    assert np.array_equal(np.sort(np.concatenate([dealt(found), public.held_P])), np.arange(DIGITS))
+
+    task = found.spec.task
+    assert task.public is not None
+    assert np.array_equal(task.public.raw_N.numpy(), found.raw()[public.held_P])
+    assert task.public.y.tolist() == found.data.label_M[public.held_P].tolist()
+    plain = next(task.public.in_order(8)).x
+    assert torch.equal(plain, found.spec.transform.plain(task.public.raw_N[:8]))
+
+
+def test_clients_hold_the_classes_that_the_partition_says() -> None:
+    found = assembled("data.public.share=0.5")
+    for k in range(8):
+        labels = found.data.label_M[found.partition.parts["train"].of(k)]
+        assert len(np.unique(labels)) == 3
+
+
+def test_so_many_samples_and_no_more() -> None:
+    few, all_ = assembled("data.public={share: 0.2, samples: 30}"), assembled("data.public={share: 0.2, samples: 9999}")
+    assert few.public is not None and len(few.public.held_P) == 30
+    assert all_.public is not None and len(all_.public.held_P) == round(0.2 * TRAIN)
+    assert len(dealt(few)) == DIGITS - 30
+
+
+def test_which_samples_is_decided_by_the_seed_of_the_data() -> None:
+    def held(*sets: str) -> list[int]:
+        public = assembled("data.public.share=0.1", *sets).public
+        assert public is not None
+        return public.held_P.tolist()
+
+    assert held() == held("seeds.weights=9") == held("seed=9", "seeds.data=5") != held("seed=9")
+
+
+OWN = """
+name: own
+rounds: 1
+backend: in_process
+algorithm: {name: feddf}
+data: {name: numpy, path: own.npz, partition: {name: iid}, public: {name: cifar100, samples: 40}}
+clients: {count: 2, models: [cnn5]}
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Own images of CIFAR's shape, and a scenario of them."""
+    rng = np.random.default_rng(1)
+    images = rng.integers(0, 256, (60, 32, 32, 3), dtype=np.uint8)
+    np.savez(tmp_path / "own.npz", x=images, y=np.arange(60) % 4, user=np.arange(60) % 3)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.yaml").write_text(OWN)
+    return tmp_path / "s.yaml"
+
+
+def test_another_data_set(own: Path, data_root: str) -> None:
+    found = assemble(check(load_scenario(own, [f"data.root={data_root}"])))
+    assert found.public is not None
+    assert len(dealt(found)) == 60 and found.public.held_P.size == 0
+    task = found.spec.task
+    assert task.public is not None
+    assert task.public.raw_N.shape == (40, 32, 32, 3)
+    assert task.public.y.tolist() == [-1] * 40  # its classes are others
+    # A run is resumed with the same public data only.
+    assert found.digest != found.data.digest
+    without = assemble(check(load_scenario(own, ["data.public=null", "algorithm={name: fd}"])))
+    assert without.digest == without.data.digest == found.data.digest
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "sentence"),
+    [
+        ("{share: 0}", "share", "0 given; allowed: greater than 0"),
+        ("{share: 1}", "share", "1 given; allowed: less than 1"),
+        ("{share: 0.0001}", "share", "0.0001 given, which is 0 of 1437 training samples; allowed: some, not all"),
+        ("{share: 0.9999}", "share", "0.9999 given, which is 1437 of 1437 training samples; allowed: some, not all"),
+        ("{share: 0.1, samples: 0}", "samples", "0 given; allowed: at least 1"),
+        ("{samples: 5}", "", "give either share, of this data set, or name, of another one"),
+        ("{share: 0.1, name: cifar10}", "", "give either share, of this data set, or name, of another one"),
+        ("{name: cifar101}", "name", "'cifar101' given; did you mean 'cifar10"),
+        ("{name: parquet}", "name", "'parquet' given; allowed: digits, fashion_mnist, cifar10"),
+        ("{name: cifar10}", "name", "cifar10 given, which has 3x32x32 images, but digits has 1x8x8 images; allowed:"),
+        ("{shar: 0.1}", "shar", "unknown key; did you mean 'share'?"),
+        ("0.1", "", "0.1 given; allowed: a mapping"),
+    ],
+)
+def test_refused(given: str, key: str, sentence: str) -> None:
+    with pytest.raises(ScenarioError) as raised:
+        check(loaded("algorithm={name: feddf}", f"data.public={given}"))
+    assert f"data.public{'.' if key else ''}{key}: {sentence}" in str(raised.value)
+
+
+def test_a_share_needs_a_partition_that_deals(own: Path) -> None:
+    sets = ["data.public={share: 0.5}", "data.partition={name: natural, by: user}", "clients.count=auto"]
+    with pytest.raises(ScenarioError, match=r"data.public.share: 0.5 given, but partition natural says whose each"):
+        check(load_scenario(own, sets))
+
+
+@pytest.mark.parametrize("method", ["fedmd", "feddf"])
+def test_a_method_that_needs_it_says_so(method: str) -> None:
+    sentence = f"^--set .*: data.public: null given, but {method} needs data that all parties have; allowed: "
+    with pytest.raises(ScenarioError, match=sentence):
+        check(loaded(f"algorithm={{name: {method}}}"))
+
+
+def test_a_share_of_own_data(own: Path) -> None:
+    found = assemble(check(load_scenario(own, ["data.public={share: 0.5}"])))
+    assert found.public is not None
+    assert len(found.public.held_P) == 30
+    assert np.array_equal(np.sort(np.concatenate([dealt(found), found.public.held_P])), np.arange(60))
