@@ -1,4 +1,4 @@
-"""Public data: a share that no client gets, or another data set; the same for all parties, and refused where it cannot be."""
+"""Public data: a share that no client gets, or another data set; refused where it cannot be."""
 
 from __future__ import annotations
 
@@ -72,29 +72,29 @@ name: own
 rounds: 1
 backend: in_process
 algorithm: {name: feddf}
-data: {name: numpy, path: own.npz, partition: {name: iid}, public: {name: cifar100, samples: 40}}
-clients: {count: 2, models: [cnn5]}
+data: {name: numpy, path: own.npz, partition: {name: iid}, public: {name: digits, samples: 40}}
+clients: {count: 2, models: [digits_mlp64]}
 """
 
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Own images of CIFAR's shape, and a scenario of them."""
+    """Own images of the digits' shape, and a scenario of them."""
     rng = np.random.default_rng(1)
-    images = rng.integers(0, 256, (60, 32, 32, 3), dtype=np.uint8)
+    images = rng.integers(0, 256, (60, 8, 8), dtype=np.uint8)
     np.savez(tmp_path / "own.npz", x=images, y=np.arange(60) % 4, user=np.arange(60) % 3)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.yaml").write_text(OWN)
     return tmp_path / "s.yaml"
 
 
-def test_another_data_set(own: Path, data_root: str) -> None:
-    found = assemble(check(load_scenario(own, [f"data.root={data_root}"])))
+def test_another_data_set(own: Path) -> None:
+    found = assemble(check(load_scenario(own)))
     assert found.public is not None
     assert len(dealt(found)) == 60 and found.public.held_P.size == 0
     task = found.spec.task
     assert task.public is not None
-    assert task.public.raw_N.shape == (40, 32, 32, 3)
+    assert task.public.raw_N.shape == (40, 8, 8, 1)
     assert task.public.y.tolist() == [-1] * 40  # its classes are others
     # A run is resumed with the same public data only.
     assert found.digest != found.data.digest
