@@ -39,6 +39,8 @@ parameters, freshly initialised, stands for them. Both know what the server sent
 
 STEPS: Mapping[str, str] = {
     "fedavg": "",
+    "feddf": "",
+    "heterofl": "",
     "fml": "small.",
     "fedkd": "small.",
     "fedapen": "shared.",
@@ -49,7 +51,7 @@ STEPS: Mapping[str, str] = {
 }
 """Methods that send a step -> how the names of the parameters begin that are shared."""
 
-OUTPUTS: Mapping[str, Literal["logits", "features"]] = {
+OUTPUTS: Mapping[str, Literal["logits", "features", "stage"]] = {
     "fd": "logits",
     "hks": "logits",
     "fedcache": "logits",
@@ -57,8 +59,16 @@ OUTPUTS: Mapping[str, Literal["logits", "features"]] = {
     "fedtgp": "features",
     "fedgh": "features",
     "dc_pfl": "features",
+    "fedgkt": "stage",
 }
-"""Methods that send outputs -> which. The covariance that DC-PFL sends, too, is zero for one image."""
+"""Methods that send outputs -> which. The covariance that DC-PFL sends, too, is zero for one image; FedGKT's logits add
+little to what its first stage gives."""
+
+NOTHING: Mapping[str, str] = {
+    "standalone": "sends nothing",
+    "fedmd": "sends what a network gives for public data, nothing of one image",
+}
+"""Methods that are not attacked -> why."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +91,8 @@ def attack_spec(spec: RunSpec) -> RunSpec:
 def attackable(method: str, spec: RunSpec) -> list[ClientId]:
     """The clients with training samples whose upload shows something of one image. Raises `ScenarioError` if none."""
     if method not in STEPS and method not in OUTPUTS:
-        sends = "sends nothing" if method == "standalone" else "is not known to the attack"
-        raise ScenarioError(f"{method} {sends}; allowed: a run of {', '.join(sorted([*STEPS, *OUTPUTS]))}")
+        why = NOTHING.get(method, "is not known to the attack")
+        raise ScenarioError(f"{method} {why}; allowed: a run of {', '.join(sorted([*STEPS, *OUTPUTS]))}")
     trains = method in STEPS or method == "fedcache"
 
     def fits(arch: str) -> bool:
@@ -142,7 +152,12 @@ def _output(
 
     def sender(net: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
         net = copy.deepcopy(net).eval()
-        f: Any = net if OUTPUTS[method] == "logits" else own_model(net).features
+        outputs: Mapping[str, Callable[[], Any]] = {
+            "logits": lambda: net,
+            "features": lambda: own_model(net).features,
+            "stage": lambda: own_model(net).stages[0],
+        }
+        f = outputs[OUTPUTS[method]]()
         return lambda x, _: f(x).flatten()
 
     if knowledge == "blind":
