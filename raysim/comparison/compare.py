@@ -287,6 +287,8 @@ def _notes(variants: Sequence[Variant]) -> list[str]:
         for run in cut:
             done, asked = run.summary.get("rounds"), run.keys.get("rounds")
             found.append(f"{variant.name}, seed {run.seed}: {run.summary.get('status')} after {done} of {asked} rounds")
+        for run in variant.runs:
+            found += [f"{variant.name}, seed {run.seed}: its code changed after round {t}" for t in run.code_changes]
         seeds = [run.seed for run in variant.runs]
         for seed in sorted({seed for seed in seeds if seeds.count(seed) > 1}):
             found.append(f"{variant.name}, seed {seed}: {seeds.count(seed)} runs; the last one counts")

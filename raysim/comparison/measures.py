@@ -34,6 +34,7 @@ MEASURES: Mapping[str, str] = {
     "gflop": "10^9 floating-point operations of a participant per round, on average",
     "total_gflop": "10^9 operations of clients and server, of all rounds",
     "virtual_s": "virtual seconds of all rounds, where the scenario has `system`",
+    "dropped": "how often a selected client dropped out or was late, where the scenario has `system`",
 }
 """What is compared, besides those of `TO_TARGET` for each target accuracy A, such as `rounds_to_0.5`."""
 

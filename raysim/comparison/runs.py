@@ -72,6 +72,13 @@ class Run:
         return {key: value for key, value in self.keys.items() if key != "seed" and decides(key)}
 
     @property
+    def code_changes(self) -> list[Any]:
+        """After which rounds the run went on with other code than before."""
+        code = self.summary.get("code")
+        changes = code.get("changes") if isinstance(code, Mapping) else None
+        return [one.get("after_round") for one in changes or () if isinstance(one, Mapping)]
+
+    @property
     def targets(self) -> tuple[float, ...]:
         """The papers' target accuracies for this data."""
         return TARGETS.get((str(self.keys.get("data.name")), str(self.keys.get("data.partition.name"))), ())
@@ -91,6 +98,7 @@ class Run:
 
     def measures(self, targets: Sequence[float]) -> dict[str, float]:
         """Each measure that this run has; a target that it never reaches has none."""
+        dropped = self.series("engine/dropped_clients")[1]
         found = {
             "last": _at(self.series("accuracy/all")[1], -1),
             "at_best_val": _at(self.series("accuracy/at_best_val")[1], -1),
@@ -108,6 +116,7 @@ class Run:
             "gflop": self._per_participant("compute/flops", 1e9),
             "total_gflop": self._total("compute/total_flops", 1e9),
             "virtual_s": self._total("time/virtual_total_s", 1.0),
+            "dropped": float(dropped.sum()) if len(dropped) else None,
         }
         if found["up_mib"] is not None and found["down_mib"] is not None:
             found["both_mib"] = found["up_mib"] + found["down_mib"]

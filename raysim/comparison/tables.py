@@ -15,7 +15,9 @@ from raysim.comparison.published import Published
 from raysim.comparison.statistics import Estimate
 from raysim.report.units import human_count
 
-COLUMNS = ("last", "at_best_val", "best_participants", "worst_decile", "total_mib", "total_gflop", "virtual_s")
+COLUMNS = (
+    "last", "at_best_val", "best_participants", "worst_decile", "total_mib", "total_gflop", "virtual_s", "dropped",
+)  # fmt: skip
 """The measures of the terminal's table, besides rounds and virtual seconds to a target; files have all."""
 
 TITLES = {
@@ -23,7 +25,7 @@ TITLES = {
     "best_global": "best global", "last_global": "last global", "worst_decile": "worst 10%", "std": "std clients",
     "min": "min", "jain": "Jain", "macro_f1": "macro F1",
     "up_mib": "MiB up", "down_mib": "MiB down", "both_mib": "MiB each", "total_mib": "MiB", "gflop": "GFLOP each",
-    "total_gflop": "GFLOP", "virtual_s": "virtual s",
+    "total_gflop": "GFLOP", "virtual_s": "virtual s", "dropped": "dropped",
 }  # fmt: skip
 
 

@@ -99,6 +99,7 @@ class Progress:
             self.totals["virtual_s"] = self.totals.get("virtual_s", 0.0) + report.timing.round_s
             values["time/virtual_s"], values["time/virtual_total_s"] = report.timing.round_s, self.totals["virtual_s"]
             values["engine/dropped_clients"] = report.timing.dropped
+            self.totals["dropped"] = self.totals.get("dropped", 0.0) + report.timing.dropped
         for name in sorted({name for client in reports for name in client.values}):
             values[f"client/{name}"] = mean([client.values[name] for client in reports if name in client.values])
         return values | {f"server/{name}": value for name, value in report.server.values.items()}

@@ -254,6 +254,10 @@ def _report_failures(t: int, report: RoundReport, schedule: Schedule, notify: No
     """Notify the user of failed clients and refused uploads. Raises `HookError` when too many clients failed."""
     for k in report.server.rejected:
         notify(f"round {t}: the upload of client {k} held a NaN or infinity and was left out")
+    if report.timing is not None and not report.client_reports and not report.failed:
+        gone = report.timing.dropped
+        why = f"the {gone} selected ones dropped out or were late" if gone else "none was available"
+        notify(f"round {t}: no client counts, {why}")
     if not report.failed:
         return
     of = len(report.failed) + len(report.client_reports)

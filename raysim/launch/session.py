@@ -346,6 +346,7 @@ class Session:
             "down_bytes_by_field": progress.down_components,
             "rejected_uploads": progress.rejected,
             "failed_clients": progress.failed,
+            "dropped_clients": int(progress.totals.get("dropped", 0)),
             "restarts": progress.restarts,
             "checkpoint": {"round": checkpoints.saved_round, "folder": self.checkpoint_folder} if checkpoints else None,
             "state_digest": self.facts.get("state_digest"),

@@ -90,6 +90,8 @@ class _Plain(Display):
         known = [f"{per_cent(self._values[m])} {name}" for m, name in names.items() if m in self._values]
         facts = [f"accuracy {', '.join(known)}"] if known else []
         facts.append(f"{human_bytes(self._values.get('comm/total_bytes', self._bytes))} sent")
+        if dropped := self._values.get("engine/dropped_clients"):
+            facts.append(f"{dropped:.0f} dropped out or late")
         if len(self._ended_s) > 1:  # the first round of a run also waits for its start
             mean_s = (self._ended_s[-1] - self._ended_s[0]) / (len(self._ended_s) - 1)
             left_s = mean_s * (self._rounds - self._done)

@@ -22,7 +22,7 @@ def print_closing_table(summary: Mapping[str, object], file: TextIO | None = Non
     - `rounds`: rounds done; `rounds_asked`: rounds that the scenario asks for
     - `participants_per_round`, `clients`: counts
     - `final`: metric name to value, of the last round that measured it; accuracies in [0, 1], bytes, seconds
-    - `rejected_uploads`: how many uploads were left out
+    - `rejected_uploads`: how many uploads were left out; `dropped_clients`: how many selected clients did not count
     - `best_round`, `best_val_round`: the rounds of `accuracy/best` and `accuracy/at_best_val`
     - `up_bytes_per_participant`, `down_bytes_per_participant`: mean bytes per participant and round
     - `seconds`: "total" of this process; and "train", "aggregate", "evaluate", summed over clients and server, which
@@ -69,6 +69,7 @@ def rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
         ("work, summed", ", ".join(f"{k} {human_seconds(s)}" for k, s in seconds.items() if k != "total")),
         ("restarts", _restarts(final)),
         ("uploads left out", _left_out(summary)),
+        ("dropped out or late", _dropped(summary)),
         ("state", str(summary.get("state_digest") or "")[:12]),
         ("results", str(summary.get("folder") or "")),
         ("MLflow", str(summary.get("mlflow") or "")),
@@ -122,6 +123,11 @@ def _spread(final: Mapping[str, Any]) -> str:
 def _left_out(summary: Mapping[str, object]) -> str:
     count = summary.get("rejected_uploads")
     return f"{count}, which held a NaN or infinity" if count else ""
+
+
+def _dropped(summary: Mapping[str, object]) -> str:
+    count = summary.get("dropped_clients")
+    return f"{count} times a selected client" if count else ""
 
 
 def _in_round(final: Mapping[str, Any], metric: str, t: object) -> str:

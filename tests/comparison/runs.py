@@ -33,12 +33,12 @@ def make_run(
     version: str = "0.1.0",
     done: int | None = None,
     virtual_s: float | None = None,
+    code_changed: Sequence[int] = (),
     **changes: Any,
 ) -> Path:
     """A run of one participant per round, which sends 1 MiB and receives 2, and computes 10^9 operations.
 
-    virtual_s: of each round.
-
+    virtual_s: of each round, in which then 2 clients drop out. code_changed: after these rounds.
     accuracy: of all clients, in rounds 0, 1, ...; two clients, 0.1 below and above it.
     """
     folder.mkdir(parents=True)
@@ -61,6 +61,7 @@ def make_run(
     }
     if virtual_s is not None:
         table["time/virtual_total_s"] = [None, *[virtual_s * t for t in rounds[1:]]]
+        table["engine/dropped_clients"] = [None, *[2] * rounds[-1]]
     pq.write_table(pa.table(table), folder / "rounds.parquet")
     clients = [
         {"round": t, "client": k, "model": "ab"[k], "participated": t > 0, "accuracy": accuracy[t] + (0.1, -0.1)[k]}
@@ -74,6 +75,7 @@ def make_run(
         "participants_per_round": 1,
         "partition_digest": partition or f"p{seed}",
         "versions": {"raysim": version, "python": "3.11", "torch": "2", "numpy": "2"},
+        "code": {"changes": [{"after_round": t, "files": ["mine.py"]} for t in code_changed]},
     }
     (folder / "summary.json").write_text(json.dumps(summary))
     return folder

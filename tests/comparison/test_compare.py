@@ -82,7 +82,7 @@ def test_other_partitions_are_no_pairs(tmp_path: Path) -> None:
 
 
 def test_what_is_unfair_is_said(tmp_path: Path) -> None:
-    make_run(tmp_path / "a", seed=1)
+    make_run(tmp_path / "a", seed=1, code_changed=[1, 2])
     make_run(tmp_path / "b", "standalone", 1, accuracy=[0.1, 0.2], version="0.2.0", training={"epochs": 5})
     make_run(tmp_path / "c", "standalone", 2, accuracy=[0.1, 0.2], done=0, training={"epochs": 5})
     make_run(tmp_path / "d", "standalone", 3, accuracy=[0.1, 0.2, 0.3], done=1, training={"epochs": 5})
@@ -92,6 +92,8 @@ def test_what_is_unfair_is_said(tmp_path: Path) -> None:
     assert "unequal budgets: training.epochs is 1 or 5" in notes
     assert "unequal versions: raysim is 0.1.0 or 0.2.0" in notes
     assert "interrupted after 1 of 2 rounds" in notes
+    changed = [line for line in notes.splitlines() if "its code changed" in line]
+    assert [line.rpartition(": ")[2] for line in changed] == [f"its code changed after round {t}" for t in (1, 2)]
     assert "no run with seed 3" in notes
     assert "no variant has 3 seeds or more: no interval is given" in notes
 

@@ -64,6 +64,7 @@ def test_virtual_time_where_runs_have_it(tmp_path: Path) -> None:
     assert [list(of["rounds_to_0.5"].values()) for of in found.values()] == [[1.0], [2.0], [2.0]]
     assert [list(of.get("virtual_s_to_0.5", {}).values()) for of in found.values()] == [[9.0], [4.0], []]
     assert [list(of.get("virtual_s", {}).values()) for of in found.values()] == [[18.0], [4.0], []]
+    assert [list(of.get("dropped", {}).values()) for of in found.values()] == [[4.0], [4.0], []]
     shown = io.StringIO()
     print_table(comparison, shown)
     assert "virtual s" in shown.getvalue() and "virtual s to 50%" in shown.getvalue()

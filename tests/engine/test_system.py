@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from raysim.launch.assemble import assemble
 from raysim.launch.check import check
 from raysim.launch.run import resume, run
 from raysim.report.load import read_rounds
+from raysim.report.table import rows
 from raysim.scenario.load import Loaded
 from raysim.tracking.memory import MemoryTracker
 from tests.engine.scenarios import loaded, states_of
@@ -118,6 +120,17 @@ def test_who_drops_out_does_not_train() -> None:
     _, rows, values = rounds_on(InProcessBackend(), loaded(SYSTEM, "system.dropout=[0, 1]", "clients.participation=1"))
     assert {row.client for row in rows if row.participated} == {0, 2, 4, 6}
     assert [row["engine/dropped_clients"] for row in values[1:]] == [4, 4, 4]
+
+
+def test_what_a_deadline_costs_is_said(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A run is told when none of its clients counts, and at its end how many did not."""
+    result = run(loaded(SYSTEM, "clients.deadline_s=1e-9"))
+    err = capfd.readouterr().err
+    assert "round 2: no client counts, the 4 selected ones dropped out or were late" in err
+    assert re.search(r"round 3/3 .* 4 dropped out or late", err)
+    assert dict(rows(result.summary))["dropped out or late"] == "12 times a selected client"
+    run(loaded("system={availability: 0}", "rounds=1"))
+    assert "round 1: no client counts, none was available" in capfd.readouterr().err
 
 
 def test_a_round_in_which_no_client_is_available() -> None:

@@ -72,6 +72,8 @@ def test_a_run_that_stopped_early():
     assert found["rounds"] == "7 of 20, interrupted"
     assert "uploads left out" not in found
     assert dict(rows({**SUMMARY, "rejected_uploads": 3}))["uploads left out"] == "3, which held a NaN or infinity"
+    assert "dropped out or late" not in found
+    assert dict(rows({**SUMMARY, "dropped_clients": 7}))["dropped out or late"] == "7 times a selected client"
     assert found["restarts"] == "2" and found["sent per participant"] == "2.00 KiB up per round"
     assert "accuracy, all clients" not in found and "time" not in found
 
