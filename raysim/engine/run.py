@@ -253,7 +253,8 @@ def _save(recovering: RecoveringBackend, progress: Progress, record: Recorder) -
 def _report_failures(t: int, report: RoundReport, schedule: Schedule, notify: Notify) -> None:
     """Notify the user of failed clients and refused uploads. Raises `HookError` when too many clients failed."""
     for k in report.server.rejected:
-        notify(f"round {t}: the upload of client {k} held a NaN or infinity and was left out")
+        remedy = "a smaller training.lr, or training.clip, may prevent that"
+        notify(f"round {t}: the upload of client {k} held a NaN or infinity and was left out; {remedy}")
     if report.timing is not None and not report.client_reports and not report.failed:
         gone = report.timing.dropped
         why = f"the {gone} selected ones dropped out or were late" if gone else "none was available"

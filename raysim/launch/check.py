@@ -330,14 +330,16 @@ def _try_model(name: str, dataset: DatasetSpec, feature_dim: int) -> None:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         net = _builder(dataset, feature_dim)(name).eval()
         x_B = example(dataset.input_spec, 2)
-        try:
-            rep_BD = net.features(x_B)
-            shapes = {"representation": tuple(rep_BD.shape), "logits": tuple(net.header(rep_BD).shape)}
-        except Exception as error:
-            raise ScenarioError(f"{name}: fails on two samples of {dataset.input_spec}: {where(error)}") from error
-    for (what, shape), width in zip(shapes.items(), (feature_dim, dataset.num_classes), strict=True):
-        if shape != (2, width):
-            raise ScenarioError(f"{name}: the {what} of two samples has the shape {shape}; allowed: {(2, width)}")
+        parts = (("representation", net.features, feature_dim), ("logits", net.header, dataset.num_classes))
+        for what, part, width in parts:
+            try:
+                x_B = part(x_B)
+            except Exception as error:
+                raise ScenarioError(f"{name}: fails on two samples of {dataset.input_spec}: {where(error)}") from error
+            if x_B.shape != (2, width):
+                raise ScenarioError(
+                    f"{name}: the {what} of two samples has the shape {tuple(x_B.shape)}; allowed: {(2, width)}"
+                )
 
 
 def _requests(loaded: Loaded) -> tuple[ResourceRequest, ...]:
