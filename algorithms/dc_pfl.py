@@ -11,7 +11,7 @@ of one client, B batch, R rows of a factor F of a covariance F^T F, G virtual sa
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,13 +24,13 @@ from raysim.core import (
     ClientId,
     Count,
     NonNegative,
+    NonNegativeInt,
     Positive,
     Server,
     Weights,
     message,
     weights,
 )
-from raysim.core.fields import Range
 from raysim.core.ops import by_class, class_means, cross_entropy, header_step
 
 
@@ -98,7 +98,7 @@ class DCPFL(Algorithm[Global, ClassStatistics, Global]):
     """Pull with the squared distance instead of the distance."""
     header_lr: Positive = 0.01
     """Learning rate of the server's step on the class means of one client."""
-    virtual_samples: Annotated[int, Range(ge=0)] = 1000
+    virtual_samples: NonNegativeInt = 1000
     """Virtual representations of a refit, over all classes; 0 leaves the refit out (the paper's w/o GC)."""
     refit_epochs: Count = 10
     """Passes over the virtual representations."""

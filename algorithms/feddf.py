@@ -8,13 +8,30 @@ Shapes: P public samples, B batch, C classes.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
-from raysim.core import Algorithm, Batch, Client, ClientId, Count, Model, Positive, Server, Weights, weights
+from raysim.core import (
+    Algorithm,
+    Batch,
+    Client,
+    ClientId,
+    Count,
+    LocalTraining,
+    Model,
+    NonNegativeInt,
+    Positive,
+    Server,
+    Weights,
+    weights,
+)
 from raysim.core.ops import cross_entropy, kl, weighted_mean
+
+Received = Mapping[str, list[tuple[int, Weights]]]
+"""Architecture -> the received models of it, each with its client's number of samples."""
 
 
 @dataclass(frozen=True)
@@ -24,16 +41,12 @@ class FedDF(Algorithm[Model, Model, dict[str, Model]]):
     paper: ClassVar[str] = "Lin et al., NeurIPS 2020, https://arxiv.org/abs/2006.07242"
     public_data: ClassVar[bool] = True
 
-    distill_epochs: int = 1
+    distill_epochs: NonNegativeInt = 1
     """Passes of the server over the public data for each architecture; 0: none, which is FedAvg per architecture."""
     distill_lr: Positive = 1e-3
     """Learning rate of the server's Adam."""
     distill_batch: Count = 128
     """Public samples per step of the server."""
-
-    def check(self, task: Any) -> None:
-        if self.distill_epochs < 0:
-            raise ValueError(f"distill_epochs: {self.distill_epochs} given; allowed: a whole number, at least 0")
 
     def server_start(self, server: Server[dict[str, Model]], registrations: Mapping[ClientId, Any]) -> dict[str, Model]:
         return {name: Model(weights(server.task.model(name))) for name in server.task.architectures}
@@ -49,30 +62,35 @@ class FedDF(Algorithm[Model, Model, dict[str, Model]]):
         return Model(weights(client.net))
 
     def server_update(self, server: Server[dict[str, Model]], ups: Mapping[ClientId, Model]) -> None:
-        teacher_PC = self.ensemble(server, ups) if self.distill_epochs else None
-        by_arch: dict[str, list[tuple[float, Weights]]] = {}
+        received: dict[str, list[tuple[int, Weights]]] = {}
         for k, up in ups.items():
-            by_arch.setdefault(server.arch[k], []).append((server.num_samples[k], up.w))
-        local = replace(server.local, optimizer="adam", lr=self.distill_lr, batch_size=self.distill_batch)
-        for name, received in by_arch.items():
-            net = server.task.model(name)
-            net.load_state_dict(weighted_mean(received))  # Eq. B
-            if teacher_PC is not None:
-                assert server.task.public is not None
-                # Eq. D
-                server.fit(net, self.loss, teacher_PC, data=server.task.public, epochs=self.distill_epochs, local=local)
-            server.state = {**server.state, name: Model(weights(net))}
+            received.setdefault(server.arch[k], []).append((server.num_samples[k], up.w))
+        updated = {name: weighted_mean(models) for name, models in received.items()}  # Eq. B
+        if self.distill_epochs:
+            teacher_PC = self.ensemble(server, received)
+            updated = {name: self.distilled(server, name, mean, teacher_PC) for name, mean in updated.items()}
+        server.state = server.state | {name: Model(w) for name, w in updated.items()}
 
-    def ensemble(self, server: Server[dict[str, Model]], ups: Mapping[ClientId, Model]) -> Tensor:
-        """The mean of all received models' logits on the public data [P, C]."""
+    def ensemble(self, server: Server[Any], received: Received) -> Tensor:
+        """The mean of all received models' logits on the public data [P, C], with one network per architecture."""
         assert server.task.public is not None
-        total_PC: Any = 0.0
-        for k, up in ups.items():
-            net = server.task.model(server.arch[k])
-            net.load_state_dict(up.w)
-            total_PC = total_PC + server.outputs(net, server.task.public).double()
-        return (total_PC / len(ups)).float()  # Eq. C
+        total_PC = torch.zeros(())
+        for name, models in received.items():
+            net = server.task.model(name)
+            for _, w in models:
+                net.load_state_dict(w)
+                total_PC = total_PC + server.outputs(net, server.task.public).double()
+        return (total_PC / sum(map(len, received.values()))).float()  # Eq. C
+
+    def distilled(self, server: Server[Any], name: str, mean: Weights, teacher_PC: Tensor) -> Weights:
+        """The mean of an architecture's models, trained towards the ensemble."""
+        assert server.task.public is not None
+        net = server.task.model(name)
+        net.load_state_dict(mean)
+        local = LocalTraining(optimizer="adam", lr=self.distill_lr, batch_size=self.distill_batch)
+        server.fit(net, self.loss, teacher_PC, data=server.task.public, epochs=self.distill_epochs, local=local)
+        return weights(net)
 
     def loss(self, net: Any, batch: Batch, teacher_PC: Tensor) -> Tensor:
         """KL(softmax(ensemble) || softmax(net))."""
-        return batch.mean(kl(net(batch.x), teacher_PC[batch.index]))
+        return batch.mean(kl(net(batch.x), teacher_PC[batch.index]))  # Eq. D

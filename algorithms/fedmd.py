@@ -14,7 +14,19 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from raysim.core import Algorithm, Batch, Client, ClientId, Count, Server, Task, message
+from raysim.core import (
+    Algorithm,
+    Batch,
+    Client,
+    ClientId,
+    Count,
+    NonNegativeInt,
+    Samples,
+    ScenarioError,
+    Server,
+    Task,
+    message,
+)
 from raysim.core.ops import cross_entropy
 
 
@@ -43,16 +55,25 @@ class FedMD(Algorithm[Request, Scores, Request]):
 
     scored: Count = 5000
     """Public samples that are scored in a round, drawn anew each time; all, if there are fewer."""
-    digest_epochs: Count = 1
-    """Passes over them, towards the mean logits, before a participant trains on its own data."""
-    transfer_epochs: int = 0
-    """Passes over the public data with its labels, then over the own data, in a client's first round; 0: none."""
+    digest_epochs: NonNegativeInt = 1
+    """Passes over them, towards the mean logits, before a participant trains on its own data; 0: none, so that all
+    learn alone."""
+    transfer_epochs: NonNegativeInt = 0
+    """Passes over the public data with its labels, then over the own data, before a client's first round; 0: none. The
+    public data must be a share of the data set: of another one there are no labels."""
 
     def client_model(self, model: Any, task: Task) -> nn.Module:
-        model.register_buffer("began", torch.zeros((), dtype=torch.bool))  # whether it has had its transfer learning
+        if self.transfer_epochs:
+            model.register_buffer("transferred", torch.zeros((), dtype=torch.bool))  # whether it learned from labels
         return model
 
     def server_start(self, server: Server[Request], registrations: Mapping[ClientId, Any]) -> Request:
+        if self.transfer_epochs and bool((public(server.task).y < 0).any()):
+            raise ScenarioError(
+                f"{self.transfer_epochs} given, but the public data is another data set, whose labels are not used; "
+                "allowed: 0, or a share of the same data, such as data.public.share=0.1",
+                key="algorithm.transfer_epochs",
+            )
         return Request(self.draw(server), None, None)
 
     def server_send(self, server: Server[Request], to: ClientId) -> Request:
@@ -60,27 +81,32 @@ class FedMD(Algorithm[Request, Scores, Request]):
 
     def client_update(self, client: Client, down: Request | None) -> Scores:
         assert down is not None
-        assert client.task.public is not None
-        if self.transfer_epochs and not bool(client.net.began):
-            client.fit(cross_entropy, data=client.task.public, epochs=self.transfer_epochs)
+        data = public(client.task)
+        if self.transfer_epochs and not bool(client.net.transferred):
+            client.fit(cross_entropy, data=data, epochs=self.transfer_epochs)
             client.fit(cross_entropy, epochs=self.transfer_epochs)
-            client.net.began.fill_(True)
+            client.net.transferred.fill_(True)
         if down.past_S is not None:
-            past = client.task.public.subset(down.past_S.long())
-            client.fit(self.digest, down.mean_SC, data=past, epochs=self.digest_epochs)  # Eq. B
-        client.fit(cross_entropy)
-        return Scores(client.outputs(client.net, client.task.public.subset(down.index_S.long())))
+            client.fit(self.digest, down.mean_SC, data=data.subset(down.past_S.long()), epochs=self.digest_epochs)
+        client.fit(cross_entropy)  # Eq. D
+        return Scores(client.outputs(client.net, data.subset(down.index_S.long())))  # Eq. A
 
     def digest(self, net: Any, batch: Batch, mean_SC: Tensor) -> Tensor:
-        """The mean distance of logits to the consensus."""
-        return batch.mean((net(batch.x) - mean_SC[batch.index]).abs().mean(1))
+        """The mean absolute difference of logits from the consensus."""
+        return batch.mean((net(batch.x) - mean_SC[batch.index]).abs().mean(1))  # Eq. C
 
     def server_update(self, server: Server[Request], ups: Mapping[ClientId, Scores]) -> None:
-        mean_SC = torch.stack([up.logits_SC for up in ups.values()]).double().mean(0).float()  # Eq. A
-        server.state = Request(self.draw(server), server.state.index_S, mean_SC)
+        # Eq. B
+        mean_SC = sum((up.logits_SC.double() for up in ups.values()), torch.zeros(())) / len(ups)
+        server.state = Request(self.draw(server), server.state.index_S, mean_SC.float())
 
     def draw(self, server: Server[Any]) -> Tensor:
         """Places of the public samples of a round, ascending."""
-        assert server.task.public is not None
-        size = len(server.task.public)
-        return torch.randperm(size, generator=server.rng)[: self.scored].sort().values.int()
+        order = torch.randperm(len(public(server.task)), generator=server.rng)
+        return order[: self.scored].sort().values.int()
+
+
+def public(task: Task) -> Samples:
+    """The public data, which the engine gives every method that declares `public_data`."""
+    assert task.public is not None
+    return task.public

@@ -12,7 +12,7 @@ clusters).
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -20,8 +20,19 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raysim.core import Algorithm, Batch, Client, ClientId, NonNegative, Positive, ScenarioError, Server, Task, message
-from raysim.core.fields import Range
+from raysim.core import (
+    Algorithm,
+    Batch,
+    Client,
+    ClientId,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    ScenarioError,
+    Server,
+    Task,
+    message,
+)
 from raysim.core.ops import cross_entropy
 from raysim.core.ward import ward
 
@@ -63,7 +74,7 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
     """T, by which teachers' and students' logits are divided."""
     square_temperature: bool = True
     """Multiply the distillation loss by T^2, so that gradients do not shrink with T; the paper's formula does not."""
-    warmup: Annotated[int, Range(ge=0)] = 10
+    warmup: NonNegativeInt = 10
     """Rounds of plain local training; logits first go up at the end of the last one."""
     warmup_extra: bool = False
     """The warm-up comes on top of the scenario's rounds: in its first, a client trains for that many more."""

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from raysim.common.errors import RaysimError, RunError, ScenarioError
     from raysim.core.algorithm import Algorithm, AnyAlgorithm, Client, ClientId, Server, SplitModel, Task
     from raysim.core.data import Batch, Samples, tensors
-    from raysim.core.fields import Count, Fraction, NonNegative, Positive
+    from raysim.core.fields import Count, Fraction, NonNegative, NonNegativeInt, Positive
     from raysim.core.fit import LocalTraining
     from raysim.core.messages import Header, Model, Weights, message, weights
 
@@ -25,6 +25,7 @@ __all__ = [
     "LocalTraining",
     "Model",
     "NonNegative",
+    "NonNegativeInt",
     "Positive",
     "RaysimError",
     "RunError",

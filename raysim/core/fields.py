@@ -48,6 +48,7 @@ def number_text(value: float) -> str:
 
 Positive = Annotated[float, Range(gt=0)]
 NonNegative = Annotated[float, Range(ge=0)]
+NonNegativeInt = Annotated[int, Range(ge=0)]
 Fraction = Annotated[float, Range(ge=0, le=1)]
 Count = Annotated[int, Range(ge=1)]
 

@@ -12,6 +12,7 @@ from raysim.core.fields import (
     Count,
     Fraction,
     NonNegative,
+    NonNegativeInt,
     Positive,
     Range,
     check_settings,
@@ -46,6 +47,8 @@ class Toy(Base):
     """Whether."""
     names: tuple[str, ...] = field(default_factory=lambda: ("x",))
     """Some names."""
+    warmup: NonNegativeInt = 0
+    """Rounds before."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Required:
 
 def test_fields_in_order_with_docs_ranges_and_defaults():
     found = {info.name: info for info in settings_fields(Toy)}
-    assert list(found) == ["lr", "rounds", "mode", "share", "decay", "on", "names"]
+    assert list(found) == ["lr", "rounds", "mode", "share", "decay", "on", "names", "warmup"]
     assert found["lr"].doc == "Step size, per step."
     assert found["rounds"].doc == ""
     assert found["mode"].doc == "Which one."
@@ -82,6 +85,7 @@ def test_allowed_in_words():
     assert allowed["share"] == "a number at least 0 and at most 1"
     assert allowed["on"] == "true or false"
     assert allowed["decay"] == "a number at least 0 or null"
+    assert allowed["warmup"] == "a whole number at least 0"
 
 
 @pytest.mark.parametrize(
@@ -112,6 +116,7 @@ def test_range_in_words():
     [
         ({"lr": 0.0}, "lr: 0.0 given; allowed: a number greater than 0"),
         ({"rounds": 0}, "rounds: 0 given; allowed: a whole number at least 1"),
+        ({"warmup": -1}, "warmup: -1 given; allowed: a whole number at least 0"),
         ({"mode": "c"}, "mode: 'c' given; allowed: a, b"),
         ({"share": 1.5}, "share: 1.5 given; allowed: a number at least 0 and at most 1"),
         ({"lr": float("nan")}, "lr: nan given; allowed: a number greater than 0"),
@@ -123,4 +128,4 @@ def test_check_settings_names_field_value_and_what_is_allowed(given: dict[str, A
 
 
 def test_check_settings_lets_good_values_pass():
-    check_settings(Toy(lr=1e9, rounds=1, mode="b", share=1, decay=None))
+    check_settings(Toy(lr=1e9, rounds=1, mode="b", share=1, decay=None, warmup=0))

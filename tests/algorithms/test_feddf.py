@@ -1,0 +1,298 @@
+"""FedDF against numbers worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from raysim.algorithms.fedavg import FedAvg
+from raysim.algorithms.feddf import FedDF
+from raysim.contract.toy import FOUR, SEED, Toy, toy_model
+from raysim.core import Batch, LocalTraining, Model, Samples, Server, Task, Weights, tensors, weights
+from raysim.core.messages import wire_bytes
+from raysim.core.ops import kl
+from raysim.core.seeds import seeded
+from raysim.core.state import digest
+
+
+class Line(nn.Module):
+    """Samples x [B, 1], logits scale * x * w [B, 2]; w starts at 0."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale, self.w = scale, nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * x * self.w
+
+
+class Normed(nn.Module):
+    """BatchNorm, then the same logit twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bn = nn.BatchNorm1d(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(x).expand(-1, 2)
+
+
+NETS = {"line": lambda: Line(1.0), "steep": lambda: Line(2.0), "normed": Normed}
+ARCH = {0: "line", 1: "steep", 2: "line", 3: "normed", 4: "normed"}
+NUM_SAMPLES = {0: 1, 1: 8, 2: 3, 3: 1, 4: 3}
+
+
+def public(*x: float) -> Samples:
+    """Public data of another data set, without labels."""
+    return tensors(torch.tensor(x)[:, None], torch.full((len(x),), -1))
+
+
+def server_of(data: Samples, built: list[str] | None = None, **local: Any) -> Server[dict[str, Model]]:
+    """built: takes the name of every network that is made from now on."""
+
+    def build(name: str, *key: str) -> nn.Module:
+        if built is not None:
+            built.append(name)
+        return NETS[name]()
+
+    task = Task(2, 1, tuple(NETS), build, public=data)
+    rng = seeded(SEED, "server_update", 1)
+    state = {name: Model(weights(net())) for name, net in NETS.items()}
+    return Server(task, rng, NUM_SAMPLES, t=1, state=state, local=LocalTraining(**local), arch=ARCH)
+
+
+def w(*values: float) -> Model:
+    return Model({"w": torch.tensor(values)})
+
+
+UPS: Mapping[int, Model] = {0: w(1.0, 0.0), 1: w(0.5, 1.0), 2: w(3.0, 0.0)}
+"""Of the clients 0 and 2 with `line`, 1 and 3 samples, and 1 with `steep`, 8 samples."""
+
+
+def of(server: Server[dict[str, Model]], name: str) -> list[float]:
+    return server.state[name].w["w"].tolist()
+
+
+# -- the mean ----------------------------------------------------------------------------------------
+
+
+def test_models_of_one_architecture_are_averaged_by_sample_counts():
+    server = server_of(public(1.0, 2.0))
+    FedDF(distill_epochs=0).server_update(server, UPS)
+    assert of(server, "line") == [2.5, 0.0]  # (1 * 1 + 3 * 3) / 4
+    assert of(server, "steep") == [0.5, 1.0]  # of its one client
+
+
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_the_model_of_an_absent_architecture_stays(epochs: int):
+    server = server_of(public(1.0, 2.0))
+    before = server.state
+    FedDF(distill_epochs=epochs).server_update(server, UPS)
+    assert server.state["normed"] is before["normed"]
+    assert of(server, "line") != [0.0, 0.0] != of(server, "steep")
+
+
+# -- the ensemble ------------------------------------------------------------------------------------
+
+
+def received(ups: Mapping[int, Model]) -> dict[str, list[tuple[int, Weights]]]:
+    found: dict[str, list[tuple[int, Weights]]] = {}
+    for k, up in ups.items():
+        found.setdefault(ARCH[k], []).append((NUM_SAMPLES[k], up.w))
+    return found
+
+
+def test_the_ensemble_is_the_plain_mean_of_all_received_models():
+    # At x = 1: (1, 0), (1, 2) and (3, 0), whatever their sample counts; twice that at x = 2.
+    teacher_PC = FedDF().ensemble(server_of(public(1.0, 2.0)), received(UPS))
+    assert_close(teacher_PC, torch.tensor([[5 / 3, 2 / 3], [10 / 3, 4 / 3]]))
+
+
+def test_received_models_are_not_copied_into_networks_of_their_own():
+    # One network per architecture reads the uploads in turn; another one per architecture is distilled.
+    built: list[str] = []
+    server = server_of(public(1.0, 2.0), built)
+    FedDF().ensemble(server, received(UPS))
+    assert built == ["line", "steep"]
+    FedDF().server_update(server, UPS)
+    assert built == ["line", "steep"] * 3
+    FedDF(distill_epochs=0).server_update(server, UPS)
+    assert len(built) == 6  # without distillation none is needed
+
+
+def test_uploads_stay_as_they_are():
+    ups = {0: w(1.0, 0.0), 2: w(3.0, 0.0)}
+    FedDF().server_update(server_of(public(1.0, 2.0)), ups)
+    assert [up.w["w"].tolist() for up in ups.values()] == [[1.0, 0.0], [3.0, 0.0]]
+
+
+# -- distillation ------------------------------------------------------------------------------------
+
+
+def test_the_loss_is_the_divergence_from_the_ensemble():
+    # The teacher of the sample is row 1, softmax(ln 3, 0) = (3/4, 1/4); the student's is (1/2, 1/2):
+    # 3/4 * ln(3/2) + 1/4 * ln(1/2) = 0.304099 - 0.173287. The other direction would be 0.143841.
+    batch = Batch(torch.tensor([[1.0]]), torch.tensor([-1]), torch.tensor([1]))
+    loss = FedDF().loss(Line(1.0), batch, torch.tensor([[9.0, 0.0], [1.0986123, 0.0]]))
+    assert loss.item() == pytest.approx(0.130812, abs=1e-6)
+
+
+def test_one_step_of_distillation_for_every_architecture():
+    # Adam's first step is the learning rate against the sign of the gradient. At x = 1 and, doubled, at x = 2 the
+    # teacher's logits differ by 5/3 - 2/3 = 1. The mean of `line`, (2.5, 0), is surer of class 0 and moves down;
+    # that of `steep`, with 2 * (0.5 - 1) = -1, moves up.
+    server = server_of(public(1.0, 2.0))
+    FedDF(distill_lr=0.1).server_update(server, UPS)
+    assert of(server, "line") == pytest.approx([2.4, 0.1], abs=1e-5)
+    assert of(server, "steep") == pytest.approx([0.6, 0.9], abs=1e-5)
+
+
+def test_passes_and_batch_size_of_the_server():
+    # Two passes over two samples, one in each step, are four steps; so small a rate keeps the signs, and for nearly
+    # equal gradients Adam's later steps are nearly as long as its first.
+    server = server_of(public(1.0, 1.0))
+    FedDF(distill_lr=1e-3, distill_epochs=2, distill_batch=1).server_update(server, UPS)
+    assert of(server, "line") == pytest.approx([2.496, 0.004], abs=1e-5)
+    assert of(server, "steep") == pytest.approx([0.504, 0.996], abs=1e-5)
+
+
+def test_clients_training_settings_do_not_reach_the_server():
+    # A weight decay of 10 would turn the gradients of `steep` around.
+    server = server_of(public(1.0, 2.0), lr=5.0, weight_decay=10.0, clip=1e-12, batch_size=1)
+    FedDF(distill_lr=0.1).server_update(server, UPS)
+    assert of(server, "steep") == pytest.approx([0.6, 0.9], abs=1e-5)
+
+
+def test_running_statistics_are_averaged_and_then_move_towards_the_public_data():
+    # Means 0 and 4 of clients with 1 and 3 samples: 3; variances 1 and 5: (1 + 15) / 4 = 4. The batch (1, 3) has mean 2
+    # and unbiased variance 2, which count a tenth: 0.9 * 3 + 0.1 * 2 and 0.9 * 4 + 0.1 * 2.
+    ups = {}
+    for k, mean, var, count in ((3, 0.0, 1.0, 7), (4, 4.0, 5.0, 9)):
+        net = Normed()
+        net.bn.running_mean.fill_(mean)
+        net.bn.running_var.fill_(var)
+        net.bn.num_batches_tracked.fill_(count)
+        ups[k] = Model(weights(net))
+    found = []
+    for epochs in (0, 1):
+        server = server_of(public(1.0, 3.0))
+        FedDF(distill_epochs=epochs).server_update(server, ups)
+        found.append([float(server.state["normed"].w[f"bn.{name}"]) for name in ("running_mean", "running_var")])
+        assert int(server.state["normed"].w["bn.num_batches_tracked"]) == 7 + epochs  # of the first part
+    assert found == [pytest.approx([3.0, 4.0]), pytest.approx([2.9, 3.8])]
+    assert float(ups[3].w["bn.running_mean"]) == 0.0  # teachers score in eval mode
+
+
+def test_distillation_brings_every_model_nearer_to_the_ensemble():
+    distances = []
+    for epochs in (0, 30):
+        toy = Toy(FedDF(distill_epochs=epochs), "test").run(1)
+        ups = {k: msg for name, k, msg in toy.sent if name == "client_update"}
+        data = toy.task.public
+        assert data is not None
+        total_PC = torch.zeros(())
+        for k, up in ups.items():
+            total_PC = total_PC + toy_net(toy.server.arch[k], up.w).eval()(data.x)
+        distances.append(
+            {
+                name: float(kl(toy_net(name, model.w).eval()(data.x), total_PC / 4).mean())
+                for name, model in toy.server.state.items()
+            }
+        )
+    before, after = distances
+    assert before.keys() == {"flat", "norm", "deep"}
+    assert all(after[name] < before[name] for name in before)
+
+
+def toy_net(name: str, w: Weights) -> nn.Module:
+    net = toy_model(name).requires_grad_(False)
+    net.load_state_dict(w)
+    return net
+
+
+# -- clients -----------------------------------------------------------------------------------------
+
+
+def test_every_client_starts_from_the_servers_model_of_its_architecture():
+    toy = Toy(FedDF(), "test").start()
+    for k, name in enumerate(("flat", "norm", "deep", "flat")):
+        down = FedDF().server_send(toy.server, k)
+        assert_close(down.w, weights(toy_model(name)), rtol=0, atol=0)
+
+
+def test_a_client_that_missed_the_last_round_receives_its_architectures_new_model():
+    # Client 3 has the architecture of client 0, which took part in round 1; that of client 2 had no participant then.
+    toy = Toy(FedDF(), "test").start().round(1, [0, 1])
+    flat = toy.server.state["flat"].w
+    toy.round(2, [2, 3])
+    down = {k: msg.w for name, k, msg in toy.sent[4:] if name == "server_send"}
+    assert_close(down[3], flat, rtol=0, atol=0)
+    assert_close(down[2], weights(toy_model("deep")), rtol=0, atol=0)
+    assert digest(flat) != digest(weights(toy_model("flat")))
+
+
+def test_a_client_replaces_its_whole_model():
+    toy = Toy(FedDF(), "test").start()
+    client = toy._client(1, 1)
+    sent = {name: torch.full_like(part, 2) for name, part in weights(client.net).items()}
+    FedDF().client_receive(client, Model(sent))
+    assert_close(weights(client.net), sent, rtol=0, atol=0)
+
+
+def test_bytes_are_those_of_the_whole_model_each_way():
+    # flat: 16*8+8 and 8*4+4; norm: 3*9+3, 4 * 3 for BatchNorm, 12*8+8 and 8*4+4, and a counter of 8 bytes;
+    # deep: 16*12+12, 12*8+8 and 8*4+4.
+    sizes = {"flat": 172 * 4, "norm": 182 * 4 + 8, "deep": 344 * 4}
+    toy = Toy(FedDF(), "test").run(2)
+    assert len(toy.sent) == 16
+    for _, k, msg in toy.sent:
+        assert wire_bytes(msg) == sizes[toy.server.arch[k]]
+
+
+# -- FedAvg ------------------------------------------------------------------------------------------
+
+COHORTS = ([0, 1, 2, 3], [1, 3], [0, 2, 3])
+
+
+def run(toy: Toy, *cohorts: list[int]) -> Toy:
+    toy.start()
+    for t, cohort in enumerate(cohorts, 1):
+        toy.round(t, cohort)
+    return toy
+
+
+def test_without_distillation_one_architecture_is_fedavg_bit_for_bit(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("raysim.contract.toy.FAMILIES", (("norm",),))
+    plain, default = run(Toy(FedDF(distill_epochs=0), "test"), *COHORTS), run(Toy(FedDF(), "test"), *COHORTS)
+    fedavg = run(Toy(FedAvg(), "test"), *COHORTS)
+    assert digest(plain.server.state["norm"].w) == digest(fedavg.server.state)
+    assert [digest(plain.nets[k]) for k in range(4)] == [digest(fedavg.nets[k]) for k in range(4)]
+    assert [digest(msg.w) for *_, msg in plain.sent] == [digest(msg.w) for *_, msg in fedavg.sent]
+    assert digest(default.server.state["norm"].w) != digest(fedavg.server.state)
+
+
+def test_without_distillation_it_is_fedavg_per_architecture_bit_for_bit(monkeypatch: pytest.MonkeyPatch):
+    # Clients 0 and 2 have `norm`, as all of FedAvg's, 1 and 3 have `flat`.
+    monkeypatch.setattr("raysim.contract.toy.FAMILIES", (("norm", "flat"),))
+    both = run(Toy(FedDF(distill_epochs=0), "test"), *COHORTS)
+    fedavg = run(Toy(FedAvg(), "test", FOUR), [0, 2], [], [0, 2])
+    assert digest(both.server.state["norm"].w) == digest(fedavg.server.state)
+    assert [digest(both.nets[k]) for k in (0, 2)] == [digest(fedavg.nets[k]) for k in (0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        ("distill_epochs", -1, "a whole number at least 0"),
+        ("distill_lr", 0.0, "a number greater than 0"),
+        ("distill_batch", 0, "a whole number at least 1"),
+    ],
+)
+def test_refused_settings(field: str, value: Any, allowed: str):
+    with pytest.raises(ValueError, match=f"^{field}: {value} given; allowed: {allowed}$"):
+        FedDF(**{field: value})
