@@ -22,7 +22,6 @@ from raysim.core import (
     Count,
     NonNegativeInt,
     Samples,
-    ScenarioError,
     Server,
     Task,
     message,
@@ -62,18 +61,19 @@ class FedMD(Algorithm[Request, Scores, Request]):
     """Passes over the public data with its labels, then over the own data, before a client's first round; 0: none. The
     public data must be a share of the data set: of another one there are no labels."""
 
+    def check(self, task: Task) -> None:
+        if self.transfer_epochs and bool((public(task).y < 0).any()):
+            raise ValueError(
+                f"transfer_epochs: {self.transfer_epochs} given, but the public data is another data set, whose labels "
+                "are not used; allowed: 0, or a share of the same data, such as data.public.share=0.1"
+            )
+
     def client_model(self, model: Any, task: Task) -> nn.Module:
         if self.transfer_epochs:
             model.register_buffer("transferred", torch.zeros((), dtype=torch.bool))  # whether it learned from labels
         return model
 
     def server_start(self, server: Server[Request], registrations: Mapping[ClientId, Any]) -> Request:
-        if self.transfer_epochs and bool((public(server.task).y < 0).any()):
-            raise ScenarioError(
-                f"{self.transfer_epochs} given, but the public data is another data set, whose labels are not used; "
-                "allowed: 0, or a share of the same data, such as data.public.share=0.1",
-                key="algorithm.transfer_epochs",
-            )
         return Request(self.draw(server), None, None)
 
     def server_send(self, server: Server[Request], to: ClientId) -> Request:

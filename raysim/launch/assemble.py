@@ -174,9 +174,8 @@ def _public(checked: Checked, data: Dataset) -> Public | None:
         held_P = np.sort(rng.choice(data.num_train, checked.held_back, replace=False))
         return Public(data.raw_M[held_P], data.label_M[held_P], held_P)
     other = load_dataset(given.public.name, given.root, given.format)
-    size = min(given.public.samples or other.num_train, other.num_train)
-    place_P = np.sort(rng.choice(other.num_train, size, replace=False))
-    return Public(other.raw_M[place_P], np.full(size, -1), np.zeros(0, np.int64), other.digest)
+    place_P = np.sort(rng.choice(other.num_train, checked.public_size, replace=False))
+    return Public(other.raw_M[place_P], np.full(len(place_P), -1), np.zeros(0, np.int64), other.digest)
 
 
 def _partition(checked: Checked, data: Dataset, public: Public | None) -> Partition:

@@ -54,16 +54,23 @@ class Checked:
     requests: tuple[ResourceRequest, ...]
     participation: Participation
     files: Files | None = None  # of a user's own data
-    held_back: int = 0  # training samples that are public
+    public_size: int = 0  # P: samples that all parties have
+    held_back: int = 0  # how many of them are training samples, which no client gets
     schedule: RateSchedule = field(default_factory=Constant)
 
     @cached_property
     def task(self) -> Task:
         """What all parties agree on, as far as it is known before the run."""
+        import torch
+
         from raysim.core.algorithm import Task
+        from raysim.core.data import tensors
         from raysim.models.encoders import build_encoder
 
-        build = self.build
+        build, public, size = self.build, None, self.public_size
+        if size:  # as many samples as there will be, with or without labels
+            label = torch.tensor(0 if self.held_back else -1)
+            public = tensors(torch.zeros(()).expand(size, *self.dataset.input_spec.shape), label.expand(size))
         return Task(
             self.dataset.num_classes,
             self.feature_dim,
@@ -71,6 +78,7 @@ class Checked:
             lambda name, *key: build(name),  # whose weights they start from says the run
             self.loaded.scenario.rounds,
             partial(build_encoder, kind=self.dataset.input_spec.kind),
+            public,
         )
 
     @property
@@ -132,7 +140,7 @@ def check(loaded: Loaded) -> Checked:
         dataset = _normalised(stored, loaded)
         loaded = with_count(loaded, read, dataset, partition, split)
         scenario, clients = loaded.scenario, loaded.scenario.clients
-        held_back = public_samples(loaded, stored, partition)
+        public_size, held_back = public_samples(loaded, stored, partition)
         check_partition(
             partition,
             split,
@@ -182,7 +190,18 @@ def check(loaded: Loaded) -> Checked:
     }
     complete = replace(loaded, resolved={**loaded.resolved, **filled})
     checked = Checked(
-        complete, dataset, partition, split, feature_dim, participants, (), participation, files, held_back, schedule
+        complete,
+        dataset,
+        partition,
+        split,
+        feature_dim,
+        participants,
+        (),
+        participation,
+        files,
+        public_size,
+        held_back,
+        schedule,
     )
     if loaded.declared.one_architecture and len(checked.architectures) > 1:
         raise origin.error(

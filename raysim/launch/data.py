@@ -93,11 +93,14 @@ def with_count(loaded: Loaded, data: Dataset | None, dataset: DatasetSpec, parti
     return replace(loaded, scenario=scenario, resolved=resolved)
 
 
-def public_samples(loaded: Loaded, dataset: DatasetSpec, partition: Any) -> int:
-    """How many samples are held back as public data. Raises `ScenarioError` when that section cannot be."""
+def public_samples(loaded: Loaded, dataset: DatasetSpec, partition: Any) -> tuple[int, int]:
+    """How many samples all parties have, and how many of these are training samples that no client gets.
+
+    Raises `ScenarioError` when the section `data.public` cannot be.
+    """
     public = loaded.scenario.data.public
     if public is None:
-        return 0
+        return 0, 0
     if (public.share is None) == (public.name is None):
         raise ScenarioError("give either share, of this data set, or name, of another one", key="data.public")
     if public.name is not None:
@@ -112,7 +115,7 @@ def public_samples(loaded: Loaded, dataset: DatasetSpec, partition: Any) -> int:
                 "allowed: data of the same shape",
                 key="data.public.name",
             )
-        return 0
+        return min(other.train_size, public.samples or other.train_size), 0
     if isinstance(partition, Natural | Listed):
         name = loaded.scenario.data.partition["name"]
         raise ScenarioError(
@@ -126,4 +129,5 @@ def public_samples(loaded: Loaded, dataset: DatasetSpec, partition: Any) -> int:
             f"{public.share:g} given, which is {held} of {dataset.train_size} training samples; allowed: some, not all",
             key="data.public.share",
         )
-    return held if public.samples is None else min(held, public.samples)
+    size = held if public.samples is None else min(held, public.samples)
+    return size, size

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from raysim.algorithms.fedmd import FedMD, Request, Scores
 from raysim.algorithms.standalone import Standalone
 from raysim.contract.toy import SEED, Toy
-from raysim.core import Client, LocalTraining, Samples, ScenarioError, Server, Task, tensors
+from raysim.core import Client, LocalTraining, Samples, Server, Task, tensors
 from raysim.core.messages import wire_components
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
@@ -176,12 +176,12 @@ def test_only_transfer_learning_adds_to_a_clients_state():
 
 def test_transfer_learning_is_refused_without_labels():
     sentence = (
-        "algorithm.transfer_epochs: 2 given, but the public data is another data set, whose labels are not used; "
+        "transfer_epochs: 2 given, but the public data is another data set, whose labels are not used; "
         "allowed: 0, or a share of the same data, such as data.public.share=0.1"
     )
-    with pytest.raises(ScenarioError, match=f"^{re.escape(sentence)}$"):
-        FedMD(transfer_epochs=2).server_start(server_of(TWO), {})
-    assert FedMD(transfer_epochs=2).server_start(server_of(samples([1.0], [1])), {}).index_S.tolist() == [0]
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        FedMD(transfer_epochs=2).check(server_of(TWO).task)
+    FedMD(transfer_epochs=2).check(server_of(samples([1.0], [1])).task)
 
 
 def test_without_transfer_learning_public_labels_are_not_read():

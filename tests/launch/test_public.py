@@ -125,6 +125,13 @@ def test_refused(given: str, key: str, sentence: str) -> None:
     assert f"data.public{'.' if key else ''}{key}: {sentence}" in str(raised.value)
 
 
+def test_labels_of_another_data_set_are_known_not_to_be_there(own: Path) -> None:
+    sets = ["algorithm={name: fedmd, transfer_epochs: 2}"]
+    with pytest.raises(ScenarioError, match=r"algorithm: transfer_epochs: 2 given, but the public data is another"):
+        check(load_scenario(own, sets))
+    check(load_scenario(own, [*sets, "data.public={share: 0.5}"]))
+
+
 def test_a_share_needs_a_partition_that_deals(own: Path) -> None:
     sets = ["data.public={share: 0.5}", "data.partition={name: natural, by: user}", "clients.count=auto"]
     with pytest.raises(ScenarioError, match=r"data.public.share: 0.5 given, but partition natural says whose each"):
