@@ -28,6 +28,7 @@ NUMBERS: Mapping[str, Mapping[str, Any]] = {
     "fedcache": {"neighbours": 1, "alpha": 0.5, "temperature": 1.0},
     "fedclassavg": {"rho": 1.0, "temperature": 0.5, "base_temperature": 0.5},
     "fedgh": {"header_lr": 0.1, "server_epochs": 3},
+    "fedgkt": {"server_model": "short", "server_epochs": 2, "temperature": 1.0, "alpha": 0.5},
     "fedkd": {"small": "norm", "energy_start": 0.5, "energy_end": 0.6},
     "fedproto": {"lambda_": 2.0},
     "fedral": {"blocks": 4, "init_std": 0.5, "matrix_lr": 0.5},
