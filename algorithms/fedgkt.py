@@ -59,20 +59,29 @@ class FedGKT(Algorithm[Teacher, Stage, Kept]):
     """Train a large network at the server on what small ones of clients extract."""
 
     paper: ClassVar[str] = "He et al., NeurIPS 2020, https://arxiv.org/abs/2007.14513"
+    profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"official": {"server_distill": False, "server_epochs": 20}}
 
     server_model: str | None = None
     """Architecture whose later stages the server trains; `null`: the largest of the clients'."""
     server_epochs: Count = 1
     """Passes of the server over what it received."""
+    server_distill: bool = True
+    """The server learns from the clients' logits too; `false`: from the labels alone, as in the released scripts."""
     temperature: Positive = 3.0
     """Of both distillations."""
     alpha: NonNegative = 1.0
     """Weight of both distillations beside the classification loss."""
 
     def check(self, task: Task) -> None:
-        for name in {*task.architectures, self.large(task)}:
-            if len(getattr(task.model(name), "stages", ())) < 2:
-                raise ValueError(f"{name} has no stages; allowed: networks that can be divided, such as hks_resnet8")
+        large = self.large(task)
+        width = {name: channels(task, name, "clients.models") for name in task.architectures}
+        expected = width.get(large) or channels(task, large, "server_model")
+        for name, found in width.items():
+            if found != expected:
+                raise ValueError(
+                    f"clients.models: the first stage of {name} gives {found} channels, but the server's network, of "
+                    f"{large}, reads {expected}; allowed: networks that agree, or another server_model"
+                )
 
     def large(self, task: Task) -> str:
         """The architecture of the server's network."""
@@ -86,24 +95,38 @@ class FedGKT(Algorithm[Teacher, Stage, Kept]):
         return Teacher(server.state.logits[to]) if to in server.state.logits else None
 
     def client_update(self, client: Client, down: Teacher | None) -> Stage:
-        client.fit(self.loss, None if down is None else down.logits_NC)  # Eq. A
-        first = client.net.stages[0]
-        return Stage(client.outputs(first), client.outputs(client.net), client.data.y.int())
+        client.fit(self.loss, None if down is None else down.logits_NC)  # Eq. B
+        # Eq. C
+        return Stage(client.outputs(client.net.stages[0]), client.outputs(client.net), client.data.y.int())
 
     def loss(self, net: Any, batch: Batch, teacher_NC: Tensor | None) -> Tensor:
-        """CE + alpha * T^2 * KL(softmax(teacher / T) || softmax(z / T))."""
+        """Cross-entropy, and the distance to the teacher's softened prediction where there is a teacher."""
         logits_BC = net(batch.x)
-        total = cross_entropy(lambda _: logits_BC, batch, None)
+        labels = cross_entropy(lambda _: logits_BC, batch, None)
         if teacher_NC is None:
-            return total
+            return labels
         t = self.temperature
-        return total + self.alpha * t**2 * batch.mean(kl(logits_BC / t, teacher_NC[batch.index] / t))
+        return labels + self.alpha * t**2 * batch.mean(kl(logits_BC, teacher_NC[batch.index], t))  # Eq. A
 
     def server_update(self, server: Server[Kept], ups: Mapping[ClientId, Stage]) -> None:
-        net, logits = server.state.net, dict(server.state.logits)
+        net = server.state.net
         for _ in range(self.server_epochs):
             for up in ups.values():
-                server.fit(net, self.loss, up.logits_NC, data=tensors(up.out_N, up.y_N.long()), epochs=1)  # Eq. B
+                teacher_NC = up.logits_NC if self.server_distill else None
+                server.fit(net, self.loss, teacher_NC, data=tensors(up.out_N, up.y_N.long()), epochs=1)  # Eq. D
         for k, up in ups.items():
-            logits[k] = server.outputs(net, tensors(up.out_N))
-        server.state = Kept(net, logits)
+            server.state.logits[k] = server.outputs(net, tensors(up.out_N))  # Eq. E
+
+
+def channels(task: Task, name: str, key: str) -> int:
+    """How many channels the first stage of an architecture gives: the rows of its last parameter.
+
+    key: the setting that names the architecture, for the error.
+    """
+    try:
+        stages: Any = getattr(task.model(name), "stages", ())
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None
+    if len(stages) < 2:
+        raise ValueError(f"{key}: {name} has no stages; allowed: networks that can be divided, such as hks_resnet8")
+    return len(list(stages[0].parameters())[-1])

@@ -9,125 +9,139 @@ Shapes: B batch, C classes.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from raysim.core import Algorithm, Batch, Client, ClientId, Model, Server, Task, Weights, weights
+from raysim.core import Algorithm, Client, ClientId, Model, Server, Task, Weights, weights
 from raysim.core.ops import cross_entropy
 
 
-class Scale:
-    """After a layer, in training: divide by its share of the widest one's outputs, so that their sums are alike."""
-
-    def __init__(self, rate: float) -> None:
-        self.rate = rate
-
-    def __call__(self, layer: nn.Module, given: Any, out: Tensor) -> Tensor:
-        return out / self.rate if layer.training else out
+def scale(rate: float, layer: nn.Module, given: Any, out: Tensor) -> Tensor:
+    """After a layer: divide by its share of the widest one's outputs, so that the next layer's sums are alike."""
+    return out / rate  # Eq. B
 
 
-@dataclass
-class Nested:
-    """The widest network, and what each architecture has of it."""
-
-    widest: Weights
-    parts: dict[str, Model]
+def mask(net: Any, given: Any, logits_BC: Tensor) -> Tensor:
+    """After a network: the logits of classes that the client does not have are 0."""
+    return logits_BC.masked_fill(~net.owned_C, 0.0)  # Eq. C
 
 
 @dataclass(frozen=True)
-class HeteroFL(Algorithm[Model, Model, Nested]):
+class HeteroFL(Algorithm[Model, Model, dict[str, Model]]):
     """Average nested networks of several widths, number by number."""
 
     paper: ClassVar[str] = "Diao et al., ICLR 2021, https://arxiv.org/abs/2010.01264"
 
     scaler: bool = True
-    """Divide a narrow layer's outputs by its share of the widest one's, in training."""
+    """Divide a narrow layer's outputs by its share of the widest one's."""
     masked: bool = True
-    """Classes that a client does not have are left out of its loss, and its rows of them out of the mean."""
+    """A client's logits of classes that it does not have are 0, and its header's rows of them are left out of the
+    mean."""
     agg: Literal["uniform", "weighted"] = "uniform"
     """How clients count in the mean: all alike (the paper), or by their samples."""
 
     def check(self, task: Task) -> None:
-        wide = widest(task)
-        full = shapes_of(task.model(wide))
-        for name in task.architectures:
-            if not is_narrower(shapes_of(task.model(name)), full):
+        nets = initial(task)
+        wide = widest(nets)
+        for name, part in nets.items():
+            if not is_block(part, nets[wide]):
                 raise ValueError(
-                    f"clients.models: {name} is no narrower {wide}; allowed: one network in several widths"
+                    f"clients.models: {name} is no leading part of {wide}; allowed: one network in several widths, "
+                    "such as heterofl_cnn_a, heterofl_cnn_b and heterofl_cnn_c"
                 )
 
     def client_model(self, model: Any, task: Task) -> nn.Module:
         if self.scaler:
-            wide = dict(task.model(widest(task)).named_modules())
+            nets = initial(task)
+            wide = nets[widest(nets)]
             for name, layer in model.named_modules():
-                if isinstance(layer, nn.Linear | nn.Conv2d) and layer is not model.header:
-                    rate = layer.weight.shape[0] / wide[name].weight.shape[0]
+                if isinstance(layer, nn.Linear | nn.Conv2d):
+                    rate = len(layer.weight) / len(wide[f"{name}.weight"])
                     if rate < 1:
-                        layer.register_forward_hook(Scale(rate))
+                        layer.register_forward_hook(partial(scale, rate))
+        if self.masked:
+            model.register_buffer("owned_C", torch.ones(task.num_classes, dtype=torch.bool))  # until it takes part
+            model.register_forward_hook(mask)
         return model
 
-    def server_start(self, server: Server[Nested], registrations: Mapping[ClientId, Any]) -> Nested:
-        return self.nested(weights(server.task.model(widest(server.task))), server.task)
+    def server_start(self, server: Server[dict[str, Model]], registrations: Mapping[ClientId, Any]) -> dict[str, Model]:
+        nets = initial(server.task)
+        return blocks(nets[widest(nets)], nets)
 
-    def server_send(self, server: Server[Nested], to: ClientId) -> Model:
-        return server.state.parts[server.arch[to]]
+    def server_send(self, server: Server[dict[str, Model]], to: ClientId) -> Model:
+        return server.state[server.arch[to]]
 
     def client_receive(self, client: Client, down: Model) -> None:
-        client.net.load_state_dict(down.w)
+        client.net.load_state_dict(down.w, strict=not self.masked)  # all but owned_C
+        if self.masked:
+            client.net.owned_C.copy_(client.data.y.bincount(minlength=client.task.num_classes) > 0)
 
     def client_update(self, client: Client, down: Model | None) -> Model:
-        owned_C = torch.zeros(client.task.num_classes, dtype=torch.bool)
-        owned_C[client.data.y] = True
-        client.fit(self.loss, owned_C if self.masked else None)
-        return Model(weights(client.net))
+        client.fit(cross_entropy)
+        return Model({name: w for name, w in weights(client.net).items() if name != "owned_C"})
 
-    def loss(self, net: Any, batch: Batch, owned_C: Tensor | None) -> Tensor:
-        """Cross-entropy; with `owned_C`, the logits of other classes are 0, as in the paper."""
-        if owned_C is None:
-            return cross_entropy(net, batch, None)
-        return cross_entropy(lambda x: net(x).masked_fill(~owned_C, 0.0), batch, None)
+    def server_update(self, server: Server[dict[str, Model]], ups: Mapping[ClientId, Model]) -> None:
+        nets = {arch: part.w for arch, part in server.state.items()}
+        wide = {
+            name: self.mean(server, name, old, {k: up.w[name] for k, up in ups.items()})
+            for name, old in nets[widest(nets)].items()
+        }
+        server.state = blocks(wide, nets)
 
-    def server_update(self, server: Server[Nested], ups: Mapping[ClientId, Model]) -> None:
-        found: Weights = {}
-        for name, old in server.state.widest.items():
-            total, count = torch.zeros(old.shape, dtype=torch.float64), torch.zeros(old.shape, dtype=torch.float64)
-            for k, up in ups.items():
-                block = tuple(slice(size) for size in up.w[name].shape)
-                share = torch.full(up.w[name].shape, float(server.num_samples[k] if self.agg == "weighted" else 1.0))
-                if self.masked and name.startswith("header."):
-                    others_C = torch.ones(len(old), dtype=torch.bool)
-                    others_C[server.classes[k]] = False
-                    share[others_C] = 0.0
-                total[block] += share * up.w[name]  # Eq. A
-                count[block] += share
-            mean = torch.where(count > 0, total / count.clamp(min=1e-12), old.double())
-            found[name] = mean.to(old.dtype)
-        server.state = self.nested(found, server.task)
+    def mean(self, server: Server[Any], name: str, old: Tensor, parts: Mapping[ClientId, Tensor]) -> Tensor:
+        """A tensor of the widest network: the mean of each number over those who have it; without any, the old one.
 
-    def nested(self, wide: Weights, task: Task) -> Nested:
-        """The widest network and its leading blocks."""
-        parts = {}
-        for name in task.architectures:
-            shape = shapes_of(task.model(name))
-            parts[name] = Model({key: w[tuple(slice(n) for n in shape[key])].clone() for key, w in wide.items()})
-        return Nested(wide, parts)
+        Integer tensors (BatchNorm's batch counter) are taken from the first participant, not averaged.
+        """
+        if not old.is_floating_point():
+            return next(iter(parts.values()))
+        counts = {k: self.counts(server, k, name, part.shape) for k, part in parts.items()}
+        total = torch.zeros(old.shape, dtype=torch.float64)
+        for count in counts.values():
+            leading(total, count.shape).add_(count)
+        mean = old.double().where(total == 0, 0.0)
+        for k, part in parts.items():
+            share = counts[k] / leading(total, part.shape).clamp(min=1)
+            leading(mean, part.shape).add_(share * part.double())  # Eq. D
+        return mean.to(old.dtype)
+
+    def counts(self, server: Server[Any], k: ClientId, name: str, shape: torch.Size) -> Tensor:
+        """How much each number of a client's tensor counts."""
+        rows = server.classes[k] if self.masked and name.startswith("header.") else ...
+        counts = torch.zeros(shape, dtype=torch.float64)
+        counts[rows] = server.num_samples[k] if self.agg == "weighted" else 1
+        return counts
 
 
-def widest(task: Task) -> str:
+def initial(task: Task) -> dict[str, Weights]:
+    """The weights that each architecture starts from."""
+    return {name: weights(task.model(name)) for name in task.architectures}
+
+
+def widest(nets: Mapping[str, Weights]) -> str:
     """The architecture with the most numbers."""
-    return max(task.architectures, key=lambda name: sum(size.numel() for size in shapes_of(task.model(name)).values()))
+    return max(nets, key=lambda name: sum(w.numel() for w in nets[name].values()))
 
 
-def shapes_of(net: nn.Module) -> dict[str, torch.Size]:
-    """The shape of every tensor of a network."""
-    return {name: value.shape for name, value in net.state_dict().items()}
+def leading(w: Tensor, shape: torch.Size) -> Tensor:
+    """The first rows, columns and so on of a tensor, as a view."""
+    return w[tuple(slice(size) for size in shape)]
 
 
-def is_narrower(part: Mapping[str, torch.Size], full: Mapping[str, torch.Size]) -> bool:
-    """Whether every tensor is a leading block of the one of the same name."""
-    return part.keys() == full.keys() and all(
-        len(size) == len(full[name]) and all(a <= b for a, b in zip(size, full[name], strict=True))
-        for name, size in part.items()
+def blocks(wide: Weights, nets: Mapping[str, Weights]) -> dict[str, Model]:
+    """What each architecture has of the widest network."""
+    return {
+        arch: Model({name: leading(wide[name], w.shape).clone() for name, w in part.items()})  # Eq. A
+        for arch, part in nets.items()
+    }
+
+
+def is_block(part: Weights, wide: Weights) -> bool:
+    """Whether every tensor is no larger, in any dimension, than the one of the same name."""
+    return part.keys() == wide.keys() and all(
+        w.dim() == wide[name].dim() and all(a <= b for a, b in zip(w.shape, wide[name].shape, strict=True))
+        for name, w in part.items()
     )

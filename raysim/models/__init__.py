@@ -66,6 +66,12 @@ def _fashion_cnn(name: str, fc1: int) -> ModelSpec:
     return ModelSpec(name, summary, 50, build, _FASHION)
 
 
+def _heterofl_cnn(level: str, share: int) -> ModelSpec:
+    widths = tuple(width // share for width in (64, 128, 256, 512))
+    summary = f"four 3x3 convolutions {widths}; any small image, HeteroFL's level {level}"
+    return ModelSpec(f"heterofl_cnn_{level}", summary, 64, _builder("cnn.pooled_cnn", widths=widths))
+
+
 def _hks_resnet(name: str, blocks: int) -> ModelSpec:
     summary = f"three stages (16, 32, 64) of {blocks} residual block(s); any small image, HKS and FedCache"
     build = _builder("resnet.small_image_resnet", widths=(16, 32, 64), blocks=(blocks,) * 3, kaiming=True)
@@ -113,6 +119,11 @@ _SPECS = (
         _builder("resnet.small_image_resnet", widths=(16, 32), blocks=(1, 1)),
         _DIGITS,
     ),
+    _heterofl_cnn("a", share=1),
+    _heterofl_cnn("b", share=2),
+    _heterofl_cnn("c", share=4),
+    _heterofl_cnn("d", share=8),
+    _heterofl_cnn("e", share=16),
     _hks_resnet("hks_resnet8", blocks=1),
     _hks_resnet("hks_resnet16", blocks=2),
     _hks_resnet("hks_resnet20", blocks=3),

@@ -1,6 +1,6 @@
-"""Plain convolutional networks and perceptrons: the CNN-1..5 families of the papers, small ones for digits.
+"""Plain convolutional networks and perceptrons: the CNN families of the papers, small ones for digits.
 
-The five members of a family have two 5x5 convolutions and two dense layers, and differ in the filters of
+The five members of a CNN-1..5 family have two 5x5 convolutions and two dense layers, and differ in the filters of
 conv2 and in the width of fc1. FedGH, FedSSA and FedRAL use them on CIFAR, FedRAL also on Fashion-MNIST.
 """
 
@@ -76,4 +76,18 @@ def small_cnn(
     layers.append(nn.Flatten())
     widths = (channels * height * width, *hidden, feature_dim)
     layers += [projection(wide, narrow) for wide, narrow in pairwise(widths)]
+    return SplitNet(nn.Sequential(*layers), nn.Linear(feature_dim, num_classes))
+
+
+def pooled_cnn(num_classes: int, input_spec: InputSpec, feature_dim: int, *, widths: tuple[int, ...]) -> SplitNet:
+    """Padded 3x3 convolutions with batch norm and 2x2 pooling between them; the mean over the image goes through D.
+
+    H and W must be at least 2 ** (len(widths) - 1).
+    """
+    layers: list[nn.Module] = []
+    for channels, width in pairwise((input_spec.shape[0], *widths)):
+        # Pooling before ReLU: see five_by_five_cnn.
+        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.MaxPool2d(2), nn.ReLU()]
+    del layers[-2]
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), projection(widths[-1], feature_dim)]
     return SplitNet(nn.Sequential(*layers), nn.Linear(feature_dim, num_classes))

@@ -29,6 +29,7 @@ NUMBERS: Mapping[str, Mapping[str, Any]] = {
     "fedclassavg": {"rho": 1.0, "temperature": 0.5, "base_temperature": 0.5},
     "feddf": {"distill_epochs": 2, "distill_lr": 0.01, "distill_batch": 4},
     "fedgh": {"header_lr": 0.1, "server_epochs": 3},
+    "fedgkt": {"server_model": "short", "server_epochs": 2, "temperature": 1.0, "alpha": 0.5},
     "fedkd": {"small": "norm", "energy_start": 0.5, "energy_end": 0.6},
     "fedmd": {"scored": 5, "digest_epochs": 2, "transfer_epochs": 1},
     "fedproto": {"lambda_": 2.0},

@@ -80,6 +80,9 @@ def count_params(net: nn.Module) -> int:
         ("fmnist_cnn3", FASHION, 10, 66_750),
         ("fmnist_cnn4", FASHION, 10, 48_200),
         ("fmnist_cnn5", FASHION, 10, 29_650),
+        # Convolutions, batch norm, the projection to D = 64, the header.
+        ("heterofl_cnn_a", CIFAR, 10, 1_792 + 73_856 + 295_168 + 1_180_160 + 2 * 960 + 512 * 64 + 64 + 650),
+        ("heterofl_cnn_e", CIFAR, 10, 112 + 296 + 1_168 + 4_640 + 2 * 60 + 32 * 64 + 64 + 650),
         ("hks_resnet8", image(3, 28, 28), 10, 78_042),
         ("hks_resnet16", image(3, 28, 28), 10, 175_258),
         ("hks_resnet20", image(3, 28, 28), 10, 272_474),
