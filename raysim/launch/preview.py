@@ -81,7 +81,9 @@ def preview(checked: Checked) -> Preview:
     models = tuple(_measure(checked, name) for name in checked.task.architectures)
     count = scenario.clients.number
     dataset = checked.dataset
-    pool = dataset.train_size + (dataset.test_size if checked.split in ("pooled811", "listed") else 0)
+    pool = (
+        dataset.train_size - checked.held_back + (dataset.test_size if checked.split in ("pooled811", "listed") else 0)
+    )
     samples = getattr(checked.partition, "samples_per_client", SPLIT_TRAIN[checked.split] * pool / count)
     steps = scenario.training.epochs * samples / scenario.training.batch_size
     turn_s = sum(model.step_s * model.clients for model in models) / count * steps

@@ -115,6 +115,7 @@ def load_sweep(
     if not is_name(name):
         allowed = "letters, digits and . _ -, at most 100, beginning with a letter or digit"
         raise ScenarioError(f"{name!r} given; allowed: {allowed}", key="name", origin=str(path))
+    _check_overrides(raw.get("set", []), "set", str(path))
     base, common = _base(raw, path), [*raw.get("set", []), *sets]
     chosen = _seeds(raw.get("seeds") if seeds is None else seeds, str(path))
     axes = _grid({**raw.get("grid", {}), **(grid or {})}, str(path))
@@ -241,9 +242,7 @@ def _runs(given: Mapping[str, Any], file: str) -> list[tuple[dict[str, str], lis
     axes = given if given and all(isinstance(axis, dict) for axis in given.values()) else {"": given}
     for axis, labelled in axes.items():
         for label, sets in labelled.items():
-            if not isinstance(sets, list) or not all(isinstance(item, str) and "=" in item for item in sets):
-                text = f"{shown(sets)} given; allowed: a list of overrides such as training.lr=0.1"
-                raise ScenarioError(text, key=".".join(filter(None, ("runs", str(axis), str(label)))), origin=file)
+            _check_overrides(sets, ".".join(filter(None, ("runs", str(axis), str(label)))), file)
         if axis and not labelled:
             raise ScenarioError("{} given; allowed: at least one name with overrides", key=f"runs.{axis}", origin=file)
     found = []
@@ -251,6 +250,15 @@ def _runs(given: Mapping[str, Any], file: str) -> list[tuple[dict[str, str], lis
         labels = {str(axis): str(label) for axis, (label, _) in zip(axes, combination, strict=False)}
         found.append((labels, [item for _, sets in combination for item in sets]))
     return found
+
+
+def _check_overrides(given: Any, key: str, file: str) -> None:
+    if not isinstance(given, list) or not all(isinstance(item, str) and "=" in item for item in given):
+        # YAML reads an item with ": " as a mapping unless it stands in quotes.
+        text = (
+            f"{shown(given)} given; allowed: a list of overrides such as training.lr=0.1, in quotes if they have a ':'"
+        )
+        raise ScenarioError(text, key=key, origin=file)
 
 
 def _cell(name: str, label: str, base: Path | Mapping[str, Any], sets: tuple[str, ...], file: Path, fast: bool) -> Cell:

@@ -403,7 +403,7 @@ def test_the_official_server_is_the_released_arithmetic_at_the_clients_rate(lr: 
 
 
 def test_the_engine_tells_the_server_how_clients_train():
-    checked = check(loaded(of_method("fedtgp"), "training.lr=0.03"))
+    checked = check(loaded(*of_method("fedtgp"), "training.lr=0.03"))
     assert ServerWorker(assemble(checked).spec).server.local.lr == 0.03
 
 

@@ -41,14 +41,20 @@ def digits(**changes: Any) -> dict[str, Any]:
     return {**scenario, **changes}
 
 
-FIELDS = {
-    "hks": "warmup: 1",  # by default it would be plain local training in three rounds
+NEEDS = {
+    "hks": ["algorithm.warmup=1"],  # by default it would be plain local training in three rounds
+    "fedavg": ["clients.models=[digits_cnn_s]"],
+    "fedmd": ["data.public={share: 0.2}", "algorithm.scored=100"],
+    "feddf": ["data.public={share: 0.2}"],
+    "heterofl": ["clients.models=[heterofl_cnn_d, heterofl_cnn_e]"],
+    "fedgkt": ["clients.models=[digits_resnet]"],
 }
+"""What a method needs besides its name to show something."""
 
 
-def of_method(name: str) -> str:
-    """The `--set` that makes the tiny scenario one of this method."""
-    return f"algorithm={{name: {name}, {FIELDS[name]}}}" if name in FIELDS else f"algorithm={{name: {name}}}"
+def of_method(name: str) -> list[str]:
+    """The `--set`s that make the tiny scenario one of this method."""
+    return [f"algorithm={{name: {name}}}", *NEEDS.get(name, [])]
 
 
 def loaded(*sets: str, **changes: Any) -> Loaded:

@@ -82,13 +82,9 @@ class Killable(InProcessBackend):
         return super().digests()
 
 
-def of(method: str) -> Loaded:
-    return loaded(of_method(method), *(["clients.models=[digits_resnet]"] if method == "fedavg" else []))
-
-
 @pytest.mark.parametrize("method", algorithm_names())
 def test_deaths_change_nothing(method: str, tmp_path: Path) -> None:
-    given = of(method)
+    given = loaded(*of_method(method))
     expected = outcome(given, InProcessBackend())
     notes: list[str] = []
     killable = Killable(seed=len(method), rate=0.07)

@@ -33,8 +33,7 @@ def environment() -> dict[str, str]:
 
 def curves(method: str) -> dict[str, Any]:
     """Three rounds of a method on digits: every kept metric per round, and the digest of all state."""
-    models = "[digits_cnn_s]" if method == "fedavg" else "[digits_mlp64, digits_cnn_s, digits_resnet]"
-    checked = check(loaded(of_method(method), f"clients.models={models}"))
+    checked = check(loaded(*of_method(method)))
     assembly = assemble(checked)
     backend, memory = InProcessBackend(), MemoryTracker()
     backend.start(assembly.spec, assembly.raw)

@@ -52,9 +52,9 @@ class Cut(MemoryTracker):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("method", ["fedgh", "fedcache", "hks", "dc_pfl"])
+@pytest.mark.parametrize("method", ["fedgh", "fedcache", "hks", "dc_pfl", "fedmd", "fedgkt"])
 def test_a_run_that_was_cut_off_goes_on_with_the_same_bits(workplace: Path, method: str) -> None:
-    sets = [of_method(method), "rounds=4", "checkpoint.every=2", "evaluation.every=3"]
+    sets = [*of_method(method), "rounds=4", "checkpoint.every=2", "evaluation.every=3"]
     whole = run(loaded(*sets), quiet=True)
     with pytest.raises(KeyboardInterrupt):
         run(loaded(*sets), quiet=True, trackers=[Cut(3)])

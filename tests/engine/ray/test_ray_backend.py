@@ -90,10 +90,7 @@ def rounds_on(backend: Backend, given: Loaded) -> tuple[str, list[ClientRow], li
 
 @pytest.mark.parametrize("method", algorithm_names())
 def test_bit_identical_on_any_placement(method: str, backends: dict[str, RayBackend]) -> None:
-    sets = [of_method(method), "clients.participation=0.6"]
-    if method == "fedavg":
-        sets.append("clients.models=[hks_resnet8]")
-    given = loaded(*sets)
+    given = loaded(*of_method(method), "clients.participation=0.6")
     here = InProcessBackend()
     digest, rows, values, _ = rounds_on(here, given)
     here.close()
