@@ -18,8 +18,8 @@ from raysim.core.algorithm import AnyAlgorithm, ClientId, Task, only_pixels
 from raysim.core.data import Samples, Transform
 from raysim.core.fit import LocalTraining
 from raysim.core.own_code import OwnCode
+from raysim.core.schedule import Constant, RateSchedule
 from raysim.core.seeds import global_seed
-from raysim.engine.policies.schedule import Constant, RateSchedule
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class RunSpec:
         return self.models[k % len(self.models)]
 
     def local_in(self, t: int) -> LocalTraining:
-        """How clients train in round `t`; in round 0, which trains nobody, as in the first."""
+        """How clients train in round `t`; in round 0, in which no client trains, as in the first."""
         return replace(self.local, lr=self.local.lr * self.schedule.factor(max(t, 1), self.num_rounds))
 
     def fresh_model(self, name: str, *key: int | str) -> Any:

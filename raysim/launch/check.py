@@ -14,12 +14,12 @@ from raysim.common.errors import ScenarioError
 from raysim.common.inputs import image
 from raysim.common.text import expanded, holds_secret
 from raysim.core.own_code import named, where
+from raysim.core.schedule import SCHEDULES, Constant, RateSchedule
 from raysim.data.partition import PARTITIONS, Listed, check_partition, default_split
 from raysim.data.specs import DATASETS, DatasetSpec, Files
 from raysim.engine.checkpoint.storage import is_process_memory
 from raysim.engine.policies.placement import ResourceRequest, parse_ranges
 from raysim.engine.policies.sampling import SELECTIONS, Participation, cohort_size
-from raysim.engine.policies.schedule import SCHEDULES, Constant, RateSchedule
 from raysim.launch.data import files_of, public_samples, read_data, with_count
 from raysim.launch.system import read_system
 from raysim.models import MODELS, build_model, common_feature_dim, incompatibility

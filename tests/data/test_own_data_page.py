@@ -13,6 +13,7 @@ from raysim.data.specs import DATASETS
 from raysim.launch.assemble import assemble
 from raysim.launch.check import check
 from raysim.launch.run import run
+from raysim.launch.verify import verify
 from raysim.scenario.load import load_scenario
 from tests.conftest import REPOSITORY
 from tests.data.own import leaf
@@ -63,6 +64,15 @@ def test_the_whole_scenario_runs_and_is_replayed(workplace: Path, files: Path, m
         else:
             pytest.fail(text)
     assert seen == {"parquet", "csv", "images", "numpy", "femnist"}
+
+
+@pytest.mark.large
+@pytest.mark.ray
+def test_the_whole_scenario_is_the_same_on_any_actors(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(files)
+    traces = verify(load_scenario(yaml.safe_load(blocks("yaml")[0])), [1, 3], kill=False)
+    assert [trace.difference for trace in traces] == [None] * 3
+    assert len(traces[0].rounds[0]) > 10
 
 
 def test_every_key_is_explained() -> None:

@@ -272,6 +272,26 @@ def test_a_sweep(head: Head, raysim: Any, tracking_store: str, tmp_path: Path) -
 
 
 @pytest.mark.large
+def test_own_data(head: Head, raysim: Any, tracking_store: str, workplace: Path) -> None:
+    """The page's own file, scenario and commands."""
+    page = (REPOSITORY / "docs" / "own_data.md").read_text(encoding="utf-8")
+    writing, scenario = (re.search(rf"^```{kind}\n(.*?)^```", page, re.M | re.S) for kind in ("python", "yaml"))
+    assert writing is not None and scenario is not None
+    exec(compile(writing[1], "own_data.md", "exec"), {})
+    Path("mine.yaml").write_text(scenario[1])
+    (line,) = re.findall(r"^raysim (submit mine.yaml .*?) +#", page, re.M)
+    words = line.replace("$PWD", str(workplace)).split()
+    ended = raysim(
+        *words, "--set", "resources.actors=2", "--env", f"MLFLOW_TRACKING_URI={tracking_store}", "--id", "own"
+    )
+    assert ended.code == 0, ended
+    local = run(load_scenario("mine.yaml", ["backend=in_process"]), quiet=True)
+    summary = look(connect(find_address(head.address)), "own")[1].summary
+    assert summary["state_digest"] == local.state_digest
+    assert summary["clients"] == 30
+
+
+@pytest.mark.large
 def test_a_run_goes_on(head: Head, first: Output, raysim: Any, tracking_store: str) -> None:
     """Named by its job alone, to the bits of a run that was never interrupted."""
     there = connect(find_address(head.address))

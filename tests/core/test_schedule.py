@@ -8,8 +8,8 @@ import pytest
 
 import raysim
 from raysim.common.errors import ScenarioError
+from raysim.core.schedule import Constant, Cosine, RateSchedule, Step
 from raysim.engine.inprocess import InProcessBackend
-from raysim.engine.policies.schedule import Constant, Cosine, RateSchedule, Step
 from raysim.launch.assemble import assemble
 from raysim.launch.check import check
 from raysim.scenario.load import load_scenario
