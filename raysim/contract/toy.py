@@ -202,7 +202,7 @@ class Toy:
                 return
         raise self.broken(
             f"check refuses every task with C={C}, D={D}; of different models: {refused}",
-            "a small task should doa small task should do",
+            "a small task should do",
         ) from refused
 
     def start(self) -> Toy:
