@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from raysim.common.errors import ScenarioError
+from raysim.engine.inprocess import InProcessBackend
 from raysim.launch.assemble import Assembly, assemble
 from raysim.launch.check import check
 from raysim.scenario.load import load_scenario
-from tests.engine.scenarios import loaded
+from tests.engine.scenarios import ROUNDS, loaded, outcome
 
 DIGITS, TRAIN = 1797, 1437
 """Samples of scikit-learn's digits, and those that train."""
@@ -150,3 +151,16 @@ def test_a_share_of_own_data(own: Path) -> None:
     assert found.public is not None
     assert len(found.public.held_P) == 30
     assert np.array_equal(np.sort(np.concatenate([dealt(found), found.public.held_P])), np.arange(60))
+
+
+def test_what_the_server_computes_is_counted() -> None:
+    """By hand, for 100 public samples and four participants with a 64-32-10 perceptron.
+
+    A pass forward takes 2 · (64 · 32 + 32 · 10) = 4,736 operations per sample; a step back as many for the weights and
+    2 · 32 · 10 for the hidden layer, 5,376. All four models score the samples once, and their mean learns from them
+    twice.
+    """
+    sets = ["algorithm={name: feddf, distill_epochs: 2}", "data.public={share: 0.2, samples: 100}"]
+    _, _, values = outcome(loaded(*sets, "clients.models=[digits_mlp64]"), InProcessBackend())
+    expected = 4 * 100 * 4_736 + 2 * 100 * (4_736 + 5_376)
+    assert [row["compute/server_flops"] for row in values[1:]] == [expected] * ROUNDS
