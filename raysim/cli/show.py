@@ -80,6 +80,8 @@ def show_description(name: str) -> None:
             console.print(Text(f"data.{key}: {' '.join((Data.model_fields[key].description or '').split())}"))
     elif name in METRICS:
         console.print(Text(METRICS[name]))
+    elif tuple(name.split(".")) in NAMED:
+        show_description(f"{name.rpartition('.')[2]}s")
     elif name in KINDS:
         console.print(Text(f"{KINDS[name]} `raysim describe NAME` explains one.\n"))
         _show_entries(console, None, _entries(name))

@@ -21,6 +21,7 @@ from raysim.comparison.statistics import (
     paired_difference,
     probability_of_improvement,
 )
+from raysim.comparison.sweep_card import SweepCard
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -228,9 +229,13 @@ def compare(*runs: Path | str, targets: Iterable[float] | None = None, baseline:
             raise ScenarioError(f"--target: {target:g} given; allowed: an accuracy greater than 0 and at most 1")
     variants = _variants(measured)
     notes = [f"{run.folder}: no round is done yet; left out" for run in found if run not in measured]
-    if baseline is None and sweep is not None and sweep.baseline in {variant.method for variant in variants}:
-        baseline = sweep.baseline  # else all its runs failed
+    if baseline is None and sweep is not None and sweep.baseline is not None:
+        if sweep.baseline in {variant.method for variant in variants}:
+            baseline = sweep.baseline
+        else:
+            notes.append(f"the sweep's baseline, {sweep.baseline}, has no run: no difference is given")
     notes += list(dict.fromkeys(note for run in measured if run.sweep for note in run.sweep.notes))
+    notes += _cells_without_runs(measured)
     return Comparison(variants, chosen, _baseline(variants, baseline), [*notes, *_notes(variants)])
 
 
@@ -254,7 +259,7 @@ def _variants(runs: Sequence[Run]) -> list[Variant]:
         return key in deciding and any(_differs(key, of_method) for of_method in by_method.values())
 
     labels = [{run.cell.label for run in group if run.cell} for group in groups.values()]
-    labelled = all(len(found) == 1 for found in labels) and len(set().union(*labels)) == len(labels) > 1
+    labelled = all(len(found) == 1 and all(found) for found in labels) and len(set().union(*labels)) == len(labels)
     return [
         Variant(
             {key: deciding.get(key) for key in differing if tells(key, deciding)}, group, *(label if labelled else ())
@@ -274,6 +279,42 @@ def _baseline(variants: Sequence[Variant], given: str | None) -> str | None:
     return given
 
 
+def _cells_without_runs(runs: Sequence[Run]) -> list[str]:
+    """How many cells of the sweeps that these runs are of have none among them."""
+    begun: dict[Path, set[str]] = {}
+    cards: dict[Path, SweepCard] = {}
+    for run in runs:
+        if run.sweep is not None:
+            cell = run.folder.resolve().parent
+            begun.setdefault(cell.parent, set()).add(cell.name)
+            cards[cell.parent] = run.sweep
+    found = []
+    for folder, names in begun.items():
+        if missing := [card.label or name for name, card in cards[folder].cells.items() if name not in names]:
+            labels = list(dict.fromkeys(missing))
+            rest = f" and {len(labels) - 10} more" if len(labels) > 10 else ""
+            what = f"{len(missing)} of {len(cards[folder].cells)} cells of the sweep have no run"
+            found.append(f"{folder.name}: {what}: {', '.join(labels[:10])}{rest}")
+    return found
+
+
+def _same_results(variants: Sequence[Variant]) -> list[str]:
+    """Variants that ended in the same bits, such as a method that is still in its warm-up and Standalone."""
+    of_digest: dict[tuple[int, object], list[str]] = {}
+    for variant in variants:
+        for run in variant.runs:
+            if digest := run.summary.get("state_digest"):
+                of_digest.setdefault((run.seed, digest), []).append(variant.name)
+    seeds: dict[tuple[str, ...], list[int]] = {}
+    for (seed, _), names in of_digest.items():
+        seeds.setdefault(tuple(dict.fromkeys(names)), []).append(seed)
+    return [
+        f"{' and '.join(names)} gave the same networks, bit for bit, with seed {', '.join(map(str, sorted(found)))}"
+        for names, found in seeds.items()
+        if len(names) > 1
+    ]
+
+
 def _notes(variants: Sequence[Variant]) -> list[str]:
     """What makes the comparison less fair or less certain than it looks, a sentence each."""
     found = []
@@ -282,6 +323,7 @@ def _notes(variants: Sequence[Variant]) -> list[str]:
         if len(values) > 1:
             found.append(f"unequal budgets: {key} is {' or '.join(sorted(values))}")
     found += _unequal_settings(variants)
+    found += _same_results(variants)
     for variant in variants:
         cut = [run for run in variant.runs if run.summary.get("rounds", 0) < run.keys.get("rounds", 0)]
         for run in cut:

@@ -60,7 +60,8 @@ def rows(comparison: Comparison, measures: Sequence[str], differences: Collectio
     """The table: a title row, then a row per variant.
 
     differences: the measures after which the paired difference to the baseline stands, where there is a baseline. A
-    measure that some of a variant's runs lack, as a target that they never reached, says how many have it. Where a
+    measure that some of a variant's runs lack, as a target that they never reached, says how many have it; so does a
+    difference to a baseline that lacks some of the variant's seeds. Where a
     paper printed a value, it follows in a column of its own, with the measured mean less it in brackets.
     """
     if comparison.baseline is None:
@@ -85,7 +86,9 @@ def rows(comparison: Comparison, measures: Sequence[str], differences: Collectio
             if measure in printed:
                 row.append(_published(measure, found, papers[variant.name].get(measure)))
             if measure in differences:
-                row.append(cell(measure, comparison.difference(variant.name, measure), sign=True))
+                less = comparison.difference(variant.name, measure)
+                some = f" ({less.n} of {count})" if less is not None and less.n < count else ""
+                row.append(cell(measure, less, sign=True) + some)
         texts = {one.metric: one.text for one in variant.published}
         table.append(row + [texts.get(metric, "-") for metric in unmeasured])
     return table
@@ -181,13 +184,20 @@ _LATEX |= {character: f"\\{character}" for character in "&%$#_{}"}
 
 
 def latex(comparison: Comparison) -> str:
-    r"""All measures as a LaTeX table; it needs `\usepackage{booktabs}`."""
+    r"""The terminal's table in LaTeX; it needs `\usepackage{booktabs}`."""
 
     def escaped(text: str) -> str:
-        return re.sub(r"[\\~^±&%$#_{}]", lambda found: _LATEX[found[0]], text)
+        text = re.sub(r"[\\~^±&%$#_{}]", lambda found: _LATEX[found[0]], text)
+        return re.sub(r"^([+-])(?=\d)", r"$\1$", text)
 
-    head, *body = ([escaped(text) for text in row] for row in rows(comparison, comparison.measures, ACCURACIES))
-    lines = [rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", r"\toprule", " & ".join(head) + r" \\", r"\midrule"]
+    head, *body = ([escaped(text) for text in row] for row in rows(comparison, short(comparison), {"last"}))
+    lines = [
+        r"% \usepackage{booktabs}",
+        rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
+        r"\toprule",
+        " & ".join(head) + r" \\",
+        r"\midrule",
+    ]
     lines += [" & ".join(row) + r" \\" for row in body]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *(f"% {note}" for note in comparison.notes), ""])
 

@@ -84,10 +84,14 @@ class Checked:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What is allowed, but perhaps not what was meant."""
-        training = self.loaded.scenario.training
+        training, rounds = self.loaded.scenario.training, self.loaded.scenario.rounds
+        found = []
         if training.optimizer == "adam" and training.momentum:
-            return (f"training.momentum: {training.momentum:g} is not used, as the optimizer is adam",)
-        return ()
+            found.append(f"training.momentum: {training.momentum:g} is not used, as the optimizer is adam")
+        warmup = self.loaded.settings.get("warmup")
+        if isinstance(warmup, int) and warmup >= rounds:
+            found.append(f"algorithm.warmup: {warmup} given, so that all {rounds} rounds are warm-up")
+        return tuple(found)
 
     @property
     def architectures(self) -> tuple[str, ...]:

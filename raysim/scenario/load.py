@@ -359,7 +359,7 @@ def _sentence(
     key, first = problems[0]
     full = (*prefix, *key)
     if first["type"] == "extra_forbidden":
-        names = list(_section_at(model, key[:-1]).model_fields)
+        names = [*(["name"] if full[:-1] in NAMED_SECTIONS else []), *_section_at(model, key[:-1]).model_fields]
         return origin.error(full, f"unknown key{suggest(key[-1], names)} (allowed: {', '.join(names) or 'none'})")
     if first["type"] == "invalid_key" or first["loc"][-1] == "[key]":
         return origin.error(full, "keys are text; put it in quotes")

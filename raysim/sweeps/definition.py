@@ -40,8 +40,8 @@ KEYS: Mapping[str, type | tuple[type, ...]] = {
 """The keys of a sweep file and the types of their values."""
 
 FAST_NOTE = (
-    "--fast: at most 3 rounds, a tenth of the participants and of the epochs and the first seed of the sweep's file; "
-    "these numbers show that it runs, not which method is better"
+    "--fast: at most 3 rounds, 1 of them warm-up, a tenth of the participants and of the epochs and the first seed of "
+    "the sweep's file; these numbers show that it runs, not which method is better"
 )
 
 _SEEDS = re.compile(r"(\d+)\.\.(\d+)")
@@ -278,6 +278,8 @@ def _fast(loaded: Loaded) -> list[str]:
     # Fewer participants, not fewer clients: where all images are dealt, each of fewer clients only has more of them.
     epochs = math.ceil(scenario.training.epochs / 10)
     sets = [f"rounds={min(scenario.rounds, 3)}", f"training.epochs={epochs}"]
+    if loaded.settings.get("warmup"):  # else nothing but the warm-up would be tried
+        sets.append("algorithm.warmup=1")
     if clients.count != "auto":
         chosen = cohort_size(clients.participation, clients.count)
         sets.append(f"clients.participation={max(math.ceil(chosen / 10), min(chosen, 2)) / clients.count}")

@@ -121,7 +121,7 @@ def print_states(states: Sequence[CellState], file: TextIO | None = None) -> Non
 
 def print_plan(states: Sequence[CellState], costs: Sequence[Cost], parallel: int) -> None:
     """`print_states` with each cell's seconds and bytes, and what is left of them in all."""
-    left_s, unknown = 0.0, 0
+    left_s, longest_s, unknown = 0.0, 0.0, 0
     for one, cost in zip(states, costs, strict=True):
         asked = one.cell.loaded.scenario.rounds
         seconds = "?" if cost.seconds is None else human_seconds(cost.seconds)
@@ -130,11 +130,13 @@ def print_plan(states: Sequence[CellState], costs: Sequence[Cost], parallel: int
         print(f"{one.state:<11} {f'{one.rounds}/{asked}':>9} {seconds:>12} {sent:>9}  {one.cell.name}{reason}")
         if one.state != "done":
             unknown += cost.seconds is None
-            left_s += (cost.seconds or 0.0) * (1 - one.rounds / asked)
+            rest_s = (cost.seconds or 0.0) * (1 - one.rounds / asked)
+            left_s, longest_s = left_s + rest_s, max(longest_s, rest_s)
     print(counts(states))
     if any(one.state != "done" for one in states):
         besides = f", besides {plural(unknown, 'cell')} of unknown length" if unknown else ""
-        print(f"about {human_seconds(left_s / parallel)} with {plural(parallel, 'cell')} at a time{besides}")
+        needed_s = max(left_s / parallel, longest_s)
+        print(f"about {human_seconds(needed_s)} with {plural(parallel, 'cell')} at a time{besides}")
 
 
 def run_and_show(sweep: Sweep, parallel: int | None = None, retry_failed: bool = False) -> int:

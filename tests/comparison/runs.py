@@ -34,6 +34,7 @@ def make_run(
     done: int | None = None,
     virtual_s: float | None = None,
     code_changed: Sequence[int] = (),
+    digest: str | None = None,
     **changes: Any,
 ) -> Path:
     """A run of one participant per round, which sends 1 MiB and receives 2, and computes 10^9 operations.
@@ -74,6 +75,7 @@ def make_run(
         "rounds": rounds[-1] if done is None else done,
         "participants_per_round": 1,
         "partition_digest": partition or f"p{seed}",
+        "state_digest": digest or f"{folder}",
         "versions": {"raysim": version, "python": "3.11", "torch": "2", "numpy": "2"},
         "code": {"changes": [{"after_round": t, "files": ["mine.py"]} for t in code_changed]},
     }

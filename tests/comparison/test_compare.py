@@ -92,10 +92,23 @@ def test_what_is_unfair_is_said(tmp_path: Path) -> None:
     assert "unequal budgets: training.epochs is 1 or 5" in notes
     assert "unequal versions: raysim is 0.1.0 or 0.2.0" in notes
     assert "interrupted after 1 of 2 rounds" in notes
+    assert "bit for bit" not in notes
     changed = [line for line in notes.splitlines() if "its code changed" in line]
     assert [line.rpartition(": ")[2] for line in changed] == [f"its code changed after round {t}" for t in (1, 2)]
     assert "no run with seed 3" in notes
     assert "no variant has 3 seeds or more: no interval is given" in notes
+
+
+def test_equal_results_are_said(tmp_path: Path) -> None:
+    for seed in (2, 1):
+        make_run(tmp_path / f"a{seed}", "hks", seed, digest=f"d{seed}")
+        make_run(tmp_path / f"b{seed}", "standalone", seed, digest=f"d{seed}")
+        make_run(tmp_path / f"c{seed}", "fd", seed, digest="d1")  # of another seed
+    notes = compare(tmp_path).notes
+    assert [note for note in notes if "bit for bit" in note] == [
+        "hks and standalone and fd gave the same networks, bit for bit, with seed 1",
+        "hks and standalone gave the same networks, bit for bit, with seed 2",
+    ]
 
 
 def test_several_data_sets(tmp_path: Path) -> None:
@@ -192,7 +205,31 @@ def test_a_sweep_whose_names_are_not_its_variants_is_named_by_keys(tmp_path: Pat
 
 def test_a_baseline_of_the_sweep_without_a_run_is_left_out(tmp_path: Path) -> None:
     sweep_of(tmp_path, baseline="standalone")
-    assert compare(tmp_path).baseline is None
+    comparison = compare(tmp_path)
+    assert comparison.baseline is None
+    assert "the sweep's baseline, standalone, has no run: no difference is given" in comparison.notes
+
+
+def test_cells_without_a_run_are_counted(tmp_path: Path) -> None:
+    sweep_of(tmp_path / "s")
+    assert not any("no run" in note for note in compare(tmp_path).notes)
+    SweepCard("", {"x": CellCard("X"), "y-1": CellCard("Y"), "y-2": CellCard("Y")}).write(tmp_path / "s")
+    assert "s: 3 of 7 cells of the sweep have no run: X, Y" in compare(tmp_path).notes
+
+
+def test_a_sweep_of_one_variant_has_its_name(tmp_path: Path) -> None:
+    make_run(tmp_path / "a-1" / "run")
+    SweepCard("", {"a-1": CellCard("Ours")}).write(tmp_path)
+    assert [variant.name for variant in compare(tmp_path).variants] == ["Ours"]
+
+
+def test_a_difference_says_how_many_pairs_it_has(tmp_path: Path) -> None:
+    for seed in (1, 2, 3):
+        make_run(tmp_path / f"a{seed}", seed=seed)
+    make_run(tmp_path / "b", "standalone", 1)
+    _, ours, theirs = rows(compare(tmp_path, baseline="standalone"), ["last"], {"last"})
+    assert ours[-1] == "+0.00 (1 of 3)"
+    assert theirs[-1] == "-"
 
 
 def test_a_damaged_card(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -93,7 +94,8 @@ def test_markdown_and_csv(comparison: Comparison, tmp_path: Path) -> None:
 
 def test_latex(comparison: Comparison) -> None:
     text = latex(comparison)
-    assert r"fd\_x" in text and r"worst 10\%" in text and r"$\pm$" in text
+    assert r"fd\_x" in text and r"worst 10\%" in text and r"$\pm$" in text and "booktabs" in text
+    assert re.search(r"& \$[+-]\$\d", text)  # a sign, not a hyphen
     assert len({line.count(" & ") for line in text.splitlines() if line.endswith(r"\\")}) == 1
 
 

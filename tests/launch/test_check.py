@@ -11,6 +11,13 @@ from raysim.launch.check import check
 from tests.engine.scenarios import loaded
 
 
+def test_a_run_that_is_all_warm_up() -> None:
+    assert check(loaded("algorithm={name: hks, warmup: 3}")).warnings == (
+        "algorithm.warmup: 3 given, so that all 3 rounds are warm-up",
+    )
+    assert check(loaded("algorithm={name: hks, warmup: 2}")).warnings == ()
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [

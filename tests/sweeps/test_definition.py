@@ -137,6 +137,9 @@ def test_a_fast_sweep_is_small_and_another(base: Path, tmp_path: Path) -> None:
     assert not fast.card().cells.keys() & full.card().cells.keys()
     assert len(load_sweep(path, grid={"rounds": [50, 100]}, fast=True).cells) == len(fast.cells)  # alike, once cut
     assert "--fast" in fast.card().notes[0] and not full.card().notes
+    only = write(tmp_path, set=["rounds=50", "algorithm.name=hks"], seeds=[1])
+    (hks,) = load_sweep(only, fast=True).cells
+    assert hks.loaded.settings["warmup"] == 1
 
 
 @pytest.mark.parametrize(
