@@ -67,7 +67,10 @@ def test_digits() -> None:
 
 @pytest.mark.parametrize(
     ("sweep", "measures"),
-    [("cifar100", ["last", "best_participants", "total_mib"])],
+    [
+        ("cifar100", ["last", "best_participants", "total_mib"]),
+        ("public", ["last", "at_best_val", "total_mib"]),
+    ],
 )
 def test_the_others(sweep: str, measures: list[str]) -> None:
     rows = tables(sweep)

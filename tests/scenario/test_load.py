@@ -88,7 +88,10 @@ REFUSED = [
     ("trainin.lr=1", "--set trainin.lr=1: trainin: unknown key; did you mean 'training'? (allowed: name, seed, "),
     ("training.lrr=1", "--set training.lrr=1: training.lrr: unknown key; did you mean 'lr'? (allowed: epochs, "),
     ("clients.cout=3", "clients.cout: unknown key; did you mean 'count'?"),
-    ("algorithm.header_l=1", "algorithm.header_l: unknown key; did you mean 'header_lr'? (allowed: name, header_lr, server"),
+    (
+        "algorithm.header_l=1",
+        "algorithm.header_l: unknown key; did you mean 'header_lr'? (allowed: name, header_lr, server",
+    ),
     ("data.partition.classes=1", "data.partition.classes: unknown key; did you mean 'classes_per_client'?"),
     (
         "resources.overrides=[{clients: 0-3, actr: 3}]",
