@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,11 @@ def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, 
     "--fast", is_flag=True, help="Cut rounds, participants and epochs, and take the first seed, to try it in minutes."
 )
 @click.option("--retry-failed", is_flag=True, help="Run failed cells again, too.")
-@click.option("--dry-run", is_flag=True, help="List the cells with their states, seconds and bytes, then stop.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="List the cells with their states, seconds and bytes, for which clients of each variant train for an epoch.",
+)
 @click.option("--status", is_flag=True, help="How far the sweep is, also while another process runs it.")
 @ADDRESS
 def sweep(
@@ -84,7 +89,7 @@ def sweep(
         from raysim.sweeps.display import print_plan
         from raysim.sweeps.estimate import Estimator
 
-        estimator, states = Estimator(loaded), states_of(loaded)
+        estimator, states = Estimator(loaded, partial(click.echo, err=True)), states_of(loaded)
         print_plan(states, estimator.of(states), parallel or os.cpu_count() or 1)
         for note in estimator.notes:
             click.echo(f"note: {note}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from raysim.common.errors import RaysimError
@@ -41,6 +41,7 @@ class Estimator:
     """
 
     sweep: Sweep
+    notify: Callable[[str], None] = lambda text: None  # told what is measured, as that takes seconds to minutes
     notes: list[str] = field(default_factory=list)  # why something could not be estimated, a sentence each
     _costs: dict[str, Cost] = field(default_factory=dict)
     _turns_s: dict[str, float | None] = field(default_factory=dict)
@@ -61,6 +62,7 @@ class Estimator:
         return self._costs[key]
 
     def _estimated(self, cell: Cell) -> Cost:
+        self.notify(f"measuring {cell.name}: {PROBED} clients train for an epoch")
         try:
             checked = check(placed(cell, self.sweep, ["backend=in_process"]))
             without_method = _key(cell, "algorithm")

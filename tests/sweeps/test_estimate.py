@@ -24,7 +24,9 @@ def sweep_of(folder: Path, **content: Any) -> Sweep:
 
 def test_bytes_are_those_of_a_run(workplace: Path) -> None:
     sweep = sweep_of(workplace, seeds="1..2", grid={"algorithm.name": ["lg_fedavg", "standalone"]})
-    first, second, *alone = Estimator(sweep).of(states_of(sweep))
+    told: list[str] = []
+    first, second, *alone = Estimator(sweep, told.append).of(states_of(sweep))
+    assert [text.split()[1] for text in told] == ["lg_fedavg", "standalone"]  # once for all seeds
     assert first == second and alone == [Cost(first.seconds, 0.0)] * 2  # the same steps, and nothing is sent
     result = run(placed(sweep.cells[0], sweep), quiet=True)
     assert first.sent == result.summary["final"]["comm/total_bytes"]
