@@ -106,7 +106,8 @@ def attack(
     click.echo("client  sample  PSNR dB  left of what was seen")
     for one, value in zip(found.images, found.psnrs, strict=True):
         click.echo(f"{one.client:6d}  {one.sample:6d}  {value:7.2f}  {one.distance:.1e}")
-    click.echo(f"{found.run}, round {found.round}, {found.knowledge} attacker, {len(found.images)} images")
+    when = f"round {found.round}, from the state after {found.round - 1}"
+    click.echo(f"{found.run}, {when}, {found.knowledge} attacker, {len(found.images)} images")
     click.echo(f"reconstructions      {found.mean:6.2f} dB")
     click.echo(f"no information: two unrelated images {found.unrelated:.2f} dB, random pixels {found.start:.2f} dB")
     click.echo(draw_attack(found, output))

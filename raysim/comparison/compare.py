@@ -230,10 +230,10 @@ def compare(*runs: Path | str, targets: Iterable[float] | None = None, baseline:
     variants = _variants(measured)
     notes = [f"{run.folder}: no round is done yet; left out" for run in found if run not in measured]
     if baseline is None and sweep is not None and sweep.baseline is not None:
-        if sweep.baseline in {variant.method for variant in variants}:
-            baseline = sweep.baseline
-        else:
-            notes.append(f"the sweep's baseline, {sweep.baseline}, has no run: no difference is given")
+        try:
+            baseline = _baseline(variants, sweep.baseline)
+        except ScenarioError:
+            notes.append(f"the sweep's baseline, {sweep.baseline}, is no variant here: no difference is given")
     notes += list(dict.fromkeys(note for run in measured if run.sweep for note in run.sweep.notes))
     notes += _cells_without_runs(measured)
     return Comparison(variants, chosen, _baseline(variants, baseline), [*notes, *_notes(variants)])
@@ -273,10 +273,14 @@ def _differs(key: str, scenarios: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def _baseline(variants: Sequence[Variant], given: str | None) -> str | None:
+    """The method of this name, as a comparison or a scenario calls it; raises `ScenarioError` unless it is one."""
     methods = list(dict.fromkeys(variant.method for variant in variants))
-    if given is not None and given not in methods:
+    if given is None or given in methods:
+        return given
+    called = {variant.method for variant in variants if given in (variant.name, variant.method.split()[0])}
+    if len(called) != 1:
         raise ScenarioError(f"--baseline: {given} given; allowed: {', '.join(methods)}")
-    return given
+    return called.pop()
 
 
 def _cells_without_runs(runs: Sequence[Run]) -> list[str]:
@@ -330,6 +334,8 @@ def _notes(variants: Sequence[Variant]) -> list[str]:
             done, asked = run.summary.get("rounds"), run.keys.get("rounds")
             found.append(f"{variant.name}, seed {run.seed}: {run.summary.get('status')} after {done} of {asked} rounds")
         for run in variant.runs:
+            if run.diverged is not None:
+                found.append(f"{variant.name}, seed {run.seed}: its loss is not finite in round {run.diverged}")
             found += [f"{variant.name}, seed {run.seed}: its code changed after round {t}" for t in run.code_changes]
         seeds = [run.seed for run in variant.runs]
         for seed in sorted({seed for seed in seeds if seeds.count(seed) > 1}):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -77,6 +78,15 @@ class Run:
         code = self.summary.get("code")
         changes = code.get("changes") if isinstance(code, Mapping) else None
         return [one.get("after_round") for one in changes or () if isinstance(one, Mapping)]
+
+    @property
+    def diverged(self) -> int | None:
+        """The first round whose training or test loss is NaN or infinite; None: none is."""
+        names = [name for name in ("loss/train", "loss/test") if name in self.rounds.column_names]
+        for row in self.rounds.select(["round", *names]).to_pylist():
+            if any(row[name] is not None and not math.isfinite(row[name]) for name in names):
+                return int(row["round"])
+        return None
 
     @property
     def targets(self) -> tuple[float, ...]:

@@ -158,7 +158,10 @@ def print_table(comparison: Comparison, file: TextIO | None = None) -> None:
 
 def legend(comparison: Comparison) -> str:
     """What ± and the differences mean."""
-    text = "± is half the 95% confidence interval over seeds (Student's t)."
+    found = (comparison.estimate(variant.name, "last") for variant in comparison.variants)
+    text = ""
+    if any(one is not None and one.half_width is not None for one in found):
+        text = "± is half the 95% confidence interval over seeds (Student's t)."
     if comparison.baseline is not None:
         text += f" vs baseline: paired over seeds, less {comparison.baseline}."
     if sources := dict.fromkeys(one.source for variant in comparison.variants for one in variant.published):

@@ -214,5 +214,6 @@ def draw_attack(found: Attack, output: Path | str) -> Path:
         show_image(axes[2 * row, column], image.original_HWC, f"client {image.client}\nsample {image.sample}")
         show_image(axes[2 * row + 1, column], image.image_HWC, f"{value:.1f} dB")
     levels = f"{found.mean:.1f} dB; two unrelated images {found.unrelated:.1f} dB"
-    figure.suptitle(f"{found.run}\nround {found.round}, {found.knowledge} attacker: {levels}", fontsize=8, wrap=True)
+    when = f"round {found.round}, from the state after {found.round - 1}"
+    figure.suptitle(f"{found.run}\n{when}, {found.knowledge} attacker: {levels}", fontsize=8, wrap=True)
     return save_figure(figure, file)

@@ -103,6 +103,11 @@ def public_samples(loaded: Loaded, dataset: DatasetSpec, partition: Any) -> tupl
         return 0, 0
     if (public.share is None) == (public.name is None):
         raise ScenarioError("give either share, of this data set, or name, of another one", key="data.public")
+    if public.name == loaded.scenario.data.name:
+        raise ScenarioError(
+            f"{public.name} given, which is the clients' own data; allowed: share, of it, or another data set",
+            key="data.public.name",
+        )
     if public.name is not None:
         other = DATASETS.get(public.name)
         if other is None or not other.train_size:

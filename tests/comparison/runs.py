@@ -35,6 +35,7 @@ def make_run(
     virtual_s: float | None = None,
     code_changed: Sequence[int] = (),
     digest: str | None = None,
+    losses: Sequence[float | None] = (),
     **changes: Any,
 ) -> Path:
     """A run of one participant per round, which sends 1 MiB and receives 2, and computes 10^9 operations.
@@ -60,6 +61,8 @@ def make_run(
         "compute/flops": [0.0, *[1e9] * rounds[-1]],
         "compute/total_flops": [1.5e9 * t for t in rounds],
     }
+    if losses:
+        table["loss/test"] = list(losses)
     if virtual_s is not None:
         table["time/virtual_total_s"] = [None, *[virtual_s * t for t in rounds[1:]]]
         table["engine/dropped_clients"] = [None, *[2] * rounds[-1]]

@@ -99,6 +99,13 @@ def test_what_is_unfair_is_said(tmp_path: Path) -> None:
     assert "no variant has 3 seeds or more: no interval is given" in notes
 
 
+def test_a_loss_that_is_not_finite_is_said(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", losses=[2.0, None, 1.0, 0.5])
+    make_run(tmp_path / "b", "fd", losses=[2.0, None, float("nan"), float("inf")])
+    notes = [note for note in compare(tmp_path).notes if "finite" in note]
+    assert notes == ["fd, seed 1: its loss is not finite in round 2"]
+
+
 def test_equal_results_are_said(tmp_path: Path) -> None:
     for seed in (2, 1):
         make_run(tmp_path / f"a{seed}", "hks", seed, digest=f"d{seed}")
@@ -207,7 +214,7 @@ def test_a_baseline_of_the_sweep_without_a_run_is_left_out(tmp_path: Path) -> No
     sweep_of(tmp_path, baseline="standalone")
     comparison = compare(tmp_path)
     assert comparison.baseline is None
-    assert "the sweep's baseline, standalone, has no run: no difference is given" in comparison.notes
+    assert "the sweep's baseline, standalone, is no variant here: no difference is given" in comparison.notes
 
 
 def test_cells_without_a_run_are_counted(tmp_path: Path) -> None:
@@ -221,6 +228,14 @@ def test_a_sweep_of_one_variant_has_its_name(tmp_path: Path) -> None:
     make_run(tmp_path / "a-1" / "run")
     SweepCard("", {"a-1": CellCard("Ours")}).write(tmp_path)
     assert [variant.name for variant in compare(tmp_path).variants] == ["Ours"]
+
+
+def test_a_baseline_whose_settings_are_told_is_found_by_its_short_name(tmp_path: Path) -> None:
+    for method, rate in (("standalone", 0.1), ("fd", 0.1), ("fd", 9.0)):
+        make_run(tmp_path / f"{method}{rate}", method, training={"epochs": 1, "batch_size": 8, "lr": rate})
+    assert compare(tmp_path, baseline="standalone").baseline == "standalone lr=0.1"
+    with pytest.raises(ScenarioError, match=r"--baseline: fd given; allowed: fd lr=0.1, fd lr=9.0, standalone lr=0.1"):
+        compare(tmp_path, baseline="fd")
 
 
 def test_a_difference_says_how_many_pairs_it_has(tmp_path: Path) -> None:

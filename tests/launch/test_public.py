@@ -113,6 +113,7 @@ def test_another_data_set(own: Path) -> None:
         ("{share: 0.1, samples: 0}", "samples", "0 given; allowed: at least 1"),
         ("{samples: 5}", "", "give either share, of this data set, or name, of another one"),
         ("{share: 0.1, name: cifar10}", "", "give either share, of this data set, or name, of another one"),
+        ("{name: digits}", "name", "digits given, which is the clients' own data; allowed: share, of it, or another"),
         ("{name: cifar101}", "name", "'cifar101' given; did you mean 'cifar10"),
         ("{name: parquet}", "name", "'parquet' given; allowed: digits, fashion_mnist, cifar10"),
         ("{name: cifar10}", "name", "cifar10 given, which has 3x32x32 images, but digits has 1x8x8 images; allowed:"),
