@@ -166,7 +166,7 @@ def legend(comparison: Comparison) -> str:
         text += f" vs baseline: paired over seeds, less {comparison.baseline}."
     if sources := dict.fromkeys(one.source for variant in comparison.variants for one in variant.published):
         text += f" published: {'; '.join(sources)}, and in brackets the measured mean less it."
-    return text
+    return text.lstrip()
 
 
 def markdown(comparison: Comparison) -> str:

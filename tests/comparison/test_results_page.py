@@ -69,6 +69,7 @@ def test_digits() -> None:
     ("sweep", "measures"),
     [
         ("cifar100", ["last", "best_participants", "total_mib"]),
+        ("fashion_mnist", ["last", "last_global"]),
         ("public", ["last", "at_best_val", "total_mib"]),
     ],
 )
