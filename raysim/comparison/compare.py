@@ -334,8 +334,8 @@ def _notes(variants: Sequence[Variant]) -> list[str]:
             done, asked = run.summary.get("rounds"), run.keys.get("rounds")
             found.append(f"{variant.name}, seed {run.seed}: {run.summary.get('status')} after {done} of {asked} rounds")
         for run in variant.runs:
-            if run.diverged is not None:
-                found.append(f"{variant.name}, seed {run.seed}: its loss is not finite in round {run.diverged}")
+            if (t := run.diverged) is not None:
+                found.append(f"{variant.name}, seed {run.seed}: its loss is not finite in round {t}")
             found += [f"{variant.name}, seed {run.seed}: its code changed after round {t}" for t in run.code_changes]
         seeds = [run.seed for run in variant.runs]
         for seed in sorted({seed for seed in seeds if seeds.count(seed) > 1}):

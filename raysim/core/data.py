@@ -8,11 +8,13 @@ Shapes: N samples of one client, B samples of one batch; an image has C channels
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from raysim.core.messages import message
@@ -116,6 +118,13 @@ class AsGiven:
     def augmented(self, raw_B: Tensor, rng: torch.Generator, /) -> Tensor:
         """The same tensor: nothing is drawn."""
         return raw_B
+
+
+def shared(array: NDArray[Any]) -> Tensor:
+    """An array as a tensor of the same memory, also where that is read-only; no code of raysim writes to it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.from_numpy(array)
 
 
 def tensors(x_N: Tensor, y: Tensor | None = None) -> Samples:

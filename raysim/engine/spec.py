@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from raysim.common.shards import Shards
 from raysim.core.algorithm import AnyAlgorithm, ClientId, Task, only_pixels
-from raysim.core.data import Samples, Transform
+from raysim.core.data import Samples, Transform, shared
 from raysim.core.fit import LocalTraining
 from raysim.core.own_code import OwnCode
 from raysim.core.schedule import Constant, RateSchedule
@@ -96,10 +95,8 @@ class RunSpec:
     def _public(self) -> Samples | None:
         if self.public is None:
             return None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the arrays are read-only shared memory, which is never written to
-            raw_P, label_P = map(torch.from_numpy, self.public)
-        return Samples(raw_P, label_P, self.transform)
+        raw_P, label_P = self.public
+        return Samples(shared(raw_P), shared(label_P), self.transform)
 
     @cached_property
     def num_samples(self) -> dict[ClientId, int]:

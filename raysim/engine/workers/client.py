@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import mmap
-import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -23,7 +22,7 @@ from torch import nn
 
 from raysim.common.errors import RunError
 from raysim.core.algorithm import Algorithm, Client, ClientId
-from raysim.core.data import Samples
+from raysim.core.data import Samples, shared
 from raysim.core.messages import Weights, WireSize, nonfinite, pack, unpack, weights, wire_size
 from raysim.core.meter import FlopMeter
 from raysim.core.seeds import global_seed, seeded
@@ -56,11 +55,7 @@ class ClientWorker:
     def __init__(self, spec: RunSpec, raw_M: NDArray[Any], device: str = "cpu") -> None:
         self.spec = spec
         self.device = torch.device(device)
-        with warnings.catch_warnings():
-            # Samples and labels are read-only shared memory; no code of this class writes to them.
-            warnings.simplefilter("ignore")
-            self.raw_M = torch.from_numpy(raw_M)
-            self.label_M = torch.from_numpy(spec.labels)
+        self.raw_M, self.label_M = shared(raw_M), shared(spec.labels)
         self.task = spec.task
         if self.task.public is not None:
             self.task = replace(self.task, public=self.task.public.to(self.device))
