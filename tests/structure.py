@@ -22,7 +22,7 @@ PRIVATE_TERMS = {
     r"survivor": "RecoveringBackend",
     r"crew": "ActorPool",
     r"hello|hellos": "registration",
-    r"settle|settles|settled": "wait, fsync, drain, mark_saved or move_to_own_memory",
+    r"settle|settles|settled": "wait, fsync, drain or mark_saved",
     r"thaw|thawed": "deserialize",
     r"world": "RunSpec",
     r"elastic": "oversubscribable",

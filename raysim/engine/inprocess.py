@@ -46,14 +46,18 @@ class InProcessBackend:
 
     def start(self, spec: RunSpec, raw: Callable[[], NDArray[Any]]) -> None:
         self.spec, self.raw = spec, raw
-        self.recover()
+        self._begin()
 
     def recover(self) -> list[str]:
+        self.worker.states.rows.close()
+        self._begin()
+        return []
+
+    def _begin(self) -> None:
         self.worker = ClientWorker(self.spec, self.raw(), self.device)
         self.server = ServerWorker(self.spec)
         registrations = self.worker.register(range(self.spec.num_clients)) if registers(self.spec.algorithm) else {}
         self.server.start([registrations])
-        return []
 
     def restore(self, files: SavedFiles, storage: Storage) -> None:
         clients, server = files
@@ -113,6 +117,8 @@ class InProcessBackend:
         return MemoryReport(psutil.Process().memory_info().rss / 2**20, self.worker.gpu_peak_mb())
 
     def close(self) -> None:
+        if hasattr(self, "worker"):
+            self.worker.states.rows.close()
         threads, rng = self.before
         torch.set_num_threads(threads)
         torch.set_rng_state(rng)

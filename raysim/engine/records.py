@@ -6,6 +6,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from raysim.common.results import ClientRow
 from raysim.core.algorithm import ClientId
 from raysim.core.messages import WireSize
@@ -48,7 +51,7 @@ class ClientFailure:
 class ClientState:
     """A client's state on its way to another worker."""
 
-    state: Any  # packed
+    row: NDArray[np.uint8]  # see `raysim.engine.workers.states`
     unsaved: bool  # changed since the last checkpoint
 
 

@@ -64,7 +64,7 @@ def loaded(*sets: str, **changes: Any) -> Loaded:
 
 def states_of(backend: InProcessBackend) -> tuple[dict[ClientId, Weights], Weights]:
     """A copy of the state of every client that has trained, and the server's."""
-    clients = {k: weights(net) for k, net in sorted(backend.worker.nets.items())}
+    clients = {k: weights(backend.worker.net(k)) for k in sorted(backend.worker.states.held)}
     return clients, state_tensors(backend.server.server.state)
 
 

@@ -47,7 +47,7 @@ class Killable(InProcessBackend):
         if self.rng.random() < self.rate:
             self.deaths += 1
             if threading.current_thread() is threading.main_thread():  # else a round may be going on
-                self.worker.nets.clear()
+                self.worker.states.held.clear()
                 self.server.server.state = None
             raise LostError(f"{part}: client actor 1 of 1 died")
 
@@ -277,7 +277,7 @@ def test_a_death_in_a_callback_after_a_round_is_recovered() -> None:
         def after_round(t: int) -> None:
             if t in deaths:
                 deaths.remove(t)
-                backend.worker.nets.clear()
+                backend.worker.states.held.clear()
                 raise LostError("the fingerprints: client actor 1 of 1 died")
             seen.append((t, backend.fingerprints(range(spec.num_clients))))
 

@@ -20,13 +20,11 @@ from raysim.algorithms.standalone import Standalone
 from raysim.common.errors import RunError
 from raysim.common.inputs import InputSpec, image
 from raysim.common.results import METRICS
-from raysim.core.messages import pack
 from raysim.data.partition import make_partition
 from raysim.data.shards import make_shards
 from raysim.engine.checkpoint.format import read_clients, read_file, read_server
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
-from raysim.engine.records import ClientState
 from raysim.engine.workers import hooks
 from raysim.engine.workers.client import ClientWorker
 from raysim.engine.workers.hooks import HookError
@@ -351,7 +349,8 @@ def test_checkpoints_hold_every_state(workplace: Path) -> None:
     checked = check(loaded())
     assembly = assemble(checked)
     host = ClientWorker(assembly.spec, assembly.raw())
-    host.adopt({k: ClientState(pack(state), unsaved=False) for k, state in states.items()})
+    for k, state in states.items():
+        host.net(k).load_state_dict(state)
     latest = {row.client: row.correct for row in memory.clients}
     assert {k: one.local.correct for k, one in host.evaluate(took_part).items()} == {k: latest[k] for k in took_part}
     assert read_server(read_file(store.storage, checkpoint.server))[0].tensors.keys() == {"w.weight", "w.bias"}

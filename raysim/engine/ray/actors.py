@@ -107,6 +107,8 @@ class ClientActor:
 
     def setup(self, inputs: Sequence[Any], gpu_share: float) -> Location:
         """Reset to the state before round 1. inputs: references to the RunSpec and the samples."""
+        if self._worker:
+            self._worker.states.rows.close()
         self._worker, self.inputs, self.gpu_share = None, inputs, gpu_share
         return location()
 

@@ -6,11 +6,9 @@ depends on its state, its message, the run's seed and the round, never on the wo
 
 from __future__ import annotations
 
-import copy
-import mmap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from itertools import accumulate
 from time import perf_counter
 from typing import Any
 
@@ -42,11 +40,10 @@ from raysim.engine.records import (
 )
 from raysim.engine.spec import RunSpec
 from raysim.engine.workers.hooks import errors_from, hook
+from raysim.engine.workers.states import ClientStates, Row
 from raysim.engine.workers.time_limit import limit
 
 EVALUATION_BATCH = 512
-LARGE = 1 << 20  # bytes from which a model's weights have memory of their own
-ALIGNMENT = 64  # bytes, as torch aligns tensors: another alignment may choose another kernel
 
 
 class ClientWorker:
@@ -59,9 +56,10 @@ class ClientWorker:
         self.task = spec.task
         if self.task.public is not None:
             self.task = replace(self.task, public=self.task.public.to(self.device))
-        self.nets: dict[ClientId, nn.Module] = {}
+        own = self._own if spec.independent_init else None
+        self.states = ClientStates(spec.models, spec.num_clients, self._template, own)
         self.unsaved: set[ClientId] = set()  # changed since the last checkpoint
-        self.before: dict[ClientId, Weights | None] = {}  # before the round, where `spec.may_discard`; None: as made
+        self.before: dict[ClientId, Row | None] = {}  # before the round, where `spec.may_discard`; None: as made
         self.templates: dict[str, nn.Module] = {}
         self.template_digests: dict[str, str] = {}
         self.meter = FlopMeter()
@@ -72,11 +70,11 @@ class ClientWorker:
         """The registration of every client that has samples, packed."""
         registrations = {}
         for k in (k for k in ids if self.spec.num_samples[k]):
-            client = self.client(k, t=0)
-            with self._hook("client_register", 0, k):
-                registration = self.spec.algorithm.client_register(client)
+            with self.states.changing(k), self._hook("client_register", 0, k):
+                registration = self.spec.algorithm.client_register(self.client(k, t=0))
                 wire_size(registration)  # checks that it is a message: a registration is in no round's bytes
                 registrations[k] = pack(registration)
+            self.unsaved.add(k)
         return registrations
 
     def train(
@@ -93,7 +91,7 @@ class ClientWorker:
         skip: clients that count as failed and do not train.
         """
         received: dict[int | None, tuple[Any, WireSize]] = {None: (None, wire_size(None))}
-        self.before = {k: self._previous(k) for k in ids} if self.spec.may_discard else {}
+        self.before = {k: self.states.row(k) for k in ids} if self.spec.may_discard else {}
         for k in ids:
             position = broadcast.of[k]
             if position is not None and position not in received:
@@ -109,7 +107,8 @@ class ClientWorker:
     def discard(self, ids: Iterable[ClientId]) -> None:
         """Let clients be as they were before the last call of `train`."""
         for k in ids:
-            self._put_back(k, self.before[k])
+            self.states.put(k, self.before[k])
+        self.unsaved &= self.states.held
 
     def evaluate(self, ids: Iterable[ClientId]) -> dict[ClientId, ClientEvaluation]:
         """Test clients' models as they are."""
@@ -119,16 +118,16 @@ class ClientWorker:
 
     def release(self, ids: Iterable[ClientId]) -> dict[ClientId, ClientState]:
         """Remove clients from this worker, for another one."""
-        held = [k for k in ids if k in self.nets]
-        released = {k: ClientState(pack(weights(self.nets.pop(k))), k in self.unsaved) for k in held}
-        self.unsaved.difference_update(held)
+        released = {k: ClientState(row, k in self.unsaved) for k in ids if (row := self.states.row(k)) is not None}
+        for k in released:
+            self.states.put(k, None)
+        self.unsaved.difference_update(released)
         return released
 
     def adopt(self, moved: Mapping[ClientId, ClientState]) -> None:
         """Add clients that another worker released."""
         for k, client in moved.items():
-            state: Weights = unpack(client.state)
-            self.net(k).load_state_dict(state)
+            self.states.put(k, client.row)
             if client.unsaved:
                 self.unsaved.add(k)
 
@@ -136,30 +135,40 @@ class ClientWorker:
         """The files of the clients that changed since the last call, after round `t`, for the caller to write."""
         changed = sorted(self.unsaved)
         self.unsaved = set()
-        yield from client_files(t, ((k, self.nets[k].state_dict()) for k in changed))
+
+        def state(k: ClientId) -> Weights:
+            with self.states.reading(k) as net:
+                return weights(net)
+
+        yield from client_files(t, ((k, state(k)) for k in changed))
 
     def restore(self, file: CheckpointFile, data: bytes) -> None:
         """Load the states of the clients that `file` names from its content."""
         for k, state in read_clients(data, file.clients).items():
-            self.net(k).load_state_dict(state)
+            with self.states.changing(k) as net:
+                net.load_state_dict(state)
 
     def digests(self, ids: Iterable[ClientId]) -> dict[ClientId, str]:
         """SHA-256 of each client's state."""
         found = {}
         for k in ids:
-            if k in self.nets or self.spec.independent_init:
-                found[k] = digest(self.net(k))
-            else:
-                # Clients of one architecture that never took part have equal models.
-                arch = self.spec.arch(k)
-                if arch not in self.template_digests:
-                    self.template_digests[arch] = digest(self._template(arch))
+            arch = self.spec.arch(k)
+            if self._is_template(k) and arch in self.template_digests:
                 found[k] = self.template_digests[arch]
+                continue
+            with self._net_as_is(k) as net:
+                found[k] = digest(net)
+            if self._is_template(k):
+                self.template_digests[arch] = found[k]
         return found
 
     def fingerprints(self, ids: Iterable[ClientId]) -> dict[ClientId, dict[str, str]]:
         """SHA-256 of each tensor of each client."""
-        return {k: {name: digest(value) for name, value in state_tensors(self.net(k)).items()} for k in ids}
+        found = {}
+        for k in ids:
+            with self._net_as_is(k) as net:
+                found[k] = {name: digest(value) for name, value in state_tensors(net).items()}
+        return found
 
     def gpu_peak_mb(self) -> float:
         """Greatest GPU memory this process has used, in MiB; 0 on a CPU."""
@@ -170,34 +179,26 @@ class ClientWorker:
     def _train_tolerating(
         self, k: ClientId, t: int, down: Any, down_size: WireSize, evaluate_before: bool
     ) -> tuple[ClientId, Any, ClientReport | ClientFailure]:
-        """As `_train`, but a failing client keeps its previous state, which must not depend on where it failed."""
-        before = self._previous(k)
+        """As `_train`, but a client that fails counts as failed; its state stays as it was before."""
         try:
             return self._train(k, t, down, down_size, evaluate_before)
         except RunError as error:
-            self._put_back(k, before)
             failed = ClientFailure(str(error), getattr(error, "trace", ""))
             return k, failed, failed
-
-    def _previous(self, k: ClientId) -> Weights | None:
-        """A copy of a client's state, for `_put_back`; None where it is as made."""
-        return weights(self.nets[k]) if k in self.nets else None
-
-    def _put_back(self, k: ClientId, before: Weights | None) -> None:
-        if before is None:
-            self.nets.pop(k, None)
-            self.unsaved.discard(k)
-        else:
-            self.nets[k].load_state_dict(before)
 
     def _train(
         self, k: ClientId, t: int, down: Any, down_size: WireSize, evaluate_before: bool
     ) -> tuple[ClientId, Any, ClientReport]:
         limit_s = self.spec.client_timeout_s
-        if limit_s is None:
-            return self._client_round(k, t, down, down_size, evaluate_before)
-        with limit(limit_s, f"client {k} took longer than failure.client_timeout_s ({limit_s:g} s) in round {t}"):
-            return self._client_round(k, t, down, down_size, evaluate_before)
+        with self.states.changing(k):
+            if limit_s is None:
+                done = self._client_round(k, t, down, down_size, evaluate_before)
+            else:
+                what = f"client {k} took longer than failure.client_timeout_s ({limit_s:g} s) in round {t}"
+                with limit(limit_s, what):
+                    done = self._client_round(k, t, down, down_size, evaluate_before)
+        self.unsaved.add(k)
+        return done
 
     def _client_round(
         self, k: ClientId, t: int, down: Any, down_size: WireSize, evaluate_before: bool
@@ -230,12 +231,11 @@ class ClientWorker:
     def _evaluate(self, k: ClientId) -> ClientEvaluation:
         start = perf_counter()
         self._set_threads(k)
-        net = self.nets.get(k)
-        if net is None:
-            # A client that never took part has its architecture's template; testing it needs no copy.
-            net = self.net(k) if self.spec.independent_init else self._template(self.spec.arch(k))
         test_M, val_M, published_M = self.spec.test.of(k), self.spec.val.of(k), self.spec.global_test
-        with errors_from(lambda: f"the test of client {k} with model {self.spec.arch(k)} failed"):
+        with (
+            self._net_as_is(k) as net,
+            errors_from(lambda: f"the test of client {k} with model {self.spec.arch(k)} failed"),
+        ):
             set_training(net, False)
             local, val_correct, predicted_M = self._score(net, test_M, val_M)
             everyone = None if published_M is None else self._score(net, published_M, val_M[:0])[0]
@@ -265,7 +265,6 @@ class ClientWorker:
         """Client k as its algorithm sees it in round `t`."""
         spec = self.spec
         self._set_threads(k)
-        self.unsaved.add(k)
         return Client(
             id=k,
             task=self.task,
@@ -279,13 +278,21 @@ class ClientWorker:
         )
 
     def net(self, k: ClientId) -> nn.Module:
-        """What client k keeps, made when first asked for."""
-        if k not in self.nets:
-            arch = self.spec.arch(k)
-            net = self._build(arch, k) if self.spec.independent_init else copy.deepcopy(self._template(arch))
-            move_to_own_memory(net)
-            self.nets[k] = net
-        return self.nets[k]
+        """The network of client k, to be worked on: see `ClientStates.open`."""
+        return self.states.open(k)
+
+    def _net_as_is(self, k: ClientId) -> AbstractContextManager[nn.Module]:
+        """The network of client k, to look at. All clients of an architecture that are as made share its template."""
+        if self._is_template(k):
+            return nullcontext(self._template(self.spec.arch(k)))
+        return self.states.reading(k)
+
+    def _is_template(self, k: ClientId) -> bool:
+        """Whether client k is as made, like all clients of its architecture that never took part."""
+        return not (self.spec.independent_init or k in self.states.held or k in self.states.opened)
+
+    def _own(self, k: ClientId) -> nn.Module:
+        return self._build(self.spec.arch(k), k)
 
     def _template(self, arch: str) -> nn.Module:
         if arch not in self.templates:
@@ -307,28 +314,6 @@ class ClientWorker:
 
     def _hook(self, name: str, t: int, k: ClientId, msg: Any = None) -> Any:
         return hook(self.spec.seed, name, t, k, self.spec.algorithm, self.device, msg, self.spec.arch(k))
-
-
-def move_to_own_memory(net: nn.Module) -> None:
-    """Move a large model's weights, on a CPU, to memory of their own, which the system gets back with the model.
-
-    Between the short-lived blocks of training steps, models that move between workers would leave holes: 50 MB in an
-    actor that holds 50 CNNs. Shapes, strides and alignment stay as they were.
-    """
-    dense = [
-        tensor
-        for tensor in (*net.parameters(), *net.buffers())
-        if tensor.device.type == "cpu"
-        and (tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)))
-    ]
-    ends = list(accumulate(-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in dense))
-    if not ends or ends[-1] < LARGE or not hasattr(mmap, "MAP_PRIVATE"):  # Windows has no such memory
-        return
-    block = torch.frombuffer(mmap.mmap(-1, ends[-1], mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8)
-    for tensor, begin in zip(dense, [0, *ends], strict=False):
-        place = block[begin : begin + tensor.nbytes].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
-        place.copy_(tensor.detach())
-        tensor.data = place
 
 
 def registers(algorithm: Algorithm[Any, Any, Any]) -> bool:

@@ -1,0 +1,290 @@
+"""Where clients' states are kept: as bytes in a file, and in a network only while a client is worked on.
+
+A client's state is a row of the file: the memory of its network's parameters and buffers, bit for bit. There are a few
+networks of each architecture, which are filled with one client's row after another, so a client costs no Python object.
+The file has no name: its memory, or its part of a disk, is free again when the last process that has it open ends.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from itertools import accumulate
+from operator import is_
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, UntypedStorage, nn
+
+from raysim.common.errors import RunError
+from raysim.common.files import reason
+from raysim.core.algorithm import ClientId
+
+Row = NDArray[np.uint8]
+"""A client's state as bytes."""
+
+ALIGNMENT = 64  # bytes, as torch aligns tensors: another alignment may choose another kernel
+PAGE = 4096
+LARGE = 1 << 16  # bytes from which a row begins with a page of the file
+
+
+class Shell:
+    """A network whose parameters and buffers are one block of memory, for the row of one client after another.
+
+    Tensors have the shapes and strides of a copy of the template, and share memory where they share it there.
+
+    Attributes:
+        block: what is of each client: first its row, then the buffers that a state_dict leaves out.
+        row: the part of `block` that is the client's state.
+    """
+
+    def __init__(self, template: nn.Module) -> None:
+        self.net = copy.deepcopy(template)
+        self.form = _form(self.net)
+        every = {"remove_duplicate": False}
+        known = {name for name, _ in (*self.net.named_parameters(**every), *self.net.named_buffers(**every))}
+        if unknown := self.form.keys() - known:
+            raise RunError(
+                f"{type(self.net).__name__}: its state_dict holds {min(unknown)}, which is neither a parameter nor a "
+                "buffer; a client's network keeps nothing else"
+            )
+        self.modules = [*self.net.modules()]
+        # What a module is made of; a method may change it.
+        self.parts = [part for one in self.modules for part in (one._parameters, one._buffers, one._modules)]
+        self.values = [value for part in self.parts for value in part.values()]
+        tensors = list({id(value): value for value in self.values if isinstance(value, Tensor)}.values())
+        self.grads = [(tensor, tensor.requires_grad) for tensor in tensors if isinstance(tensor, nn.Parameter)]
+        kept = _storages(value for value in self.net.state_dict().values() if isinstance(value, Tensor))
+        storages = kept | _storages(tensors)
+        ends = [0, *accumulate(_padded(storage.nbytes(), ALIGNMENT) for storage in storages.values())]
+        self.block: Row = torch.empty(ends[-1], dtype=torch.uint8).numpy()
+        self.row = self.block[: ends[len(kept)]]
+        self.remote: list[tuple[Tensor, Tensor]] = []  # on a GPU: the same bytes there and in `block`
+        places: dict[int, UntypedStorage] = {}
+        for (pointer, storage), begin in zip(storages.items(), ends, strict=False):
+            there = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+            here = torch.frombuffer(self.block[begin : begin + storage.nbytes()], dtype=torch.uint8)
+            here.copy_(there)
+            if storage.device.type == "cpu":
+                places[pointer] = here.untyped_storage()
+            else:
+                self.remote.append((there, here))
+        for tensor in tensors:
+            if (place := places.get(tensor.untyped_storage().data_ptr())) is not None:
+                whole = torch.empty(0, dtype=tensor.dtype)
+                tensor.data = whole.set_(place, tensor.storage_offset(), tensor.shape, tensor.stride())
+        self.pointers = [(tensor, tensor.data_ptr()) for tensor in tensors]
+
+    def filled(self) -> None:
+        """Let the network have what was written to `block`, and nothing else of the client before."""
+        for there, here in self.remote:
+            there.copy_(here)
+        for parameter, requires_grad in self.grads:
+            parameter.grad = None
+            if parameter.requires_grad is not requires_grad:
+                parameter.requires_grad_(requires_grad)
+        for module in self.modules:
+            if not module.training:
+                module.training = True
+
+    def collected(self) -> None:
+        """Let `block` have what the network has."""
+        for there, here in self.remote:
+            here.copy_(there)
+
+    @property
+    def intact(self) -> bool:
+        """Whether the network's tensors are still those of `block`; a method may have put others in their place."""
+        values = [value for part in self.parts for value in part.values()]
+        return (
+            len(values) == len(self.values)
+            and all(map(is_, values, self.values))
+            and all(tensor.data_ptr() == pointer for tensor, pointer in self.pointers)
+        )
+
+
+class Rows:
+    """The clients' rows in a file of `size` bytes, of which only those take room that were written."""
+
+    def __init__(self) -> None:
+        if hasattr(os, "memfd_create"):
+            self.file = os.memfd_create("raysim-states")
+        else:
+            with tempfile.TemporaryFile() as file:
+                self.file = os.dup(file.fileno())
+        self.close = weakref.finalize(self, os.close, self.file)  # what is written is then gone
+
+    def read(self, begin: int, into: Row) -> None:
+        """Fill `into` from a row that was written."""
+        if os.preadv(self.file, [into.data], begin) != len(into):
+            raise RunError("the clients' states: the file that holds them is shorter than what was written to it")
+
+    def write(self, begin: int, row: Row) -> None:
+        """Write a row."""
+        try:
+            os.pwrite(self.file, row.data, begin)
+        except OSError as error:
+            raise RunError(f"the clients' states cannot be kept ({reason(error)})") from error
+
+
+class ClientStates:
+    """The states of the clients that a worker holds.
+
+    Attributes:
+        held: clients that have a row; any other is as made.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[str],
+        clients: int,
+        template: Callable[[str], nn.Module],
+        own: Callable[[ClientId], nn.Module] | None = None,
+    ) -> None:
+        """Client k has models[k % len(models)]. template: makes an architecture's network, with the weights that its
+        clients start from. own: makes a client's, where each starts from others."""
+        self.models, self.clients, self.template, self.own = models, clients, template, own
+        self.held: set[ClientId] = set()
+        self.opened: dict[ClientId, Shell] = {}
+        self.free: dict[str, list[Shell]] = {arch: [] for arch in models}
+        self.first: dict[str, Row] = {}  # the block of a client as made
+        self.rows = Rows()
+
+    # -- networks ----------------------------------------------------------------------------------
+
+    def open(self, k: ClientId) -> nn.Module:
+        """The network of client k, to be worked on until `close` or `undo`; the same one when it is open already."""
+        if k not in self.opened:
+            shell = self._shell(self._arch(k))
+            shell.block[:] = self.first[self._arch(k)]
+            if k in self.held:
+                self.rows.read(self._begin(k), shell.row)
+            shell.filled()
+            if k not in self.held and self.own is not None:
+                shell.net.load_state_dict(self.own(k).state_dict())
+            self.opened[k] = shell
+        return self.opened[k].net
+
+    def close(self, k: ClientId) -> None:
+        """Keep the state of an open client as its network has it now."""
+        shell = self.opened.pop(k)
+        if not shell.intact:
+            net, form, shell = shell.net, shell.form, self._shell(self._arch(k))
+            if (found := _form(net)) != form:
+                name = min(name for name, _ in found.items() ^ form.items())
+                raise RunError(
+                    f"client {k} with model {self._arch(k)}: the shape or type of {name} in its network's state_dict "
+                    "changed; a client's network keeps those that client_model gave it"
+                )
+            shell.net.load_state_dict(net.state_dict())
+        shell.collected()
+        self.put(k, shell.row)
+        self.free[self._arch(k)].append(shell)
+
+    def undo(self, k: ClientId) -> None:
+        """Let an open client be as it was before `open`."""
+        shell = self.opened.pop(k)
+        if shell.intact:
+            self.free[self._arch(k)].append(shell)
+
+    @contextmanager
+    def changing(self, k: ClientId) -> Iterator[nn.Module]:
+        """The network of client k, whose state is kept afterwards, unless an exception is raised."""
+        net = self.open(k)
+        try:
+            yield net
+        except BaseException:
+            self.undo(k)
+            raise
+        self.close(k)
+
+    @contextmanager
+    def reading(self, k: ClientId) -> Iterator[nn.Module]:
+        """The network of client k, to look at."""
+        was_open = k in self.opened
+        net = self.open(k)
+        try:
+            yield net
+        finally:
+            if not was_open:
+                self.undo(k)
+
+    # -- rows --------------------------------------------------------------------------------------
+
+    def row(self, k: ClientId) -> Row | None:
+        """A copy of the row of client k; None where it is as made."""
+        if k not in self.held:
+            return None
+        row: Row = np.empty(self._size(k), dtype=np.uint8)
+        self.rows.read(self._begin(k), row)
+        return row
+
+    def put(self, k: ClientId, row: Row | None) -> None:
+        """Let client k have this row; None: be as made."""
+        if row is None:
+            self.held.discard(k)
+        else:
+            self.rows.write(self._begin(k), row)
+            self.held.add(k)
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _shell(self, arch: str) -> Shell:
+        """A shell that is no client's."""
+        if self.free[arch]:
+            return self.free[arch].pop()
+        shell = Shell(self.template(arch))
+        if arch not in self.first:
+            self.first[arch] = shell.block.copy()
+        return shell
+
+    def _arch(self, k: ClientId) -> str:
+        return self.models[k % len(self.models)]
+
+    def _size(self, k: ClientId) -> int:
+        return self.sizes[k % len(self.models)]
+
+    def _begin(self, k: ClientId) -> int:
+        """Where the row of client k begins in the file."""
+        place = k % len(self.models)
+        return self.begins[place] + k // len(self.models) * _stride(self.sizes[place])
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Bytes of a row, by place in `models`."""
+        used = self.models[: self.clients]
+        for arch in dict.fromkeys(used):
+            self.free[arch].append(self._shell(arch))
+        return [len(self.free[arch][0].row) for arch in used]
+
+    @cached_property
+    def begins(self) -> list[int]:
+        """Where the rows of each place in `models` begin in the file; at last, where all end."""
+        counts = [-(-(self.clients - place) // len(self.models)) for place in range(len(self.sizes))]
+        return [0, *accumulate(n * _stride(size) for n, size in zip(counts, self.sizes, strict=True))]
+
+
+def _stride(size: int) -> int:
+    """From one row to the next; large ones share no page, so that each can leave memory by itself."""
+    return _padded(size, PAGE if size >= LARGE else ALIGNMENT)
+
+
+def _padded(size: int, to: int) -> int:
+    return -(-size // to) * to
+
+
+def _form(net: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """What must not change of a network's state."""
+    return {name: (value.shape, value.dtype) for name, value in net.state_dict().items()}
+
+
+def _storages(tensors: Iterable[Tensor]) -> dict[int, UntypedStorage]:
+    """The memory of tensors, by its address, each once."""
+    storages = (tensor.untyped_storage() for tensor in tensors)
+    return {storage.data_ptr(): storage for storage in storages if storage.nbytes()}
