@@ -47,8 +47,8 @@ class Shell:
     def __init__(self, template: nn.Module) -> None:
         self.net = copy.deepcopy(template)
         self.form = _form(self.net)
-        every = {"remove_duplicate": False}
-        known = {name for name, _ in (*self.net.named_parameters(**every), *self.net.named_buffers(**every))}
+        parameters = self.net.named_parameters(remove_duplicate=False)
+        known = {name for name, _ in (*parameters, *self.net.named_buffers(remove_duplicate=False))}
         if unknown := self.form.keys() - known:
             raise RunError(
                 f"{type(self.net).__name__}: its state_dict holds {min(unknown)}, which is neither a parameter nor a "
