@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 from raysim.common.errors import RunError
 from raysim.common.results import ClientRow
 from raysim.core.algorithm import ClientId
-from raysim.engine.policies.metrics import ALL_CLIENTS, PARTICIPANTS, compute_metrics, mean
+from raysim.engine.policies.metrics import ALL_CLIENTS, PARTICIPANTS, Latest, compute_metrics, mean
 from raysim.engine.records import RoundReport
 
 
@@ -20,7 +20,7 @@ class Progress:
     """How far a run is, apart from the clients' and the server's state."""
 
     t: int = -1  # the last round that is done; -1: not even the state before the first was measured
-    latest: dict[ClientId, ClientRow] = field(default_factory=dict)  # last row in which a client was measured
+    latest: Latest = field(default_factory=Latest)  # clients' last tests
     stale: set[ClientId] = field(default_factory=set)  # changed since they were last measured
     totals: dict[str, float] = field(default_factory=lambda: {"bytes": 0, "flops": 0.0})
     best: dict[str, float] = field(default_factory=dict)
@@ -65,14 +65,14 @@ class Progress:
             raise RunError(
                 f"the checkpoint of round {t} does not say how the run stood ({' '.join(str(error).split())})"
             ) from None
-        self.t, self.latest = t, dict(latest)
+        self.t, self.latest = t, Latest(latest.values())
 
     def count(self, report: RoundReport, rows: Sequence[ClientRow], evaluated: bool) -> dict[str, Any]:
         """Add a round to the totals; returns the round's metrics. evaluated: all clients' latest tests are known."""
         reports = report.client_reports.values()
         values: dict[str, Any] = compute_metrics(PARTICIPANTS, [row for row in rows if row.participated])
         if evaluated:
-            values |= compute_metrics(ALL_CLIENTS, list(self.latest.values()))
+            values |= compute_metrics(ALL_CLIENTS, self.latest)
             self.take_best(self.t + 1, values)
             values |= self.best
         for client in reports:

@@ -205,16 +205,16 @@ def _within(within_round: Callable[[int, int], None], of: int, done: int) -> Non
 def _evaluate_unknown(recovering: RecoveringBackend, progress: Progress, record: Recorder) -> None:
     """Test all clients before round 1; in a resumed run those whose latest row is missing."""
     backend = recovering.backend
-    unknown = [k for k in range(backend.spec.num_clients) if k not in progress.latest]
+    unknown = [k for k in range(backend.spec.num_clients) if k not in progress.latest.rows]
     if not unknown:
         return
     # In a resumed run with evaluation.when after_receive, a participant's lost row was of another moment: accuracy/all
     # then counts the client as it is now.
     found = recovering(lambda: backend.evaluate(unknown).result())
     rows = [client_row(backend.spec, progress.rounds, k, None, one) for k, one in found.items()]
-    progress.latest |= {row.client: row for row in rows}
+    progress.latest.update(rows)
     if progress.t < 0:
-        progress.final = compute_metrics(ALL_CLIENTS, rows)
+        progress.final = compute_metrics(ALL_CLIENTS, progress.latest)
         record(0, progress.final, rows)
         progress.t = 0
 
@@ -235,7 +235,7 @@ def _client_rows(
     if missed := sorted(progress.stale - report.evaluations.keys()):
         found = recovering(lambda: backend.evaluate(missed).result())
         rows += [client_row(backend.spec, t, k, None, one) for k, one in found.items()]
-    progress.latest |= {row.client: row for row in rows if row.total is not None}
+    progress.latest.update(row for row in rows if row.total is not None)
     progress.stale.clear()
     return rows
 

@@ -1,9 +1,13 @@
-"""Numbers of a round from the rows of its clients: pure functions, sums in client-id order."""
+"""Numbers of a round from the rows of its clients: sums are exact before they are rounded, so no order matters."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +16,9 @@ from raysim.common.results import ClientRow
 
 Rows = Sequence[ClientRow]
 Labels = NDArray[np.int64]
+T = TypeVar("T")
+_UNIT_BITS = 1074
+"""Every float is a whole number of times 2^-1074."""
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -19,26 +26,125 @@ def mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def std(values: Sequence[float]) -> float | None:
-    """The standard deviation over the population (divided by n); None of nothing."""
-    middle = mean(values)
-    return None if middle is None else math.sqrt(math.fsum((v - middle) ** 2 for v in values) / len(values))
+class Sum:
+    """A sum that values can leave again: exact, and rounded once, as by `math.fsum`, so no order of them matters."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._units = 0  # of 2^-1074
+        self._nonfinite: Counter[str] = Counter()  # "inf" or "nan" -> how often
+
+    def add(self, value: float, times: int = 1) -> None:
+        """Count a value that often; a negative number takes it out."""
+        self.count += times
+        if not math.isfinite(value):
+            self._nonfinite[str(value)] += times
+            return
+        numerator, denominator = value.as_integer_ratio()
+        self._units += times * numerator << _UNIT_BITS + 1 - denominator.bit_length()
+
+    @property
+    def total(self) -> float:
+        """The sum; not finite where a value is not."""
+        nonfinite = [float(value) for value, times in self._nonfinite.items() if times]
+        return math.fsum(nonfinite) if nonfinite else self._units / (1 << _UNIT_BITS)
+
+    @property
+    def mean(self) -> float | None:
+        """The mean; None of nothing."""
+        return self.total / self.count if self.count else None
 
 
-def worst_decile(values: Sequence[float]) -> float | None:
-    """The mean of the smallest tenth of the values, at least one; None of nothing."""
-    return mean(sorted(values)[: math.ceil(len(values) / 10)])
+class Spread:
+    """How values spread: many clients have few different accuracies, so each is kept once, with how many have it."""
+
+    def __init__(self, values: Iterable[float] = ()) -> None:
+        self.times = Counter(values)
+
+    def add(self, value: float, times: int = 1) -> None:
+        """Count a value that often; a negative number takes it out."""
+        self.times[value] += times
+        if not self.times[value]:
+            del self.times[value]
+
+    def __len__(self) -> int:
+        return self.times.total()
+
+    def total(self, f: Callable[[float], float] = lambda value: value) -> float:
+        """The sum of `f` over all values."""
+        found = Sum()
+        for value, times in self.times.items():
+            found.add(f(value), times)
+        return found.total
+
+    @property
+    def mean(self) -> float | None:
+        """The mean; None of nothing."""
+        return self.total() / len(self) if self.times else None
+
+    @property
+    def std(self) -> float | None:
+        """The standard deviation over the population (divided by n); None of nothing."""
+        middle = self.mean
+        return None if middle is None else math.sqrt(self.total(lambda v: (v - middle) ** 2) / len(self))
+
+    @property
+    def worst_decile(self) -> float | None:
+        """The mean of the smallest tenth of the values, at least one; None of nothing."""
+        worst, left = Sum(), math.ceil(len(self) / 10)
+        for value in sorted(self.times):
+            worst.add(value, min(left, self.times[value]))
+            left -= min(left, self.times[value])
+        return worst.mean
+
+    def quantile(self, share: float) -> float | None:
+        """The value below which this share of the values lies, interpolated between two; None of nothing."""
+        if not self.times:
+            return None
+        values = sorted(self.times)
+        ends = list(accumulate(self.times[value] for value in values))
+        place = (len(self) - 1) * share
+        below, above = (values[bisect_right(ends, at)] for at in (math.floor(place), math.ceil(place)))
+        return float(np.quantile([below, above], place - math.floor(place)))
+
+    @property
+    def jain(self) -> float | None:
+        """Jain's index, (sum)^2 / (n * sum of squares): 1 if all are equal, 1/n if one has all; None of nothing."""
+        squares = self.total(lambda v: v * v)
+        return self.total() ** 2 / (len(self) * squares) if squares else 1.0 if self.times else None
 
 
-def quantile(values: Sequence[float], share: float) -> float | None:
-    """The value below which this share of the values lies, interpolated between two; None of nothing."""
-    return float(np.quantile(values, share)) if values else None
+class Latest:
+    """Every client's last row in which it was measured, and what they amount to.
 
+    A row that replaces another leaves the sums and enters them, so that a round takes the time of its participants.
+    """
 
-def jain(values: Sequence[float]) -> float | None:
-    """Jain's index, (sum)^2 / (n * sum of squares): 1 if all values are equal, 1/n if one has all; None of nothing."""
-    squares = math.fsum(v * v for v in values)
-    return math.fsum(values) ** 2 / (len(values) * squares) if squares else 1.0 if values else None
+    def __init__(self, rows: Iterable[ClientRow] = ()) -> None:
+        self.rows: dict[int, ClientRow] = {}
+        self.accuracy = Spread()
+        self.macro_f1, self.loss, self.validation = Sum(), Sum(), Sum()
+        self.without_validation = 0  # rows that were written before raysim measured it
+        self.update(rows)
+
+    def update(self, rows: Iterable[ClientRow]) -> None:
+        """Take these rows in the place of their clients' earlier ones."""
+        for row in rows:
+            if row.client in self.rows:
+                self._count(self.rows[row.client], -1)
+            self._count(row, 1)
+            self.rows[row.client] = row
+
+    def _count(self, row: ClientRow, times: int) -> None:
+        if row.accuracy is not None:
+            self.accuracy.add(row.accuracy, times)
+        if row.macro_f1 is not None:
+            self.macro_f1.add(row.macro_f1, times)
+        if row.loss is not None:
+            self.loss.add(row.loss, times)
+        if row.val_total:
+            self.validation.add((row.val_correct or 0) / row.val_total, times)
+        self.without_validation += times * (row.val_total is None)
 
 
 def by_class(label_M: Labels, predicted_M: Labels, num_classes: int) -> tuple[float | None, list[int]]:
@@ -54,20 +160,8 @@ def by_class(label_M: Labels, predicted_M: Labels, num_classes: int) -> tuple[fl
     return f1, right_C[label_C > 0].tolist()
 
 
-def accuracies(rows: Rows) -> list[float]:
-    """The measured accuracies; a client without test samples has none."""
-    return [row.accuracy for row in rows if row.accuracy is not None]
-
-
-def validation(rows: Rows) -> float | None:
-    """The mean accuracy on validation samples; None if a row was written before raysim measured it."""
-    if any(row.val_total is None for row in rows):
-        return None
-    return mean([(row.val_correct or 0) / row.val_total for row in rows if row.val_total])
-
-
 PARTICIPANTS: Mapping[str, Callable[[Rows], float | int | None]] = {
-    "accuracy/participants": lambda rows: mean(accuracies(rows)),
+    "accuracy/participants": lambda rows: mean([r.accuracy for r in rows if r.accuracy is not None]),
     "accuracy/global": lambda rows: mean([r.global_accuracy for r in rows if r.global_accuracy is not None]),
     "loss/train": lambda rows: mean([r.train_loss for r in rows if r.train_loss is not None]),
     "comm/up_bytes": lambda rows: sum(r.up_bytes for r in rows),
@@ -80,26 +174,23 @@ PARTICIPANTS: Mapping[str, Callable[[Rows], float | int | None]] = {
 }
 """Of the cohort. A new metric is a function here or below, and its meaning in `raysim.common.results.METRICS`."""
 
-ALL_CLIENTS: Mapping[str, Callable[[Rows], float | int | None]] = {
-    "accuracy/all": lambda rows: mean(accuracies(rows)),
-    "accuracy/all_std": lambda rows: std(accuracies(rows)),
-    "accuracy/worst_decile": lambda rows: worst_decile(accuracies(rows)),
-    "accuracy/min": lambda rows: min(accuracies(rows), default=None),
-    "accuracy/decile_1": lambda rows: quantile(accuracies(rows), 0.1),
-    "accuracy/median": lambda rows: quantile(accuracies(rows), 0.5),
-    "accuracy/decile_9": lambda rows: quantile(accuracies(rows), 0.9),
-    "accuracy/jain": lambda rows: jain(accuracies(rows)),
-    "accuracy/macro_f1": lambda rows: mean([r.macro_f1 for r in rows if r.macro_f1 is not None]),
-    "accuracy/val": validation,
-    "loss/test": lambda rows: mean([r.loss for r in rows if r.loss is not None]),
+ALL_CLIENTS: Mapping[str, Callable[[Latest], float | None]] = {
+    "accuracy/all": lambda latest: latest.accuracy.mean,
+    "accuracy/all_std": lambda latest: latest.accuracy.std,
+    "accuracy/worst_decile": lambda latest: latest.accuracy.worst_decile,
+    "accuracy/min": lambda latest: min(latest.accuracy.times, default=None),
+    "accuracy/decile_1": lambda latest: latest.accuracy.quantile(0.1),
+    "accuracy/median": lambda latest: latest.accuracy.quantile(0.5),
+    "accuracy/decile_9": lambda latest: latest.accuracy.quantile(0.9),
+    "accuracy/jain": lambda latest: latest.accuracy.jain,
+    "accuracy/macro_f1": lambda latest: latest.macro_f1.mean,
+    "accuracy/val": lambda latest: None if latest.without_validation else latest.validation.mean,
+    "loss/test": lambda latest: latest.loss.mean,
 }
 """Of all clients, each with its last measured row."""
 
 
-def compute_metrics(
-    functions: Mapping[str, Callable[[Rows], float | int | None]], rows: Rows
-) -> dict[str, float | int]:
-    """Apply every function to the rows in client-id order; a metric that is None is left out."""
-    ordered = sorted(rows, key=lambda row: row.client)
-    found = {name: f(ordered) for name, f in functions.items()}
+def compute_metrics(functions: Mapping[str, Callable[[T], float | int | None]], given: T) -> dict[str, float | int]:
+    """Apply every function; a metric that is None is left out."""
+    found = {name: f(given) for name, f in functions.items()}
     return {name: value for name, value in found.items() if value is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,11 @@ from raysim.common.results import METRICS, ClientRow
 from raysim.engine.policies.metrics import (
     ALL_CLIENTS,
     PARTICIPANTS,
+    Latest,
+    Spread,
+    Sum,
     by_class,
     compute_metrics,
-    jain,
-    quantile,
-    std,
-    worst_decile,
 )
 from raysim.engine.policies.placement import (
     ActorGroup,
@@ -208,7 +208,7 @@ def test_metrics_by_hand() -> None:
     assert found["loss/train"] == 0.5
     assert found["time/train_s"] == 0.75
     assert "accuracy/global" not in found  # no row has a global accuracy
-    all_clients = compute_metrics(ALL_CLIENTS, rows)
+    all_clients = compute_metrics(ALL_CLIENTS, Latest(rows))
     assert all_clients["accuracy/all"] == 0.625
     assert all_clients["accuracy/all_std"] == 0.125
 
@@ -216,11 +216,11 @@ def test_metrics_by_hand() -> None:
 def test_validation_accuracy_by_hand() -> None:
     # (1/4 + 2/2) / 2; the third has no validation samples, which is not an accuracy of 0.
     rows = [row(0, 1, 2, val=(1, 4)), row(1, 0, 0, val=(2, 2)), row(2, 3, 4)]
-    assert compute_metrics(ALL_CLIENTS, rows)["accuracy/val"] == 0.625
-    assert "accuracy/val" not in compute_metrics(ALL_CLIENTS, rows[2:])
+    assert compute_metrics(ALL_CLIENTS, Latest(rows))["accuracy/val"] == 0.625
+    assert "accuracy/val" not in compute_metrics(ALL_CLIENTS, Latest(rows[2:]))
     # A client whose last row was written before raysim measured validation samples: the mean would be over other
     # clients in every round.
-    assert "accuracy/val" not in compute_metrics(ALL_CLIENTS, [*rows, row(3, 1, 2, val=(None, None))])
+    assert "accuracy/val" not in compute_metrics(ALL_CLIENTS, Latest([*rows, row(3, 1, 2, val=(None, None))]))
 
 
 def test_the_best_rounds_by_hand() -> None:
@@ -238,14 +238,52 @@ def test_the_best_rounds_by_hand() -> None:
 
 
 def test_spread() -> None:
-    assert std([1.0, 1.0]) == 0.0
-    assert std([]) is None
-    assert worst_decile([0.5, 0.1, 0.9]) == 0.1  # at least one
-    assert worst_decile([k / 20 for k in range(20)]) == 0.025  # the two worst: 0 and 1/20
-    assert [jain([0.5, 0.5]), jain([0.0, 0.8]), jain([0.0, 0.0]), jain([])] == [1.0, 0.5, 1.0, None]
-    assert jain([0.2, 0.4, 0.6]) == pytest.approx(1.2**2 / (3 * 0.56))
-    assert [quantile([k / 10 for k in range(11)], share) for share in (0.1, 0.5, 0.9)] == [0.1, 0.5, 0.9]
-    assert quantile([0.2, 0.4], 0.5) == pytest.approx(0.3) and quantile([], 0.5) is None
+    assert Spread([1.0, 1.0]).std == 0.0
+    assert Spread().std is None
+    assert Spread([0.5, 0.1, 0.9]).worst_decile == 0.1  # at least one
+    assert Spread(k / 20 for k in range(20)).worst_decile == 0.025  # the two worst: 0 and 1/20
+    some = ([0.5, 0.5], [0.0, 0.8], [0.0, 0.0], [])
+    assert [Spread(values).jain for values in some] == [1.0, 0.5, 1.0, None]
+    assert Spread([0.2, 0.4, 0.6]).jain == pytest.approx(1.2**2 / (3 * 0.56))
+    assert [Spread(k / 10 for k in range(11)).quantile(share) for share in (0.1, 0.5, 0.9)] == [0.1, 0.5, 0.9]
+    assert Spread([0.2, 0.4]).quantile(0.5) == pytest.approx(0.3) and Spread().quantile(0.5) is None
+
+
+@given(st.lists(st.integers(0, 7).map(lambda k: k / 7), min_size=1, max_size=50), st.sampled_from([0.1, 0.5, 0.9]))
+def test_a_spread_has_the_bits_of_its_values(values: list[float], share: float) -> None:
+    spread, middle = Spread(values), math.fsum(values) / len(values)
+    assert spread.mean == middle
+    assert spread.std == math.sqrt(math.fsum((v - middle) ** 2 for v in values) / len(values))
+    worst = sorted(values)[: math.ceil(len(values) / 10)]
+    assert spread.worst_decile == math.fsum(worst) / len(worst)
+    assert spread.quantile(share) == np.quantile(values, share)
+
+
+@given(st.lists(st.floats(-1e300, 1e300), max_size=20), st.lists(st.floats(), max_size=5))
+def test_a_sum_is_that_of_what_is_left(kept: list[float], left: list[float]) -> None:
+    found = Sum()
+    for value in (*left, *kept):
+        found.add(value)
+    for value in left:
+        found.add(value, -1)
+    assert (found.total, found.count) == (math.fsum(kept), len(kept))
+
+
+def test_a_sum_is_not_finite_where_a_value_is_not() -> None:
+    found = Sum()
+    for value in (1.0, math.inf):
+        found.add(value)
+    assert found.mean == math.inf
+    found.add(math.nan)
+    assert math.isnan(found.total)
+
+
+def test_a_clients_last_row_counts() -> None:
+    latest = Latest([row(0, 1, 2, val=(1, 4)), row(1, 3, 4)])
+    latest.update([row(1, 1, 4, val=(1, 2)), row(2, 1, 1)])
+    assert compute_metrics(ALL_CLIENTS, latest) == compute_metrics(ALL_CLIENTS, Latest(latest.rows.values()))
+    assert latest.accuracy.times == {0.5: 1, 0.25: 1, 1.0: 1}
+    assert latest.validation.mean == 0.375
 
 
 @pytest.mark.parametrize(
