@@ -345,8 +345,8 @@ def _resample(pools: tuple[Ints, Ints, Ints], num_clients: int, samples: int, rn
     shards = []
     for pool in pools:
         size = min(len(pool), max(1, round(samples * len(pool) / len(pools[0]))))
-        drawn = [rng.choice(pool, size, replace=False, shuffle=False) for _ in range(num_clients)]
-        shards.append(make_shards(np.concatenate(drawn), np.repeat(np.arange(num_clients), size), num_clients))
+        drawn_NS = counts.draw(len(pool), size, num_clients, rng)
+        shards.append(make_shards(pool[drawn_NS].ravel(), np.repeat(np.arange(num_clients), size), num_clients))
     return Partition(*shards)
 
 

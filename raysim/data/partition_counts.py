@@ -12,6 +12,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _EPS = 1e-9
+_FEW = 64  # the time of drawing for all at once grows with the square
 
 
 def largest_remainder(total_R: Ints, share_RK: Floats, none_empty: bool = False) -> Ints:
@@ -165,3 +166,19 @@ def deal(label_M: Ints, count_NCP: Ints, rng: np.random.Generator) -> tuple[Ints
     place = np.repeat(place_CK, count_NCP.transpose(1, 0, 2).reshape(-1))
     within = np.arange(used_C.sum()) - np.repeat(used_C.cumsum() - used_C, used_C)
     return order_M[np.repeat(start_C, used_C) + within], place
+
+
+def draw(size: int, drawn: int, times: int, rng: np.random.Generator) -> Ints:
+    """`drawn` different ones of `range(size)`, independently so many times: [times, drawn].
+
+    As `times` calls of `rng.choice` give them, which take 20 us each; few are drawn for all at once, by Floyd's
+    algorithm as NumPy has it: the i-th is one of the first `rank[i]` + 1, and `rank[i]` where that is drawn already.
+    """
+    if drawn > _FEW:
+        return np.stack([rng.choice(size, drawn, replace=False, shuffle=False) for _ in range(times)])
+    rank = np.arange(size - drawn, size)
+    found = rng.integers(0, np.broadcast_to(rank, (times, drawn)), endpoint=True)
+    for i in range(1, drawn):
+        again = (found[:, :i] == found[:, i : i + 1]).any(1)
+        found[again, i] = rank[i]
+    return found

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from raysim.common.errors import ScenarioError
+from raysim.data import partition_counts as counts
 from raysim.data.partition import (
     PARTITIONS,
     Dirichlet,
@@ -146,6 +147,14 @@ def test_resample(seed, clients, samples, split):
         assert all((np.diff(shards.of(client)) > 0).all() for client in range(clients))
     parts = [set(shards.index.tolist()) for shards in made.parts.values()]
     assert not parts[0] & parts[2] and not parts[0] & parts[1] and not parts[1] & parts[2]
+
+
+@pytest.mark.parametrize(("size", "drawn"), [(1437, 32), (180, 4), (5, 5), (10_001, 64), (300, 100), (1, 1)])
+def test_draws_for_all_clients_are_those_of_one_after_another(size, drawn):
+    each, all_at_once = np.random.default_rng(3), np.random.default_rng(3)
+    expected = [each.choice(size, drawn, replace=False, shuffle=False) for _ in range(40)]
+    assert (counts.draw(size, drawn, 40, all_at_once) == expected).all()
+    assert each.bit_generator.state == all_at_once.bit_generator.state
 
 
 SETTINGS = [Iid(), Pathological(3), Dirichlet(0.3), Hks(0.5), Resample(20)]
