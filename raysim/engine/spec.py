@@ -109,6 +109,18 @@ class RunSpec:
         return {k: torch.from_numpy(np.unique(self.labels[self.train.of(k)])) for k, n in self.num_samples.items() if n}
 
     @cached_property
+    def shared_tests(self) -> NDArray[np.int64] | None:
+        """All samples that clients are tested or validated on, ascending, where they share them; else None.
+
+        They share them where a network of each architecture sees fewer samples, if it sees all of these, than if it
+        sees those of each of its clients.
+        """
+        used = [self.val.index, self.test.index, *([] if self.global_test is None else [self.global_test])]
+        found_U = np.unique(np.concatenate(used))
+        seen = len(self.val.index) + len(self.test.index)
+        return found_U if 2 * len(found_U) * len(self.task.architectures) <= seen else None
+
+    @cached_property
     def eligible(self) -> list[ClientId]:
         """Clients that hold training samples; the others never take part."""
         return [k for k, count in self.num_samples.items() if count]

@@ -6,9 +6,10 @@ depends on its state, its message, the run's seed and the round, never on the wo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from raysim.common.errors import RunError
 from raysim.core.algorithm import Algorithm, Client, ClientId
@@ -43,6 +44,7 @@ from raysim.engine.workers.hooks import errors_from, hook
 from raysim.engine.workers.states import ClientStates, Row
 from raysim.engine.workers.time_limit import limit
 
+Ints = NDArray[np.int64]
 EVALUATION_BATCH = 512
 
 
@@ -62,6 +64,7 @@ class ClientWorker:
         self.before: dict[ClientId, Row | None] = {}  # before the round, where `spec.may_discard`; None: as made
         self.templates: dict[str, nn.Module] = {}
         self.template_digests: dict[str, str] = {}
+        self.template_logits: dict[str, Tensor] = {}  # of `spec.shared_tests`
         self.meter = FlopMeter()
 
     # -- the round ---------------------------------------------------------------------------------
@@ -236,27 +239,44 @@ class ClientWorker:
             self._net_as_is(k) as net,
             errors_from(lambda: f"the test of client {k} with model {self.spec.arch(k)} failed"),
         ):
-            set_training(net, False)
-            local, val_correct, predicted_M = self._score(net, test_M, val_M)
-            everyone = None if published_M is None else self._score(net, published_M, val_M[:0])[0]
+            untrained = partial(self._untrained_logits, self.spec.arch(k))
+            logits = untrained if self._is_template(k) else partial(self._logits, net)
+            local, val_correct, predicted_M = self._score(logits, test_M, val_M)
+            everyone = None if published_M is None else self._score(logits, published_M, val_M[:0])[0]
         f1, class_correct = by_class(self.spec.labels[test_M], predicted_M, self.spec.num_classes)
         return ClientEvaluation(local, val_correct, len(val_M), everyone, perf_counter() - start, f1, class_correct)
 
     @torch.inference_mode()
-    def _score(
-        self, net: nn.Module, test_M: NDArray[np.int64], val_M: NDArray[np.int64]
-    ) -> tuple[EvaluationResult, int, NDArray[np.int64]]:
+    def _score(self, logits: Callable[[Ints], Tensor], test_M: Ints, val_M: Ints) -> tuple[EvaluationResult, int, Ints]:
         """The result on test samples, how many validation samples are right, and what test samples are taken for."""
-        samples = self._samples(np.concatenate((test_M, val_M)))
-        logits_MC = torch.cat([net(batch.x) for batch in samples.in_order(EVALUATION_BATCH)])
+        both_M = np.concatenate((test_M, val_M))
+        logits_MC = logits(both_M)
+        y = self.label_M.index_select(0, torch.from_numpy(both_M)).to(self.device)
         predicted_M = logits_MC.argmax(1)
-        right_M = predicted_M == samples.y
+        right_M = predicted_M == y
         tested = len(test_M)
-        loss = F.cross_entropy(logits_MC[:tested].double(), samples.y[:tested], reduction="sum")
+        loss = F.cross_entropy(logits_MC[:tested].double(), y[:tested], reduction="sum")
         result = EvaluationResult(int(right_M[:tested].count_nonzero()), tested, float(loss))
         return result, int(right_M[tested:].count_nonzero()), predicted_M[:tested].cpu().numpy()
 
-    def _samples(self, positions_N: NDArray[np.int64]) -> Samples:
+    def _logits(self, net: nn.Module, positions_N: Ints) -> Tensor:
+        set_training(net, False)
+        return torch.cat([net(batch.x) for batch in self._samples(positions_N).in_order(EVALUATION_BATCH)])
+
+    def _untrained_logits(self, arch: str, positions_N: Ints) -> Tensor:
+        """As `_logits` of a client that never took part, whose network is its architecture's template.
+
+        Where clients share samples, the template sees each sample once, and not once for each of 100,000 clients.
+        """
+        shared_U = self.spec.shared_tests
+        if shared_U is None:
+            return self._logits(self._template(arch), positions_N)
+        if arch not in self.template_logits:
+            self.template_logits[arch] = self._logits(self._template(arch), shared_U)
+        place_N = torch.from_numpy(np.searchsorted(shared_U, positions_N)).to(self.device)
+        return self.template_logits[arch].index_select(0, place_N)
+
+    def _samples(self, positions_N: Ints) -> Samples:
         index_N = torch.tensor(positions_N)
         raw_N = self.raw_M.index_select(0, index_N).to(self.device)
         return Samples(raw_N, self.label_M.index_select(0, index_N).to(self.device), self.spec.transform)
