@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from raysim.common.errors import ScenarioError
@@ -65,6 +66,11 @@ class ActorGroup:
     cpus_per_actor: float
     gpus_per_actor: float
     pinned: bool  # clients never move to another actor
+
+    @cached_property
+    def place(self) -> dict[ClientId, int]:
+        """Client -> its place among `clients`."""
+        return {k: i for i, k in enumerate(self.clients)}
 
     @property
     def threads(self) -> int:

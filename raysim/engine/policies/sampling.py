@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import numpy as np
 
@@ -50,7 +51,7 @@ class UniformSelection:
 
     def select(self, candidates: Candidates, size: int, rng: np.random.Generator) -> Sequence[ClientId]:
         """See `Selection`."""
-        return rng.choice(np.asarray(candidates.ids), size=size, replace=False).tolist()
+        return [candidates.ids[i] for i in rng.choice(len(candidates.ids), size=size, replace=False).tolist()]
 
 
 @dataclass(frozen=True)
@@ -104,17 +105,27 @@ def cohort(
     """The clients that are selected in round `t`, in id order: `size` of them, or more with `oversample`.
 
     All of the eligible clients that are available, if there are fewer. By default drawn uniformly, without replacement.
+    eligible: ascending ids.
     """
     given = given or Participation()
     size = selected_size(size, given.oversample)
-    ids = sorted(eligible) if given.system is None else given.system.available(seed, t, sorted(eligible))
+    ids = eligible if given.system is None else given.system.available(seed, t, eligible)
     if size >= len(ids):
         return tuple(ids)
     rng = np.random.default_rng(seed_for(seed, "cohort", t))
     chosen = sorted(given.selection.select(Candidates(ids, num_samples or {}, given.system), size, rng))
-    if len(chosen) != size or len({*chosen}) != size or not {*chosen} <= {*ids}:
+    if len(chosen) != size or len({*chosen}) != size or not all(_holds(ids, k) for k in chosen):
         raise RunError(
             f"round {t}: {type(given.selection).__name__}.select returned {len(chosen)} clients, {chosen[:10]}; "
             f"allowed: {size} different ones of the {len(ids)} candidates"
         )
     return tuple(chosen)
+
+
+def _holds(ids: Sequence[ClientId], k: Any) -> bool:
+    """Whether `k` is among ascending ids."""
+    try:
+        place = bisect_left(ids, k)
+    except TypeError:
+        return False
+    return place < len(ids) and ids[place] == k

@@ -80,8 +80,8 @@ class RayBackend:
     def restore(self, files: SavedFiles, storage: Storage) -> None:
         clients, server = files
         parts: dict[Worker, list[CheckpointFile]] = {worker: [] for worker in self.pool.clients}
-        default_owner = self.pool.default_owner()
         for file in clients:
+            default_owner = self.pool.default_owner(file.clients)
             # A file is read once: by the owner of its first client, which gets the others of its group, too.
             readers: dict[Any, list[ClientId]] = {}
             for k in file.clients:
@@ -260,9 +260,10 @@ class RayBackend:
     def _spread(self, ids: Iterable[ClientId]) -> dict[Worker, list[ClientId]]:
         """Clients by the worker that holds them, or that will."""
         parts: dict[Worker, list[ClientId]] = {}
-        default_owner = self.pool.default_owner()
+        ids = list(ids)
+        default_owner = self.pool.default_owner(k for k in ids if k not in self.owner)
         for k in ids:
-            parts.setdefault(self.owner.get(k, default_owner[k]), []).append(k)
+            parts.setdefault(self.owner[k] if k in self.owner else default_owner[k], []).append(k)
         return parts
 
     def _spread_thin(self, ids: Iterable[ClientId]) -> dict[Worker, list[ClientId]]:

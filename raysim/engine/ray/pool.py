@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
@@ -111,9 +111,14 @@ class ActorPool:
             found += workers[: self.participants] if group.pinned else workers
         return found
 
-    def default_owner(self) -> dict[ClientId, Worker]:
+    def default_owner(self, ids: Iterable[ClientId]) -> dict[ClientId, Worker]:
         """The actor of each client that has not trained yet: the clients of a group take its actors in turn."""
-        return {k: workers[i % len(workers)] for group, workers in self._groups() for i, k in enumerate(group.clients)}
+        groups = list(self._groups())
+        found = {}
+        for k in ids:
+            place, workers = next((group.place[k], workers) for group, workers in groups if k in group.place)
+            found[k] = workers[place % len(workers)]
+        return found
 
     def begin(self, spec: Any, raw: Any) -> None:
         """Wait until all actors have started, and reset each to its state before round 1. Both are references.

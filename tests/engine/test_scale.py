@@ -1,0 +1,110 @@
+"""A round costs what its participants cost, however many clients there are: counted in bytecodes and bytes."""
+
+from __future__ import annotations
+
+import sys
+import tracemalloc
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from raysim.common.results import ClientRow
+from raysim.engine.checkpoint.manager import CheckpointManager
+from raysim.engine.checkpoint.storage import open_storage
+from raysim.engine.checkpoint.store import CheckpointStore
+from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.policies.metrics import Latest
+from raysim.engine.progress import Progress
+from raysim.engine.records import client_row
+from raysim.engine.run import Observers, Schedule, run_rounds
+from raysim.engine.spec import RunSpec
+from raysim.engine.workers.client import ClientWorker
+from raysim.launch.assemble import assemble
+from raysim.launch.check import check
+from tests.engine.scenarios import loaded
+
+FEW, MANY = 1_000, 20_000  # so many that participants are new in either
+
+
+def spec_of(clients: int, *sets: str) -> tuple[RunSpec, Any]:
+    given = loaded(
+        f"clients.count={clients}", f"clients.participation={4 / clients}", "clients.models=[digits_mlp64]",
+        "data.partition={name: resample, samples_per_client: 8}", "algorithm={name: lg_fedavg}", *sets,
+    )  # fmt: skip
+    assembly = assemble(check(given))
+    return assembly.spec, assembly.raw
+
+
+def measured(spec: RunSpec, k: int) -> ClientRow:
+    return replace(client_row(spec, 0, k, None, None), accuracy=k % 2, total=4, loss=k / 7, val_correct=1, val_total=2)
+
+
+@dataclass
+class CountedTransform:
+    """Counts the samples that it transforms."""
+
+    transform: Any
+    samples: int = 0
+
+    def plain(self, raw_B: Tensor) -> Tensor:
+        self.samples += len(raw_B)
+        return self.transform.plain(raw_B)
+
+
+class Cost:
+    """Bytecodes of this thread and the greatest memory that was taken, from the end of one round to that of another."""
+
+    def __init__(self, begin: int, end: int) -> None:
+        self.begin, self.end, self.bytecodes, self.bytes = begin, end, 0, 0
+
+    def after_round(self, t: int) -> None:
+        if t == self.begin:
+            tracemalloc.start()
+            sys.settrace(self._trace)
+        elif t == self.end:
+            sys.settrace(None)
+            self.bytes = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+
+    def _trace(self, frame: FrameType, event: str, arg: object) -> Any:
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        self.bytecodes += event == "opcode"
+        return self._trace
+
+
+def cost(clients: int, folder: Path) -> Cost:
+    spec, raw = spec_of(clients)
+    backend = InProcessBackend()
+    progress = Progress(t=0, latest=Latest(measured(spec, k) for k in range(clients)))
+    found = Cost(3, 4)
+    checkpoints = CheckpointManager(CheckpointStore(open_storage(folder / str(clients))), None, 5)
+    observers = Observers(after_round=found.after_round)
+    run_rounds(backend, Schedule(5, 4), progress, observers, checkpoints, lambda: backend.start(spec, raw))
+    backend.close()
+    return found
+
+
+def test_a_round_costs_what_its_participants_cost(tmp_path: Path) -> None:
+    cost(FEW, tmp_path / "before")  # what is computed once in a process
+    few, many = cost(FEW, tmp_path), cost(MANY, tmp_path)
+    assert many.bytecodes < few.bytecodes + MANY / 4, (few.bytecodes, many.bytecodes)
+    assert many.bytes < few.bytes + 2 * MANY, (few.bytes, many.bytes)
+
+
+def test_clients_that_never_trained_are_tested_in_one_pass_with_the_same_result() -> None:
+    spec, raw = spec_of(300)
+    raw_M, counted = raw(), CountedTransform(spec.transform)
+    shared = ClientWorker(replace(spec, transform=counted), raw_M)
+    found = shared.evaluate(range(300))
+    assert spec.shared_tests is not None and counted.samples == len(spec.shared_tests) < 300 * 2
+    each = ClientWorker(spec, raw_M)
+    for k in range(0, 300, 50):
+        each.net(k)  # from now on it has a model of its own
+        expected = each.evaluate([k])[k]
+        assert found[k].local == replace(expected.local, loss_sum=pytest.approx(expected.local.loss_sum))
+        assert replace(found[k], local=expected.local, seconds=0.0) == replace(expected, seconds=0.0)
+    assert not shared.nets
