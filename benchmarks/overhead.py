@@ -342,9 +342,12 @@ def first_round(timeout_s: float = 300.0) -> float | None:
 def tree_pss_gb(root: int) -> float:
     """Proportional memory, in GB, of a process, its descendants and all of the Ray session that it started.
 
-    Shared pages count once in the sum. What ends, or is another user's, while being read counts as nothing.
+    Shared pages count once in the sum, and so do the files in memory that hold clients' states, which nobody maps. What
+    ends, or is another user's, while being read counts as nothing.
     """
-    return sum(_pss_kb(pid) for pid in _tree(root)) * 1024 / 1e9
+    tree = _tree(root)
+    files = {inode: size for pid in tree for inode, size in _memory_files(pid)}
+    return (sum(_pss_kb(pid) for pid in tree) * 1024 + sum(files.values())) / 1e9
 
 
 def _tree(root: int) -> set[int]:
@@ -375,6 +378,16 @@ def _pss_kb(pid: int) -> int:
         return 0
     found = re.search(r"^Pss:\s+(\d+) kB", text, re.MULTILINE)
     return int(found[1]) if found else 0
+
+
+def _memory_files(pid: int) -> Iterator[tuple[int, int]]:
+    """(inode, bytes) of the files in memory that a process has open."""
+    with contextlib.suppress(OSError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if str(link.readlink()).startswith("/memfd:raysim-states"):
+                    found = link.stat()
+                    yield found.st_ino, found.st_blocks * 512
 
 
 def _cpu_s(pids: Iterable[int]) -> float:

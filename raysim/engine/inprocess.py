@@ -30,6 +30,7 @@ from raysim.engine.records import (
 )
 from raysim.engine.spec import RunSpec
 from raysim.engine.workers.client import ClientWorker, registers
+from raysim.engine.workers.rows import AUTO, StateFiles, StateLimits
 from raysim.engine.workers.server import ServerWorker
 
 T = TypeVar("T")
@@ -40,8 +41,8 @@ class InProcessBackend:
 
     spec: RunSpec
 
-    def __init__(self, device: str = "cpu") -> None:
-        self.device = device
+    def __init__(self, device: str = "cpu", limits: StateLimits = AUTO) -> None:
+        self.device, self.limits = device, limits
         self.before = (torch.get_num_threads(), torch.get_rng_state())
 
     def start(self, spec: RunSpec, raw: Callable[[], NDArray[Any]]) -> None:
@@ -49,12 +50,12 @@ class InProcessBackend:
         self._begin()
 
     def recover(self) -> list[str]:
-        self.worker.states.rows.close()
+        self.worker.states.files.close()
         self._begin()
         return []
 
     def _begin(self) -> None:
-        self.worker = ClientWorker(self.spec, self.raw(), self.device)
+        self.worker = ClientWorker(self.spec, self.raw(), self.device, StateFiles(self.limits))
         self.server = ServerWorker(self.spec)
         registrations = self.worker.register(range(self.spec.num_clients)) if registers(self.spec.algorithm) else {}
         self.server.start([registrations])
@@ -114,11 +115,12 @@ class InProcessBackend:
         return self.worker.fingerprints(ids), self.server.fingerprints()
 
     def memory(self) -> MemoryReport:
-        return MemoryReport(psutil.Process().memory_info().rss / 2**20, self.worker.gpu_peak_mb())
+        resident_mb = psutil.Process().memory_info().rss / 2**20 + self.worker.states.files.memory_mb
+        return MemoryReport(resident_mb, self.worker.gpu_peak_mb())
 
     def close(self) -> None:
         if hasattr(self, "worker"):
-            self.worker.states.rows.close()
+            self.worker.states.files.close()
         threads, rng = self.before
         torch.set_num_threads(threads)
         torch.set_rng_state(rng)

@@ -51,7 +51,7 @@ class ClientFailure:
 class ClientState:
     """A client's state on its way to another worker."""
 
-    row: NDArray[np.uint8]  # see `raysim.engine.workers.states`
+    row: NDArray[np.uint8] | None  # None: the other worker keeps rows in the same file
     unsaved: bool  # changed since the last checkpoint
 
 

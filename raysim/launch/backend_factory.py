@@ -6,6 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -22,24 +23,31 @@ from raysim.engine.policies.placement import (
     place_actors,
 )
 from raysim.engine.recovery import Notify
+from raysim.engine.workers.rows import StateLimits
 from raysim.launch.assemble import Assembly
 from raysim.launch.check import Checked
 from raysim.report.units import plural
 
 
 def make_backend(
-    assembly: Assembly, cleanup: contextlib.ExitStack, notify: Notify, succeeded: Callable[[], bool]
+    assembly: Assembly,
+    cleanup: contextlib.ExitStack,
+    notify: Notify,
+    succeeded: Callable[[], bool],
+    folder: Path | None = None,
 ) -> Backend:
     """The scenario's backend, not yet started. `cleanup` closes it, and stops the Ray that is started here.
 
-    succeeded: whether the run has all its rounds when `cleanup` runs; Ray's logs are then of no use.
+    succeeded: whether the run has all its rounds when `cleanup` runs; Ray's logs are then of no use. folder: the run's;
+    clients' states that do not fit into memory go to its disk.
     """
     checked, plan = assembly.checked, assembly.plan
     assert plan is not None
     scenario, resources = checked.loaded.scenario, checked.loaded.scenario.resources
     if scenario.backend == "in_process":
         wanted = any(group.gpus_per_actor for group in plan.groups)
-        in_process = InProcessBackend("cuda" if wanted and torch.cuda.is_available() else "cpu")
+        device = "cuda" if wanted and torch.cuda.is_available() else "cpu"
+        in_process = InProcessBackend(device, state_limits(checked, folder))
         cleanup.callback(in_process.close)
         for text in plan.notes:
             notify(text)
@@ -60,10 +68,17 @@ def make_backend(
     def replan(machine: ClusterResources) -> Plan:
         return make_plan(checked.requests, machine, checked.participants)
 
-    pool = ActorPool(plan, pack, resources.head, None if started else replan, notify, checked.participants)
+    limits = state_limits(checked, folder)
+    pool = ActorPool(plan, pack, resources.head, None if started else replan, notify, checked.participants, limits)
     backend = RayBackend(pool)
     cleanup.callback(backend.close)
     return backend
+
+
+def state_limits(checked: Checked, folder: Path | None = None) -> StateLimits:
+    """Where the scenario lets clients' states be kept. folder: the run's."""
+    given = checked.loaded.scenario.resources.memory_gb
+    return StateLimits(None if given == "auto" else given, None if folder is None else str(folder))
 
 
 def metrics_tracker(backend: str) -> Tracker | None:

@@ -210,7 +210,8 @@ class Session:
         assembly, spec = self.assembly, self.assembly.spec
         assert assembly.plan is not None
         with sigterm_kept():
-            backend = make_backend(assembly, cleanup, self.notify, lambda: "state_digest" in self.facts)
+            folder = self.folder.path
+            backend = make_backend(assembly, cleanup, self.notify, lambda: "state_digest" in self.facts, folder)
         if metrics := metrics_tracker(assembly.checked.loaded.scenario.backend):
             metrics.open(self.card)
             self.trackers.append(metrics)

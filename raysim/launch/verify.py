@@ -21,6 +21,7 @@ from raysim.engine.progress import Progress
 from raysim.engine.recovery import Notify
 from raysim.engine.run import Observers, run_rounds, sample
 from raysim.launch.assemble import assemble
+from raysim.launch.backend_factory import state_limits
 from raysim.launch.check import Checked, check
 from raysim.scenario.load import Loaded, load_scenario
 from raysim.tracking.memory import MemoryTracker
@@ -104,13 +105,14 @@ def _traced(loaded: Loaded, variation: Variation, most: int, cleanup: contextlib
     trace = Trace(variation)
     began = perf_counter()
     with TemporaryDirectory(prefix="raysim-verify-") as folder, contextlib.ExitStack() as closing:
-        backend: Backend = InProcessBackend()
+        limits = state_limits(checked)
+        backend: Backend = InProcessBackend(limits=limits)
         if variation.actors is not None:
             from raysim.engine.ray.backend import RayBackend
             from raysim.engine.ray.pool import ActorPool
 
             assert assembly.plan is not None
-            backend = RayBackend(ActorPool(assembly.plan))
+            backend = RayBackend(ActorPool(assembly.plan, limits=limits))
         closing.callback(backend.close)
         memory, progress = MemoryTracker(), Progress()
 

@@ -229,6 +229,9 @@ class Resources(Section):
     """On a cluster: spread actors over its nodes, or fill one node after another."""
     head: bool = True
     """On a cluster: whether client actors may live on the head node, which also runs Ray's own services."""
+    memory_gb: Positive | Auto = "auto"
+    """GB of memory on each machine that the clients' states may take. If those of all clients are more, they are kept
+    on the disk of the run's folder instead, and in memory while they are used. `auto`: half of the machine's memory."""
     overrides: list[Override] = Field(default_factory=list)
     """Other resources per architecture or client range; the first that matches a client counts."""
 

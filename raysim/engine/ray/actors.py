@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 import ray
 
+from raysim.engine.workers.rows import Handles, StateFiles, StateLimits
+
 if TYPE_CHECKING:
     from raysim.core.algorithm import ClientId
     from raysim.engine.checkpoint.storage import Storage
@@ -82,6 +84,7 @@ class Location(NamedTuple):
     node: str  # Ray's id of the node
     address: str  # of the node
     pid: int
+    files: Handles = ()  # in which it keeps clients' states
 
 
 def location() -> Location:
@@ -94,6 +97,7 @@ class ClientActor:
 
     _worker: ClientWorker | None = None
     inputs: Sequence[Any] = ()  # references to the RunSpec and the samples
+    files: StateFiles  # for the clients' states
     gpu_share: float = 0.0
     trimmed_s: float = 0.0  # perf_counter() when this process last returned freed memory
 
@@ -105,12 +109,17 @@ class ClientActor:
         """Import what training needs, while the driver still reads its data."""
         import raysim.engine.workers.client  # noqa: F401
 
-    def setup(self, inputs: Sequence[Any], gpu_share: float) -> Location:
+    def setup(self, inputs: Sequence[Any], gpu_share: float, limits: StateLimits) -> Location:
         """Reset to the state before round 1. inputs: references to the RunSpec and the samples."""
-        if self._worker:
-            self._worker.states.rows.close()
-        self._worker, self.inputs, self.gpu_share = None, inputs, gpu_share
-        return location()
+        if hasattr(self, "files"):
+            self.files.close()
+        self._worker, self.inputs, self.gpu_share, self.files = None, inputs, gpu_share, StateFiles(limits)
+        return self._location()
+
+    def join(self, files: Handles) -> Location:
+        """Keep clients' states in the files of another actor of this node, if they can be opened."""
+        self.files.join(files)
+        return self._location()
 
     def ready(self) -> None:
         """Make the worker now."""
@@ -134,7 +143,7 @@ class ClientActor:
                 if self.gpu_share < 1:
                     torch.cuda.set_per_process_memory_fraction(self.gpu_share)
             spec, raw_M = ray.get(list(self.inputs))
-            self._worker = ClientWorker(spec, raw_M, device)
+            self._worker = ClientWorker(spec, raw_M, device, self.files)
             freeze_imports()
         return self._worker
 
@@ -186,9 +195,9 @@ class ClientActor:
         """See `ClientWorker.evaluate`."""
         return self.worker.evaluate(ids)
 
-    def release(self, ids: Sequence[ClientId]) -> dict[ClientId, ClientState]:
+    def release(self, ids: Sequence[ClientId], shared: bool) -> dict[ClientId, ClientState]:
         """See `ClientWorker.release`."""
-        return self.worker.release(ids)
+        return self.worker.release(ids, shared)
 
     def save(self, t: int, storage: Storage) -> list[CheckpointFile]:
         """Write the clients that changed since the last checkpoint, as they are after round `t`."""
@@ -222,7 +231,10 @@ class ClientActor:
     def _memory(self) -> MemoryReport:
         from raysim.engine.records import MemoryReport
 
-        return MemoryReport(private_mb(), self.worker.gpu_peak_mb())
+        return MemoryReport(private_mb() + self.files.memory_mb, self.worker.gpu_peak_mb())
+
+    def _location(self) -> Location:
+        return location()._replace(files=self.files.handles)
 
 
 class ServerActor:

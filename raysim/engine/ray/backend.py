@@ -118,7 +118,10 @@ class RayBackend:
         work: dict[Any, tuple[Worker, Any]] = {}  # answer -> (worker, uploads; None if they are streamed)
         with uninterrupted():
             # Old owners release clients before any new work is queued behind that.
-            released = {(old, new): old.actor.release.remote(ids) for (old, new), ids in moves.items()}
+            released = {
+                (old, new): old.actor.release.remote(ids, old.location.files == new.location.files)
+                for (old, new), ids in moves.items()
+            }
             self.calls.inputs = [broadcast, *released.values()]
             for worker, ids in lists.items():
                 moved = [states for (_, new), states in released.items() if new is worker]

@@ -19,6 +19,7 @@ from raysim.engine.ray.actors import ClientActor, Location, ServerActor
 from raysim.engine.ray.calls import POLL_S, RECOVERY_DEADLINE_S, ActorCalls, gcs_answers, succeeded
 from raysim.engine.ray.session import nodes
 from raysim.engine.records import MemoryReport, Startup
+from raysim.engine.workers.rows import AUTO, Handles, StateLimits
 
 START_TIMEOUT_S = 300.0
 """How long the run waits for one more actor to start; a thousand may take longer together."""
@@ -73,6 +74,7 @@ class ActorPool:
         replan: Callable[[ClusterResources], Plan] | None = None,
         notify: Callable[[str], None] = lambda text: None,
         participants: int | None = None,
+        limits: StateLimits = AUTO,
     ) -> None:
         """Ask Ray for all actors.
 
@@ -81,9 +83,10 @@ class ActorPool:
         replan: makes the plan for a cluster that nodes have joined; None: the plan never grows.
         notify: shows the user a sentence.
         participants: per round; with pinned clients as many actors test clients that never trained. None: all do.
+        limits: where each node may keep the clients' states.
         """
         self.plan, self.pack, self.head, self.replan = plan, pack, head, replan
-        self.notify, self.participants = notify, participants
+        self.notify, self.participants, self.limits = notify, participants, limits
         self.driver_node = ""
         self.calls = ActorCalls(self._name, notify, self._detail)
         self.startup: Startup | None = None
@@ -130,12 +133,16 @@ class ActorPool:
         first, self._inputs = not self._inputs, (spec, raw)
         shares = [group.gpus_per_actor for group in self.plan.groups for _ in range(group.actors)]
         setups = [
-            worker.actor.setup.remote(self._inputs, share) for worker, share in zip(self.clients, shares, strict=True)
+            worker.actor.setup.remote(self._inputs, share, self.limits)
+            for worker, share in zip(self.clients, shares, strict=True)
         ]
         setups.append(self.server.actor.setup.remote(spec))
         started_s = self._wait_until_started(setups)
         for worker, location in zip(self.workers, self.calls.get(setups, "starting"), strict=True):
             worker.location, worker.usage, worker.pending_clients = location, None, []
+        joined = [worker.actor.join.remote(self._files(worker.location)) for worker in self.clients]
+        for worker, location in zip(self.clients, self.calls.get(joined, "starting"), strict=True):
+            worker.location = location
         if first:
             self.startup = Startup.of([worker.requested_s for worker in self.clients], started_s[:-1])
             if self.startup.actors >= MANY_ACTORS:
@@ -188,6 +195,10 @@ class ActorPool:
     def _groups(self) -> list[tuple[ActorGroup, list[Worker]]]:
         """The client actors of each group."""
         return [(group, [one for one in self.clients if one.group == g]) for g, group in enumerate(self.plan.groups)]
+
+    def _files(self, location: Location) -> Handles:
+        """The files for clients' states of the first actor on a node: all there use them, so that moves carry none."""
+        return next((one.location for one in self.clients if one.node == location.node), location).files
 
     def _new_client(self, g: int, node: Node | None = None) -> Worker:
         """A client actor of group `g` on this node; without one, where Ray finds room.
@@ -319,7 +330,8 @@ class ActorPool:
         """Add an actor to its group, unless it has died since it started."""
         g, groups = worker.group, list(self.plan.groups)
         try:
-            worker.location = ray.get(worker.actor.setup.remote(self._inputs, groups[g].gpus_per_actor))
+            location = ray.get(worker.actor.setup.remote(self._inputs, groups[g].gpus_per_actor, self.limits))
+            worker.location = ray.get(worker.actor.join.remote(self._files(location)))
         except RayError:
             return
         self.clients.insert(sum(group.actors for group in groups[: g + 1]), worker)

@@ -41,7 +41,8 @@ from raysim.engine.records import (
 )
 from raysim.engine.spec import RunSpec
 from raysim.engine.workers.hooks import errors_from, hook
-from raysim.engine.workers.states import ClientStates, Row
+from raysim.engine.workers.rows import Row, StateFiles
+from raysim.engine.workers.states import ClientStates
 from raysim.engine.workers.time_limit import limit
 
 Ints = NDArray[np.int64]
@@ -51,7 +52,10 @@ EVALUATION_BATCH = 512
 class ClientWorker:
     """Some of a run's clients, with their models, on one device."""
 
-    def __init__(self, spec: RunSpec, raw_M: NDArray[Any], device: str = "cpu") -> None:
+    def __init__(
+        self, spec: RunSpec, raw_M: NDArray[Any], device: str = "cpu", files: StateFiles | None = None
+    ) -> None:
+        """files: where to keep the clients' states; default: files of its own."""
         self.spec = spec
         self.device = torch.device(device)
         self.raw_M, self.label_M = shared(raw_M), shared(spec.labels)
@@ -59,7 +63,7 @@ class ClientWorker:
         if self.task.public is not None:
             self.task = replace(self.task, public=self.task.public.to(self.device))
         own = self._own if spec.independent_init else None
-        self.states = ClientStates(spec.models, spec.num_clients, self._template, own)
+        self.states = ClientStates(spec.models, spec.num_clients, self._template, own, files)
         self.unsaved: set[ClientId] = set()  # changed since the last checkpoint
         self.before: dict[ClientId, Row | None] = {}  # before the round, where `spec.may_discard`; None: as made
         self.templates: dict[str, nn.Module] = {}
@@ -94,6 +98,7 @@ class ClientWorker:
         skip: clients that count as failed and do not train.
         """
         received: dict[int | None, tuple[Any, WireSize]] = {None: (None, wire_size(None))}
+        self.states.read_ahead(ids)
         self.before = {k: self.states.row(k) for k in ids} if self.spec.may_discard else {}
         for k in ids:
             position = broadcast.of[k]
@@ -119,18 +124,24 @@ class ClientWorker:
 
     # -- state -------------------------------------------------------------------------------------
 
-    def release(self, ids: Iterable[ClientId]) -> dict[ClientId, ClientState]:
-        """Remove clients from this worker, for another one."""
-        released = {k: ClientState(row, k in self.unsaved) for k in ids if (row := self.states.row(k)) is not None}
-        for k in released:
-            self.states.put(k, None)
+    def release(self, ids: Iterable[ClientId], shared: bool) -> dict[ClientId, ClientState]:
+        """Remove clients from this worker, for another one. shared: whether that keeps rows in the same files."""
+        released = {
+            k: ClientState(None if shared else self.states.row(k), k in self.unsaved)
+            for k in ids
+            if k in self.states.held
+        }
+        self.states.held.difference_update(released)
         self.unsaved.difference_update(released)
         return released
 
     def adopt(self, moved: Mapping[ClientId, ClientState]) -> None:
         """Add clients that another worker released."""
         for k, client in moved.items():
-            self.states.put(k, client.row)
+            if client.row is None:
+                self.states.held.add(k)
+            else:
+                self.states.put(k, client.row)
             if client.unsaved:
                 self.unsaved.add(k)
 

@@ -2,15 +2,11 @@
 
 A client's state is a row of the file: the memory of its network's parameters and buffers, bit for bit. There are a few
 networks of each architecture, which are filled with one client's row after another, so a client costs no Python object.
-The file has no name: its memory, or its part of a disk, is free again when the last process that has it open ends.
 """
 
 from __future__ import annotations
 
 import copy
-import os
-import tempfile
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -19,19 +15,13 @@ from operator import is_
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, UntypedStorage, nn
 
 from raysim.common.errors import RunError
-from raysim.common.files import reason
 from raysim.core.algorithm import ClientId
-
-Row = NDArray[np.uint8]
-"""A client's state as bytes."""
+from raysim.engine.workers.rows import LARGE, PAGE, Row, Rows, StateFiles
 
 ALIGNMENT = 64  # bytes, as torch aligns tensors: another alignment may choose another kernel
-PAGE = 4096
-LARGE = 1 << 16  # bytes from which a row begins with a page of the file
 
 
 class Shell:
@@ -109,30 +99,6 @@ class Shell:
         )
 
 
-class Rows:
-    """The clients' rows in a file of `size` bytes, of which only those take room that were written."""
-
-    def __init__(self) -> None:
-        if hasattr(os, "memfd_create"):
-            self.file = os.memfd_create("raysim-states")
-        else:
-            with tempfile.TemporaryFile() as file:
-                self.file = os.dup(file.fileno())
-        self.close = weakref.finalize(self, os.close, self.file)  # what is written is then gone
-
-    def read(self, begin: int, into: Row) -> None:
-        """Fill `into` from a row that was written."""
-        if os.preadv(self.file, [into.data], begin) != len(into):
-            raise RunError("the clients' states: the file that holds them is shorter than what was written to it")
-
-    def write(self, begin: int, row: Row) -> None:
-        """Write a row."""
-        try:
-            os.pwrite(self.file, row.data, begin)
-        except OSError as error:
-            raise RunError(f"the clients' states cannot be kept ({reason(error)})") from error
-
-
 class ClientStates:
     """The states of the clients that a worker holds.
 
@@ -146,15 +112,17 @@ class ClientStates:
         clients: int,
         template: Callable[[str], nn.Module],
         own: Callable[[ClientId], nn.Module] | None = None,
+        files: StateFiles | None = None,
     ) -> None:
         """Client k has models[k % len(models)]. template: makes an architecture's network, with the weights that its
-        clients start from. own: makes a client's, where each starts from others."""
+        clients start from. own: makes a client's, where each starts from others. files: where to keep rows; default:
+        files of its own."""
         self.models, self.clients, self.template, self.own = models, clients, template, own
         self.held: set[ClientId] = set()
         self.opened: dict[ClientId, Shell] = {}
         self.free: dict[str, list[Shell]] = {arch: [] for arch in models}
         self.first: dict[str, Row] = {}  # the block of a client as made
-        self.rows = Rows()
+        self.files = files or StateFiles()
 
     # -- networks ----------------------------------------------------------------------------------
 
@@ -232,6 +200,15 @@ class ClientStates:
         else:
             self.rows.write(self._begin(k), row)
             self.held.add(k)
+
+    def read_ahead(self, ids: Iterable[ClientId]) -> None:
+        """These clients are opened next."""
+        self.rows.read_ahead((self._begin(k), self._size(k)) for k in ids if k in self.held)
+
+    @cached_property
+    def rows(self) -> Rows:
+        """The file of the rows."""
+        return self.files.rows(self.begins[-1])
 
     # -- inside ------------------------------------------------------------------------------------
 

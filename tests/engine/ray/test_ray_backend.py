@@ -23,6 +23,7 @@ from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.pool import ActorPool
 from raysim.engine.run import Observers, run_rounds, state_digest
 from raysim.engine.workers.hooks import HookError
+from raysim.engine.workers.rows import AUTO, StateLimits
 from raysim.launch.assemble import assemble
 from raysim.launch.check import check
 from raysim.launch.run import run
@@ -66,8 +67,10 @@ def actors_at_work() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def backends(ray_session: None) -> Iterator[dict[str, RayBackend]]:
     """A backend per plan, used by every method: actors are slow to start and can begin a new run at any time."""
+    on_disk = StateLimits(memory_gb=1e-6)  # where clients' states do not fit into memory
     made = {
-        name: RayBackend(ActorPool(make_plan(requests, ClusterResources(8, 2)))) for name, requests in PLANS.items()
+        name: RayBackend(ActorPool(make_plan(requests, ClusterResources(8, 2)), limits=limits))
+        for (name, requests), limits in zip(PLANS.items(), (AUTO, on_disk), strict=True)
     }
     yield {**made}
     for backend in made.values():

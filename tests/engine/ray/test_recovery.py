@@ -24,6 +24,7 @@ from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.calls import ActorCalls
 from raysim.engine.ray.pool import ActorPool
 from raysim.engine.run import run_round
+from raysim.engine.workers.rows import StateLimits
 from tests.conftest import REPOSITORY
 from tests.engine.ray.deaths import GIVEN, Killing, kill
 from tests.engine.scenarios import ROUNDS, loaded, outcome, spec_for
@@ -38,9 +39,8 @@ def expected() -> Any:
 
 @pytest.fixture
 def backend(ray_session: None) -> Iterator[RayBackend]:
-    made = RayBackend(
-        ActorPool(make_plan([ResourceRequest(tuple(range(8)), 2, None, 1.0, 0.0)], ClusterResources(8, 2)))
-    )
+    plan = make_plan([ResourceRequest(tuple(range(8)), 2, None, 1.0, 0.0)], ClusterResources(8, 2))
+    made = RayBackend(ActorPool(plan, limits=StateLimits(memory_gb=1e-6)))  # clients' states lie on a disk
     yield made
     made.close()
 
@@ -163,6 +163,7 @@ from raysim.engine.ray.session import nodes
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.manager import CheckpointManager
 from tests.engine.scenarios import ROUNDS, loaded, outcome
+from raysim.engine.workers.rows import StateLimits
 from tests.engine.ray.deaths import GIVEN, Killing
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +13,11 @@ from torch import Tensor, nn
 
 from raysim.common.errors import RunError
 from raysim.core.messages import Weights, weights
+from raysim.engine.records import Broadcast
+from raysim.engine.workers.client import ClientWorker
+from raysim.engine.workers.rows import StateFiles, StateLimits
 from raysim.engine.workers.states import ClientStates
+from tests.engine.scenarios import loaded, spec_for
 
 
 class Odd(nn.Module):
@@ -67,11 +73,19 @@ def assert_equal(found: Weights, expected: Weights) -> None:
     assert [name for name in found if not torch.equal(found[name], expected[name])] == []
 
 
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.mark.parametrize("own", [False, True], ids=["one start", "a start each"])
 def test_any_order_of_clients_gives_the_bits_of_networks_that_are_kept(own: bool) -> None:
     found, rng = states(own=own), random.Random(3)
     kept = [odd("x" * k) if own else odd(found.models[k % 2]) for k in range(5)]
-    for step in range(40):
+    for step in range(12):
         ids = rng.sample(range(5), rng.randint(1, 4))  # several are worked on at once
         nets = {k: found.open(k) for k in ids}
         for k in rng.sample(ids, len(ids)):
@@ -161,3 +175,23 @@ def test_a_state_that_is_no_tensor_of_the_network_is_refused() -> None:
 
     with pytest.raises(RunError, match="Extra: its state_dict holds _extra_state, which is neither a parameter nor"):
         ClientStates(["extra"], 1, lambda arch: Extra(1, 1)).open(0)
+
+
+def test_clients_move_between_workers(tmp_path: Path) -> None:
+    """With their rows where files are shared, without where they are not, as on different machines."""
+    spec, raw, _ = spec_for(loaded("algorithm={name: standalone}"))
+    files = StateFiles(StateLimits(1e-6, str(tmp_path)))
+    one, near, far = (ClientWorker(spec, raw(), files=kept) for kept in (files, files, None))
+    found = [uploaded for uploaded, *_ in one.train(1, [0, 1, 2], Broadcast((), dict.fromkeys(range(3))), False)]
+    assert found == [0, 1, 2] == sorted(one.unsaved)
+    expected = one.fingerprints([0, 1, 2])
+    near.adopt(one.release([0, 7], shared=True))
+    moved = one.release([1], shared=False)
+    assert moved[1].row is not None and moved[1].unsaved
+    far.adopt(moved)
+    assert [worker.states.held for worker in (one, near, far)] == [{2}, {0}, {1}]
+    assert [worker.unsaved for worker in (one, near, far)] == [{2}, {0}, {1}]
+    assert {**one.fingerprints([2]), **near.fingerprints([0]), **far.fingerprints([1])} == expected
+    assert one.fingerprints([0])[0] == far.fingerprints([0])[0] != expected[0]  # as made again
+    for worker in (one, far):
+        worker.states.files.close()

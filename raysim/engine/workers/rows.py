@@ -1,0 +1,187 @@
+"""Files for clients' states: without a name, in memory and on a disk, for all processes of a machine.
+
+The system frees them when the last process that has them open is gone, whatever ended it, so nobody removes them.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from raysim.common.errors import RunError
+from raysim.common.files import reason
+
+Row = NDArray[np.uint8]
+"""A client's state as bytes."""
+
+PAGE = 4096
+LARGE = 1 << 16  # bytes from which a row has pages of its own
+CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+@dataclass(frozen=True)
+class StateLimits:
+    """Where the clients' states may be kept on each machine."""
+
+    memory_gb: float | None = None  # in memory up to so much, else on a disk; None: half of what the machine has
+    folder: str | None = None  # on which disk; default, also where there is no such folder: that of temporary files
+
+    @property
+    def memory_bytes(self) -> int:
+        """The limit."""
+        return int(self.memory_gb * 1e9) if self.memory_gb is not None else usable_memory() // 2
+
+
+AUTO = StateLimits()
+
+
+class Handle(NamedTuple):
+    """How another process of this machine opens a file that has no name."""
+
+    path: str
+    device: int
+    inode: int
+
+    @classmethod
+    def of(cls, file: IO[bytes]) -> Handle:
+        """Of a file that this process has open."""
+        found = os.fstat(file.fileno())
+        return cls(f"/proc/{os.getpid()}/fd/{file.fileno()}", found.st_dev, found.st_ino)
+
+
+Handles = tuple[Handle, ...]
+
+
+class StateFiles:
+    """A file in memory and one on a disk. Empty ones take no room; the run uses one of them.
+
+    Attributes:
+        handles: of the files, for other processes.
+    """
+
+    def __init__(self, limits: StateLimits = AUTO) -> None:
+        self.limits, self.joined = limits, False
+        self._use((_memory_file(), _disk_file(limits.folder)))
+        self.handles = tuple(map(Handle.of, self.files))
+
+    def join(self, handles: Handles) -> None:
+        """Use the files of another process in place of these, if they are files of this machine that can be opened."""
+        if handles == self.handles:
+            return
+        with ExitStack() as opened:
+            try:
+                files = [opened.enter_context(Path(handle.path).open("r+b")) for handle in handles]
+            except OSError:  # it has no /proc, or forbids this
+                return
+            # Where processes have other ids inside a container, the path leads to another file.
+            if any(Handle.of(file)[1:] != handle[1:] for file, handle in zip(files, handles, strict=True)):
+                return
+            opened.pop_all()
+        self.close()
+        self._use(files)
+        self.handles, self.joined = handles, True
+
+    def rows(self, size: int) -> Rows:
+        """For rows of so many bytes in all: the file in memory if they fit into it, else the one on the disk."""
+        limit = self.limits.memory_bytes
+        memory, disk = self.files
+        return Rows(memory) if size <= limit else Rows(disk, limit // (2 * (os.cpu_count() or 1)))
+
+    @property
+    def memory_mb(self) -> float:
+        """Memory that the file of this process takes, in MiB."""
+        return 0.0 if self.joined else os.fstat(self.files[0].fileno()).st_blocks * 512 / 2**20
+
+    def _use(self, files: Iterable[IO[bytes]]) -> None:
+        self.files = tuple(files)
+        self.close = weakref.finalize(self, _close, self.files)
+
+
+class Rows:
+    """A file whose rows are read and written by where they begin. On a disk, what was not used lately leaves memory."""
+
+    def __init__(self, file: IO[bytes], cached: int | None = None) -> None:
+        """cached: bytes of the file that stay in memory for this process; None: it is in memory."""
+        self.file, self.cached = file, cached
+        self.used: deque[tuple[int, int]] = deque()  # (begin, bytes), the latest at the right
+        self.used_bytes = 0
+
+    def read(self, begin: int, into: Row) -> None:
+        """Fill `into` from a row that was written."""
+        if os.preadv(self.file.fileno(), [into.data], begin) != len(into):
+            raise RunError("the clients' states cannot be read: the file ends before the row")
+        self._note(begin, len(into))
+
+    def write(self, begin: int, row: Row) -> None:
+        """Write a row."""
+        try:
+            written = os.pwrite(self.file.fileno(), row.data, begin)
+        except OSError as error:
+            where = "in memory" if self.cached is None else "on the disk"
+            raise RunError(f"the clients' states cannot be kept {where} ({reason(error)})") from error
+        if written != len(row):
+            raise RunError("the clients' states cannot be kept: the disk is full")
+        if self.cached is not None and len(row) >= LARGE:
+            os.posix_fadvise(
+                self.file.fileno(), begin, len(row), os.POSIX_FADV_DONTNEED
+            )  # begin to write; it stays in memory
+        self._note(begin, len(row))
+
+    def read_ahead(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Begin to read these (begin, bytes) from the disk."""
+        if self.cached is not None:
+            for begin, size in spans:
+                os.posix_fadvise(self.file.fileno(), begin, size, os.POSIX_FADV_WILLNEED)
+
+    def _note(self, begin: int, size: int) -> None:
+        if self.cached is None:
+            return
+        self.used.append((begin, size))
+        self.used_bytes += size
+        while self.used_bytes > self.cached:
+            begin, size = self.used.popleft()
+            self.used_bytes -= size
+            first = begin // PAGE * PAGE  # whole pages, or those at both ends would stay
+            os.posix_fadvise(
+                self.file.fileno(), first, -(-(begin + size - first) // PAGE) * PAGE, os.POSIX_FADV_DONTNEED
+            )
+
+
+def usable_memory() -> int:
+    """Bytes of memory that this process may use: the machine's, or those of its control group."""
+    limits = [psutil.virtual_memory().total]
+    for path in CGROUP_LIMITS:
+        try:
+            limits.append(int(Path(path).read_text()))
+        except (OSError, ValueError):  # there is none, or it is "max"
+            continue
+    return min(limits)
+
+
+def _memory_file() -> IO[bytes]:
+    return os.fdopen(os.memfd_create("raysim-states"), "w+b") if hasattr(os, "memfd_create") else _disk_file(None)
+
+
+def _disk_file(folder: str | None) -> IO[bytes]:
+    try:
+        return tempfile.TemporaryFile(dir=folder)
+    except OSError:  # no such folder on this machine
+        if folder is None:
+            raise
+        return _disk_file(None)
+
+
+def _close(files: Iterable[IO[bytes]]) -> None:
+    for file in files:
+        file.close()
