@@ -130,9 +130,10 @@ class ClientStates:
         """The network of client k, to be worked on until `close` or `undo`; the same one when it is open already."""
         if k not in self.opened:
             shell = self._shell(self._arch(k))
-            shell.block[:] = self.first[self._arch(k)]
-            if k in self.held:
+            kept = len(shell.row) if k in self.held else 0
+            if kept:
                 self.rows.read(self._begin(k), shell.row)
+            shell.block[kept:] = self.first[self._arch(k)][kept:]
             shell.filled()
             if k not in self.held and self.own is not None:
                 shell.net.load_state_dict(self.own(k).state_dict())
