@@ -342,8 +342,8 @@ def first_round(timeout_s: float = 300.0) -> float | None:
 def tree_pss_gb(root: int) -> float:
     """Proportional memory, in GB, of a process, its descendants and all of the Ray session that it started.
 
-    Shared pages count once in the sum, and so do the files in memory that hold clients' states, which nobody maps. What
-    ends, or is another user's, while being read counts as nothing.
+    Shared pages count once in the sum, and so do the files in memory that hold clients' states, which no process maps.
+    What ends, or is another user's, while being read counts as nothing.
     """
     tree = _tree(root)
     files = {inode: size for pid in tree for inode, size in _memory_files(pid)}

@@ -1,6 +1,6 @@
 """Files for clients' states: without a name, in memory and on a disk, for all processes of a machine.
 
-The system frees them when the last process that has them open is gone, whatever ended it, so nobody removes them.
+The system frees them when the last process that has them open is gone, whatever ended it.
 """
 
 from __future__ import annotations
