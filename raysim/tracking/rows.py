@@ -109,21 +109,23 @@ class ClientRows:
             MissingRowsError: not all rows of these rounds are there.
             OSError, pyarrow.ArrowException, KeyError, TypeError, ValueError: the file is not there or damaged.
         """
-        latest = CLIENT_SCHEMA.empty_table()
+        latest, since = CLIENT_SCHEMA.empty_table(), CLIENT_SCHEMA.empty_table()
         with replacing(self.stream) as file:
             writer = pa.ipc.new_stream(file, CLIENT_SCHEMA)
             # Arrow holds the schema back until the first batch; an empty one makes the file readable at once.
             _write(writer, -1, _batch([]))
             for first, batch in self._until(t):
                 _write(writer, first, batch)
-                latest = _latest(latest, batch)
+                since = pa.concat_tables([since, pa.Table.from_batches([batch])])
+                if since.num_rows >= latest.num_rows:  # not for each round, which has a few of many clients
+                    latest, since = _latest(latest, since), since.slice(0, 0)
             _write(writer, t, _batch([]))
         self.close_stream()
         self._file, self._writer = file, writer
         if self.parquet.exists():
             sync_folder(self.parquet.parent)
             self.parquet.unlink()
-        return {row["client"]: ClientRow(**row) for row in latest.to_pylist()}
+        return {row["client"]: ClientRow(**row) for row in _latest(latest, since).to_pylist()}
 
     def _until(self, t: int) -> _Batches:
         """The rows of rounds 0 to `t`."""
@@ -192,9 +194,9 @@ def _tables(stream: Path) -> Iterator[pa.Table]:
     yield pa.Table.from_batches(piece, CLIENT_SCHEMA)
 
 
-def _latest(known: pa.Table, batch: pa.RecordBatch) -> pa.Table:
-    """`known`, a row per client, after the rows of `batch` in which a client was measured."""
-    rows = pa.concat_tables([known, pa.Table.from_batches([batch])])
+def _latest(known: pa.Table, since: pa.Table) -> pa.Table:
+    """`known`, a row per client, after the rows of `since` in which a client was measured."""
+    rows = pa.concat_tables([known, since])
     rows = rows.filter(rows["total"].is_valid())
     client = rows["client"].to_numpy()
     _, from_end = np.unique(client[::-1], return_index=True)  # where each client stands last

@@ -21,6 +21,7 @@ from typing import Any
 
 from raysim.common.errors import RunError
 from raysim.common.files import reason
+from raysim.core.algorithm import ClientId
 from raysim.engine.checkpoint.format import DamageError
 from raysim.engine.checkpoint.storage import Storage
 from raysim.engine.records import CheckpointFile, LostError, SavedFiles
@@ -112,7 +113,7 @@ class CheckpointStore:
         """
         now = {k for file in changed for k in file.clients}
         before = self.kept[-1].client_files if self.kept else ()
-        older = [replace(file, clients=tuple(k for k in file.clients if k not in now)) for file in before]
+        older = [_without(now, file) for file in before]
         checkpoint = Checkpoint(t, (*(file for file in older if file.clients), *changed), server, facts)
         try:
             self.storage.fsync([file.name for file in (*changed, server)])
@@ -170,19 +171,27 @@ class CheckpointStore:
         return None
 
 
+def _without(clients: set[ClientId], file: CheckpointFile) -> CheckpointFile:
+    """`file` for its other clients; the same object, with its text in the manifest, where it has no other."""
+    if clients.isdisjoint(file.clients):
+        return file
+    return replace(file, clients=tuple(k for k in file.clients if k not in clients))
+
+
 def _name(t: int) -> str:
     return f"checkpoint-{t:06d}.json"
 
 
 def _manifest_bytes(checkpoint: Checkpoint) -> bytes:
+    server = checkpoint.server
     body = {
         "format": FORMAT,
         "round": checkpoint.round,
-        "parts": [[p.name, p.size, p.checksum, list(p.clients)] for p in checkpoint.client_files],
-        "server": [checkpoint.server.name, checkpoint.server.size, checkpoint.server.checksum],
+        "server": [server.name, server.size, server.checksum],
         "facts": dict(checkpoint.facts),
     }
-    text = json.dumps(body)
+    parts = ", ".join(file.text for file in checkpoint.client_files)
+    text = f'{json.dumps(body)[:-1]}, "parts": [{parts}]}}'
     return json.dumps({"crc32": zlib.crc32(text.encode()), "checkpoint": text}).encode()
 
 
