@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -103,10 +103,10 @@ class RunSpec:
         """n_k: training samples of each client."""
         return dict(enumerate(self.train.size_N.tolist()))
 
-    @cached_property
-    def classes(self) -> dict[ClientId, Tensor]:
+    @property
+    def classes(self) -> Mapping[ClientId, Tensor]:
         """The classes of each client that has training samples, ascending: [S] int64."""
-        return {k: torch.from_numpy(np.unique(self.labels[self.train.of(k)])) for k, n in self.num_samples.items() if n}
+        return _Classes(self)
 
     @cached_property
     def shared_tests(self) -> NDArray[np.int64] | None:
@@ -124,3 +124,21 @@ class RunSpec:
     def eligible(self) -> list[ClientId]:
         """Clients that hold training samples; the others never take part."""
         return [k for k, count in self.num_samples.items() if count]
+
+
+@dataclass(frozen=True)
+class _Classes(Mapping[ClientId, Tensor]):
+    """`RunSpec.classes`, found when a method asks for them: most do not, and 100,000 tensors take a second."""
+
+    spec: RunSpec
+
+    def __getitem__(self, k: ClientId) -> Tensor:
+        if not self.spec.num_samples[k]:
+            raise KeyError(k)
+        return torch.from_numpy(np.unique(self.spec.labels[self.spec.train.of(k)]))
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return iter(self.spec.eligible)
+
+    def __len__(self) -> int:
+        return len(self.spec.eligible)

@@ -12,6 +12,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raysim.common.errors import RaysimError, RunError
@@ -194,6 +195,8 @@ class Session:
             self.folder.write_text("scenario.yaml", self.assembly.checked.loaded.text)
             table = self.assembly.partition.table(self.assembly.data.label_M)
             pq.write_table(table, self.card.folder / "partition.parquet")
+            del table
+            pa.default_memory_pool().release_unused()  # 100 MB of 100,000 clients, which no round needs
         loaded = self.assembly.checked.loaded
         self.folder.write_text("resolved.yaml", loaded.resolved_yaml())
         for name, source in loaded.own_code.files.items():
