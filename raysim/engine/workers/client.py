@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from raysim.common.errors import RunError
 from raysim.core.algorithm import Algorithm, Client, ClientId
 from raysim.core.data import Samples, shared
-from raysim.core.messages import Weights, WireSize, nonfinite, pack, unpack, weights, wire_size
+from raysim.core.messages import WireSize, nonfinite, pack, unpack, wire_size
 from raysim.core.meter import FlopMeter
 from raysim.core.seeds import global_seed, seeded
 from raysim.core.state import digest, state_tensors
@@ -149,18 +149,12 @@ class ClientWorker:
         """The files of the clients that changed since the last call, after round `t`, for the caller to write."""
         changed = sorted(self.unsaved)
         self.unsaved = set()
-
-        def state(k: ClientId) -> Weights:
-            with self.states.reading(k) as net:
-                return weights(net)
-
-        yield from client_files(t, ((k, state(k)) for k in changed))
+        yield from client_files(t, ((k, self.states.state(k)) for k in changed))
 
     def restore(self, file: CheckpointFile, data: bytes) -> None:
         """Load the states of the clients that `file` names from its content."""
         for k, state in read_clients(data, file.clients).items():
-            with self.states.changing(k) as net:
-                net.load_state_dict(state)
+            self.states.load(k, state)
 
     def digests(self, ids: Iterable[ClientId]) -> dict[ClientId, str]:
         """SHA-256 of each client's state."""

@@ -6,6 +6,7 @@ import copy
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -168,10 +169,31 @@ def test_a_network_with_another_shape_is_refused(change, name: str) -> None:
         assert_equal(weights(net), weights(odd("other")))
 
 
-def test_a_state_that_is_no_tensor_of_the_network_is_refused() -> None:
+def test_states_of_checkpoints() -> None:
+    """Those of networks whose tensors a method has replaced, and of others, among them."""
+    found, other = states(), states()
+    for step in (3, 4):
+        with found.changing(0) as net:
+            train(net, step)
+        other.load(2, found.state(0))
+        with found.changing(0) as net:
+            train(net, step)
+            assert_equal(found.state(0), weights(net))
+        other.load(2, found.state(0))
+        with found.changing(0) as net, other.reading(2) as loaded_net:
+            assert_equal(weights(loaded_net), weights(net))
+            assert_equal(found.state(0), weights(net))
+    with pytest.raises(RuntimeError, match=r"size mismatch for first\.bias"):
+        other.load(2, {**found.state(0), "first.bias": torch.zeros(1)})
+    assert_equal(other.state(2), found.state(0))
+    assert other.state(4) is not None and other.held == {2}
+
+
+@pytest.mark.parametrize("extra", [torch.zeros(1), {"a": 1}], ids=["a tensor", "a dict"])
+def test_a_state_that_is_no_tensor_of_the_network_is_refused(extra: Any) -> None:
     class Extra(nn.Linear):
-        def get_extra_state(self) -> Tensor:
-            return torch.zeros(1)
+        def get_extra_state(self) -> Any:
+            return extra
 
     with pytest.raises(RunError, match="Extra: its state_dict holds _extra_state, which is neither a parameter nor"):
         ClientStates(["extra"], 1, lambda arch: Extra(1, 1)).open(0)
