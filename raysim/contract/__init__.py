@@ -31,6 +31,7 @@ from raysim.contract.running import (
     single_samples,
 )
 from raysim.contract.source import defined, documented, fields_read, frozen, imports, picklable
+from raysim.contract.together import trained_together
 from raysim.contract.toy import ContractError
 from raysim.core.algorithm import Algorithm, AnyAlgorithm
 
@@ -71,6 +72,7 @@ CLAUSES: dict[str, Callable[[AnyAlgorithm], None]] = {
         state_dict_is_all,
         server_state_visible,
         losses,
+        trained_together,
         learns,
         messages_move,
         connected,

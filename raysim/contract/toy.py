@@ -23,10 +23,12 @@ from raysim.contract.compare import fingerprint
 from raysim.core.algorithm import Algorithm, AnyAlgorithm, Client, ClientId, Server, Task, pixels
 from raysim.core.data import Samples
 from raysim.core.fit import LocalTraining, Trainer, fit_one
+from raysim.core.lockstep import in_lockstep
 from raysim.core.messages import pack, unpack
 from raysim.core.meter import FlopMeter, flops_of
 from raysim.core.seeds import seed_for, seeded
 from raysim.core.state import digest
+from raysim.core.together import fit_all
 
 SEED, C, D, SIDE, ROUNDS = 7, 4, 8, 4, 8
 LOCAL = LocalTraining(epochs=1, batch_size=6, lr=0.1, momentum=0.5)
@@ -36,6 +38,10 @@ FOUR: Labels = ([0, 1] * 8, [1, 2] * 6 + [1], [2, 3] * 7, [3, 0, 1] * 4)
 """Four clients of different sizes; the second one's last batch holds a single sample."""
 PUBLIC = [0, 1, 2, 3] * 3
 """The public data that all parties have."""
+PAIRS: Labels = ([0, 1] * 6, [1, 2] * 6, [2, 3] * 6, [3, 0, 1] * 4, [0, 2] * 6, [1, 3, 2] * 4)
+"""Six clients of one size, so that there are two of each of three architectures."""
+UNEVEN: Labels = ([0, 1] * 8, [1, 2] * 6 + [1], [2, 3] * 7, [3, 0, 1] * 3, [0, 2] * 3, [1])
+"""The same of different sizes."""
 GAP: Labels = ([0, 1] * 4, [1, 0] * 3, [2] * 5)
 """No client holds class 3, and the last client alone holds class 2."""
 
@@ -51,9 +57,11 @@ class ContractError(AssertionError):
 class ToyTransform:
     """Pixels to [0, 1]; augmentation adds a little noise, so that every draw from `rng` shows in the result."""
 
+    draws = True
+
     def plain(self, raw_BHWC: Tensor) -> Tensor:
         """Images [B, 1, H, W] in [0, 1]."""
-        return raw_BHWC.permute(0, 3, 1, 2).float() / 255
+        return raw_BHWC.permute(0, 3, 1, 2).to(torch.get_default_dtype()) / 255
 
     def augmented(self, raw_BHWC: Tensor, rng: torch.Generator) -> Tensor:
         """As `plain`, with noise."""
@@ -172,6 +180,7 @@ class Toy:
         self.meter = meter
         self.watch: Watch = watch or (lambda toy, name, client, msg: nullcontext())
         self.returned: Returned = returned or (lambda toy, name, client, msg: None)
+        self.clients_only = False  # whether rounds end before `server_update`
         self.tamper: Callable[[str, Any], Any] = lambda name, msg: msg  # changes what a hook is given
         self.sent: list[tuple[str, ClientId, Any]] = []  # every message as it was sent, in memory of its own
         self.server: Server[Any] = Server(
@@ -223,8 +232,13 @@ class Toy:
         self.server.state = state
         return self
 
-    def round(self, t: int, cohort: Sequence[ClientId] | None = None, reverse: bool = False) -> Toy:
-        """One round. `reverse`: the clients run in the opposite order; uploads are handed over in id order anyway."""
+    def round(
+        self, t: int, cohort: Sequence[ClientId] | None = None, reverse: bool = False, together: bool = False
+    ) -> Toy:
+        """One round. Uploads are handed over in id order anyway.
+
+        reverse: the clients run in the opposite order. together: those of one architecture are trained by one call.
+        """
         algorithm, cohort = self.algorithm, list(self.samples if cohort is None else cohort)
         self._begin("server_send", t)
         outgoing = {
@@ -240,18 +254,16 @@ class Toy:
                 kept[id(msg)] = unpack(packed_once)
             self.sent.append(("server_send", k, kept[id(msg)]))
         packed: dict[ClientId, Any] = {}
-        for k in reversed(cohort) if reverse else cohort:
-            down, client = arrived[id(outgoing[k])], self._client(k, t)
-            if down is not None:
-                self._call("client_receive", k, t, partial(algorithm.client_receive, client, down), down)
-            up = self._call("client_update", k, t, partial(algorithm.client_update, client, down), down)
-            packed[k] = self._packed("client_update", k, up)
-            self.sent.append(("client_update", k, unpack(packed[k])))
-            if client.net is not self.nets[k]:
-                raise self.broken(
-                    f"a hook of client {k} puts another network into client.net, which is forgotten",
-                    "change the weights of the one that is there, for example with load_state_dict",
-                )
+        order = list(reversed(cohort)) if reverse else cohort
+        turns = {k: partial(self._turn, k, t, arrived[id(outgoing[k])], packed) for k in order}
+        if together:
+            for i in range(len(self.architectures)):
+                in_lockstep([turns[k] for k in order if k % len(self.architectures) == i], fit_all)
+        else:
+            for turn in turns.values():
+                turn()
+        if self.clients_only:
+            return self
         self._begin("server_update", t)
         ups = {k: self.tamper("client_update", unpack(packed[k])) for k in sorted(packed) if packed[k] is not None}
         if ups:
@@ -259,6 +271,20 @@ class Toy:
             # The engine counts operations there, under which not every way of asking for gradients works.
             self._call("server_update", None, t, partial(flops_of, update) if self.meter else update, ups)
         return self
+
+    def _turn(self, k: ClientId, t: int, down: Any, packed: dict[ClientId, Any]) -> None:
+        """A client's part of a round; its upload goes to `packed`."""
+        client = self._client(k, t)
+        if down is not None:
+            self._call("client_receive", k, t, partial(self.algorithm.client_receive, client, down), down)
+        up = self._call("client_update", k, t, partial(self.algorithm.client_update, client, down), down)
+        packed[k] = self._packed("client_update", k, up)
+        self.sent.append(("client_update", k, unpack(packed[k])))
+        if client.net is not self.nets[k]:
+            raise self.broken(
+                f"a hook of client {k} puts another network into client.net, which is forgotten",
+                "change the weights of the one that is there, for example with load_state_dict",
+            )
 
     def run(self, rounds: int, reverse: bool = False) -> Toy:
         """Start, and run rounds of all clients."""

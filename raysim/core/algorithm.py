@@ -22,7 +22,7 @@ from raysim.core.data import Batch, Samples
 from raysim.core.fields import check_settings
 from raysim.core.fit import FitJob, LocalTraining, Loss, Trainer, fit_one, has_batchnorm
 from raysim.core.meter import ClientStats, FlopMeter
-from raysim.core.torch_workarounds import set_training
+from raysim.core.torch_workarounds import named_tensors, set_training
 
 ClientId = int
 Down = TypeVar("Down")  # server -> client message
@@ -134,6 +134,7 @@ class Client:
         result = self.trainer(FitJob(self.net, loss, given, batches, self.local, len(data), rates or {}))
         self.stats.loss_sum += result.loss_sum
         self.stats.samples += result.samples
+        self.stats.apart = self.stats.apart or result.apart
         if self.meter is not None:
             self.stats.flops += epochs * self._epoch_flops(self.meter, loss, given, data, drop_single, two_views)
         return result.rows
@@ -176,7 +177,7 @@ class Client:
         Each size is counted by itself: a loss that compares the samples of a batch costs more per sample in a larger
         one. So is each set of parameters that train: the others need no gradient.
         """
-        trained = tuple(parameter.requires_grad for parameter in self.net.parameters())
+        trained = tuple(tensor.requires_grad for tensor in named_tensors(self.net).values())
         kind = (self.arch, getattr(loss, "__qualname__", repr(loss)), given is None, two_views, trained)
         full, rest = divmod(len(data), self.local.batch_size)
         steps = {self.local.batch_size: full, rest: 0 if drop_single else int(rest > 0)}

@@ -30,6 +30,10 @@ class Transform(Protocol):
     def augmented(self, raw_B: Tensor, rng: torch.Generator, /) -> Tensor:
         """As `plain`, after random augmentation; every draw comes from `rng` (a CPU generator)."""
 
+    @property
+    def draws(self) -> bool:
+        """Whether `augmented` draws anything; without that it is `plain`."""
+
 
 @message
 class Batch:
@@ -57,7 +61,7 @@ class Samples:
     transform: Transform
 
     def __len__(self) -> int:
-        return len(self.y)
+        return self.y.shape[0]
 
     @property
     def x(self) -> Tensor:
@@ -84,20 +88,12 @@ class Samples:
         rng: torch.Generator,
         drop_single: bool = False,
         two_views: bool = False,
-    ) -> Iterator[Batch]:
+    ) -> Shuffled:
         """Augmented batches, in a fresh random order each epoch; the last of an epoch may be short.
 
         drop_single: leave out a last batch of one sample, which BatchNorm cannot train on. two_views: fill `second`.
         """
-        for _ in range(epochs):
-            order = torch.randperm(len(self), generator=rng).to(self.y.device)
-            for index in order.split(batch_size) if len(self) > batch_size else (order,):
-                if drop_single and len(index) == 1:
-                    continue
-                raw_B = self._raw(index)
-                x = self.transform.augmented(raw_B, rng)
-                second = self.transform.augmented(raw_B, rng) if two_views else None
-                yield Batch(x, self.y.index_select(0, index), index, None, second)
+        return Shuffled(self, batch_size, epochs, rng, drop_single, two_views)
 
     def to(self, device: torch.device | str) -> Samples:
         """The same on a device."""
@@ -108,8 +104,43 @@ class Samples:
         return self.raw_N.index_select(0, index)
 
 
+@dataclass(frozen=True)
+class Shuffled:
+    """Batches to train on; each pass over them draws from `rng` anew. See `Samples.shuffled`."""
+
+    data: Samples
+    batch_size: int
+    epochs: int
+    rng: torch.Generator
+    drop_single: bool
+    two_views: bool
+
+    def __len__(self) -> int:
+        full, rest = divmod(len(self.data), self.batch_size)
+        return self.epochs * (full + (rest > self.drop_single))
+
+    def __iter__(self) -> Iterator[Batch]:
+        data = self.data
+        for index in self.places():
+            raw_B = data._raw(index)
+            x = data.transform.augmented(raw_B, self.rng)
+            second = data.transform.augmented(raw_B, self.rng) if self.two_views else None
+            yield Batch(x, data.y.index_select(0, index), index, None, second)
+
+    def places(self) -> Iterator[Tensor]:
+        """The places [B] in the data of each batch's samples."""
+        size = len(self.data)
+        for _ in range(self.epochs):
+            order = torch.randperm(size, generator=self.rng).to(self.data.y.device)
+            for index in order.split(self.batch_size) if size > self.batch_size else (order,):
+                if not (self.drop_single and len(index) == 1):
+                    yield index
+
+
 class AsGiven:
     """The transform of tensors that a network reads as they are."""
+
+    draws = False
 
     def plain(self, raw_B: Tensor, /) -> Tensor:
         """The same tensor."""

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from raysim.core.data import Batch
-from raysim.core.torch_workarounds import Sgd, set_training
+from raysim.core.torch_workarounds import Sgd, named_tensors, set_training
 
 Loss = Callable[[Any, Batch, Any], Tensor | tuple[Tensor, Tensor]]
 """(net, batch, given) -> scalar: what `Client.fit` minimises. Or (scalar, rows), a row [B, ...] per sample to keep."""
+
+
+class Batches(Protocol):
+    """The batches of one local training, in order."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Batch]: ...
 
 
 @dataclass(frozen=True)
@@ -36,9 +44,9 @@ class FitJob:
     net: nn.Module
     loss: Loss
     given: Any
-    batches: Iterable[Batch]
+    batches: Batches
     local: LocalTraining
-    num_samples: int = 0  # N; asked for where the loss keeps rows
+    num_samples: int = 0  # N
     rates: Mapping[str, float] = field(default_factory=dict)  # parameter -> its learning rate, if other than `local.lr`
 
 
@@ -49,28 +57,34 @@ class FitResult:
     loss_sum: float  # of per-sample losses over every sample seen
     samples: int  # seen, counted once per epoch
     rows: Tensor | None = None  # [N, ...] what the loss kept of each sample when it was last seen; NaN: never seen
+    apart: str = ""  # why it was not trained together with others, where it should have been
 
 
 Trainer = Callable[[FitJob], FitResult]
 
 
-def make_optimizer(parameters: Sequence[nn.Parameter], local: LocalTraining) -> Sgd | torch.optim.Adam:
-    """A fresh optimizer, so that no momentum outlives a client's round."""
+Optimizer = Sgd | torch.optim.Adam
+
+
+def make_optimizers(named: Mapping[str, Tensor], local: LocalTraining, rates: Mapping[str, float]) -> list[Optimizer]:
+    """Fresh optimizers of these parameters, one per learning rate, so that no momentum outlives a client's round."""
+    of_rate: dict[float, list[Tensor]] = {}
+    for name, parameter in named.items():
+        of_rate.setdefault(rates.get(name, local.lr), []).append(parameter)
     if local.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=local.lr, weight_decay=local.weight_decay, fused=True)
-    return Sgd(parameters, local.lr, local.momentum, local.weight_decay)
+        decay = local.weight_decay
+        return [torch.optim.Adam(part, lr=lr, weight_decay=decay, fused=True) for lr, part in of_rate.items()]
+    return [Sgd(part, lr, local.momentum, local.weight_decay) for lr, part in of_rate.items()]
 
 
 def fit_one(job: FitJob) -> FitResult:
     """Train one network on its batches, in order."""
-    if unknown := job.rates.keys() - dict(job.net.named_parameters()).keys():
+    named = named_tensors(job.net)
+    if unknown := job.rates.keys() - named.keys():
         raise ValueError(f"rates: {min(unknown)} given, which is no parameter of the network")
-    of_rate: dict[float, list[nn.Parameter]] = {}
-    for name, parameter in job.net.named_parameters():
-        if parameter.requires_grad:
-            of_rate.setdefault(job.rates.get(name, job.local.lr), []).append(parameter)
-    optimizers = [make_optimizer(group, replace(job.local, lr=lr)) for lr, group in of_rate.items()]
-    parameters = [parameter for group in of_rate.values() for parameter in group]
+    trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
+    optimizers = make_optimizers(trained, job.local, job.rates)
+    parameters = list(trained.values())
     loss_sum, samples = torch.zeros((), device=parameters[0].device), 0
     rows: Tensor | None = None
     set_training(job.net, True)

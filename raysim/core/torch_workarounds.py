@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -65,10 +66,10 @@ class Sgd:
     Delete when: the first step of `torch.optim.SGD(..., fused=True)` leaves `torch._dynamo` out of `sys.modules`.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:
+    def __init__(self, parameters: Sequence[Tensor], lr: float, momentum: float, weight_decay: float) -> None:
         self.parameters, self.lr, self.weight_decay = parameters, lr, weight_decay
         self.momentum = momentum
-        self.buffers: dict[nn.Parameter, Tensor] = {}  # momentum of the parameters that have moved
+        self.buffers: dict[Tensor, Tensor] = {}  # momentum of the parameters that have moved
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
@@ -78,8 +79,8 @@ class Sgd:
     @torch.no_grad()
     def step(self) -> None:
         """Move every parameter that has a gradient."""
-        fresh: list[nn.Parameter] = []
-        moving: list[nn.Parameter] = []
+        fresh: list[Tensor] = []
+        moving: list[Tensor] = []
         for parameter in self.parameters:
             if parameter.grad is not None:
                 (moving if parameter in self.buffers else fresh).append(parameter)
@@ -88,7 +89,7 @@ class Sgd:
                 continue
             buffers: list[Tensor | None] = [self.buffers.get(parameter) for parameter in group]
             sgd(
-                cast(list[Tensor], group),
+                group,
                 [grad for parameter in group if (grad := parameter.grad) is not None],
                 buffers,
                 fused=True,  # one pass over the weights, not one per term: 1.1 to 1.3 times faster steps on CPU
@@ -103,16 +104,72 @@ class Sgd:
                 self.buffers.update(zip(group, cast(list[Tensor], buffers), strict=True))
 
 
+Place = tuple[dict[str, Tensor | None], str]
+_places: WeakKeyDictionary[nn.Module, dict[str, list[Place]]] = WeakKeyDictionary()
+
+
+def _places_of(net: nn.Module) -> dict[str, list[Place]]:
+    """Name of each parameter, then of each buffer -> where the network holds it: in several places if shared."""
+    if net not in _places:
+        found: dict[str, list[Place]] = {}
+        names: dict[int, str] = {}
+        for kind in ("_parameters", "_buffers"):
+            for prefix, module in net.named_modules():
+                held: dict[str, Tensor | None] = getattr(module, kind)
+                for name, value in held.items():
+                    if value is not None:
+                        full = names.setdefault(id(value), f"{prefix}.{name}" if prefix else name)
+                        found.setdefault(full, []).append((held, name))
+        _places[net] = found
+    return _places[net]
+
+
+def named_tensors(net: nn.Module) -> dict[str, Tensor]:
+    """A network's parameters, then its buffers, by name; each once.
+
+    Reason: torch walks through all modules at every call, which takes as long as a step of a small network. Here the
+    walk is done once per network. Delete when: `named_parameters` of a perceptron takes a few microseconds.
+    """
+    return {full: value for full, [(held, name), *_] in _places_of(net).items() if (value := held[name]) is not None}
+
+
+@contextmanager
+def tensors_replaced(net: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Let a network have other tensors for a while, by the names of `named_tensors`.
+
+    Reason: `torch.func.functional_call` reaches a network's forward only, not its parts, takes as long as a step of a
+    small network, and leaves a module that a network uses twice with the other tensors. Delete when: it does not.
+    """
+    places = _places_of(net)
+    before = named_tensors(net)
+    try:
+        for full, value in tensors.items():
+            for held, name in places[full]:
+                held[name] = value
+        yield
+    finally:
+        for full in tensors:
+            for held, name in places[full]:
+                held[name] = before[full]
+
+
+_inner: WeakKeyDictionary[nn.Module, list[nn.Module] | None] = WeakKeyDictionary()  # without the network itself
+
+
 def set_training(net: nn.Module, training: bool) -> None:
     """As `net.train(training)`.
 
-    Reason: torch sets the attribute through `nn.Module.__setattr__`, which takes a noticeable part of a small model's
-    round. Delete when: `nn.Module.train` sets `training` without it.
+    Reason: torch walks through all modules, and sets the attribute through `nn.Module.__setattr__`, which takes a
+    noticeable part of a small model's round. Delete when: `nn.Module.train` does neither.
     """
-    if type(net).train is not nn.Module.train:  # a model that overrides it
+    if net not in _inner:
+        modules = [*net.modules()]
+        # A module that overrides `train` decides for what is below it.
+        _inner[net] = modules[1:] if all(type(one).train is nn.Module.train for one in modules) else None
+    inner = _inner[net]
+    if inner is None:
         net.train(training)
         return
-    object.__setattr__(net, "training", training)
-    for child in net._modules.values():
-        if child is not None:
-            set_training(child, training)
+    for module in (net, *inner):
+        if module.training is not training:
+            object.__setattr__(module, "training", training)

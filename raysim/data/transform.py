@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -40,6 +41,7 @@ class FeatureTransform:
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    draws: ClassVar[bool] = False
 
     def plain(self, raw_B: Tensor) -> Tensor:
         """Standardised float32 features [B, ...]."""
@@ -61,6 +63,8 @@ class FeatureTransform:
 @dataclass(frozen=True)
 class TokenTransform:
     """Widens tokens, which are stored as narrow as they fit, to what an embedding reads."""
+
+    draws: ClassVar[bool] = False
 
     def plain(self, raw_B: Tensor) -> Tensor:
         """Tokens [B, L], int64."""
@@ -86,6 +90,11 @@ class ImageTransform:
     def of(cls, dataset: DatasetSpec, augment: bool) -> ImageTransform:
         """What a data set asks for."""
         return cls(dataset.mean, dataset.std, dataset.augment if augment else None)
+
+    @property
+    def draws(self) -> bool:
+        """Whether images are augmented."""
+        return self.augment is not None
 
     def plain(self, raw_BHWC: Tensor) -> Tensor:
         """Normalised float32 images [B, C, H, W], channels last in memory."""

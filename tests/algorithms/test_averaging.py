@@ -193,6 +193,8 @@ def test_standalone_takes_the_steps_of_plain_sgd():
 class PlainTransform:
     """uint8 to [0, 1], channels first."""
 
+    draws = False
+
     def plain(self, raw_BHWC: torch.Tensor) -> torch.Tensor:
         return raw_BHWC.permute(0, 3, 1, 2).float() / 255
 

@@ -88,6 +88,7 @@ BROKEN: list[tuple[AnyAlgorithm, str, str]] = [
     (broken.SendsAPlainDataclass(), "messages", "client_update returns for client 0 is a PlainDataclass"),
     (broken.SendsText(), "messages", "holds a str"),
     (broken.SendsNaN(), "messages", "client_update returns for client 0 holds a NaN or infinity, on finite images"),
+    (broken.LossReadsAGlobal(), "trained_together", "of client 0 ends up different when clients train together"),
     (broken.TrainsTheOthers(), "own_state_only", "client_update of client 0 changes client 1"),
     (broken.ServerHookTouchesClients(), "own_state_only", "server_update changes client 0"),
     (broken.ChangesItsData(), "own_state_only", "changes the data of client 0"),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from raysim.contract.toy import toy_model, toy_samples
 from raysim.core.algorithm import Client, Task
 from raysim.core.data import Batch
-from raysim.core.fit import FitJob, FitResult, LocalTraining, fit_one, has_batchnorm, make_optimizer
+from raysim.core.fit import FitJob, FitResult, LocalTraining, fit_one, has_batchnorm, make_optimizers
 from raysim.core.ops import cross_entropy
 
 
@@ -143,7 +143,7 @@ def test_the_loss_is_given_what_the_job_gives():
 def test_sgd_is_torchs_sgd_bit_for_bit(momentum: float):
     local = LocalTraining(lr=0.3, momentum=momentum, weight_decay=0.05)
     ours, theirs = ([nn.Parameter(torch.linspace(-1, 1, 7)), nn.Parameter(torch.ones(2))] for _ in range(2))
-    mine = make_optimizer(ours, local)
+    (mine,) = make_optimizers(dict(zip("ab", ours, strict=True)), local, {})
     reference = torch.optim.SGD(theirs, lr=0.3, momentum=momentum, weight_decay=0.05, fused=True)
     for step in range(4):
         for parameters in (ours, theirs):
@@ -159,7 +159,7 @@ def test_sgd_is_torchs_sgd_bit_for_bit(momentum: float):
 
 def test_adam_gets_every_setting():
     local = LocalTraining(optimizer="adam", lr=0.3, weight_decay=0.5)
-    optimizer = make_optimizer([nn.Parameter(torch.zeros(1))], local)
+    (optimizer,) = make_optimizers({"w": nn.Parameter(torch.zeros(1))}, local, {})
     assert isinstance(optimizer, torch.optim.Adam)
     assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]) == (0.3, 0.5)
 

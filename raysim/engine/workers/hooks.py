@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 
 import torch
+from greenlet import GreenletExit
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -34,7 +34,6 @@ def shapes(msg: object) -> str:
     return f"{type(msg).__name__}{leaves}"
 
 
-@contextmanager
 def hook(
     seed: int,
     name: str,
@@ -44,8 +43,8 @@ def hook(
     device: torch.device,
     msg: object = None,
     model: str = "",
-) -> Iterator[None]:
-    """Run one hook: torch's global generators start at a seed keyed by hook, round and client.
+) -> errors_from:
+    """Before a hook, and around it: torch's global generators start at a seed keyed by hook, round and client.
 
     Raises `HookError` with the algorithm, hook, client, its model, round and message shapes when the hook raises.
     """
@@ -53,28 +52,48 @@ def hook(
     torch.default_generator.manual_seed(key)
     if device.type == "cuda":
         torch.cuda.manual_seed(key)
-    place = f"{type(algorithm).__name__}.{name}" + (f" of client {client}" if client is not None else "")
-    model_name = f" with model {model}" if model else ""
+
+    def place() -> str:
+        of_client = f" of client {client}" if client is not None else ""
+        model_name = f" with model {model}" if model else ""
+        return f"{type(algorithm).__name__}.{name}{of_client} failed in round {t}{model_name}{_given(name, msg)}"
+
     # As a context, a device makes every torch call slower; the CPU is the default anyway.
-    slow = nullcontext() if device.type == "cpu" else device
-    with errors_from(lambda: f"{place} failed in round {t}{model_name}{_given(name, msg)}"), slow:
-        yield
+    return errors_from(place, None if device.type == "cpu" else device)
 
 
-@contextmanager
-def errors_from(place: Callable[[], str]) -> Iterator[None]:
-    """Translates an exception of the block into a `HookError` that begins with `place()`."""
-    try:
-        yield
-        _refuse_closed()
-    except (KeyboardInterrupt, SystemExit, RaysimError):
-        raise
-    except BaseException as error:  # a method may raise GeneratorExit
-        import traceback
+class errors_from:
+    """A block whose exceptions become a `HookError` that begins with `place()`.
+
+    A class, since a function with `yield` takes as long as a small model's messages.
+    """
+
+    __slots__ = ("device", "place")
+
+    def __init__(self, place: Callable[[], str], device: torch.device | None = None) -> None:
+        """device: that of the block's tensors, if it is not the CPU."""
+        self.place, self.device = place, device
+
+    def __enter__(self) -> None:
+        if self.device is not None:
+            self.device.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self.device is not None:
+            self.device.__exit__(kind, error, trace)
+        if error is None:
+            try:
+                _refuse_closed()
+            except OSError as found:
+                error = found
+        if error is None or isinstance(error, KeyboardInterrupt | SystemExit | RaysimError | GreenletExit):
+            return
+        import traceback  # a method may raise anything, GeneratorExit too
 
         # A generator's context manager lets a StopIteration that is the cause of another error through.
         cause = None if isinstance(error, StopIteration) else error
-        raise HookError(f"{place()}: {type(error).__name__}: {error}", traceback.format_exc()) from cause
+        text = "".join(traceback.format_exception(error))
+        raise HookError(f"{self.place()}: {type(error).__name__}: {error}", text) from cause
 
 
 def _refuse_closed() -> None:

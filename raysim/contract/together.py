@@ -1,0 +1,78 @@
+"""Clients whose local training is one call end as clients that are trained one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from raysim.contract.toy import PAIRS, UNEVEN, Toy
+from raysim.core.algorithm import AnyAlgorithm
+from raysim.core.messages import leaves, mapped
+from raysim.core.together import ask_to_fit
+
+EXACT = 1e-9
+"""How far float64 numbers may lie apart, in parts of a tensor's greatest: rounding gives 1e-15 a step."""
+
+
+def trained_together(algorithm: AnyAlgorithm) -> None:
+    """A round of clients in float64 gives the same models and uploads, to 1e-9, trained together and one by one."""
+    for labels in (PAIRS, UNEVEN):
+        toy = Toy(algorithm, "trained_together", labels).start()
+        for t in range(1, 4):
+            _compare(_clients(toy, t, together=False), _clients(toy, t, together=True))
+            toy.round(t)
+
+
+def _clients(toy: Toy, t: int, together: bool) -> Toy:
+    """A copy of the run after the clients' part of round `t`, in float64; its server stays in float32."""
+    other = toy.fork()
+    other.sent = []
+    other.clients_only = True
+    other.tamper = lambda name, msg: mapped(Tensor, _double, msg)
+    for net in other.nets.values():
+        net.double()
+    if together:
+        other.trainer = ask_to_fit
+    with _float64():
+        return other.round(t, together=together)
+
+
+def _compare(alone: Toy, together: Toy) -> None:
+    remedy = "let the loss read what belongs to one client through `net`, `batch` and `given` alone"
+    for k, net in alone.nets.items():
+        other = together.nets[k].state_dict()
+        for name, value in net.state_dict().items():
+            if not _close(value, other[name]):
+                raise alone.broken(f"{name} of client {k} ends up different when clients train together", remedy)
+    uploads = {k: msg for hook, k, msg in together.sent if hook == "client_update"}
+    for hook, k, msg in alone.sent:
+        if hook == "client_update":
+            pairs = zip(leaves(msg), leaves(uploads[k]), strict=True)
+            if not all(_close(torch.as_tensor(one), torch.as_tensor(other)) for one, other in pairs):
+                raise alone.broken(f"client {k} uploads something else when clients train together", remedy)
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or not one.is_floating_point():
+        return torch.equal(one, other)
+    # A method may round what it sends to fewer bits; two numbers that differ in the last bit may then part.
+    exact = EXACT if one.dtype == torch.float64 else 2 * torch.finfo(one.dtype).eps
+    scale = 1.0 + float(one.abs().nan_to_num().amax()) if one.numel() else 1.0
+    return torch.allclose(one, other, rtol=0.0, atol=exact * scale, equal_nan=True)
+
+
+def _double(value: Tensor) -> Tensor:
+    return value.double() if value.is_floating_point() else value
+
+
+@contextmanager
+def _float64() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

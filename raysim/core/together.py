@@ -1,0 +1,350 @@
+"""Local training of several clients at once: one stacked network, and every step a single call for all of them.
+
+A call of torch costs some microseconds whatever it computes, and a step of a small network is a hundred such calls.
+`torch.func.vmap` makes them once for all clients: the loss sees one client, torch computes all.
+
+Shapes: G clients, M of them that have a batch in a step, B samples of the largest of these batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.utils import _pytree as pytree
+
+from raysim.core.data import Batch, Shuffled
+from raysim.core.fit import FitJob, FitResult, Optimizer, fit_one, has_batchnorm, make_optimizers
+from raysim.core.lockstep import ask
+from raysim.core.torch_workarounds import Sgd, named_tensors, set_training, tensors_replaced
+
+TOLERANCE = 1e-4
+"""Relative difference from which on samples of weight 0 count as having changed a loss; rounding gives 1e-6."""
+
+
+class ApartError(Exception):
+    """These clients cannot be trained by one call; the message says why."""
+
+
+def fit_all(jobs: Sequence[FitJob]) -> list[FitResult | str]:
+    """Train together those jobs that one call can do; for each other one: why it has to be done by `fit_one`.
+
+    The reason is empty where no other job has the same loss. Which jobs are done together is a function of the jobs.
+    """
+    alike: dict[Hashable, list[int]] = {}
+    for i, job in enumerate(jobs):
+        alike.setdefault(_kind(job), []).append(i)
+    found: dict[int, FitResult | str] = {}
+    for places in alike.values():
+        part = [jobs[i] for i in places]
+        found |= zip(places, _attempt(part) if len(part) > 1 else [""], strict=True)
+    return [found[i] for i in range(len(jobs))]
+
+
+def ask_to_fit(job: FitJob) -> FitResult:
+    """The trainer of a client in `in_lockstep(..., fit_all)`: what no call does for several is done alone."""
+    found = ask(job)
+    return found if isinstance(found, FitResult) else replace(fit_one(job), apart=found)
+
+
+def fit_together(jobs: Sequence[FitJob]) -> list[FitResult]:
+    """Train networks of one architecture on their batches, each as `fit_one` does it, up to rounding.
+
+    Raises `ApartError`, or what torch or the loss does, where that is not possible; the networks are then as before.
+    """
+    # Those with the most batches first, so that those that are still training are the first M of the stack.
+    order = sorted(range(len(jobs)), key=lambda i: -len(jobs[i].batches))
+    ordered = [jobs[i] for i in order]
+    stack, source = Stack(ordered), _source(ordered)
+    steps = [len(job.batches) for job in ordered]
+    for step in range(steps[0]):
+        active = sum(count > step for count in steps)
+        stack.narrow(active)
+        stack.step(*source(active))
+    results = dict(zip(order, stack.results(), strict=True))
+    return [results[i] for i in range(len(jobs))]
+
+
+class Stack:
+    """Several clients' networks as one: each tensor of them in a tensor [G, ...]."""
+
+    def __init__(self, jobs: Sequence[FitJob]) -> None:
+        first = jobs[0]
+        self.jobs, self.clip = jobs, first.local.clip
+        self.tensors = [named_tensors(job.net) for job in jobs]
+        for job in jobs:
+            set_training(job.net, True)
+        if any(job.local != first.local or job.rates != first.rates for job in jobs):
+            raise ApartError("they train with different settings")
+        if unknown := first.rates.keys() - self.tensors[0].keys():
+            raise ApartError(f"rates: {min(unknown)} given, which is no parameter of the network")
+        self.whole = {name: self._stacked(name) for name in self.tensors[0]}
+        trained = {name: stacked for name, stacked in self.whole.items() if self.tensors[0][name].requires_grad}
+        self.fixed = {name: stacked for name, stacked in self.whole.items() if name not in trained}
+        self.trained = {name: stacked.detach().requires_grad_() for name, stacked in trained.items()}
+        self.optimizers = make_optimizers(self.trained, first.local, first.rates)
+        self.given = Given(jobs)
+        self.norm_by_batch = has_batchnorm(first.net)
+        self.active = len(jobs)
+        self.seen = [0] * len(jobs)
+        self.loss_sum_G = torch.zeros(len(jobs), device=next(iter(self.trained.values())).device)
+        self.row_GN: Tensor | None = None
+        self.padding_checked = False
+
+    def narrow(self, active: int) -> None:
+        """Go on with the first clients only; the others have no batches left."""
+        if active == self.active:
+            return
+        self.active = active
+        before = self.trained
+        self.trained = {name: stacked.detach()[:active].requires_grad_() for name, stacked in before.items()}
+        self.fixed = {name: stacked[:active] for name, stacked in self.fixed.items()}
+        self.given.narrow(active)
+        instead = {old: self.trained[name] for name, old in before.items()}
+        for optimizer in self.optimizers:
+            _narrow(optimizer, instead, active)
+
+    def step(self, batch: Batch, sizes: Sequence[int]) -> None:
+        """One step of every active client, on a batch of its own: its part of `batch`, of which `sizes` are real."""
+        if batch.weight is not None and self.norm_by_batch:
+            raise ApartError("BatchNorm sees whole batches, and their sizes differ")
+        loss_M, kept_MB = self._losses(batch)
+        if batch.weight is not None and not self.padding_checked:
+            self._check_padding(batch, sizes, loss_M)
+        loss_M.sum().backward()
+        if self.clip is not None:
+            clip_each([stacked.grad for stacked in self.trained.values() if stacked.grad is not None], self.clip)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        size_M = torch.tensor(sizes, device=loss_M.device)
+        self.loss_sum_G[: self.active] += loss_M.detach() * size_M
+        self.seen = [seen + size for seen, size in zip(self.seen, sizes, strict=False)] + self.seen[self.active :]
+        if kept_MB is not None:
+            self._keep(kept_MB.detach(), batch, size_M)
+
+    @torch.no_grad()
+    def results(self) -> list[FitResult]:
+        """Put what was trained into the clients' networks."""
+        for name, stacked in self.whole.items():
+            torch._foreach_copy_([one[name] for one in self.tensors], list(stacked.unbind()))
+        rows: Sequence[Tensor | None] = [None] * len(self.jobs)
+        if self.row_GN is not None:
+            rows = [row_N[: job.num_samples] for row_N, job in zip(self.row_GN.unbind(), self.jobs, strict=True)]
+        return [
+            FitResult(loss_sum, seen, rows[g] if seen else None)
+            for g, (loss_sum, seen) in enumerate(zip(self.loss_sum_G.tolist(), self.seen, strict=True))
+        ]
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _stacked(self, name: str) -> Tensor:
+        try:
+            each = [one[name] for one in self.tensors]
+        except KeyError:
+            raise ApartError("their networks differ") from None
+        if any(one.requires_grad != each[0].requires_grad or one.shape != each[0].shape for one in each):
+            raise ApartError("their networks differ")
+        return torch.stack(each)
+
+    def _losses(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        def of_one(trained: Any, fixed: Any, x: Any, y: Any, index: Any, weight: Any, second: Any, given: Any) -> Any:
+            batch = Batch(x, y, index, weight, second)
+            return self._loss({**trained, **fixed}, batch, self.given.of_one(given))
+
+        optional = [None if value is None else 0 for value in (batch.weight, batch.second)]
+        found = vmap(of_one, in_dims=(0, 0, 0, 0, 0, *optional, 0))(
+            self.trained, self.fixed, batch.x, batch.y, batch.index, batch.weight, batch.second, self.given.stacked
+        )
+        return found if isinstance(found, tuple) else (found, None)
+
+    def _loss(self, tensors: Mapping[str, Tensor], batch: Batch, given: Any) -> Any:
+        """The loss of one client, whose network has these tensors."""
+        first = self.jobs[0]
+        with tensors_replaced(first.net, tensors):
+            return first.loss(first.net, batch, given)
+
+    @torch.no_grad()
+    def _check_padding(self, batch: Batch, sizes: Sequence[int], loss_M: Tensor) -> None:
+        """Raises `ApartError` when the loss of the client with the most padding is not what it is without."""
+        self.padding_checked = True
+        g = sizes.index(min(sizes))
+        own = {name: stacked[g] for name, stacked in {**self.trained, **self.fixed}.items()}
+        x, y, index = (value[g, : sizes[g]] for value in (batch.x, batch.y, batch.index))
+        second = None if batch.second is None else batch.second[g, : sizes[g]]
+        found = self._loss(own, Batch(x, y, index, None, second), self.jobs[g].given)
+        alone = float(found[0] if isinstance(found, tuple) else found)
+        if abs(float(loss_M[g]) - alone) > TOLERANCE * (1 + abs(alone)):
+            raise ApartError("the loss does not reduce with batch.mean, and the sizes of batches differ")
+
+    def _keep(self, kept_MB: Tensor, batch: Batch, size_M: Tensor) -> None:
+        if self.row_GN is None:
+            longest = max(job.num_samples for job in self.jobs)
+            self.row_GN = kept_MB.new_full((len(self.jobs), longest, *kept_MB.shape[2:]), torch.nan)
+        real_MB = torch.arange(batch.y.shape[1], device=size_M.device) < size_M[:, None]
+        client_MB = torch.arange(self.active, device=size_M.device)[:, None].expand(batch.y.shape)
+        self.row_GN[client_MB[real_MB], batch.index[real_MB]] = kept_MB[real_MB]
+
+
+def outputs_together(nets: Sequence[nn.Module], x_GB: Tensor) -> Tensor:
+    """Each network's outputs [G, B, ...] on its own samples x_GB [G, B, ...], in eval mode, without gradients."""
+    net = nets[0]
+    set_training(net, False)
+    each = [named_tensors(one) for one in nets]
+
+    def of_one(tensors: dict[str, Tensor], x_B: Tensor) -> Tensor:
+        with tensors_replaced(net, tensors):
+            found: Tensor = net(x_B)
+            return found
+
+    with torch.no_grad():
+        stacked = {name: torch.stack([one[name] for one in each]) for name in each[0]}
+        return vmap(of_one)(stacked, x_GB)
+
+
+class Given:
+    """What each client's loss is given, stacked: what all share stays one, tensors per sample end in zeros."""
+
+    def __init__(self, jobs: Sequence[FitJob]) -> None:
+        each = [pytree.tree_flatten(job.given) for job in jobs]
+        self.leaves, self.tree = each[0]
+        if any(tree != self.tree for _, tree in each):
+            raise ApartError("what their losses are given differs in form")
+        sizes = [job.num_samples for job in jobs]
+        self.stacked: dict[int, Tensor] = {}
+        for i, first in enumerate(self.leaves):
+            values = [leaves[i] for leaves, _ in each]
+            if isinstance(first, Tensor) and any(value is not first for value in values):
+                self.stacked[i] = _stacked_given(values, sizes)
+            elif any(value is not first and not _equal_numbers(value, first) for value in values):
+                raise ApartError("what their losses are given differs in more than tensors")
+
+    def of_one(self, stacked: Mapping[int, Tensor]) -> Any:
+        """What one client's loss is given, with its part of what is stacked."""
+        leaves = [stacked.get(i, leaf) for i, leaf in enumerate(self.leaves)]
+        return pytree.tree_unflatten(leaves, self.tree)
+
+    def narrow(self, active: int) -> None:
+        """Go on with the first clients."""
+        self.stacked = {i: value[:active] for i, value in self.stacked.items()}
+
+
+def clip_each(gradients: Sequence[Tensor], limit: float) -> None:
+    """As `torch.nn.utils.clip_grad_norm_` for each client: gradients [M, ...], in place."""
+    norms = [torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in gradients]
+    norm_M = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+    scale_M = (limit / (norm_M + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(scale_M.view(-1, *[1] * (gradient.dim() - 1)))
+
+
+def _attempt(jobs: Sequence[FitJob]) -> Sequence[FitResult | str]:
+    """As `fit_together`; where it fails, the reason for each, with generators as they were before."""
+    shuffled = [job.batches for job in jobs if isinstance(job.batches, Shuffled)]
+    states = [one.rng.get_state() for one in shuffled]
+    try:
+        return fit_together(jobs)
+    except (MemoryError, torch.OutOfMemoryError):  # depends on the machine, as no bit may
+        raise
+    except Exception as error:
+        for one, state in zip(shuffled, states, strict=True):
+            one.rng.set_state(state)
+        text = str(error) if isinstance(error, ApartError) else f"{type(error).__name__}: {error}".splitlines()[0]
+        return [text] * len(jobs)
+
+
+def _kind(job: FitJob) -> Hashable:
+    """Equal for jobs whose losses are the same function of their arguments."""
+    function = getattr(job.loss, "__func__", job.loss)
+    key: tuple[Hashable, ...] = (id(getattr(job.loss, "__self__", None)), str(type(job.given)))
+    if not isinstance(function, FunctionType):
+        return (*key, id(function))
+    # A function defined inside a hook is a new one for each client, and yet the same if it closes over the same.
+    closed = [cell.cell_contents for cell in function.__closure__ or ()]
+    return (*key, function.__code__, *map(id, [*closed, *(function.__defaults__ or ())]))
+
+
+def _narrow(optimizer: Optimizer, instead: Mapping[Tensor, Tensor], active: int) -> None:
+    """Let an optimizer go on with other parameters, which are the first clients' part of its own."""
+    if isinstance(optimizer, Sgd):
+        optimizer.buffers = {instead[old]: buffer[:active] for old, buffer in optimizer.buffers.items()}
+        optimizer.parameters = [instead[old] for old in optimizer.parameters]
+        return
+    for old, state in list(optimizer.state.items()):
+        optimizer.state[instead[old]] = {key: value[:active] if value.dim() else value for key, value in state.items()}
+        del optimizer.state[old]
+    for group in optimizer.param_groups:
+        group["params"] = [instead[old] for old in group["params"]]
+
+
+def _source(jobs: Sequence[FitJob]) -> Callable[[int], tuple[Batch, list[int]]]:
+    """The next batch of the first M jobs at each call, stacked, and the real size of each.
+
+    They are made equally long by repeating the first sample of each, with weight 0.
+    """
+    kinds = {(type(job.batches), getattr(getattr(job.batches, "data", None), "transform", None)) for job in jobs}
+    first = jobs[0].batches
+    if len(kinds) > 1 or not isinstance(first, Shuffled) or first.data.transform.draws:
+        batches = [iter(job.batches) for job in jobs]
+
+        def drawn(active: int) -> tuple[Batch, list[int]]:
+            each = [next(one) for one in batches[:active]]
+            sizes = [len(one.y) for one in each]
+            x, y, index = (_filled([getattr(one, name) for one in each], sizes) for name in ("x", "y", "index"))
+            seconds = [one.second for one in each if one.second is not None]
+            return Batch(x, y, index, _weight(sizes, x), _filled(seconds, sizes) if seconds else None), sizes
+
+        return drawn
+
+    # Nothing is drawn but the order, so that one lookup fetches the samples of all.
+    data = [job.batches.data for job in jobs if isinstance(job.batches, Shuffled)]
+    places = [job.batches.places() for job in jobs if isinstance(job.batches, Shuffled)]
+    raw, y_all = torch.cat([one.raw_N for one in data]), torch.cat([one.y for one in data])
+    begin_G = torch.tensor([0, *accumulate(len(one) for one in data)][:-1], device=y_all.device)
+
+    def looked_up(active: int) -> tuple[Batch, list[int]]:
+        each = [next(one) for one in places[:active]]
+        sizes = [len(one) for one in each]
+        index_MB = _filled(each, sizes)
+        flat = (index_MB + begin_G[:active, None]).flatten()
+        x = data[0].transform.plain(raw.index_select(0, flat)).unflatten(0, index_MB.shape)
+        y_MB = y_all.index_select(0, flat).view(index_MB.shape)
+        return Batch(x, y_MB, index_MB, _weight(sizes, x), x if first.two_views else None), sizes
+
+    return looked_up
+
+
+def _filled(each: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """Tensors [B_m, ...] as one [M, B, ...]; shorter ones repeat their first entry."""
+    longest = max(sizes)
+    if min(sizes) == longest:
+        return torch.stack(list(each))
+    return torch.stack([torch.cat([one, one[:1].expand(longest - len(one), *one.shape[1:])]) for one in each])
+
+
+def _weight(sizes: Sequence[int], x: Tensor) -> Tensor | None:
+    """1 for real samples and 0 for the others, [M, B]; None if all are real."""
+    if min(sizes) == max(sizes):
+        return None
+    real_MB = torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]
+    return real_MB.to(x.device, x.dtype if x.is_floating_point() else torch.get_default_dtype())
+
+
+def _stacked_given(values: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    shapes = {value.shape for value in values}
+    if len(shapes) == 1:
+        return torch.stack(list(values))
+    if any(value.dim() == 0 or len(value) != size for value, size in zip(values, sizes, strict=True)):
+        raise ApartError("what their losses are given differs in shape")
+    return nn.utils.rnn.pad_sequence(list(values), batch_first=True)
+
+
+def _equal_numbers(value: object, other: object) -> bool:
+    return isinstance(value, bool | int | float | str) and type(value) is type(other) and value == other
