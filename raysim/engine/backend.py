@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from raysim.core.algorithm import ClientId
 from raysim.engine.checkpoint.storage import Storage
+from raysim.engine.policies.placement import Group
 from raysim.engine.records import (
     ClientEvaluation,
     MemoryReport,
@@ -51,21 +52,24 @@ class Backend(Protocol):
     def train(
         self,
         t: int,
-        cohort: Sequence[ClientId],
+        cohort: Sequence[Group],
         broadcast: Any,
         evaluate_before: bool,
         skip: Collection[ClientId],
         progress: Callable[[int], None],
     ) -> Pending[TrainingResult]:
-        """Let the cohort receive the broadcast and train.
+        """Let the cohort, in groups that are trained together, receive the broadcast and train.
 
         evaluate_before: test each model between receiving and training.
         skip: clients that count as failed without training, because they failed when this round ran before.
         progress: called with the number of clients that are done, now and then.
         """
 
-    def evaluate(self, ids: Sequence[ClientId]) -> Pending[Mapping[ClientId, ClientEvaluation]]:
-        """Test clients' models as they are after the work begun so far, in id order."""
+    def evaluate(self, groups: Sequence[Group]) -> Pending[Mapping[ClientId, ClientEvaluation]]:
+        """Test clients' models as they are after the work begun so far, those of a group by one call; in id order.
+
+        A group of several clients is one that `train` began with last: all are then in one place.
+        """
 
     def discard(self, ids: Collection[ClientId]) -> Pending[None]:
         """Let participants be as they were before the round in which `train` began last. Needs `spec.may_discard`."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from raysim.core.algorithm import ClientId
 from raysim.engine.checkpoint.format import read_file
 from raysim.engine.checkpoint.storage import Storage
+from raysim.engine.policies.placement import Group
 from raysim.engine.records import (
     Broadcast,
     CheckpointFile,
@@ -73,7 +74,7 @@ class InProcessBackend:
     def train(
         self,
         t: int,
-        cohort: Sequence[ClientId],
+        cohort: Sequence[Group],
         broadcast: Broadcast,
         evaluate_before: bool,
         skip: Collection[ClientId],
@@ -86,8 +87,9 @@ class InProcessBackend:
             progress(len(reports))
         return _done(TrainingResult.of(cohort, [uploads], reports))
 
-    def evaluate(self, ids: Sequence[ClientId]) -> Pending[Mapping[ClientId, ClientEvaluation]]:
-        return _done(self.worker.evaluate(ids))
+    def evaluate(self, groups: Sequence[Group]) -> Pending[Mapping[ClientId, ClientEvaluation]]:
+        found = self.worker.evaluate(groups)
+        return _done({k: found[k] for k in sorted(found)})
 
     def discard(self, ids: Collection[ClientId]) -> Pending[None]:
         self.worker.discard(ids)

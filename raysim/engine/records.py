@@ -101,6 +101,7 @@ class ClientReport:
     train_s: float
     values: Mapping[str, float]  # what the algorithm logged
     evaluation: ClientEvaluation | None  # where models are measured before they train
+    apart: str = ""  # why it was not trained together with the others of its group
 
 
 def client_row(
@@ -162,14 +163,15 @@ class TrainingResult:
     @classmethod
     def of(
         cls,
-        cohort: Sequence[ClientId],
+        cohort: Sequence[Sequence[ClientId]],
         uploads: Sequence[Any],
         reports: Mapping[ClientId, ClientReport | ClientFailure],
         moved: int = 0,
     ) -> TrainingResult:
         """Separate the clients that trained from those that failed."""
-        trained = {k: report for k in cohort if isinstance(report := reports[k], ClientReport)}
-        failed = {k: report for k in cohort if isinstance(report := reports[k], ClientFailure)}
+        ids = sorted(k for group in cohort for k in group)
+        trained = {k: report for k in ids if isinstance(report := reports[k], ClientReport)}
+        failed = {k: report for k in ids if isinstance(report := reports[k], ClientFailure)}
         return cls(uploads, trained, failed, moved)
 
     @property

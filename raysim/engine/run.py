@@ -95,6 +95,7 @@ def run_rounds(
         _evaluate_unknown(recovering, progress, record)
         progress.started = perf_counter()
         stop.possible = True
+        told: set[tuple[str, str]] = set()
         for t in range(progress.t + 1, schedule.rounds + 1):
             if stop.requested:
                 _save(recovering, progress, record)
@@ -109,6 +110,7 @@ def run_rounds(
             report = recovering.round(t, partial(one_round, progress=within, storage=storage))
             restarts = recovering.restarts
             _report_failures(t, report, schedule, observers.notify)
+            _tell_apart(backend.spec, report, told, observers.notify)
             rows = _client_rows(recovering, t, report, evaluate, progress)
             values = progress.count(report, rows, evaluate)
             memory = backend.memory()
@@ -176,8 +178,9 @@ def run_round(
     """
     when = backend.spec.evaluate_when if evaluate else None
     broadcast = backend.send(t, participants)
-    training = backend.train(t, participants, broadcast, when == "after_receive", skip, progress)
-    evaluation = backend.evaluate(participants if when == "after_update" else ())
+    groups = backend.spec.groups(participants)
+    training = backend.train(t, groups, broadcast, when == "after_receive", skip, progress)
+    evaluation = backend.evaluate(groups if when == "after_update" else ())
     trained = training.result()
     timed = timing(trained)
     late = timed.late if timed else ()
@@ -210,7 +213,7 @@ def _evaluate_unknown(recovering: RecoveringBackend, progress: Progress, record:
         return
     # In a resumed run with evaluation.when after_receive, a participant's lost row was of another moment: accuracy/all
     # then counts the client as it is now.
-    found = recovering(lambda: backend.evaluate(unknown).result())
+    found = recovering(lambda: backend.evaluate([(k,) for k in unknown]).result())
     rows = [client_row(backend.spec, progress.rounds, k, None, one) for k, one in found.items()]
     progress.latest.update(rows)
     if progress.t < 0:
@@ -233,7 +236,7 @@ def _client_rows(
         progress.stale |= report.client_reports.keys()
         return rows
     if missed := sorted(progress.stale - report.evaluations.keys()):
-        found = recovering(lambda: backend.evaluate(missed).result())
+        found = recovering(lambda: backend.evaluate([(k,) for k in missed]).result())
         rows += [client_row(backend.spec, t, k, None, one) for k, one in found.items()]
     progress.latest.update(row for row in rows if row.total is not None)
     progress.stale.clear()
@@ -248,6 +251,14 @@ def _save(recovering: RecoveringBackend, progress: Progress, record: Recorder) -
         return
     storage = checkpoints.begin()
     recovering(lambda: checkpoints.complete(progress.t, recovering.backend.save(progress.t, storage), progress.facts()))
+
+
+def _tell_apart(spec: RunSpec, report: RoundReport, told: set[tuple[str, str]], notify: Notify) -> None:
+    """Notify the user, once per reason, of clients that were to be trained together and could not be."""
+    for k, one in report.client_reports.items():
+        if one.apart and (key := (spec.arch(k), one.apart)) not in told:
+            told.add(key)
+            notify(f"clients with {key[0]} are trained one by one (training.together): {key[1]}")
 
 
 def _report_failures(t: int, report: RoundReport, schedule: Schedule, notify: Notify) -> None:

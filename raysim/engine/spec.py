@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -44,6 +46,7 @@ class RunSpec:
     tolerates_failures: bool = False  # whether a round may go on without a client that fails
     may_discard: bool = False  # whether a participant may finish too late, and then stays as it was
     client_timeout_s: float | None = None  # limit of a client's part of a round
+    together: Mapping[str, int] = field(default_factory=dict)  # architecture -> clients trained by one call; else 1
     num_rounds: int = 1
     labels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     encoder: Callable[[str], Any] = only_pixels  # as in Task; picklable
@@ -68,6 +71,21 @@ class RunSpec:
     def arch(self, k: ClientId) -> str:
         """Client k's architecture."""
         return self.models[k % len(self.models)]
+
+    def groups(self, cohort: Sequence[ClientId]) -> list[tuple[ClientId, ...]]:
+        """Who is trained with whom: clients of one architecture, in id order, in groups as equal as they can be.
+
+        A function of the scenario and the cohort alone, because bits depend on it.
+        """
+        of_arch: dict[str, list[ClientId]] = {}
+        for k in cohort:
+            of_arch.setdefault(self.arch(k), []).append(k)
+        found: list[tuple[ClientId, ...]] = []
+        for arch, ids in of_arch.items():
+            count = math.ceil(len(ids) / self.together.get(arch, 1))
+            ends = [len(ids) * i // count for i in range(count + 1)]
+            found += [tuple(ids[begin:end]) for begin, end in pairwise(ends)]
+        return sorted(found)
 
     def local_in(self, t: int) -> LocalTraining:
         """How clients train in round `t`; in round 0, in which no client trains, as in the first."""

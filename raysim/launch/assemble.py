@@ -92,6 +92,7 @@ class Assembly:
             global_test=published if scenario.evaluation.global_test else None,
             evaluate_when=scenario.evaluation.when,
             tolerates_failures=scenario.failure.max_failed_fraction > 0,
+            together=checked.together,
             client_timeout_s=scenario.failure.client_timeout_s,
             independent_init=scenario.clients.independent_init,
             weights_seed=scenario.seeds.weights,

@@ -57,6 +57,7 @@ class Checked:
     public_size: int = 0  # P: samples that all parties have
     held_back: int = 0  # how many of them are training samples, which no client gets
     schedule: RateSchedule = field(default_factory=Constant)
+    together: Mapping[str, int] = field(default_factory=dict)  # architecture -> clients that one call trains
 
     @cached_property
     def task(self) -> Task:
@@ -109,7 +110,7 @@ class Checked:
         """How clients train."""
         from raysim.core.fit import LocalTraining
 
-        return LocalTraining(**self.loaded.scenario.training.model_dump(exclude={"schedule"}))
+        return LocalTraining(**self.loaded.scenario.training.model_dump(exclude={"schedule", "together"}))
 
 
 def check(loaded: Loaded) -> Checked:
@@ -183,12 +184,14 @@ def check(loaded: Loaded) -> Checked:
     if isinstance(partition, Listed):
         dealt["path"] = str(expanded(partition.path).absolute())
     selection = {"name": clients.selection["name"], **asdict(participation.selection)}  # type: ignore[call-overload]
+    together = together_of(loaded)
     filled = {
         "data": data,
         "clients": {**loaded.resolved["clients"], "selection": selection},
         "system": system,
         "training": {
             **loaded.resolved["training"],
+            "together": together,
             "schedule": {"name": scenario.training.schedule["name"], **asdict(schedule)},  # type: ignore[call-overload]
         },
     }
@@ -206,6 +209,7 @@ def check(loaded: Loaded) -> Checked:
         public_size,
         held_back,
         schedule,
+        together,
     )
     if loaded.declared.one_architecture and len(checked.architectures) > 1:
         raise origin.error(
@@ -227,6 +231,35 @@ def check(loaded: Loaded) -> Checked:
         except ValueError as error:
             raise origin.error(("algorithm",), str(error)) from None
     return replace(checked, requests=_requests(loaded))
+
+
+def together_of(loaded: Loaded) -> dict[str, int]:
+    """Architecture -> how many clients one call trains. Raises `ScenarioError` where they cannot be trained so."""
+    scenario = loaded.scenario
+    given, failure = scenario.training.together, scenario.failure
+    names = dict.fromkeys(scenario.clients.models[: scenario.clients.number])
+    if isinstance(given, dict):
+        for name in given.keys() - names:
+            raise loaded.origin.error(
+                ("training", "together"),
+                f"{name} given, which is not among clients.models; allowed: {', '.join(names)}",
+            )
+    # Who is trained with whom must depend on nothing but the scenario and the cohort.
+    by_client = {
+        "failure.max_failed_fraction": failure.max_failed_fraction > 0,
+        "failure.client_timeout_s": failure.client_timeout_s is not None,
+    }
+    reason = next((key for key, by_itself in by_client.items() if by_itself), None)
+    if given == "auto":
+        return {name: MODELS[name].together if name in MODELS and not reason else 1 for name in names}
+    found = {name: given.get(name, 1) if isinstance(given, dict) else given for name in names}
+    if reason and max(found.values()) > 1:
+        raise loaded.origin.error(
+            ("training", "together"),
+            f"{max(found.values())} given, but with {reason} each client trains by itself; allowed: 1, or auto",
+            cause=tuple(reason.split(".")),
+        )
+    return found
 
 
 def schedule_of(loaded: Loaded) -> RateSchedule:

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["MODELS", "ModelSpec", "build_model", "common_feature_dim", "incompatibility"]
 
 
+TOGETHER = 32
+"""Perceptrons that one call trains, by default: more gain little, and leave less to share out among actors."""
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """One architecture: what it is, which samples it reads, how to build it.
@@ -39,6 +43,7 @@ class ModelSpec:
     channels: tuple[int, ...] = (1, 3)
     min_size: int = 8  # smallest H and W
     patch: int | None = None  # images must be square, with a side that this divides
+    together: int = 1  # clients that one call trains, with `training.together: auto`
 
 
 def _builder(place: str, **settings: Any) -> Callable[..., SplitNet]:
@@ -84,9 +89,10 @@ def _resnet(name: str, blocks: tuple[int, ...], bottleneck: bool = False) -> Mod
     return ModelSpec(name, summary, 500, _builder("backbones.imagenet_resnet", blocks=blocks, bottleneck=bottleneck))
 
 
-def _mlp(name: str, hidden: tuple[int, ...]) -> ModelSpec:
-    widths = "-".join(map(str, ("features", *hidden, 64, "classes")))
-    return ModelSpec(name, f"{widths} perceptron; features", 64, _builder("cnn.mlp", hidden=hidden), "features")
+def _mlp(name: str, widths: str, hidden: tuple[int, ...], native_dim: int, reads: Kind | InputSpec) -> ModelSpec:
+    read = "features" if reads == "features" else "8x8 digits"
+    build = _builder("cnn.mlp", hidden=hidden)
+    return ModelSpec(name, f"{widths} perceptron; {read}", native_dim, build, reads, together=TOGETHER)
 
 
 _SPECS = (
@@ -100,8 +106,8 @@ _SPECS = (
     _fashion_cnn("fmnist_cnn3", fc1=150),
     _fashion_cnn("fmnist_cnn4", fc1=100),
     _fashion_cnn("fmnist_cnn5", fc1=50),
-    ModelSpec("digits_mlp64", "64-32-10 perceptron; 8x8 digits", 32, _builder("cnn.mlp", hidden=()), _DIGITS),
-    ModelSpec("digits_mlp128", "64-128-32-10 perceptron; 8x8 digits", 32, _builder("cnn.mlp", hidden=(128,)), _DIGITS),
+    _mlp("digits_mlp64", "64-32-10", (), 32, _DIGITS),
+    _mlp("digits_mlp128", "64-128-32-10", (128,), 32, _DIGITS),
     ModelSpec(
         "digits_cnn_s", "one 3x3 convolution (8); 8x8 digits", 32, _builder("cnn.small_cnn", filters=(8,)), _DIGITS
     ),
@@ -155,9 +161,9 @@ _SPECS = (
         64,
         _builder("backbones.small_mobilenet", stages=((16, 1), (24, 2), (32, 2), (64, 2))),
     ),
-    _mlp("mlp_s", hidden=()),
-    _mlp("mlp_m", hidden=(128,)),
-    _mlp("mlp_l", hidden=(256, 128)),
+    _mlp("mlp_s", "features-64-classes", (), 64, "features"),
+    _mlp("mlp_m", "features-128-64-classes", (128,), 64, "features"),
+    _mlp("mlp_l", "features-256-128-64-classes", (256, 128), 64, "features"),
     ModelSpec(
         "gru",
         "embedding 32, one gated recurrent unit of 128; tokens",

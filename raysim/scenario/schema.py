@@ -185,6 +185,10 @@ class Training(Section):
     """L2 penalty added to the gradient."""
     clip: Positive | None = None
     """Greatest norm of a step's gradient; longer ones are scaled down. `null`: no limit."""
+    together: AtLeastOne | dict[str, AtLeastOne] | Auto = "auto"
+    """How many clients of one architecture one call trains (`torch.func.vmap`), or a number per architecture; what a
+    call cannot do for several is done one by one, which is told. `auto`: 32 of a perceptron, 1 of any other network,
+    since convolutions get slower together on a CPU. It changes results by rounding, so `resolved.yaml` has numbers."""
     schedule: dict[str, Any] = Field(default_factory=lambda: {"name": "constant"})
     """The learning rate over the rounds: `name` and that schedule's fields; `constant`, `step` or `cosine`. Rates that
     are a method's own fields stay as they are."""
@@ -220,7 +224,8 @@ class Resources(Section):
     actors: AtLeastOne | Auto = "auto"
     """Client actors; `auto`: as many as the CPUs and GPUs allow, at most one per participant."""
     clients_per_actor: AtLeastOne | Auto = "auto"
-    """Pin so many clients to each actor, 1 for one actor per client; `auto` packs them and moves them when it pays."""
+    """Pin so many clients to each actor, 1 for one actor per client; `auto` packs them and moves them when it pays.
+    Clients that train together (`training.together`) do so at the first one's actor."""
     cpus_per_actor: Positive = 1.0
     """CPUs of an actor; its whole part (at least 1) is the number of threads that train a client."""
     gpus_per_actor: NonNegative | Auto = "auto"

@@ -19,6 +19,7 @@ from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import Storage, open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.policies.placement import Group
 from raysim.engine.progress import Progress
 from raysim.engine.records import Broadcast, ClientEvaluation, LostError, Pending, SavedFiles, ServerReport
 from raysim.engine.run import Observers, Schedule, Stop, run_rounds
@@ -60,9 +61,9 @@ class Killable(InProcessBackend):
         self._perhaps(f"round {t}")
         return aggregation
 
-    def evaluate(self, ids: Sequence[ClientId]) -> Pending[Mapping[ClientId, ClientEvaluation]]:
+    def evaluate(self, groups: Sequence[Group]) -> Pending[Mapping[ClientId, ClientEvaluation]]:
         self._perhaps("a test")
-        return super().evaluate(ids)
+        return super().evaluate(groups)
 
     def save(self, t: int, storage: Storage) -> Pending[SavedFiles]:
         files = super().save(t, storage)

@@ -135,7 +135,7 @@ def test_test_and_validation_samples_are_told_apart(split: str) -> None:
             header.bias.copy_(torch.arange(10) == 3)
     counts = {part: assembly.partition.count_NC(assembly.data.label_M, 10, part) for part in ("val", "test")}
     threes = {part: count_NC[:, 3].tolist() for part, count_NC in counts.items()}
-    found = host.evaluate(range(8)).values()
+    found = host.evaluate([(k,) for k in range(8)]).values()
     assert [one.local.correct for one in found] == threes["test"]
     assert [one.val_correct for one in found] == threes["val"]
     assert [one.val_total for one in found] == assembly.partition.val.size_N.tolist()
@@ -352,5 +352,7 @@ def test_checkpoints_hold_every_state(workplace: Path) -> None:
     for k, state in states.items():
         host.net(k).load_state_dict(state)
     latest = {row.client: row.correct for row in memory.clients}
-    assert {k: one.local.correct for k, one in host.evaluate(took_part).items()} == {k: latest[k] for k in took_part}
+    assert {k: one.local.correct for k, one in host.evaluate([(k,) for k in took_part]).items()} == {
+        k: latest[k] for k in took_part
+    }
     assert read_server(read_file(store.storage, checkpoint.server))[0].tensors.keys() == {"w.weight", "w.bias"}

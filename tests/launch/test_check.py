@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
+import yaml
 
 from raysim.common.errors import ScenarioError
 from raysim.launch.check import check
+from raysim.scenario.load import load_scenario
 from tests.engine.scenarios import loaded
 
 
@@ -31,3 +33,38 @@ def test_a_run_that_is_all_warm_up() -> None:
 def test_the_set_that_clashes_is_named(given: str, sentence: str) -> None:
     with pytest.raises(ScenarioError, match=rf"^--set {re.escape(given)}: {sentence}"):
         check(loaded(given))
+
+
+@pytest.mark.parametrize(
+    ("sets", "found"),
+    [
+        ([], {"digits_mlp64": 32, "digits_cnn_s": 1, "digits_resnet": 1}),
+        (["training.together=16"], {"digits_mlp64": 16, "digits_cnn_s": 16, "digits_resnet": 16}),
+        (["training.together={digits_cnn_s: 4}"], {"digits_mlp64": 1, "digits_cnn_s": 4, "digits_resnet": 1}),
+        # Nothing of where clients live may decide bits; that a client may fail by itself does.
+        (["resources.clients_per_actor=1"], {"digits_mlp64": 32, "digits_cnn_s": 1, "digits_resnet": 1}),
+        (["failure.client_timeout_s=60"], {"digits_mlp64": 1, "digits_cnn_s": 1, "digits_resnet": 1}),
+    ],
+    ids=str,
+)
+def test_who_trains_together_is_written_down(sets: list[str], found: dict[str, int]) -> None:
+    checked = check(loaded(*sets))
+    assert checked.together == found
+    assert yaml.safe_load(checked.loaded.resolved_yaml())["training"]["together"] == found
+    assert check(load_scenario(checked.loaded.resolved)).together == found
+
+
+@pytest.mark.parametrize(
+    ("sets", "sentence"),
+    [
+        (["training.together=0"], "training.together: 0 given; allowed: "),
+        (["training.together={cnn1: 2}"], "training.together: cnn1 given, which is not among clients.models; allowed"),
+        (
+            ["training.together=2", "failure.max_failed_fraction=0.5"],
+            "training.together: 2 given, but with failure.max_failed_fraction each client trains by itself; allowed: 1",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_together(sets: list[str], sentence: str) -> None:
+    with pytest.raises(ScenarioError, match=re.escape(sentence)):
+        check(loaded(*sets))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,9 @@ from raysim.common.errors import ScenarioError
 
 if TYPE_CHECKING:
     from raysim.core.algorithm import ClientId
+
+Group = tuple["ClientId", ...]
+"""Clients that are trained together, most often one."""
 
 GPU_ACTORS = 4
 """Actors per GPU with `auto`: more gain little, and each costs a CUDA context."""
@@ -206,33 +210,33 @@ def _gpus_taken(left: Sequence[float], share: float) -> list[float] | None:
 
 
 def assign(
-    cohort: Collection[ClientId],
+    cohort: Collection[Group],
     cost: Mapping[ClientId, float],
     owner: Mapping[ClientId, int],
     groups: Sequence[ActorGroup],
-) -> dict[int, list[ClientId]]:
-    """Work lists of a round: actor -> clients, the longest client round first.
+) -> dict[int, list[Group]]:
+    """Work lists of a round: actor -> clients that are trained together, the longest work first.
 
-    Each client goes to the actor that is free first, but stays with its owner unless moving it shortens the round.
-    Actors are numbered through all groups. Only speed depends on the lists, never a result.
+    They go to the actor that is free first, but stay with the owner of most of them unless moving them shortens the
+    round. Actors are numbered through all groups. Only speed depends on the lists, never a result.
     """
-    lists: dict[int, list[ClientId]] = {}
+    lists: dict[int, list[Group]] = {}
+    total = {members: sum(cost[k] for k in members) for members in cohort}
     base = 0
     for group in groups:
-        own = set(group.clients)
-        clients = sorted((k for k in cohort if k in own), key=lambda k: (-cost[k], k))
         load = dict.fromkeys(range(base, base + group.actors), 0.0)
-        slack = MIN_GAIN * sum(cost[k] for k in clients)
-        for k in clients:
+        here = sorted((one for one in cohort if one[0] in group.place), key=lambda one: (-total[one], one))
+        slack = MIN_GAIN * sum(total[members] for members in here)
+        for members in here:
             if group.pinned:
-                actor = base + group.clients.index(k) % group.actors
+                actor = base + group.place[members[0]] % group.actors
             else:
                 actor = min(load, key=lambda a: (load[a], a))
-                current = owner.get(k)
+                (current, _), *_ = Counter(owner.get(k) for k in members).most_common(1)
                 if current in load and load[current] <= load[actor] + slack:
                     actor = current
-            load[actor] += cost[k]
-            lists.setdefault(actor, []).append(k)
+            load[actor] += total[members]
+            lists.setdefault(actor, []).append(members)
         base += group.actors
     return lists
 

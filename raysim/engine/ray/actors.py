@@ -21,6 +21,7 @@ from raysim.engine.workers.rows import Handles, StateFiles, StateLimits
 if TYPE_CHECKING:
     from raysim.core.algorithm import ClientId
     from raysim.engine.checkpoint.storage import Storage
+    from raysim.engine.policies.placement import Group
     from raysim.engine.records import (
         Broadcast,
         CheckpointFile,
@@ -154,7 +155,7 @@ class ClientActor:
     def train(
         self,
         t: int,
-        ids: Sequence[ClientId],
+        groups: Sequence[Group],
         evaluate_before: bool,
         skip: Collection[ClientId],
         broadcast: Broadcast,
@@ -165,10 +166,11 @@ class ClientActor:
             self.worker.adopt(clients)
         uploads: dict[ClientId, Any] = {}
         reports: dict[ClientId, ClientReport | ClientFailure] = {}
-        since = perf_counter()
-        for k, up, report in self.worker.train(t, ids, broadcast, evaluate_before, skip):
+        left, since = sum(map(len, groups)), perf_counter()
+        for k, up, report in self.worker.train(t, groups, broadcast, evaluate_before, skip):
             uploads[k], reports[k] = up, report
-            if perf_counter() - since > STREAM_S and len(reports) < len(ids):
+            left -= 1
+            if perf_counter() - since > STREAM_S and left:
                 yield uploads
                 yield reports, self._memory()
                 uploads, reports, since = {}, {}, perf_counter()
@@ -191,9 +193,9 @@ class ClientActor:
         """See `ClientWorker.discard`."""
         self.worker.discard(ids)
 
-    def evaluate(self, ids: Sequence[ClientId]) -> dict[ClientId, ClientEvaluation]:
+    def evaluate(self, groups: Sequence[Group]) -> dict[ClientId, ClientEvaluation]:
         """See `ClientWorker.evaluate`."""
-        return self.worker.evaluate(ids)
+        return self.worker.evaluate(groups)
 
     def release(self, ids: Sequence[ClientId], shared: bool) -> dict[ClientId, ClientState]:
         """See `ClientWorker.release`."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from raysim.core.algorithm import ClientId
 from raysim.engine.checkpoint.storage import Storage
 from raysim.engine.policies.cost_model import CostModel
-from raysim.engine.policies.placement import Plan, assign
+from raysim.engine.policies.placement import Group, Plan, assign
 from raysim.engine.ray.actors import STREAM_S, private_mb
 from raysim.engine.ray.calls import uninterrupted
 from raysim.engine.ray.pool import ActorPool, Worker
@@ -102,14 +102,15 @@ class RayBackend:
     def train(
         self,
         t: int,
-        cohort: Sequence[ClientId],
+        cohort: Sequence[Group],
         broadcast: Any,
         evaluate_before: bool,
         skip: Collection[ClientId],
         progress: Callable[[int], None],
     ) -> Pending[TrainingResult]:
-        cost_s = {k: self.cost_model.expected_s(k) for k in cohort}
-        lists = self._work_lists(cost_s)
+        cost_s = {k: self.cost_model.expected_s(k) for group in cohort for k in group}
+        work_lists = self._work_lists(cohort, cost_s)
+        lists = {worker: [k for group in groups for k in group] for worker, groups in work_lists.items()}
         moves: dict[tuple[Worker, Worker], list[ClientId]] = {}  # (old worker, new worker) -> clients
         for worker, ids in lists.items():
             for k in ids:
@@ -125,7 +126,7 @@ class RayBackend:
             self.calls.inputs = [broadcast, *released.values()]
             for worker, ids in lists.items():
                 moved = [states for (_, new), states in released.items() if new is worker]
-                args = (t, ids, evaluate_before, skip, broadcast, *moved)
+                args = (t, work_lists[worker], evaluate_before, skip, broadcast, *moved)
                 if sum(cost_s[k] for k in ids) < STREAM_S:
                     uploads, report = worker.actor.train_all.options(num_returns=2).remote(*args)
                     work[report] = worker, uploads
@@ -143,13 +144,17 @@ class RayBackend:
 
         return Pending(result)
 
-    def evaluate(self, ids: Sequence[ClientId]) -> Pending[Mapping[ClientId, ClientEvaluation]]:
+    def evaluate(self, groups: Sequence[Group]) -> Pending[Mapping[ClientId, ClientEvaluation]]:
+        at = {group[0]: group for group in groups}
         with uninterrupted():
-            parts = [worker.actor.evaluate.remote(part) for worker, part in self._spread_thin(ids).items()]
+            parts = [
+                worker.actor.evaluate.remote([at[k] for k in firsts])
+                for worker, firsts in self._spread_thin(at).items()
+            ]
 
         def result() -> dict[ClientId, ClientEvaluation]:
             found = {k: one for part in self.calls.get(parts, "the evaluation of clients") for k, one in part.items()}
-            return {k: found[k] for k in ids}
+            return {k: found[k] for k in sorted(found)}
 
         return Pending(result)
 
@@ -225,12 +230,12 @@ class RayBackend:
     def _own(self, lists: Mapping[Worker, Iterable[ClientId]]) -> None:
         self.owner |= {k: worker for worker, ids in lists.items() for k in ids}
 
-    def _work_lists(self, cost_s: Mapping[ClientId, float]) -> dict[Worker, list[ClientId]]:
+    def _work_lists(self, cohort: Sequence[Group], cost_s: Mapping[ClientId, float]) -> dict[Worker, list[Group]]:
         """Worker -> the clients that it trains, from the seconds that each is expected to take."""
         number = {worker: i for i, worker in enumerate(self.pool.clients)}
         owner = {k: number[self.owner[k]] for k in cost_s if k in self.owner}
-        lists = assign(cost_s, cost_s, owner, self.plan.groups)
-        return {self.pool.clients[i]: ids for i, ids in lists.items()}
+        lists = assign(cohort, cost_s, owner, self.plan.groups)
+        return {self.pool.clients[i]: groups for i, groups in lists.items()}
 
     def _collect(
         self, work: dict[Any, tuple[Worker, Any]], where: str, progress: Callable[[int], None]

@@ -7,7 +7,7 @@ depends on its state, its message, the run's seed and the round, never on the wo
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -22,13 +22,17 @@ from torch import Tensor, nn
 from raysim.common.errors import RunError
 from raysim.core.algorithm import Algorithm, Client, ClientId
 from raysim.core.data import Samples, shared
+from raysim.core.fit import LocalTraining, Trainer, fit_one
+from raysim.core.lockstep import in_lockstep
 from raysim.core.messages import WireSize, nonfinite, pack, unpack, wire_size
 from raysim.core.meter import FlopMeter
 from raysim.core.seeds import global_seed, seeded
 from raysim.core.state import digest, state_tensors
+from raysim.core.together import ask_to_fit, fit_all, outputs_together
 from raysim.core.torch_workarounds import set_training
 from raysim.engine.checkpoint.format import client_files, read_clients
 from raysim.engine.policies.metrics import by_class
+from raysim.engine.policies.placement import Group
 from raysim.engine.records import (
     Broadcast,
     CheckpointFile,
@@ -69,6 +73,7 @@ class ClientWorker:
         self.templates: dict[str, nn.Module] = {}
         self.template_digests: dict[str, str] = {}
         self.template_logits: dict[str, Tensor] = {}  # of `spec.shared_tests`
+        self.local = -1, spec.local  # round, and how clients train in it
         self.meter = FlopMeter()
 
     # -- the round ---------------------------------------------------------------------------------
@@ -87,30 +92,36 @@ class ClientWorker:
     def train(
         self,
         t: int,
-        ids: Sequence[ClientId],
+        groups: Sequence[Group],
         broadcast: Broadcast,
         evaluate_before: bool,
         skip: Collection[ClientId] = (),
     ) -> Iterator[tuple[ClientId, Any, ClientReport | ClientFailure]]:
-        """Round `t` of these clients, one after another: (client, packed upload, report).
+        """Round `t` of these clients, one group after another: (client, packed upload, report).
 
         evaluate_before: test each model between receiving and training.
         skip: clients that count as failed and do not train.
         """
         received: dict[int | None, tuple[Any, WireSize]] = {None: (None, wire_size(None))}
+        ids = [k for group in groups for k in group]
         self.states.read_ahead(ids)
         self.before = {k: self.states.row(k) for k in ids} if self.spec.may_discard else {}
-        for k in ids:
-            position = broadcast.of[k]
-            if position is not None and position not in received:
+        for group in groups:
+            for position in {broadcast.of[k] for k in group} - received.keys():
+                assert position is not None
                 down = unpack(broadcast.messages[position], self.device)
                 received[position] = down, wire_size(down)
+            downs = {k: received[broadcast.of[k]] for k in group}
+            if len(group) > 1:
+                yield from self._train_group(t, downs, evaluate_before)
+                continue
+            (k,) = group
             if k in skip:
                 yield k, ClientFailure("it failed before"), ClientFailure("it failed before")
             elif self.spec.tolerates_failures:
-                yield self._train_tolerating(k, t, *received[position], evaluate_before)
+                yield self._train_tolerating(k, t, *downs[k], evaluate_before)
             else:
-                yield self._train(k, t, *received[position], evaluate_before)
+                yield self._train(k, t, *downs[k], evaluate_before)
 
     def discard(self, ids: Iterable[ClientId]) -> None:
         """Let clients be as they were before the last call of `train`."""
@@ -118,9 +129,12 @@ class ClientWorker:
             self.states.put(k, self.before[k])
         self.unsaved &= self.states.held
 
-    def evaluate(self, ids: Iterable[ClientId]) -> dict[ClientId, ClientEvaluation]:
-        """Test clients' models as they are."""
-        return {k: self._evaluate(k) for k in ids}
+    def evaluate(self, groups: Iterable[Group]) -> dict[ClientId, ClientEvaluation]:
+        """Test clients' models as they are, those of a group by one call."""
+        found: dict[ClientId, ClientEvaluation] = {}
+        for group in groups:
+            found |= self._evaluate_group(group) if len(group) > 1 else {k: self._evaluate(k) for k in group}
+        return found
 
     # -- state -------------------------------------------------------------------------------------
 
@@ -194,26 +208,44 @@ class ClientWorker:
             failed = ClientFailure(str(error), getattr(error, "trace", ""))
             return k, failed, failed
 
+    def _train_group(
+        self, t: int, downs: Mapping[ClientId, tuple[Any, WireSize]], evaluate_before: bool
+    ) -> list[tuple[ClientId, Any, ClientReport]]:
+        """As `_train` for clients whose hooks meet in `Client.fit`; each counts an equal share of the time."""
+        start = perf_counter()
+        works = [partial(self._train, k, t, *down, evaluate_before, ask_to_fit) for k, down in downs.items()]
+        # As a context, a device belongs to the thread, and these hooks leave theirs in another order than they came.
+        with nullcontext() if self.device.type == "cpu" else self.device:
+            found = in_lockstep(works, fit_all)
+        share_s = (perf_counter() - start) / len(found)
+        return [(k, up, replace(report, train_s=share_s)) for k, up, report in found]
+
     def _train(
-        self, k: ClientId, t: int, down: Any, down_size: WireSize, evaluate_before: bool
+        self,
+        k: ClientId,
+        t: int,
+        down: Any,
+        down_size: WireSize,
+        evaluate_before: bool,
+        trainer: Trainer = fit_one,
     ) -> tuple[ClientId, Any, ClientReport]:
         limit_s = self.spec.client_timeout_s
         with self.states.changing(k):
             if limit_s is None:
-                done = self._client_round(k, t, down, down_size, evaluate_before)
+                done = self._client_round(k, t, down, down_size, evaluate_before, trainer)
             else:
                 what = f"client {k} took longer than failure.client_timeout_s ({limit_s:g} s) in round {t}"
                 with limit(limit_s, what):
-                    done = self._client_round(k, t, down, down_size, evaluate_before)
+                    done = self._client_round(k, t, down, down_size, evaluate_before, trainer)
         self.unsaved.add(k)
         return done
 
     def _client_round(
-        self, k: ClientId, t: int, down: Any, down_size: WireSize, evaluate_before: bool
+        self, k: ClientId, t: int, down: Any, down_size: WireSize, evaluate_before: bool, trainer: Trainer
     ) -> tuple[ClientId, Any, ClientReport]:
         """Receive, train, count the upload and pack it."""
         algorithm = self.spec.algorithm
-        client = self.client(k, t)
+        client = self.client(k, t, trainer)
         evaluation = None
         start = perf_counter()
         if down is not None:
@@ -232,7 +264,7 @@ class ClientWorker:
         stats = client.stats
         train_loss = stats.train_loss if stats.samples else None
         report = ClientReport(
-            train_loss, stats.samples, up_size, down_size, stats.flops, train_s, stats.values, evaluation
+            train_loss, stats.samples, up_size, down_size, stats.flops, train_s, stats.values, evaluation, stats.apart
         )
         return k, packed, report
 
@@ -264,6 +296,57 @@ class ClientWorker:
         result = EvaluationResult(int(right_M[:tested].count_nonzero()), tested, float(loss))
         return result, int(right_M[tested:].count_nonzero()), predicted_M[:tested].cpu().numpy()
 
+    def _evaluate_group(self, group: Group) -> dict[ClientId, ClientEvaluation]:
+        """As `_evaluate` for clients of one architecture; each counts an equal share of the time."""
+        start = perf_counter()
+        self._set_threads(group[0])
+        test, val = ([part.of(k) for k in group] for part in (self.spec.test, self.spec.val))
+        published_M = self.spec.global_test
+        with ExitStack() as opened:
+            nets = [opened.enter_context(self._net_as_is(k)) for k in group]
+            try:
+                local = self._score_group(nets, test, val)
+                everyone = None
+                if published_M is not None:
+                    everyone = self._score_group(nets, [published_M] * len(group), [part[:0] for part in val])
+            except Exception:  # whose network fails is told by testing it alone
+                return {k: self._evaluate(k) for k in group}
+        share_s = (perf_counter() - start) / len(group)
+        found = {}
+        for g, (k, (result, val_correct, predicted_M)) in enumerate(zip(group, local, strict=True)):
+            f1, class_correct = by_class(self.spec.labels[test[g]], predicted_M, self.spec.num_classes)
+            of_all = everyone[g][0] if everyone else None
+            found[k] = ClientEvaluation(result, val_correct, len(val[g]), of_all, share_s, f1, class_correct)
+        return found
+
+    @torch.no_grad()
+    def _score_group(
+        self, nets: Sequence[nn.Module], test: Sequence[Ints], val: Sequence[Ints]
+    ) -> list[tuple[EvaluationResult, int, Ints]]:
+        """As `_score` for several networks; shapes: G clients, M samples of the one with the most."""
+        longest = max(len(one) + len(other) for one, other in zip(test, val, strict=True))
+        # Rows are filled up with the first sample of all, which is neither tested (0) nor validated (1).
+        place_GM, part_GM = np.zeros((len(nets), longest), np.int64), np.full((len(nets), longest), -1)
+        for g, (one, other) in enumerate(zip(test, val, strict=True)):
+            size = len(one) + len(other)
+            place_GM[g, : len(one)], place_GM[g, len(one) : size] = one, other
+            part_GM[g, : len(one)], part_GM[g, len(one) : size] = 0, 1
+        samples, part = self._samples(place_GM.ravel()), torch.from_numpy(part_GM).to(self.device)
+        x_GM, label_GM = samples.x.unflatten(0, place_GM.shape), samples.y.view(place_GM.shape)
+        logits_GMC = torch.cat([outputs_together(nets, x_GB) for x_GB in x_GM.split(EVALUATION_BATCH, 1)], 1)
+        predicted_GM = logits_GMC.argmax(2)
+        right_GM = predicted_GM == label_GM
+        loss_M = F.cross_entropy(logits_GMC.double().flatten(0, 1), label_GM.flatten(), reduction="none")
+        loss_G = loss_M.view(place_GM.shape).masked_fill(part != 0, 0.0).sum(1).tolist()
+        correct_G, val_correct_G = ((right_GM & (part == which)).sum(1).tolist() for which in (0, 1))
+        predicted = predicted_GM.cpu().numpy()
+        return [
+            (EvaluationResult(correct, len(one), loss), val_correct, predicted_M[: len(one)])
+            for one, correct, loss, val_correct, predicted_M in zip(
+                test, correct_G, loss_G, val_correct_G, predicted, strict=True
+            )
+        ]
+
     def _logits(self, net: nn.Module, positions_N: Ints) -> Tensor:
         set_training(net, False)
         return torch.cat([net(batch.x) for batch in self._samples(positions_N).in_order(EVALUATION_BATCH)])
@@ -286,7 +369,7 @@ class ClientWorker:
         raw_N = self.raw_M.index_select(0, index_N).to(self.device)
         return Samples(raw_N, self.label_M.index_select(0, index_N).to(self.device), self.spec.transform)
 
-    def client(self, k: ClientId, t: int) -> Client:
+    def client(self, k: ClientId, t: int, trainer: Trainer = fit_one) -> Client:
         """Client k as its algorithm sees it in round `t`."""
         spec = self.spec
         self._set_threads(k)
@@ -295,12 +378,18 @@ class ClientWorker:
             task=self.task,
             data=self._samples(spec.train.of(k)),
             net=self.net(k),
-            local=spec.local_in(t),
+            local=self._local_in(t),
             rng=seeded(spec.seed, "client", t, k),
             t=t,
             arch=spec.arch(k),
             meter=self.meter,
+            trainer=trainer,
         )
+
+    def _local_in(self, t: int) -> LocalTraining:
+        if self.local[0] != t:
+            self.local = t, self.spec.local_in(t)
+        return self.local[1]
 
     def net(self, k: ClientId) -> nn.Module:
         """The network of client k, to be worked on: see `ClientStates.open`."""

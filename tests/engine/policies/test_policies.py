@@ -113,25 +113,39 @@ def test_groups_share_the_participants() -> None:
     assert [group.actors for group in make_plan(requests, ClusterResources(64, 0), 4).groups] == [3, 1]
 
 
+def singles(*ids: int) -> list[tuple[int, ...]]:
+    """Groups of one client each."""
+    return [(k,) for k in ids]
+
+
 def test_assign_balances_and_moves_clients_only_for_a_gain() -> None:
     groups = [ActorGroup(tuple(range(6)), 2, 1.0, 0.0, pinned=False)]
     cost = {0: 4.0, 1: 3.0, 2: 3.0, 3: 2.0}
     # Longest first: 0 -> actor 0, 1 -> actor 1, 2 -> actor 1 (3 < 4), 3 -> actor 0.
-    assert assign([0, 1, 2, 3], cost, {}, groups) == {0: [0, 3], 1: [1, 2]}
+    assert assign(singles(0, 1, 2, 3), cost, {}, groups) == {0: singles(0, 3), 1: singles(1, 2)}
     # Actor 1 owns all: half of them move, because the round would take twice as long otherwise.
-    lists = assign([0, 1, 2, 3], cost, dict.fromkeys(range(4), 1), groups)
-    assert sorted(sum(cost[k] for k in ids) for ids in lists.values()) == [6.0, 6.0]
+    lists = assign(singles(0, 1, 2, 3), cost, dict.fromkeys(range(4), 1), groups)
+    assert sorted(sum(cost[k] for (k,) in groups) for groups in lists.values()) == [6.0, 6.0]
     # Nearly even: no client moves for a gain of one part in a thousand.
     owner = {0: 0, 3: 0, 1: 1, 2: 1}
     cost = {0: 4.01, 1: 3.0, 2: 3.0, 3: 2.0}
-    assert assign([0, 1, 2, 3], cost, owner, groups) == {0: [0, 3], 1: [1, 2]}
+    assert assign(singles(0, 1, 2, 3), cost, owner, groups) == {0: singles(0, 3), 1: singles(1, 2)}
+
+
+def test_clients_that_are_trained_together_go_to_one_actor() -> None:
+    groups = [ActorGroup(tuple(range(6)), 2, 1.0, 0.0, pinned=False)]
+    cost = {0: 1.0, 1: 1.0, 2: 1.0, 3: 2.5, 4: 1.0}
+    # 3 seconds, 2.5 and 1: the last goes where 2.5 are.
+    assert assign([(0, 1, 2), (3,), (4,)], cost, {}, groups) == {0: [(0, 1, 2)], 1: [(3,), (4,)]}
+    # Actor 1 owns two of the three, so that one has to move and not two.
+    assert assign([(0, 1, 2)], cost, {0: 0, 1: 1, 2: 1}, groups) == {1: [(0, 1, 2)]}
 
 
 def test_pinned_clients_never_move() -> None:
     groups = [ActorGroup((0, 1, 2, 3), 2, 1.0, 0.0, pinned=True)]
     cost = dict.fromkeys(range(4), 1.0)
-    assert assign([0, 2], cost, {}, groups) == {0: [0, 2]}
-    assert assign([1, 2], cost, {0: 0, 2: 0}, groups) == {1: [1], 0: [2]}
+    assert assign(singles(0, 2), cost, {}, groups) == {0: singles(0, 2)}
+    assert assign(singles(1, 2), cost, {0: 0, 2: 0}, groups) == {1: singles(1), 0: singles(2)}
 
 
 @given(
@@ -144,12 +158,12 @@ def test_assign_gives_each_client_once_and_no_actor_too_much(
 ) -> None:
     cost = dict(enumerate(costs))
     groups = [ActorGroup(tuple(cost), actors, 1.0, 0.0, pinned=False)]
-    lists = assign(list(cost), cost, dict(enumerate(owners)), groups)
-    assert sorted(k for ids in lists.values() for k in ids) == sorted(cost)
+    lists = assign(singles(*cost), cost, dict(enumerate(owners)), groups)
+    assert sorted(k for part in lists.values() for (k,) in part) == sorted(cost)
     assert set(lists) <= set(range(actors))
     # Graham's bound for list scheduling, and what a client that stays with its owner may add.
     worst = sum(costs) / actors + max(costs) + 0.02 * sum(costs)
-    assert max(sum(cost[k] for k in ids) for ids in lists.values()) <= worst + 1e-9
+    assert max(sum(cost[k] for (k,) in part) for part in lists.values()) <= worst + 1e-9
 
 
 def test_ranges() -> None:

@@ -1,0 +1,96 @@
+"""Runs whose clients are trained by one call: the same but for rounding, and what cannot be is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from torch import Tensor, nn
+
+from raysim.algorithms.standalone import Standalone
+from raysim.core.algorithm import Client
+from raysim.core.data import Batch
+from raysim.core.ops import cross_entropy
+from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.progress import Progress
+from raysim.engine.run import Observers, run_rounds
+from raysim.engine.spec import RunSpec
+from raysim.engine.workers.hooks import HookError
+from raysim.launch.assemble import assemble
+from raysim.launch.check import check
+from raysim.tracking.memory import MemoryTracker
+from tests.engine.scenarios import loaded, of_method, spec_for
+
+EVERYONE = ("clients.models=[digits_mlp64]", "clients.participation=1.0", "rounds=2")
+
+
+def rounds_of(*sets: str, algorithm: Any = None) -> tuple[MemoryTracker, list[str]]:
+    given = loaded(*sets)
+    assembly = assemble(check(given))
+    spec = assembly.spec if algorithm is None else replace(assembly.spec, algorithm=algorithm)
+    backend, memory, told = InProcessBackend(), MemoryTracker(), []
+    backend.start(spec, assembly.raw)
+    run_rounds(backend, assembly.schedule, Progress(), Observers([memory], told.append))
+    backend.close()
+    return memory, told
+
+
+def test_groups_are_clients_of_one_architecture_in_id_order() -> None:
+    spec = spec_for(loaded("clients.count=12", "training.together={digits_mlp64: 3, digits_cnn_s: 2}"))[0]
+    # Architectures are dealt in turn: 0, 3, 6 and 9 are perceptrons, two groups of two, as even as can be.
+    assert spec.groups([0, 1, 2, 3, 4, 5, 6, 9]) == [(0, 3), (1, 4), (2,), (5,), (6, 9)]
+    assert spec.groups([]) == []
+    assert RunSpec.groups(replace(spec, together={}), [0, 3, 6]) == [(0,), (3,), (6,)]
+
+
+@pytest.mark.parametrize("sets", [EVERYONE, (*EVERYONE, "evaluation.when=after_receive"), of_method("hks")])
+def test_a_run_is_the_same_but_for_rounding(sets: tuple[str, ...]) -> None:
+    together, told = rounds_of(*sets, "training.together=3")
+    alone, _ = rounds_of(*sets, "training.together=1")
+    assert not told
+    assert [row.client for row in together.clients] == [row.client for row in alone.clients]
+    for one, other in zip(together.clients, alone.clients, strict=True):
+        for name in ("train_loss", "loss", "accuracy", "macro_f1"):
+            one_value, other_value = getattr(one, name), getattr(other, name)
+            assert one_value == (other_value and pytest.approx(other_value, rel=1e-4)), name
+        for name in ("correct", "val_correct", "class_correct", "train_samples", "up_bytes", "down_bytes", "flops"):
+            assert getattr(one, name) == getattr(other, name), name
+
+
+class Doubtful(Standalone):
+    """Its loss takes a number out of a tensor, which no call can do for several clients."""
+
+    def client_update(self, client: Client, down: None) -> None:
+        client.fit(self.doubtful)
+
+    def doubtful(self, net: nn.Module, batch: Batch, given: Any) -> Tensor:
+        loss = cross_entropy(net, batch, given)
+        return loss * 2 if loss.item() > 1 else loss
+
+
+def test_what_cannot_be_trained_together_is_told_once_and_done_all_the_same() -> None:
+    together, told = rounds_of(*EVERYONE, "training.together=4", algorithm=Doubtful())
+    alone, silent = rounds_of(*EVERYONE, "training.together=1", algorithm=Doubtful())
+    assert [row.train_loss for row in together.clients] == [row.train_loss for row in alone.clients]
+    (sentence,) = told
+    assert sentence.startswith("clients with digits_mlp64 are trained one by one (training.together): RuntimeError: ")
+    assert not silent
+
+
+class FailsForOne(Standalone):
+    """Client 5 has no loss."""
+
+    def client_update(self, client: Client, down: None) -> None:
+        client.fit(cross_entropy if client.id != 5 else self.absent)
+
+    def absent(self, net: nn.Module, batch: Batch, given: Any) -> Tensor:
+        raise ValueError("there is none")
+
+
+def test_a_failure_names_its_client() -> None:
+    sentence = (
+        r"FailsForOne.client_update of client 5 failed in round 1 with model digits_mlp64.*: ValueError: there is"
+    )
+    with pytest.raises(HookError, match=sentence):
+        rounds_of(*EVERYONE, "training.together=4", algorithm=FailsForOne())
