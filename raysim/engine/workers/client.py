@@ -1,7 +1,8 @@
 """A worker holds clients: it builds their models, runs their part of a round, and evaluates them.
 
 A plain class: the in-process backend has one, and each client actor of the Ray backend has one. What a client computes
-depends on its state, its message, the run's seed and the round, never on the worker or on its other clients.
+depends on its state, its message, the run's seed and the round, never on the worker; on other clients only by rounding,
+and only on those of its group, whose training is one call.
 """
 
 from __future__ import annotations
