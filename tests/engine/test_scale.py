@@ -99,13 +99,13 @@ def test_clients_that_never_trained_are_tested_in_one_pass_with_the_same_result(
     spec, raw = spec_of(300)
     raw_M, counted = raw(), CountedTransform(spec.transform)
     shared = ClientWorker(replace(spec, transform=counted), raw_M)
-    found = shared.evaluate(range(300))
+    found = shared.evaluate([(k,) for k in range(300)])
     assert spec.shared_tests is not None and counted.samples == len(spec.shared_tests) < 300 * 2
     each = ClientWorker(spec, raw_M)
     for k in range(0, 300, 50):
         with each.states.changing(k):
             pass  # from now on it has a state of its own
-        expected = each.evaluate([k])[k]
+        expected = each.evaluate([(k,)])[k]
         assert found[k].local == replace(expected.local, loss_sum=pytest.approx(expected.local.loss_sum))
         assert replace(found[k], local=expected.local, seconds=0.0) == replace(expected, seconds=0.0)
     assert not shared.states.held

@@ -204,7 +204,9 @@ def test_clients_move_between_workers(tmp_path: Path) -> None:
     spec, raw, _ = spec_for(loaded("algorithm={name: standalone}"))
     files = StateFiles(StateLimits(1e-6, str(tmp_path)))
     one, near, far = (ClientWorker(spec, raw(), files=kept) for kept in (files, files, None))
-    found = [uploaded for uploaded, *_ in one.train(1, [0, 1, 2], Broadcast((), dict.fromkeys(range(3))), False)]
+    found = [
+        uploaded for uploaded, *_ in one.train(1, [(0,), (1,), (2,)], Broadcast((), dict.fromkeys(range(3))), False)
+    ]
     assert found == [0, 1, 2] == sorted(one.unsaved)
     expected = one.fingerprints([0, 1, 2])
     near.adopt(one.release([0, 7], shared=True))
