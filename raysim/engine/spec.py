@@ -22,6 +22,9 @@ from raysim.core.own_code import OwnCode
 from raysim.core.schedule import Constant, RateSchedule
 from raysim.core.seeds import global_seed
 
+FEW = 8
+"""Clients from which on one call is faster than one by one: it costs what four steps of a perceptron do."""
+
 
 @dataclass(frozen=True)
 class RunSpec:
@@ -75,14 +78,16 @@ class RunSpec:
     def groups(self, cohort: Sequence[ClientId]) -> list[tuple[ClientId, ...]]:
         """Who is trained with whom: clients of one architecture, in id order, in groups as equal as they can be.
 
-        A function of the scenario and the cohort alone, because bits depend on it.
+        A few are trained one by one, unless so few were asked for. A function of the scenario and the cohort alone,
+        because bits depend on it.
         """
         of_arch: dict[str, list[ClientId]] = {}
         for k in cohort:
             of_arch.setdefault(self.arch(k), []).append(k)
         found: list[tuple[ClientId, ...]] = []
         for arch, ids in of_arch.items():
-            count = math.ceil(len(ids) / self.together.get(arch, 1))
+            most = self.together.get(arch, 1)
+            count = math.ceil(len(ids) / most) if len(ids) >= min(most, FEW) else len(ids)
             ends = [len(ids) * i // count for i in range(count + 1)]
             found += [tuple(ids[begin:end]) for begin, end in pairwise(ends)]
         return sorted(found)

@@ -188,7 +188,8 @@ class Training(Section):
     together: AtLeastOne | dict[str, AtLeastOne] | Auto = "auto"
     """How many clients of one architecture one call trains (`torch.func.vmap`), or a number per architecture; what a
     call cannot do for several is done one by one, which is told. `auto`: 32 of a perceptron, 1 of any other network,
-    since convolutions get slower together on a CPU. It changes results by rounding, so `resolved.yaml` has numbers."""
+    since convolutions get slower together on a CPU. Where a round has fewer than 8 clients of an architecture, they are
+    trained one by one, unless a smaller number is given. It changes results by rounding, so `resolved.yaml` has it."""
     schedule: dict[str, Any] = Field(default_factory=lambda: {"name": "constant"})
     """The learning rate over the rounds: `name` and that schedule's fields; `constant`, `step` or `cosine`. Rates that
     are a method's own fields stay as they are."""

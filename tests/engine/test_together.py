@@ -41,10 +41,17 @@ def test_groups_are_clients_of_one_architecture_in_id_order() -> None:
     # Architectures are dealt in turn: 0, 3, 6 and 9 are perceptrons, two groups of two, as even as can be.
     assert spec.groups([0, 1, 2, 3, 4, 5, 6, 9]) == [(0, 3), (1, 4), (2,), (5,), (6, 9)]
     assert spec.groups([]) == []
+    # Fewer than eight are not worth a call, unless so few were asked for.
+    auto = replace(spec, models=("digits_mlp64",), together={"digits_mlp64": 32})
+    assert auto.groups(range(7)) == [(k,) for k in range(7)]
+    assert auto.groups(range(8)) == [tuple(range(8))]
+    assert [len(group) for group in auto.groups(range(70))] == [23, 23, 24]
     assert RunSpec.groups(replace(spec, together={}), [0, 3, 6]) == [(0,), (3,), (6,)]
 
 
-@pytest.mark.parametrize("sets", [EVERYONE, (*EVERYONE, "evaluation.when=after_receive"), of_method("hks")])
+@pytest.mark.parametrize(
+    "sets", [EVERYONE, (*EVERYONE, "evaluation.when=after_receive"), (*of_method("hks"), *EVERYONE)]
+)
 def test_a_run_is_the_same_but_for_rounding(sets: tuple[str, ...]) -> None:
     together, told = rounds_of(*sets, "training.together=3")
     alone, _ = rounds_of(*sets, "training.together=1")

@@ -100,7 +100,7 @@ def test_bit_identical_on_any_placement(
     draws = Random(1)
     # Other costs in every round, so that clients move, as they do where measured costs change.
     monkeypatch.setattr(CostModel, "expected_s", lambda self, k: draws.uniform(0.01, 0.1))
-    given = loaded(*of_method(method), "clients.participation=0.6")
+    given = loaded(*of_method(method), "clients.participation=0.6", "training.together=2")
     here = InProcessBackend()
     digest, rows, values, _ = rounds_on(here, given)
     here.close()
