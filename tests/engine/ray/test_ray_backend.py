@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -18,8 +18,7 @@ from raysim.common.errors import RunError, ScenarioError
 from raysim.common.results import ClientRow
 from raysim.engine.backend import Backend
 from raysim.engine.inprocess import InProcessBackend
-from raysim.engine.policies.cost_model import CostModel
-from raysim.engine.policies.placement import ClusterResources, ResourceRequest, make_plan
+from raysim.engine.policies.placement import ActorGroup, ClusterResources, Group, ResourceRequest, make_plan
 from raysim.engine.progress import Progress
 from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.pool import ActorPool
@@ -97,9 +96,16 @@ def rounds_on(backend: Backend, given: Loaded) -> tuple[str, list[ClientRow], li
 def test_bit_identical_on_any_placement(
     method: str, backends: dict[str, RayBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    draws = Random(1)
-    # Other costs in every round, so that clients move, as they do where measured costs change.
-    monkeypatch.setattr(CostModel, "expected_s", lambda self, k: draws.uniform(0.01, 0.1))
+    turns = count()
+
+    def dealt(cohort: Sequence[Group], cost_s: object, owner: object, groups: Sequence[ActorGroup]) -> Any:
+        """Work lists in turn, from another actor each round, so that most clients move."""
+        lists: dict[int, list[Group]] = {}
+        for i, members in enumerate(cohort, start=next(turns)):
+            lists.setdefault(i % groups[0].actors, []).append(members)
+        return lists
+
+    monkeypatch.setattr("raysim.engine.ray.backend.assign", dealt)
     given = loaded(*of_method(method), "clients.participation=0.6", "training.together=2")
     here = InProcessBackend()
     digest, rows, values, _ = rounds_on(here, given)
