@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import cast
 from weakref import WeakKeyDictionary
 
@@ -56,6 +56,18 @@ def _exempt_from_compilation() -> None:
 
 
 _exempt_from_compilation()
+
+
+def _without_vmap_warning() -> None:
+    """Let `torch.func.vmap` compute what has no rule of its own without a warning.
+
+    Reason: it warns of every such operation, and a user cannot help it. Delete when: pooling under vmap does not warn.
+    """
+    with suppress(AttributeError):  # another version keeps the switch elsewhere, and warns
+        torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
+
+
+_without_vmap_warning()
 
 
 class Sgd:
