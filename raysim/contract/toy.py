@@ -255,13 +255,13 @@ class Toy:
             self.sent.append(("server_send", k, kept[id(msg)]))
         packed: dict[ClientId, Any] = {}
         order = list(reversed(cohort)) if reverse else cohort
-        turns = {k: partial(self._turn, k, t, arrived[id(outgoing[k])], packed) for k in order}
+        client_rounds = {k: partial(self._client_round, k, t, arrived[id(outgoing[k])], packed) for k in order}
         if together:
             for i in range(len(self.architectures)):
-                in_lockstep([turns[k] for k in order if k % len(self.architectures) == i], fit_all)
+                in_lockstep([client_rounds[k] for k in order if k % len(self.architectures) == i], fit_all)
         else:
-            for turn in turns.values():
-                turn()
+            for run in client_rounds.values():
+                run()
         if self.clients_only:
             return self
         self._begin("server_update", t)
@@ -272,7 +272,7 @@ class Toy:
             self._call("server_update", None, t, partial(flops_of, update) if self.meter else update, ups)
         return self
 
-    def _turn(self, k: ClientId, t: int, down: Any, packed: dict[ClientId, Any]) -> None:
+    def _client_round(self, k: ClientId, t: int, down: Any, packed: dict[ClientId, Any]) -> None:
         """A client's part of a round; its upload goes to `packed`."""
         client = self._client(k, t)
         if down is not None:

@@ -77,11 +77,16 @@ def make_optimizers(named: Mapping[str, Tensor], local: LocalTraining, rates: Ma
     return [Sgd(part, lr, local.momentum, local.weight_decay) for lr, part in of_rate.items()]
 
 
+def check_rates(rates: Mapping[str, float], named: Mapping[str, Tensor]) -> None:
+    """Raises `ValueError` when a learning rate is given for what is no parameter, such as a buffer."""
+    if unknown := rates.keys() - {name for name, value in named.items() if isinstance(value, nn.Parameter)}:
+        raise ValueError(f"rates: {min(unknown)} given, which is no parameter of the network")
+
+
 def fit_one(job: FitJob) -> FitResult:
     """Train one network on its batches, in order."""
     named = named_tensors(job.net)
-    if unknown := job.rates.keys() - named.keys():
-        raise ValueError(f"rates: {min(unknown)} given, which is no parameter of the network")
+    check_rates(job.rates, named)
     trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
     optimizers = make_optimizers(trained, job.local, job.rates)
     parameters = list(trained.values())

@@ -20,7 +20,7 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from raysim.core.data import Batch, Shuffled
-from raysim.core.fit import FitJob, FitResult, Optimizer, fit_one, has_batchnorm, make_optimizers
+from raysim.core.fit import FitJob, FitResult, Optimizer, check_rates, fit_one, has_batchnorm, make_optimizers
 from raysim.core.lockstep import ask
 from raysim.core.torch_workarounds import Sgd, named_tensors, set_training, tensors_replaced
 
@@ -82,8 +82,7 @@ class Stack:
             set_training(job.net, True)
         if any(job.local != first.local or job.rates != first.rates for job in jobs):
             raise ApartError("they train with different settings")
-        if unknown := first.rates.keys() - self.tensors[0].keys():
-            raise ApartError(f"rates: {min(unknown)} given, which is no parameter of the network")
+        check_rates(first.rates, self.tensors[0])
         self.whole = {name: self._stacked(name) for name in self.tensors[0]}
         trained = {name: stacked for name, stacked in self.whole.items() if self.tensors[0][name].requires_grad}
         self.fixed = {name: stacked for name, stacked in self.whole.items() if name not in trained}

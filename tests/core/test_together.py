@@ -179,6 +179,7 @@ APART = [
     ({"given": [(0.1,), (0.2,), (0.3,)]}, "more than tensors"),
     ({"given": [(0.1,), (0.2, 0.3), (0.3,)]}, "differs in form"),
     ({"rates": {"nothing": 0.1}}, "no parameter"),
+    ({"rates": {"1.running_mean": 0.1}, "net": lambda: perceptron(nn.BatchNorm1d(4))}, "1.running_mean given"),
 ]
 
 
