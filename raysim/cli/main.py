@@ -6,6 +6,7 @@ cannot be; 130 stopped by Ctrl-C.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -83,14 +84,19 @@ def launch(
         checked = check(loaded)
         show_preview(preview(checked), checked.loaded)
         return
-    from raysim.launch.resume import find_run
-    from raysim.launch.run import resume, run
-
     if run_ is None:
         if code_changed:
             raise click.UsageError("--code-changed is for a run that is resumed: give --resume RUN as well.")
-        result = run(loaded, quiet=quiet)
+        from raysim.launch.ahead import ray_ahead
+
+        with ray_ahead(loaded.scenario):
+            from raysim.launch.run import run
+
+            result = run(loaded, quiet=quiet)
     else:
+        from raysim.launch.resume import find_run
+        from raysim.launch.run import resume
+
         result = resume(find_run(run_), loaded, quiet=quiet, code_changed=code_changed)
     _close(result.summary, loaded.scenario.tracking.uri)
 
@@ -309,6 +315,7 @@ def main(args: Sequence[str] | None = None) -> Any:
     own_code.LISTENERS[:] = [_announce]
     try:
         cli.main(args=None if args is None else list(args), prog_name="raysim", standalone_mode=False)
+        gc.freeze()  # or Python would walk over torch's and MLflow's objects before it exits, for half a second
     except (click.exceptions.Abort, KeyboardInterrupt):
         click.echo("raysim: stopped", err=True)
         sys.exit(130)

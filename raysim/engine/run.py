@@ -21,17 +21,8 @@ from raysim.engine.recorder import Recorder
 from raysim.engine.records import RoundReport, Timing, TrainingResult, client_row
 from raysim.engine.recovery import Notify, RecoveringBackend
 from raysim.engine.spec import RunSpec
+from raysim.engine.stop import Stop
 from raysim.engine.workers.hooks import HookError
-
-
-@dataclass
-class Stop:
-    """A request that a run end once its current round is done and saved."""
-
-    possible: bool = False  # whether rounds are being run
-    requested: bool = False
-    closing: bool = False  # whether all rounds are done, and results are being written
-    saved_round: Callable[[], bool] = lambda: True  # whether the last round that is done is saved already
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from raysim.common.results import RunCard, Tracker, written
 from raysim.common.text import expanded
 from raysim.engine.checkpoint.storage import local_folder
 from raysim.engine.checkpoint.store import CheckpointStore
-from raysim.engine.run import Stop
+from raysim.engine.stop import Stop
 from raysim.launch.assemble import Assembly, assemble, check_local, checkpoint_storage, try_storage
 from raysim.launch.check import check
 from raysim.launch.code import Code, versions

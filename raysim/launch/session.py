@@ -23,7 +23,8 @@ from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.memory import ResourceMonitor
 from raysim.engine.progress import Progress
-from raysim.engine.run import Observers, Stop, run_rounds
+from raysim.engine.run import Observers, run_rounds
+from raysim.engine.stop import Stop
 from raysim.engine.workers.hooks import HookError
 from raysim.launch.assemble import Assembly, checkpoint_storage
 from raysim.launch.backend_factory import make_backend, metrics_tracker

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from raysim.engine.run import Stop
+from raysim.engine.stop import Stop
 
 
 @contextlib.contextmanager
@@ -32,17 +32,19 @@ def sigterm_kept() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def interruptible(stop: Stop) -> Iterator[None]:
+def interruptible(stop: Stop | None = None) -> Iterator[None]:
     """Let Ctrl-C and SIGTERM end a run after its round, and at once when they come again or there is nothing to save.
 
     While a run is being closed, SIGTERM changes nothing, and neither does the first Ctrl-C. The second ends it, and
-    `raysim resume` does the rest.
+    `raysim resume` does the rest. Default of `stop`: nothing that can be saved.
 
     Python allows this in the main thread only; elsewhere nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+
+    stop = Stop() if stop is None else stop
 
     def end(number: int, frame: FrameType | None) -> None:
         if stop.closing and number == signal.SIGTERM:

@@ -18,7 +18,7 @@ from raysim.common.text import expanded
 from raysim.comparison.compare import compare
 from raysim.comparison.pictures import draw
 from raysim.comparison.tables import write_tables
-from raysim.engine.run import Stop
+from raysim.engine.stop import Stop
 from raysim.launch.signals import interruptible, sigterm_kept
 from raysim.sweeps.definition import Cell, Sweep, load_sweep, placed
 from raysim.sweeps.large import is_large

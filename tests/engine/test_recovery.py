@@ -22,7 +22,8 @@ from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import Group
 from raysim.engine.progress import Progress
 from raysim.engine.records import Broadcast, ClientEvaluation, LostError, Pending, SavedFiles, ServerReport
-from raysim.engine.run import Observers, Schedule, Stop, run_rounds
+from raysim.engine.run import Observers, Schedule, run_rounds
+from raysim.engine.stop import Stop
 from raysim.engine.workers.hooks import HookError
 from raysim.scenario.load import Loaded
 from raysim.scenario.registry import algorithm_names

@@ -17,7 +17,7 @@ import pytest
 
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
-from raysim.engine.run import Stop
+from raysim.engine.stop import Stop
 from raysim.jobs.versions import VARIABLE, Versions
 from raysim.launch.signals import interruptible, sigterm_kept
 from tests.conftest import REPOSITORY

@@ -17,7 +17,7 @@ import pytest
 
 from raysim.algorithms.fedgh import FedGH
 from raysim.algorithms.fedproto import FedProto
-from raysim.engine.run import Stop
+from raysim.engine.stop import Stop
 from raysim.sweeps.run import ComparisonError, Progress, run_sweep
 from raysim.sweeps.state import counts
 from raysim.sweeps.worker import Outcome, Task, run_cell

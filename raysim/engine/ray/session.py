@@ -14,15 +14,20 @@ from raysim.common.errors import ScenarioError
 from raysim.engine.policies.placement import ClusterResources, Node
 from raysim.engine.ray import local_cluster
 
+_ahead = False  # whether this process has started a Ray that no caller of `connect` has taken over yet
+
 
 def connect(local_cpus: float | None = None) -> bool:
     """Join the Ray at RAY_ADDRESS, or the one that this process has joined already; else start a local one.
 
     local_cpus: CPUs that a local Ray should offer; more than the machine has is allowed, Ray only counts them.
-    Returns whether it started a Ray, which the caller stops. Raises `ScenarioError` when RAY_ADDRESS does not answer.
+    Returns whether it started a Ray, or took one over, which the caller stops. Raises `ScenarioError` when RAY_ADDRESS
+    does not answer.
     """
+    global _ahead
     if ray.is_initialized():
-        return False
+        taken_over, _ahead = _ahead, False
+        return taken_over
     address = os.environ.get("RAY_ADDRESS")
     if address and address.startswith("ray://"):
         raise ScenarioError(
@@ -53,6 +58,25 @@ def connect(local_cpus: float | None = None) -> bool:
             f"({str(error).splitlines()[0]}); without it, a local Ray is started"
         ) from None
     return False
+
+
+def connect_ahead() -> None:
+    """Start a local Ray with this machine's CPUs for a later caller of `connect`, unless one is joined."""
+    global _ahead
+    _ahead = connect(1.0)
+
+
+def stop_ahead() -> None:
+    """Stop the Ray of `connect_ahead`, if nothing took it over."""
+    global _ahead
+    if _ahead:
+        local_cluster.stop(remove_logs=True)
+    _ahead = False
+
+
+def is_joined() -> bool:
+    """Whether this process has joined a Ray that is not only there ahead of its use."""
+    return ray.is_initialized() and not _ahead
 
 
 def nodes(head: bool = True) -> list[Node]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import ray
 
 from raysim.engine.ray import local_cluster, session
-from raysim.engine.run import Stop
+from raysim.engine.stop import Stop
 
 POLL_S = 0.5
 
