@@ -174,20 +174,16 @@ class Client:
     ) -> int:
         """Operations of one epoch of `fit`: of its full batches, and of the last one, which may be smaller.
 
-        Each size is counted by itself: a loss that compares the samples of a batch costs more per sample in a larger
-        one. So is each set of parameters that train: the others need no gradient.
+        Each set of parameters that train is counted by itself: the others need no gradient.
         """
         trained = tuple(tensor.requires_grad for tensor in named_tensors(self.net).values())
         kind = (self.arch, getattr(loss, "__qualname__", repr(loss)), given is None, two_views, trained)
         full, rest = divmod(len(data), self.local.batch_size)
         steps = {self.local.batch_size: full, rest: 0 if drop_single else int(rest > 0)}
-        return sum(
-            count * meter.of((*kind, size), partial(self._step, loss, given, data, size, two_views))
-            for size, count in steps.items()
-            if count
-        )
+        work = partial(self._step, loss, given, data, two_views)
+        return sum(count * meter.of_batch(kind, size, work, len(data)) for size, count in steps.items() if count)
 
-    def _step(self, loss: Loss, given: Any, data: Samples, size: int, two_views: bool) -> None:
+    def _step(self, loss: Loss, given: Any, data: Samples, two_views: bool, size: int) -> None:
         """The forward and backward pass of one step, which leaves no trace on the network."""
         batch = first(data, size)
         buffers = {name: value.clone() for name, value in self.net.named_buffers()}

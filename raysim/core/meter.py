@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from raysim.core.torch_workarounds import FlopCounterMode
+
+SMALL = 2, 3, 4
+"""Sizes of the batches whose operations tell those of others; BatchNorm cannot train on one sample."""
 
 
 def flops_of(work: Callable[[], object]) -> int:
@@ -26,12 +30,38 @@ class FlopMeter:
     """Operations of each kind of work; a key says all that they depend on."""
 
     counted: dict[Hashable, int] = field(default_factory=dict)
+    small: dict[Hashable, list[int] | None] = field(default_factory=dict)  # of batches of `SMALL` samples
 
     def of(self, key: Hashable, work: Callable[[], object]) -> int:
         """Operations of `work`, which runs the first time that its key is seen."""
         if key not in self.counted:
             self.counted[key] = flops_of(work)
         return self.counted[key]
+
+    def of_batch(self, key: Hashable, size: int, work: Callable[[int], object], samples: int) -> int:
+        """Operations of `work(size)`, which works on a batch of so many samples. samples: how many there are.
+
+        They are a polynomial of the size: of degree 1, or 2 for a loss that compares the samples of a batch. So those
+        of three small batches tell those of any. Whether they do is seen on the first larger batch; if not, each size
+        is counted by itself.
+        """
+        if (key, size) not in self.counted:
+            if size > SMALL[-1] and key not in self.small and samples >= SMALL[-1]:
+                counts = [flops_of(partial(work, one)) for one in SMALL]
+                self.counted[key, size] = flops_of(partial(work, size))
+                self.small[key] = counts if _quadratic(counts, size) == self.counted[key, size] else None
+            elif size > SMALL[-1] and (known := self.small.get(key)) is not None:
+                self.counted[key, size] = _quadratic(known, size)
+            else:
+                self.counted[key, size] = flops_of(partial(work, size))
+        return self.counted[key, size]
+
+
+def _quadratic(counts: Sequence[int], size: int) -> int:
+    """The value at `size` of the polynomial of degree 2 that has these values at `SMALL`."""
+    two, three, four = counts
+    twice = two * (size - 3) * (size - 4) - 2 * three * (size - 2) * (size - 4) + four * (size - 2) * (size - 3)
+    return twice // 2
 
 
 @dataclass

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -153,3 +155,32 @@ def test_what_a_client_logs_is_in_its_stats():
     client_report = client("flat", [0], None)
     client_report.log("drift", torch.tensor(2.0))  # type: ignore[arg-type]
     assert client_report.stats.values == {"drift": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "probed"),
+    [
+        (lambda n: 1, lambda n: 9, [2, 3, 4, 64]),  # each sample by itself
+        (lambda n: n, lambda n: 9, [2, 3, 4, 64]),  # each with each other
+        (lambda n: 1 + (n > 20), lambda n: 9, [2, 3, 4, 64, 7, 33]),  # neither
+    ],
+)
+def test_small_batches_tell_the_operations_of_others(
+    left: Callable[[int], int], right: Callable[[int], int], probed: list[int]
+) -> None:
+    meter, sizes = FlopMeter(), []
+
+    def work(size: int) -> None:
+        sizes.append(size)
+        _ = torch.zeros(size, left(size)) @ torch.zeros(left(size), right(size))
+
+    for size in (64, 7, 33, 64, 7):
+        assert meter.of_batch("a", size, work, samples=100) == 2 * size * left(size) * right(size)
+    assert sizes == probed
+
+
+def test_a_client_with_few_samples_has_no_small_batches() -> None:
+    meter, sizes = FlopMeter(), []
+    for size in (3, 2, 3):
+        meter.of_batch("a", size, sizes.append, samples=3)
+    assert sizes == [3, 2]
