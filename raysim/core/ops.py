@@ -14,13 +14,18 @@ from torch import Tensor
 
 from raysim.core.data import Batch
 from raysim.core.messages import Weights
+from raysim.core.torch_workarounds import is_batched
 
 
 def cross_entropy(net: Any, batch: Batch, given: Any) -> Tensor:
     """The plain classification loss, a scalar; `given` is not read."""
+    logits_BC = net(batch.x)
+    if is_batched(logits_BC):
+        right_B = logits_BC.gather(1, batch.y[:, None]).squeeze(1)
+        return batch.mean(logits_BC.logsumexp(1) - right_B)
     if batch.weight is None:  # the same in one operation instead of two, forward and backward
-        return F.cross_entropy(net(batch.x), batch.y)
-    return batch.mean(F.cross_entropy(net(batch.x), batch.y, reduction="none"))
+        return F.cross_entropy(logits_BC, batch.y)
+    return batch.mean(F.cross_entropy(logits_BC, batch.y, reduction="none"))
 
 
 def kl(logits_BC: Tensor, teacher_BC: Tensor, temperature: float = 1.0) -> Tensor:

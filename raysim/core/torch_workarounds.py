@@ -70,6 +70,16 @@ def _without_vmap_warning() -> None:
 _without_vmap_warning()
 
 
+def is_batched(tensor: Tensor) -> bool:
+    """Whether this is, inside `torch.func.vmap`, one client's part of a tensor of several.
+
+    Reason: some operations have no rule there and are taken apart in Python, and torch has no public way to ask.
+    Delete when: `torch.nn.functional.cross_entropy` under vmap takes as long as its parts do, and leaves `sympy` out of
+    `sys.modules`, whose import takes 0.4 s in every process.
+    """
+    return bool(torch._C._functorch.is_batchedtensor(tensor))
+
+
 class Sgd:
     """SGD with momentum and weight decay, by torch's own fused kernel.
 

@@ -199,7 +199,7 @@ def _within(within_round: Callable[[int, int], None], of: int, done: int) -> Non
 def _evaluate_unknown(recovering: RecoveringBackend, progress: Progress, record: Recorder) -> None:
     """Test all clients before round 1; in a resumed run those whose latest row is missing."""
     backend = recovering.backend
-    unknown = [k for k in range(backend.spec.num_clients) if k not in progress.latest.rows]
+    unknown = [k for k in range(backend.spec.num_clients) if k not in progress.latest.measured]
     if not unknown:
         return
     # In a resumed run with evaluation.when after_receive, a participant's lost row was of another moment: accuracy/all

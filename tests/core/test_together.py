@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,6 +18,7 @@ from raysim.core.data import Batch, Samples, tensors
 from raysim.core.fit import FitJob, FitResult, LocalTraining, Loss, fit_one
 from raysim.core.ops import cross_entropy, kl
 from raysim.core.together import fit_all, outputs_together
+from tests.conftest import REPOSITORY
 
 SAME, UNEVEN = (8, 8, 8), (5, 12, 8, 1)
 
@@ -217,3 +220,26 @@ def test_outputs() -> None:
     found = outputs_together(nets, x_GB)
     for net, x_B, output in zip(nets, x_GB, found, strict=True):
         torch.testing.assert_close(output, net.eval()(x_B), rtol=0, atol=1e-12)
+
+
+LIGHT = """
+import sys
+from raysim.core.fit import fit_one
+from raysim.core.meter import FlopMeter, flops_of
+from raysim.core.together import fit_all, outputs_together
+from tests.core.test_together import UNEVEN, jobs_of
+
+for clip in (None, 1.0):
+    flops_of(lambda: fit_one(jobs_of(UNEVEN, clip=clip)[0]))
+    assert not any(one.apart for one in fit_all(jobs_of(UNEVEN, clip=clip)))
+jobs = jobs_of((4, 4))
+outputs_together([job.net for job in jobs], jobs[0].batches.data.x.expand(2, -1, -1))
+print(*sorted({"sympy", "triton", "torch._dynamo", "torch._inductor"} & sys.modules.keys()))
+"""
+
+
+def test_training_imports_no_compiler() -> None:
+    """Each of these takes 0.4 to 2 s and 30 to 140 MB in every process; see `raysim.core.torch_workarounds`."""
+    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, cwd=REPOSITORY, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,37 +114,49 @@ class Spread:
         return self.total() ** 2 / (len(self) * squares) if squares else 1.0 if self.times else None
 
 
+class Measured(NamedTuple):
+    """What counts of a client's row, a fifth of it: each client has one."""
+
+    accuracy: float | None
+    macro_f1: float | None
+    loss: float | None
+    validation: float | None  # accuracy on its validation samples
+    without_validation: bool  # the row was written before raysim measured it
+
+    @classmethod
+    def of(cls, row: ClientRow) -> Measured:
+        """Of a row."""
+        validation = (row.val_correct or 0) / row.val_total if row.val_total else None
+        return cls(row.accuracy, row.macro_f1, row.loss, validation, row.val_total is None)
+
+
 class Latest:
-    """Every client's last row in which it was measured, and what they amount to.
+    """What every client's last row in which it was measured says, and what they amount to.
 
     A row that replaces another leaves the sums and enters them, so that a round takes the time of its participants.
     """
 
     def __init__(self, rows: Iterable[ClientRow] = ()) -> None:
-        self.rows: dict[int, ClientRow] = {}
+        self.measured: dict[int, Measured] = {}
         self.accuracy = Spread()
         self.macro_f1, self.loss, self.validation = Sum(), Sum(), Sum()
-        self.without_validation = 0  # rows that were written before raysim measured it
+        self.without_validation = 0
         self.update(rows)
 
     def update(self, rows: Iterable[ClientRow]) -> None:
         """Take these rows in the place of their clients' earlier ones."""
         for row in rows:
-            if row.client in self.rows:
-                self._count(self.rows[row.client], -1)
-            self._count(row, 1)
-            self.rows[row.client] = row
+            if row.client in self.measured:
+                self._count(self.measured[row.client], -1)
+            found = self.measured[row.client] = Measured.of(row)
+            self._count(found, 1)
 
-    def _count(self, row: ClientRow, times: int) -> None:
-        if row.accuracy is not None:
-            self.accuracy.add(row.accuracy, times)
-        if row.macro_f1 is not None:
-            self.macro_f1.add(row.macro_f1, times)
-        if row.loss is not None:
-            self.loss.add(row.loss, times)
-        if row.val_total:
-            self.validation.add((row.val_correct or 0) / row.val_total, times)
-        self.without_validation += times * (row.val_total is None)
+    def _count(self, found: Measured, times: int) -> None:
+        sums: tuple[Sum | Spread, ...] = (self.accuracy, self.macro_f1, self.loss, self.validation)
+        for total, value in zip(sums, found, strict=False):
+            if value is not None:
+                total.add(value, times)
+        self.without_validation += times * found.without_validation
 
 
 def by_class(label_M: Labels, predicted_M: Labels, num_classes: int) -> tuple[float | None, list[int]]:

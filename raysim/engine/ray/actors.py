@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 import ray
 
+from raysim.common.memory import return_freed_memory
 from raysim.engine.workers.rows import Handles, StateFiles, StateLimits
 
 if TYPE_CHECKING:
@@ -62,12 +63,6 @@ def keep_freed_memory() -> None:
         libc.mallopt(trim_threshold, 1 << 30)
         if not libc.mallopt(mmap_threshold, 1 << 28):
             libc.mallopt(mmap_threshold, 1 << 25)  # the maximum of older versions
-
-
-def return_freed_memory() -> None:
-    """Return unused pages to the system; each costs a page fault when it is used again."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def freeze_imports() -> None:

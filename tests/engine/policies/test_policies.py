@@ -293,9 +293,10 @@ def test_a_sum_is_not_finite_where_a_value_is_not() -> None:
 
 
 def test_a_clients_last_row_counts() -> None:
-    latest = Latest([row(0, 1, 2, val=(1, 4)), row(1, 3, 4)])
-    latest.update([row(1, 1, 4, val=(1, 2)), row(2, 1, 1)])
-    assert compute_metrics(ALL_CLIENTS, latest) == compute_metrics(ALL_CLIENTS, Latest(latest.rows.values()))
+    first, second = [row(0, 1, 2, val=(1, 4)), row(1, 3, 4)], [row(1, 1, 4, val=(1, 2)), row(2, 1, 1)]
+    latest = Latest(first)
+    latest.update(second)
+    assert compute_metrics(ALL_CLIENTS, latest) == compute_metrics(ALL_CLIENTS, Latest([first[0], *second]))
     assert latest.accuracy.times == {0.5: 1, 0.25: 1, 1.0: 1}
     assert latest.validation.mean == 0.375
 
