@@ -117,8 +117,9 @@ class InProcessBackend:
         return self.worker.fingerprints(ids), self.server.fingerprints()
 
     def memory(self) -> MemoryReport:
-        resident_mb = psutil.Process().memory_info().rss / 2**20 + self.worker.states.files.memory_mb
-        return MemoryReport(resident_mb, self.worker.gpu_peak_mb())
+        files = self.worker.states.files
+        resident_mb = psutil.Process().memory_info().rss / 2**20 + files.memory_mb
+        return MemoryReport(resident_mb, self.worker.gpu_peak_mb(), files.on_disk_mb)
 
     def close(self) -> None:
         if hasattr(self, "worker"):

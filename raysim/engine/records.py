@@ -228,6 +228,7 @@ class MemoryReport:
 
     resident_mb: float  # without what processes share
     gpu_peak_mb: float = 0.0  # greatest GPU memory of any process
+    on_disk_mb: float = 0.0  # what the states of all clients take where a machine keeps them on its disk; 0: none does
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -18,7 +18,7 @@ from raysim.engine.policies.sampling import Participation, cohort
 from raysim.engine.policies.system import time_round
 from raysim.engine.progress import Progress
 from raysim.engine.recorder import Recorder
-from raysim.engine.records import RoundReport, Timing, TrainingResult, client_row
+from raysim.engine.records import MemoryReport, RoundReport, Timing, TrainingResult, client_row
 from raysim.engine.recovery import Notify, RecoveringBackend
 from raysim.engine.spec import RunSpec
 from raysim.engine.stop import Stop
@@ -86,7 +86,7 @@ def run_rounds(
         _evaluate_unknown(recovering, progress, record)
         progress.started = perf_counter()
         stop.possible = True
-        told: set[tuple[str, str]] = set()
+        told: set[str] = set()
         for t in range(progress.t + 1, schedule.rounds + 1):
             if stop.requested:
                 _save(recovering, progress, record)
@@ -101,10 +101,11 @@ def run_rounds(
             report = recovering.round(t, partial(one_round, progress=within, storage=storage))
             restarts = recovering.restarts
             _report_failures(t, report, schedule, observers.notify)
-            _tell_apart(backend.spec, report, told, observers.notify)
+            _tell_once(_apart(backend.spec, report), told, observers.notify)
             rows = _client_rows(recovering, t, report, evaluate, progress)
             values = progress.count(report, rows, evaluate)
             memory = backend.memory()
+            _tell_once(_on_disk(memory), told, observers.notify)
             progress.restarts = recovering.restarts
             values["engine/restarts"] = recovering.restarts
             values["time/round_s"] = perf_counter() - began
@@ -244,12 +245,26 @@ def _save(recovering: RecoveringBackend, progress: Progress, record: Recorder) -
     recovering(lambda: checkpoints.complete(progress.t, recovering.backend.save(progress.t, storage), progress.facts()))
 
 
-def _tell_apart(spec: RunSpec, report: RoundReport, told: set[tuple[str, str]], notify: Notify) -> None:
-    """Notify the user, once per reason, of clients that were to be trained together and could not be."""
+def _tell_once(texts: Iterable[str], told: set[str], notify: Notify) -> None:
+    """Notify the user of what was not told before."""
+    for text in texts:
+        if text not in told:
+            told.add(text)
+            notify(text)
+
+
+def _apart(spec: RunSpec, report: RoundReport) -> Iterator[str]:
+    """Which clients were to be trained together and could not be, and why."""
     for k, one in report.client_reports.items():
-        if one.apart and (key := (spec.arch(k), one.apart)) not in told:
-            told.add(key)
-            notify(f"clients with {key[0]} are trained one by one (training.together): {key[1]}")
+        if one.apart:
+            yield f"clients with {spec.arch(k)} are trained one by one (training.together): {one.apart}"
+
+
+def _on_disk(memory: MemoryReport) -> Iterator[str]:
+    """That states of clients are not kept in memory."""
+    if memory.on_disk_mb:
+        size_gb = memory.on_disk_mb * 2**20 / 1e9
+        yield f"the clients' states take {size_gb:.3g} GB, more than resources.memory_gb allows: they are kept on disk"
 
 
 def _report_failures(t: int, report: RoundReport, schedule: Schedule, notify: Notify) -> None:

@@ -25,9 +25,11 @@ from raysim.data.shards import make_shards
 from raysim.engine.checkpoint.format import read_clients, read_file, read_server
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
+from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.workers import hooks
 from raysim.engine.workers.client import ClientWorker
 from raysim.engine.workers.hooks import HookError
+from raysim.engine.workers.rows import StateLimits
 from raysim.launch.assemble import assemble
 from raysim.launch.check import check
 from raysim.launch.run import run
@@ -36,7 +38,7 @@ from raysim.models import MODELS, ModelSpec
 from raysim.models.split import SplitNet
 from raysim.report.load import class_accuracy
 from raysim.tracking.memory import MemoryTracker
-from tests.engine.scenarios import loaded
+from tests.engine.scenarios import loaded, outcome
 
 
 def quiet_run(*sets: str, **changes: Any) -> tuple[Result, MemoryTracker]:
@@ -356,3 +358,12 @@ def test_checkpoints_hold_every_state(workplace: Path) -> None:
         k: latest[k] for k in took_part
     }
     assert read_server(read_file(store.storage, checkpoint.server))[0].tensors.keys() == {"w.weight", "w.bias"}
+
+
+def test_states_on_disk_are_told_of_once() -> None:
+    told: list[str] = []
+    given = loaded("clients.models=[digits_mlp64]")  # eight rows of 9,664 bytes
+    outcome(given, InProcessBackend(limits=StateLimits(1e-6)), told=told.append)
+    assert told == ["the clients' states take 7.73e-05 GB, more than resources.memory_gb allows: they are kept on disk"]
+    outcome(given, InProcessBackend(), told=told.append)
+    assert len(told) == 1

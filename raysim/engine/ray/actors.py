@@ -228,7 +228,8 @@ class ClientActor:
     def _memory(self) -> MemoryReport:
         from raysim.engine.records import MemoryReport
 
-        return MemoryReport(private_mb() + self.files.memory_mb, self.worker.gpu_peak_mb())
+        resident_mb = private_mb() + self.files.memory_mb
+        return MemoryReport(resident_mb, self.worker.gpu_peak_mb(), self.files.on_disk_mb)
 
     def _location(self) -> Location:
         return location()._replace(files=self.files.handles)

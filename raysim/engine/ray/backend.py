@@ -200,6 +200,7 @@ class RayBackend:
         return MemoryReport(
             private_mb() + sum(usage.resident_mb for usage in used),
             max((usage.gpu_peak_mb for usage in used), default=0.0),
+            max((usage.on_disk_mb for usage in used), default=0.0),
         )
 
     def close(self) -> None:

@@ -68,10 +68,11 @@ class StateFiles:
 
     Attributes:
         handles: of the files, for other processes.
+        on_disk_mb: what all rows take, in MiB, if they are on the disk.
     """
 
     def __init__(self, limits: StateLimits = AUTO) -> None:
-        self.limits, self.joined = limits, False
+        self.limits, self.joined, self.on_disk_mb = limits, False, 0.0
         self._use((_memory_file(), _disk_file(limits.folder)))
         self.handles = tuple(map(Handle.of, self.files))
 
@@ -96,6 +97,7 @@ class StateFiles:
         """For rows of so many bytes in all: the file in memory if they fit into it, else the one on the disk."""
         limit = self.limits.memory_bytes
         memory, disk = self.files
+        self.on_disk_mb = size / 2**20 if size > limit else 0.0
         return Rows(memory) if size <= limit else Rows(disk, limit // (2 * (os.cpu_count() or 1)))
 
     @property

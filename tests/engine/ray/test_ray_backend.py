@@ -118,6 +118,7 @@ def test_bit_identical_on_any_placement(
         backend = backends[name]
         *there, moves = rounds_on(backend, given)
         assert there == [digest, rows, values], name
+        assert (backend.memory().on_disk_mb > 0) is (name == "three actors")
         moved += moves
     assert moved > 0  # else this did not show that a client may change its actor
 
