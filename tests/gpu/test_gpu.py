@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+import yaml
 
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.progress import Progress
@@ -11,7 +16,7 @@ from raysim.engine.run import Observers, run_rounds, state_digest
 from raysim.launch.assemble import assemble
 from raysim.launch.check import check
 from raysim.tracking.memory import MemoryTracker
-from tests.engine.scenarios import loaded
+from tests.engine.scenarios import digits, loaded
 
 pytestmark = [
     pytest.mark.gpu,
@@ -19,9 +24,9 @@ pytestmark = [
 ]
 
 
-def on(device: str, method: str) -> tuple[str, list[float]]:
+def on(device: str, method: str, *sets: str) -> tuple[str, list[float]]:
     """State digest and test losses of three rounds."""
-    checked = check(loaded(f"algorithm={{name: {method}}}"))
+    checked = check(loaded(f"algorithm={{name: {method}}}", *sets))
     assembly = assemble(checked)
     backend, memory = InProcessBackend(device), MemoryTracker()
     backend.start(assembly.spec, assembly.raw)
@@ -38,3 +43,23 @@ def test_gpu_repeats_itself_and_agrees_with_the_cpu(method: str) -> None:
     assert first == again
     _, expected = on("cpu", method)
     assert losses == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize("model", ["digits_mlp64", "digits_cnn_s"])
+def test_clients_trained_together_repeat_themselves_and_agree_with_one_by_one(model: str) -> None:
+    sets = (f"clients.models=[{model}]", "clients.participation=1.0")
+    first, losses = on("cuda", "lg_fedavg", *sets, "training.together=4")
+    again, _ = on("cuda", "lg_fedavg", *sets, "training.together=4")
+    assert first == again
+    _, expected = on("cuda", "lg_fedavg", *sets, "training.together=1")
+    assert losses == pytest.approx(expected, rel=0.05)
+
+
+def test_several_actors_share_a_gpu(workplace: Path) -> None:
+    """`raysim verify` on quarters of a GPU: one, two and four actors, and four with one killed, give the same bits."""
+    scenario = workplace / "scenario.yaml"
+    scenario.write_text(yaml.safe_dump(digits(backend="ray", resources={"gpus_per_actor": 0.25})))
+    command = ["verify", str(scenario), "--actors", "1,2,4", "--kill"]
+    done = subprocess.run([sys.executable, "-m", "raysim", *command], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("identical") >= 4
