@@ -7,6 +7,7 @@ import ctypes
 
 
 def return_freed_memory() -> None:
-    """Return unused pages to the system; each costs a page fault when it is used again."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    """Return unused pages to the system; each costs a page fault when it is used again. Without glibc, do nothing."""
+    if hasattr(ctypes, "CDLL"):
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
