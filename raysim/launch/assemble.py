@@ -149,13 +149,14 @@ def attach(checked: Checked) -> bool:
 
     Raises `ScenarioError` when the cluster does not answer.
     """
+    ray = sys.modules.get("ray")
     if checked.loaded.scenario.backend != "ray":
         return False
-    if not os.environ.get("RAY_ADDRESS") and "ray" not in sys.modules:
+    if not os.environ.get("RAY_ADDRESS") and (ray is None or not ray.is_initialized()):
         return False
     from raysim.engine.ray import session
 
-    if not os.environ.get("RAY_ADDRESS") and not session.is_joined():
+    if session.is_ahead():
         return False
     with sigterm_kept():
         session.connect()

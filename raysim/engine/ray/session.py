@@ -74,9 +74,9 @@ def stop_ahead() -> None:
     _ahead = False
 
 
-def is_joined() -> bool:
-    """Whether this process has joined a Ray that is not only there ahead of its use."""
-    return ray.is_initialized() and not _ahead
+def is_ahead() -> bool:
+    """Whether this process has a Ray of `connect_ahead`, which is not yet any run's."""
+    return _ahead
 
 
 def nodes(head: bool = True) -> list[Node]:
