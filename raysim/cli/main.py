@@ -6,6 +6,7 @@ cannot be; 130 stopped by Ctrl-C.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
@@ -312,10 +313,10 @@ def _ui_line(uri: str | None) -> str:
 def main(args: Sequence[str] | None = None) -> Any:
     """Run the command; what a user can mend is one sentence and an exit code, never a traceback."""
     _announced.clear()
+    atexit.register(gc.freeze)  # or Python would walk over torch's and MLflow's objects as it exits, for half a second
     own_code.LISTENERS[:] = [_announce]
     try:
         cli.main(args=None if args is None else list(args), prog_name="raysim", standalone_mode=False)
-        gc.freeze()  # or Python would walk over torch's and MLflow's objects before it exits, for half a second
     except (click.exceptions.Abort, KeyboardInterrupt):
         click.echo("raysim: stopped", err=True)
         sys.exit(130)
