@@ -53,7 +53,7 @@ class Identity:
             found = TypeAdapter(cls).validate_json((folder / "run.json").read_bytes(), strict=True)
         except FileNotFoundError:
             raise ScenarioError(
-                f"{folder} cannot be resumed: it holds no run.json, so it is no run folder or was never begun"
+                f"{folder} holds no run.json, so it is no run's folder, or the run was never begun"
             ) from None
         except ValidationError as error:
             first = error.errors()[0]
