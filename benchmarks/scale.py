@@ -125,6 +125,7 @@ def main() -> int:
         folder = Path(name)
         (first,), beside = run(small, rounds, folder / "small", None, kill=False)
         (killed, resumed), broken = run(work, rounds, folder / "killed", memory_gb, kill=True)
+        os.sync()  # or the disk would still be writing the checkpoints of the killed run
         (whole,), at_once = run(work, rounds, folder / "whole", memory_gb, kill=False)
         small_s, large_s = per_round_s(beside), per_round_s(at_once)
         digests = [read_summary(run)["state_digest"] for run in (broken, at_once)]
