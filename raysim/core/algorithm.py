@@ -125,7 +125,7 @@ class Client:
 
         The loss reads every trained tensor through its `net` argument and every per-client tensor through
         `given` or `batch`, so that the engine may train many clients with one call. It writes to neither; it may be
-        called once more for each size of batch, to count operations.
+        called once more for each size of batch, and on a few samples, to count operations.
         """
         data = self.data if data is None else data
         drop_single = drops_single(self.net, data, self.local)
@@ -187,12 +187,14 @@ class Client:
         """The forward and backward pass of one step, which leaves no trace on the network."""
         batch = first(data, size)
         buffers = {name: value.clone() for name, value in self.net.named_buffers()}
-        found = loss(self.net, replace(batch, second=batch.x) if two_views else batch, given)
-        (found[0] if isinstance(found, tuple) else found).backward()
-        with torch.no_grad():
-            for name, value in self.net.named_buffers():
-                value.copy_(buffers[name])
-        self.net.zero_grad(set_to_none=True)
+        try:
+            found = loss(self.net, replace(batch, second=batch.x) if two_views else batch, given)
+            (found[0] if isinstance(found, tuple) else found).backward()
+        finally:
+            with torch.no_grad():
+                for name, value in self.net.named_buffers():
+                    value.copy_(buffers[name])
+            self.net.zero_grad(set_to_none=True)
 
 
 def drops_single(net: nn.Module, data: Samples, local: LocalTraining) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -42,18 +43,19 @@ class FlopMeter:
         """Operations of `work(size)`, which works on a batch of so many samples. samples: how many there are.
 
         They are a polynomial of the size: of degree 1, or 2 for a loss that compares the samples of a batch. So those
-        of three small batches tell those of any. Whether they do is seen on the first larger batch; if not, each size
-        is counted by itself.
+        of three small batches tell those of any. Whether they do is seen on the first larger batch; if not, or where
+        `work` fails on a small one, each size is counted by itself.
         """
         if (key, size) not in self.counted:
-            if size > SMALL[-1] and key not in self.small and samples >= SMALL[-1]:
-                counts = [flops_of(partial(work, one)) for one in SMALL]
-                self.counted[key, size] = flops_of(partial(work, size))
-                self.small[key] = counts if _quadratic(counts, size) == self.counted[key, size] else None
-            elif size > SMALL[-1] and (known := self.small.get(key)) is not None:
+            if size > SMALL[-1] and (known := self.small.get(key)) is not None:
                 self.counted[key, size] = _quadratic(known, size)
-            else:
-                self.counted[key, size] = flops_of(partial(work, size))
+                return self.counted[key, size]
+            found = self.counted[key, size] = flops_of(partial(work, size))
+            if size > SMALL[-1] and key not in self.small and samples >= SMALL[-1]:
+                self.small[key] = None
+                with suppress(Exception):  # a loss may need more samples, as for the five most alike
+                    counts = [flops_of(partial(work, one)) for one in SMALL]
+                    self.small[key] = counts if _quadratic(counts, size) == found else None
         return self.counted[key, size]
 
 

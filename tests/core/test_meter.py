@@ -160,9 +160,9 @@ def test_what_a_client_logs_is_in_its_stats():
 @pytest.mark.parametrize(
     ("left", "right", "probed"),
     [
-        (lambda n: 1, lambda n: 9, [2, 3, 4, 64]),  # each sample by itself
-        (lambda n: n, lambda n: 9, [2, 3, 4, 64]),  # each with each other
-        (lambda n: 1 + (n > 20), lambda n: 9, [2, 3, 4, 64, 7, 33]),  # neither
+        (lambda n: 1, lambda n: 9, [64, 2, 3, 4]),  # each sample by itself
+        (lambda n: n, lambda n: 9, [64, 2, 3, 4]),  # each with each other
+        (lambda n: 1 + (n > 20), lambda n: 9, [64, 2, 3, 4, 7, 33]),  # neither
     ],
 )
 def test_small_batches_tell_the_operations_of_others(
@@ -184,3 +184,15 @@ def test_a_client_with_few_samples_has_no_small_batches() -> None:
     for size in (3, 2, 3):
         meter.of_batch("a", size, sizes.append, samples=3)
     assert sizes == [3, 2]
+
+
+def test_a_loss_that_fails_on_few_samples_is_counted_size_by_size_and_leaves_no_trace() -> None:
+    def five_nearest(net: Any, batch: Batch, given: Any) -> Tensor:
+        logits_BC = net(batch.x)
+        return cross_entropy(lambda _: logits_BC, batch, None) + (logits_BC @ logits_BC.T).topk(5).values.mean()
+
+    one, other = (client("norm", [0, 1, 2, 3] * 4 + [0], meter) for meter in (FlopMeter(), None))
+    for each in (one, other):
+        each.local = LocalTraining(1, 6)
+        each.fit(five_nearest)
+    assert one.stats.flops > 0 and digest(one.net) == digest(other.net)
