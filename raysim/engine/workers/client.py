@@ -8,7 +8,7 @@ and only on those of its group, whose training is one call.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -68,12 +68,11 @@ class ClientWorker:
         if self.task.public is not None:
             self.task = replace(self.task, public=self.task.public.to(self.device))
         own = self._own if spec.independent_init else None
-        self.states = ClientStates(spec.models, spec.num_clients, self._template, own, files)
+        self.states = ClientStates(spec.models, spec.num_clients, self._build, own, files)
         self.unsaved: set[ClientId] = set()  # changed since the last checkpoint
         self.before: dict[ClientId, Row | None] = {}  # before the round, where `spec.may_discard`; None: as made
-        self.templates: dict[str, nn.Module] = {}
-        self.template_digests: dict[str, str] = {}
-        self.template_logits: dict[str, Tensor] = {}  # of `spec.shared_tests`
+        self.untrained_digests: dict[str, str] = {}  # by architecture
+        self.untrained_logits: dict[str, Tensor] = {}  # of `spec.shared_tests`
         self.local = -1, spec.local  # round, and how clients train in it
         self.meter = FlopMeter()
 
@@ -176,20 +175,21 @@ class ClientWorker:
         found = {}
         for k in ids:
             arch = self.spec.arch(k)
-            if self._is_template(k) and arch in self.template_digests:
-                found[k] = self.template_digests[arch]
+            untrained = self._is_untrained(k)
+            if untrained and arch in self.untrained_digests:
+                found[k] = self.untrained_digests[arch]
                 continue
-            with self._net_as_is(k) as net:
+            with self.states.reading(k) as net:
                 found[k] = digest(net)
-            if self._is_template(k):
-                self.template_digests[arch] = found[k]
+            if untrained:
+                self.untrained_digests[arch] = found[k]
         return found
 
     def fingerprints(self, ids: Iterable[ClientId]) -> dict[ClientId, dict[str, str]]:
         """SHA-256 of each tensor of each client."""
         found = {}
         for k in ids:
-            with self._net_as_is(k) as net:
+            with self.states.reading(k) as net:
                 found[k] = {name: digest(value) for name, value in state_tensors(net).items()}
         return found
 
@@ -273,12 +273,12 @@ class ClientWorker:
         start = perf_counter()
         self._set_threads(k)
         test_M, val_M, published_M = self.spec.test.of(k), self.spec.val.of(k), self.spec.global_test
+        untrained = self._is_untrained(k)
+        logits = partial(self._untrained_logits if untrained else self._logits, k)
         with (
-            self._net_as_is(k) as net,
+            nullcontext() if untrained else self.states.reading(k),
             errors_from(lambda: f"the test of client {k} with model {self.spec.arch(k)} failed"),
         ):
-            untrained = partial(self._untrained_logits, self.spec.arch(k))
-            logits = untrained if self._is_template(k) else partial(self._logits, net)
             local, val_correct, predicted_M = self._score(logits, test_M, val_M)
             everyone = None if published_M is None else self._score(logits, published_M, val_M[:0])[0]
         f1, class_correct = by_class(self.spec.labels[test_M], predicted_M, self.spec.num_classes)
@@ -304,7 +304,7 @@ class ClientWorker:
         test, val = ([part.of(k) for k in group] for part in (self.spec.test, self.spec.val))
         published_M = self.spec.global_test
         with ExitStack() as opened:
-            nets = [opened.enter_context(self._net_as_is(k)) for k in group]
+            nets = [opened.enter_context(self.states.reading(k)) for k in group]
             try:
                 local = self._score_group(nets, test, val)
                 everyone = None
@@ -348,22 +348,23 @@ class ClientWorker:
             )
         ]
 
-    def _logits(self, net: nn.Module, positions_N: Ints) -> Tensor:
-        set_training(net, False)
-        return torch.cat([net(batch.x) for batch in self._samples(positions_N).in_order(EVALUATION_BATCH)])
+    def _logits(self, k: ClientId, positions_N: Ints) -> Tensor:
+        with self.states.reading(k) as net:
+            set_training(net, False)
+            return torch.cat([net(batch.x) for batch in self._samples(positions_N).in_order(EVALUATION_BATCH)])
 
-    def _untrained_logits(self, arch: str, positions_N: Ints) -> Tensor:
-        """As `_logits` of a client that never took part, whose network is its architecture's template.
+    def _untrained_logits(self, k: ClientId, positions_N: Ints) -> Tensor:
+        """As `_logits` of a client that never took part, whose network is like all such of its architecture.
 
-        Where clients share samples, the template sees each sample once, and not once for each of 100,000 clients.
+        Where clients share samples, each sample is seen once, and not once for each of 100,000 clients.
         """
-        shared_U = self.spec.shared_tests
+        shared_U, arch = self.spec.shared_tests, self.spec.arch(k)
         if shared_U is None:
-            return self._logits(self._template(arch), positions_N)
-        if arch not in self.template_logits:
-            self.template_logits[arch] = self._logits(self._template(arch), shared_U)
+            return self._logits(k, positions_N)
+        if arch not in self.untrained_logits:
+            self.untrained_logits[arch] = self._logits(k, shared_U)
         place_N = torch.from_numpy(np.searchsorted(shared_U, positions_N)).to(self.device)
-        return self.template_logits[arch].index_select(0, place_N)
+        return self.untrained_logits[arch].index_select(0, place_N)
 
     def _samples(self, positions_N: Ints) -> Samples:
         index_N = torch.tensor(positions_N)
@@ -396,23 +397,12 @@ class ClientWorker:
         """The network of client k, to be worked on: see `ClientStates.open`."""
         return self.states.open(k)
 
-    def _net_as_is(self, k: ClientId) -> AbstractContextManager[nn.Module]:
-        """The network of client k, to look at. All clients of an architecture that are as made share its template."""
-        if self._is_template(k):
-            return nullcontext(self._template(self.spec.arch(k)))
-        return self.states.reading(k)
-
-    def _is_template(self, k: ClientId) -> bool:
+    def _is_untrained(self, k: ClientId) -> bool:
         """Whether client k is as made, like all clients of its architecture that never took part."""
         return not (self.spec.independent_init or k in self.states.held or k in self.states.opened)
 
     def _own(self, k: ClientId) -> nn.Module:
         return self._build(self.spec.arch(k), k)
-
-    def _template(self, arch: str) -> nn.Module:
-        if arch not in self.templates:
-            self.templates[arch] = self._build(arch)
-        return self.templates[arch]
 
     def _build(self, arch: str, *key: int) -> nn.Module:
         spec = self.spec

@@ -6,7 +6,6 @@ networks of each architecture, which are filled with one client's row after anot
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -28,7 +27,7 @@ ALIGNMENT = 64  # bytes, as torch aligns tensors: another alignment may choose a
 class Shell:
     """A network whose parameters and buffers are one block of memory, for the row of one client after another.
 
-    Tensors have the shapes and strides of a copy of the template, and share memory where they share it there.
+    Tensors have the shapes and strides that they were made with, and share memory where they shared it.
 
     Attributes:
         block: what is of each client: first its row, then the buffers that a state_dict leaves out.
@@ -36,8 +35,9 @@ class Shell:
         state: the network's state_dict, as long as it is intact.
     """
 
-    def __init__(self, template: nn.Module) -> None:
-        self.net = copy.deepcopy(template)
+    def __init__(self, net: nn.Module) -> None:
+        """net: a new network, which is the shell's from now on."""
+        self.net = net
         parameters = self.net.named_parameters(remove_duplicate=False)
         known = {name for name, _ in (*parameters, *self.net.named_buffers(remove_duplicate=False))}
         if unknown := self.net.state_dict().keys() - known:
@@ -121,14 +121,14 @@ class ClientStates:
         self,
         models: Sequence[str],
         clients: int,
-        template: Callable[[str], nn.Module],
+        make: Callable[[str], nn.Module],
         own: Callable[[ClientId], nn.Module] | None = None,
         files: StateFiles | None = None,
     ) -> None:
-        """Client k has models[k % len(models)]. template: makes an architecture's network, with the weights that its
+        """Client k has models[k % len(models)]. make: makes an architecture's network, with the weights that its
         clients start from. own: makes a client's, where each starts from others. files: where to keep rows; default:
         files of its own."""
-        self.models, self.clients, self.template, self.own = models, clients, template, own
+        self.models, self.clients, self.make, self.own = models, clients, make, own
         self.held: set[ClientId] = set()
         self.opened: dict[ClientId, Shell] = {}
         self.free: dict[str, list[Shell]] = {arch: [] for arch in models}
@@ -236,11 +236,12 @@ class ClientStates:
 
     # -- inside ------------------------------------------------------------------------------------
 
+    @torch.inference_mode(False)  # a network that is made for a test is trained later
     def _shell(self, arch: str) -> Shell:
         """A shell that is no client's."""
         if self.free[arch]:
             return self.free[arch].pop()
-        shell = Shell(self.template(arch))
+        shell = Shell(self.make(arch))
         if arch not in self.first:
             self.first[arch] = shell.block.copy()
         return shell
