@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 
+from raysim.common.memory import without_collection
 from raysim.launch.signals import interruptible, sigterm_kept
 from raysim.scenario.schema import Resources, Scenario
 
@@ -26,7 +27,7 @@ def ray_ahead(scenario: Scenario) -> Iterator[None]:
         yield
         return
     with contextlib.ExitStack() as cleanup:
-        with interruptible(), sigterm_kept(), ThreadPoolExecutor(1) as second:
+        with interruptible(), sigterm_kept(), without_collection(), ThreadPoolExecutor(1) as second:
             # Ray in the main thread: its processes end with the thread that started them.
             importing = [second.submit(import_module, name) for name in _IMPORTED]
             from raysim.engine.ray import session

@@ -11,6 +11,7 @@ import warnings
 from typing import Any
 
 from raysim.common.files import if_supported, lock, sync_folder
+from raysim.common.memory import without_collection
 from raysim.common.text import redacted
 from raysim.tracking.store import PASSWORD, USER, bypass_proxy, database_path, is_loopback
 
@@ -39,7 +40,8 @@ def load_mlflow(uri: str) -> Any:
         bypass_proxy()
     # Of MLflow's own use of its libraries; a program that turns warnings into errors would lose its run.
     warnings.filterwarnings("ignore", category=DeprecationWarning, module="mlflow|sqlalchemy|alembic")
-    from mlflow import entities
+    with without_collection():
+        from mlflow import entities
 
     # alembic logs every migration; urllib3 every retry, which `warnings` sums up.
     for name in ("mlflow", "alembic", "urllib3.connectionpool"):

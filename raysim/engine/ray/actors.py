@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 import ray
 
-from raysim.common.memory import return_freed_memory
+from raysim.common.memory import return_freed_memory, without_collection
 from raysim.engine.workers.rows import Handles, StateFiles, StateLimits
 
 if TYPE_CHECKING:
@@ -70,7 +70,6 @@ def freeze_imports() -> None:
 
     Call it in actors only, not in a user's process.
     """
-    gc.collect()
     gc.freeze()
 
 
@@ -103,7 +102,10 @@ class ClientActor:
 
     def preload(self) -> None:
         """Import what training needs, while the driver still reads its data."""
-        import raysim.engine.workers.client  # noqa: F401
+        with without_collection():
+            import raysim.engine.workers.client  # noqa: F401
+
+            freeze_imports()
 
     def setup(self, inputs: Sequence[Any], gpu_share: float, limits: StateLimits) -> Location:
         """Reset to the state before round 1. inputs: references to the RunSpec and the samples."""
@@ -246,7 +248,10 @@ class ServerActor:
 
     def preload(self) -> None:
         """Import what the server needs, while the driver still reads its data."""
-        import raysim.engine.workers.server  # noqa: F401
+        with without_collection():
+            import raysim.engine.workers.server  # noqa: F401
+
+            freeze_imports()
 
     def setup(self, spec: RunSpec) -> Location:
         """Reset to the state before round 1."""

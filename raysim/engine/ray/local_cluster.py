@@ -13,13 +13,15 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import ray_constants
+from ray._private import ray_constants, services, utils
 from ray._private.node import Node
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
 from raysim.common.errors import RunError
 
@@ -34,10 +36,8 @@ QUICK = {"RAY_raylet_client_connect_timeout_milliseconds": "20", "RAY_raylet_cli
 """How often, in milliseconds, and how many times Ray's processes try to reach each other. By default they wait 1 s for
 each of ten attempts, and in every other start one of them comes too early for the first."""
 
-UNUSED = "start_monitor", "start_api_server"
-"""The methods by which Ray starts what it has no switch for and no run uses: the autoscaler, and the process of the
-dashboard, which `include_dashboard=False` leaves without pages. Each takes 0.4 to 0.8 s of CPU time and 60 to 80 MB,
-and ending the first delays the end of a run by a second."""
+NODE_WAIT_S = 30.0
+"""How long Ray's node may take to appear, before Ray's own wait says what is wrong."""
 
 _before: dict[str, str | None] = {}  # the environment variables before `start`
 _folder: Path | None = None  # of the Ray that runs
@@ -57,7 +57,7 @@ def start(**options: Any) -> None:
     set_environment(variables)
     ray_constants.ENABLE_RAY_CLUSTER = False  # Ray read `LOOPBACK` into it when it was imported
     try:
-        with _without(*UNUSED):
+        with _replaced():
             ray.init(address="local", include_dashboard=False, _temp_dir=str(_folder / "ray"), **options)
     except BaseException as error:
         stop(remove_logs=True)
@@ -66,17 +66,47 @@ def start(**options: Any) -> None:
         raise
 
 
+def _nothing(*args: Any, **options: Any) -> None:
+    """Does nothing."""
+
+
+def _dashboard_missing() -> ImportError:
+    """As if what Ray's dashboard needs were not installed."""
+    return ImportError("a run's own Ray has no dashboard")
+
+
+def _get_node(gcs_address: str, node_id: str) -> Any:
+    """As Ray's, which looks for the new node once a second; this one does every 20 ms."""
+    with contextlib.suppress(Exception):  # where another release has another client, Ray's own wait does it
+        gcs = GcsClient(address=gcs_address)
+        until_s = time.monotonic() + NODE_WAIT_S
+        while time.monotonic() < until_s and node_id not in {one.hex() for one in gcs.get_all_node_info(timeout=5.0)}:
+            time.sleep(0.02)
+    return _ray_get_node(gcs_address, node_id)
+
+
+_ray_get_node = services.get_node
+REPLACED: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
+    (Node, "start_monitor", _nothing),
+    (Node, "start_api_server", _nothing),
+    (utils, "get_dashboard_dependency_error", _dashboard_missing),
+    (services, "get_node", _get_node),
+)
+"""What Ray does while it starts and has no switch for, and what is done in its place. No run uses the autoscaler and
+the dashboard's process, which `include_dashboard=False` leaves without pages: each takes 0.4 to 0.8 s of CPU time and
+60 to 80 MB, and ending the first delays the end of a run by a second. Ray looks whether the dashboard's packages are
+there by importing them, for half a second."""
+
+
 @contextlib.contextmanager
-def _without(*names: str) -> Iterator[None]:
-    """Let these methods of Ray's `Node` do nothing."""
-    before = {name: getattr(Node, name) for name in names if hasattr(Node, name)}
-    for name in before:
-        setattr(Node, name, lambda node, *args, **options: None)
-    try:
+def _replaced() -> Iterator[None]:
+    """Let `REPLACED` hold."""
+    with contextlib.ExitStack() as restored:
+        for owner, name, instead in REPLACED:
+            if hasattr(owner, name):
+                restored.callback(setattr, owner, name, getattr(owner, name))
+                setattr(owner, name, instead)
         yield
-    finally:
-        for name, method in before.items():
-            setattr(Node, name, method)
 
 
 def is_running() -> bool:

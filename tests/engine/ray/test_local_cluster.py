@@ -22,7 +22,6 @@ PROBE = """
 import json, os, stat, subprocess, sys
 from pathlib import Path
 import psutil, ray
-from ray._private.node import Node
 from raysim.engine.ray import local_cluster, session
 
 before = dict(os.environ)
@@ -35,8 +34,9 @@ commands = [" ".join(c.cmdline()) for c in psutil.Process().children(recursive=T
 found = {
     "ips": sorted({c.laddr.ip for c in psutil.net_connections("inet") if c.status == psutil.CONN_LISTEN}),
     "mode": stat.S_IMODE(local_cluster._folder.stat().st_mode),
-    "unused": [name for name in local_cluster.UNUSED if not hasattr(Node, name)]
-    + [c for c in commands if "monitor.py" in c and "log_monitor.py" not in c or "dashboard.py" in c],
+    "renamed": [name for owner, name, _ in local_cluster.REPLACED if not hasattr(owner, name)],
+    "restored": all(getattr(owner, name) is not instead for owner, name, instead in local_cluster.REPLACED),
+    "unused": [c for c in commands if "monitor.py" in c and "log_monitor.py" not in c or "dashboard.py" in c],
     "tokens": [str(path) for path in Path.home().rglob("*token*")],
 }
 address = ray.get_runtime_context().gcs_address
@@ -82,7 +82,9 @@ def test_only_the_owner_on_this_machine_gets_in(namespace: list[str], tmp_path: 
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["ips"] in (["127.0.0.1"], ["127.0.0.1", "::ffff:127.0.0.1"]), found["ips"]
     assert found["mode"] == 0o700
-    assert found["unused"] == []  # Ray has these methods still, and what they start does not run
+    assert found["renamed"] == []  # what is replaced while Ray starts is there still
+    assert found["restored"]
+    assert found["unused"] == []  # and what it would start does not run
     assert found["tokens"] == []  # no file holds the token
     assert found["owner"][0] == 0, found["owner"][1]
     for visitor in ("stranger", "guesser"):
