@@ -22,7 +22,7 @@ from raysim.engine.policies.placement import ResourceRequest, parse_ranges
 from raysim.engine.policies.sampling import SELECTIONS, Participation, cohort_size
 from raysim.launch.data import files_of, public_samples, read_data, with_count
 from raysim.launch.system import read_system
-from raysim.models import MODELS, build_model, common_feature_dim, incompatibility
+from raysim.models import MODELS, TOGETHER, build_model, common_feature_dim, incompatibility
 from raysim.scenario.load import Key, Loaded, named_settings
 from raysim.scenario.registry import suggest
 from raysim.scenario.schema import Override, Resources
@@ -184,7 +184,7 @@ def check(loaded: Loaded) -> Checked:
     if isinstance(partition, Listed):
         dealt["path"] = str(expanded(partition.path).absolute())
     selection = {"name": clients.selection["name"], **asdict(participation.selection)}  # type: ignore[call-overload]
-    together = together_of(loaded)
+    together = together_of(loaded, dataset, feature_dim)
     filled = {
         "data": data,
         "clients": {**loaded.resolved["clients"], "selection": selection},
@@ -233,7 +233,7 @@ def check(loaded: Loaded) -> Checked:
     return replace(checked, requests=_requests(loaded))
 
 
-def together_of(loaded: Loaded) -> dict[str, int]:
+def together_of(loaded: Loaded, dataset: DatasetSpec, feature_dim: int) -> dict[str, int]:
     """Architecture -> how many clients one call trains. Raises `ScenarioError` where they cannot be trained so."""
     scenario = loaded.scenario
     given, failure = scenario.training.together, scenario.failure
@@ -251,7 +251,9 @@ def together_of(loaded: Loaded) -> dict[str, int]:
     }
     reason = next((key for key, by_itself in by_client.items() if by_itself), None)
     if given == "auto":
-        return {name: MODELS[name].together if name in MODELS and not reason else 1 for name in names}
+        task = dataset.input_spec, feature_dim, dataset.num_classes, scenario.training.batch_size
+        stacked = [name for name in names if name in MODELS and not reason and MODELS[name].stacks(*task)]
+        return {name: TOGETHER if name in stacked else 1 for name in names}
     found = {name: given.get(name, 1) if isinstance(given, dict) else given for name in names}
     if reason and max(found.values()) > 1:
         raise loaded.origin.error(

@@ -6,11 +6,13 @@ up. Builders are imported when a model is built, so that its name and the sample
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from raysim.common.errors import ScenarioError
@@ -24,7 +26,11 @@ __all__ = ["MODELS", "ModelSpec", "build_model", "common_feature_dim", "incompat
 
 
 TOGETHER = 32
-"""Perceptrons that one call trains, by default: more gain little, and leave less to share out among actors."""
+"""Clients that one call trains, by default: more gain little, and leave less to share out among actors."""
+
+SMALL = 40_000
+"""Parameters up to which perceptrons train faster by one call than one by one, on a CPU: those of several larger ones
+do not fit into its cache. `benchmarks/together.py` measures it."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,9 @@ class ModelSpec:
     channels: tuple[int, ...] = (1, 3)
     min_size: int = 8  # smallest H and W
     patch: int | None = None  # images must be square, with a side that this divides
-    together: int = 1  # clients that one call trains, with `training.together: auto`
+    stacks: Callable[[InputSpec, int, int, int], bool] = lambda *task: False
+    """(input_spec, feature_dim, num_classes, batch size) -> whether several clients train faster by one call than one
+    by one, on a CPU: what `training.together: auto` asks."""
 
 
 def _builder(place: str, **settings: Any) -> Callable[..., SplitNet]:
@@ -54,6 +62,17 @@ def _builder(place: str, **settings: Any) -> Callable[..., SplitNet]:
 def _build(module: str, name: str, *task: Any, **settings: Any) -> SplitNet:
     net: SplitNet = getattr(import_module(f"{__name__}.{module}"), name)(*task, **settings)
     return net
+
+
+def _small_perceptron(
+    hidden: tuple[int, ...], input_spec: InputSpec, feature_dim: int, num_classes: int, batch_size: int
+) -> bool:
+    widths = (math.prod(input_spec.shape), *hidden, feature_dim, num_classes)
+    return sum((wide + 1) * narrow for wide, narrow in pairwise(widths)) <= SMALL
+
+
+def _batches_up_to(most: int, input_spec: InputSpec, feature_dim: int, num_classes: int, batch_size: int) -> bool:
+    return batch_size <= most
 
 
 _CIFAR, _FASHION, _DIGITS = image(3, 32, 32), image(1, 28, 28), image(1, 8, 8)
@@ -92,7 +111,8 @@ def _resnet(name: str, blocks: tuple[int, ...], bottleneck: bool = False) -> Mod
 def _mlp(name: str, widths: str, hidden: tuple[int, ...], native_dim: int, reads: Kind | InputSpec) -> ModelSpec:
     read = "features" if reads == "features" else "8x8 digits"
     build = _builder("cnn.mlp", hidden=hidden)
-    return ModelSpec(name, f"{widths} perceptron; {read}", native_dim, build, reads, together=TOGETHER)
+    summary, stacks = f"{widths} perceptron; {read}", partial(_small_perceptron, hidden)
+    return ModelSpec(name, summary, native_dim, build, reads, stacks=stacks)
 
 
 _SPECS = (
@@ -108,8 +128,14 @@ _SPECS = (
     _fashion_cnn("fmnist_cnn5", fc1=50),
     _mlp("digits_mlp64", "64-32-10", (), 32, _DIGITS),
     _mlp("digits_mlp128", "64-128-32-10", (128,), 32, _DIGITS),
+    # Convolutions of several clients take longer by one call, which is gained again only where a step is short.
     ModelSpec(
-        "digits_cnn_s", "one 3x3 convolution (8); 8x8 digits", 32, _builder("cnn.small_cnn", filters=(8,)), _DIGITS
+        "digits_cnn_s",
+        "one 3x3 convolution (8); 8x8 digits",
+        32,
+        _builder("cnn.small_cnn", filters=(8,)),
+        _DIGITS,
+        stacks=partial(_batches_up_to, 64),
     ),
     ModelSpec(
         "digits_cnn_m",
@@ -117,6 +143,7 @@ _SPECS = (
         32,
         _builder("cnn.small_cnn", filters=(16, 32), hidden=(64,)),
         _DIGITS,
+        stacks=partial(_batches_up_to, 16),
     ),
     ModelSpec(
         "digits_resnet",

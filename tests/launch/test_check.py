@@ -38,11 +38,13 @@ def test_the_set_that_clashes_is_named(given: str, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("sets", "found"),
     [
-        ([], {"digits_mlp64": 32, "digits_cnn_s": 1, "digits_resnet": 1}),
+        ([], {"digits_mlp64": 32, "digits_cnn_s": 32, "digits_resnet": 1}),
+        (["training.batch_size=65"], {"digits_mlp64": 32, "digits_cnn_s": 1, "digits_resnet": 1}),
+        (["clients.feature_dim=600"], {"digits_mlp64": 1, "digits_cnn_s": 32, "digits_resnet": 1}),
         (["training.together=16"], {"digits_mlp64": 16, "digits_cnn_s": 16, "digits_resnet": 16}),
         (["training.together={digits_cnn_s: 4}"], {"digits_mlp64": 1, "digits_cnn_s": 4, "digits_resnet": 1}),
         # Nothing of where clients live may decide bits; that a client may fail by itself does.
-        (["resources.clients_per_actor=1"], {"digits_mlp64": 32, "digits_cnn_s": 1, "digits_resnet": 1}),
+        (["resources.clients_per_actor=1"], {"digits_mlp64": 32, "digits_cnn_s": 32, "digits_resnet": 1}),
         (["failure.client_timeout_s=60"], {"digits_mlp64": 1, "digits_cnn_s": 1, "digits_resnet": 1}),
     ],
     ids=str,

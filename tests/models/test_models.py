@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from raysim.common.inputs import InputSpec, image
 from raysim.models import MODELS, ModelSpec, build_model, common_feature_dim, incompatibility
+from raysim.models import SMALL as FEW_PARAMETERS
 from raysim.models.split import SplitNet
 
 CIFAR, FASHION, DIGITS = image(3, 32, 32), image(1, 28, 28), image(1, 8, 8)
@@ -52,6 +53,32 @@ def samples(reads: InputSpec, count: int = 2) -> Tensor:
         return torch.randint(reads.vocabulary, (count, *reads.shape), generator=generator)
     x_B = torch.randn(count, *reads.shape, generator=generator)
     return x_B.to(memory_format=torch.channels_last) if reads.kind == "image" else x_B
+
+
+@pytest.mark.parametrize("name", ["digits_mlp64", "digits_mlp128", "mlp_s", "mlp_m", "mlp_l"])
+def test_small_perceptrons_train_together_by_default(name: str) -> None:
+    found = set()
+    for width in (2, 100, 300, 600, 2000):
+        parameters = sum(value.numel() for value in build(name, feature_dim=width).parameters())
+        stacks = MODELS[name].stacks(input_spec(MODELS[name]), width, 10, 64)
+        assert stacks == (parameters <= FEW_PARAMETERS)
+        found.add(stacks)
+    assert found == {True, False}
+
+
+def test_nothing_else_does_but_where_a_step_is_short() -> None:
+    """Up to 3 MFLOP of a batch, forward: see `benchmarks/together.py`."""
+    short = []
+    for name in (name for name in MODELS if "mlp" not in name):
+        reads, width = input_spec(MODELS[name]), MODELS[name].native_dim or 7
+        if batches := [size for size in range(1, 129) if MODELS[name].stacks(reads, width, 10, size)]:
+            short.append(name)
+            net = build(name)
+            with FlopCounterMode(display=False) as counter:
+                net(samples(reads, batches[-1]))
+            assert counter.get_total_flops() < 3.1e6
+            assert not any(isinstance(module, nn.BatchNorm2d) for module in net.modules())
+    assert short == ["digits_cnn_s", "digits_cnn_m"]
 
 
 def channels_last(net: SplitNet) -> SplitNet:

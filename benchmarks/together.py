@@ -1,0 +1,104 @@
+"""Clients trained by one call against one by one: where `training.together` pays, on one thread of this machine.
+
+python benchmarks/together.py [MODEL ...]
+
+Each row is one architecture and batch size: seconds of `Client.fit` per client, together over one by one, for 8 and 32
+clients with equally many samples. Beside it: what `training.together: auto` chooses for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+
+from raysim.common.inputs import InputSpec, image
+from raysim.core.data import tensors
+from raysim.core.fit import FitJob, LocalTraining, fit_one
+from raysim.core.meter import flops_of
+from raysim.core.ops import cross_entropy
+from raysim.core.together import fit_all
+from raysim.models import MODELS, build_model
+from raysim.models.split import example
+
+CLASSES = 10
+CASES: tuple[tuple[str, InputSpec], ...] = (
+    ("digits_mlp64", image(1, 8, 8)),
+    ("digits_mlp128", image(1, 8, 8)),
+    ("mlp_s", InputSpec("features", (256,))),
+    ("mlp_s", InputSpec("features", (512,))),
+    ("mlp_s", InputSpec("features", (784,))),
+    ("mlp_m", InputSpec("features", (784,))),
+    ("mlp_l", InputSpec("features", (784,))),
+    ("digits_cnn_s", image(1, 8, 8)),
+    ("digits_cnn_m", image(1, 8, 8)),
+    ("digits_resnet", image(1, 8, 8)),
+    ("fmnist_cnn5", image(1, 28, 28)),
+    ("cnn5", image(3, 32, 32)),
+)
+BATCHES = 4, 16, 64
+STEPS = 4
+REPEATS = 5
+
+
+def jobs(name: str, reads: InputSpec, clients: int, batch_size: int) -> list[FitJob]:
+    """Each client's training: some full batches of random samples."""
+    local, count = LocalTraining(batch_size=batch_size), STEPS * batch_size
+    found = []
+    for seed in range(clients):
+        net = build_model(name, num_classes=CLASSES, input_spec=reads, feature_dim=width(name))
+        data = tensors(example(reads, count), torch.randint(CLASSES, (count,)))
+        batches = data.shuffled(batch_size, 1, torch.Generator().manual_seed(seed))
+        found.append(FitJob(net.to(memory_format=torch.channels_last), cross_entropy, None, batches, local, count, {}))
+    return found
+
+
+def width(name: str) -> int:
+    """The architecture's own representation width."""
+    return MODELS[name].native_dim or 64
+
+
+def least_s(work: Callable[[], object]) -> float:
+    """The shortest of some runs, in seconds; the first one warms up."""
+    seconds = []
+    for _ in range(REPEATS + 1):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds[1:])
+
+
+def ratio(name: str, reads: InputSpec, clients: int, batch_size: int) -> float:
+    """Time together over time one by one. Raises `RuntimeError` where no call does it for several."""
+    work = jobs(name, reads, clients, batch_size)
+    if apart := [one for one in fit_all(work) if isinstance(one, str)]:
+        raise RuntimeError(f"{name} is not trained together: {apart[0]}")
+    return least_s(lambda: fit_all(work)) / least_s(lambda: [fit_one(job) for job in work])
+
+
+def main() -> None:
+    """Measure, and print a row per case."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="only these architectures")
+    wanted = parser.parse_args().models
+    torch.set_num_threads(1)
+    print(f"{'model':14} {'reads':16} {'batch':>5} {'parameters':>11} {'MFLOP':>7} {'8':>6} {'32':>6}  auto")
+    for name, reads in CASES:
+        if wanted and name not in wanted:
+            continue
+        net = build_model(name, num_classes=CLASSES, input_spec=reads, feature_dim=width(name)).eval()
+        parameters = sum(parameter.numel() for parameter in net.parameters())
+        per_sample = flops_of(lambda net=net, reads=reads: net(example(reads, 2))) / 2
+        for batch_size in BATCHES:
+            few, many = (ratio(name, reads, clients, batch_size) for clients in (8, 32))
+            auto = "together" if MODELS[name].stacks(reads, width(name), CLASSES, batch_size) else "one by one"
+            print(
+                f"{name:14} {reads.shape!s:16} {batch_size:5} {parameters:11,} {per_sample * batch_size / 1e6:7.2f} "
+                f"{few:6.2f} {many:6.2f}  {auto}"
+            )
+
+
+if __name__ == "__main__":
+    main()
