@@ -35,6 +35,7 @@ METRICS: Mapping[str, str] = {
     "accuracy/global": "mean accuracy of the participants' models on the whole published test set",
     "loss/train": "mean over participants of their mean training loss per sample",
     "loss/test": "mean over all clients of the mean test loss per sample, each with its latest model",
+    "training/lr": "the clients' learning rate in this round: `training.lr`, as `training.schedule` has it",
     "comm/up_bytes": "bytes that the participants sent in this round",
     "comm/down_bytes": "bytes that the server sent in this round",
     "comm/total_bytes": "bytes in both directions, from the first round on",

@@ -107,6 +107,7 @@ def run_rounds(
             memory = backend.memory()
             _tell_once(_on_disk(memory), told, observers.notify)
             progress.restarts = recovering.restarts
+            values["training/lr"] = backend.spec.local_in(t).lr
             values["engine/restarts"] = recovering.restarts
             values["time/round_s"] = perf_counter() - began
             values["time/total_s"] = progress.elapsed_s()

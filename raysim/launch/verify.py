@@ -62,7 +62,8 @@ class Trace:
 def verify(loaded: Loaded, actors: Sequence[int], kill: bool, notify: Notify = lambda text: None) -> list[Trace]:
     """Run in this process, then on Ray with so many actors each (and once more with the most, one of them killed).
 
-    Every trace but the first says where it first differs from the first, if it does. Nothing is kept of the runs.
+    Every trace but the first says where it first differs from the first, if it does. Nothing is kept of the runs. What
+    the first one tells its user is told here, too.
     Raises `ScenarioError` when the scenario cannot be run here, `RunError` when a run fails.
     """
     placements = [Variation(None), *(Variation(n) for n in actors)]
@@ -72,7 +73,8 @@ def verify(loaded: Loaded, actors: Sequence[int], kill: bool, notify: Notify = l
     with contextlib.ExitStack() as cleanup:
         for variation in placements:
             notify(f"{variation.name} …")
-            trace = _traced(loaded, variation, max(actors), cleanup)
+            tell = (lambda text: None) if traces else notify
+            trace = _traced(loaded, variation, max(actors), cleanup, tell)
             if traces:
                 trace.difference = difference(traces[0], trace)
             traces.append(trace)
@@ -94,7 +96,9 @@ def difference(one: Trace, other: Trace) -> str | None:
     return None if one.digest == other.digest else f"the state digest differs from that of {one.variation.name}"
 
 
-def _traced(loaded: Loaded, variation: Variation, most: int, cleanup: contextlib.ExitStack) -> Trace:
+def _traced(
+    loaded: Loaded, variation: Variation, most: int, cleanup: contextlib.ExitStack, tell: Notify = lambda text: None
+) -> Trace:
     sets = ["backend=in_process"]
     if variation.actors is not None:
         sets = ["backend=ray", f"resources.actors={variation.actors}"]
@@ -126,7 +130,7 @@ def _traced(loaded: Loaded, variation: Variation, most: int, cleanup: contextlib
             backend,
             schedule,
             progress,
-            Observers([memory], within_round=within, after_round=fingerprint),
+            Observers([memory], tell, within_round=within, after_round=fingerprint),
             CheckpointManager(CheckpointStore(open_storage(folder)), 2, schedule.rounds),
             lambda: backend.start(spec, assembly.raw),
         )
@@ -141,7 +145,7 @@ def _start_ray(checked: Checked, most: int, cleanup: contextlib.ExitStack) -> Cl
 
     requested = sum(request.cpus_per_actor * (request.actors or 1) for request in checked.requests)
     if session.connect(max(requested, most * checked.loaded.scenario.resources.cpus_per_actor)):
-        cleanup.callback(local_cluster.stop)
+        cleanup.push(lambda failed, *_: local_cluster.stop(remove_logs=failed is None))
     return session.machine()
 
 

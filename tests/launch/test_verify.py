@@ -63,6 +63,14 @@ def test_two_seeds_differ_and_one_does_not() -> None:
     assert (difference(first, other) or "").startswith("round 1, ")
 
 
+def test_what_a_run_tells_its_user_is_told() -> None:
+    told: list[str] = []
+    with contextlib.ExitStack() as cleanup:
+        given = loaded("rounds=1", "training.together=2", "clients.models=[digits_resnet]", "clients.participation=1")
+        module._traced(given, HERE, 1, cleanup, told.append)
+    assert any("one by one (training.together): BatchNorm" in text for text in told), told
+
+
 def test_numbers_of_actors_that_are_none(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["verify", str(REPOSITORY / "scenarios" / "quickstart.yaml"), "--actors", "1,x"])
