@@ -28,7 +28,7 @@ __all__ = ["MODELS", "ModelSpec", "build_model", "common_feature_dim", "incompat
 TOGETHER = 32
 """Clients that one call trains, by default: more gain little, and leave less to share out among actors."""
 
-SMALL = 40_000
+SMALL = 30_000
 """Parameters up to which perceptrons train faster by one call than one by one, on a CPU: those of several larger ones
 do not fit into its cache. `benchmarks/together.py` measures it."""
 

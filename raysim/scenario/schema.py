@@ -188,7 +188,7 @@ class Training(Section):
     together: AtLeastOne | dict[str, AtLeastOne] | Auto = "auto"
     """How many clients of one architecture one call trains (`torch.func.vmap`), or a number per architecture; what a
     call cannot do for several is done one by one, which is told. `auto`: 32 of what is faster so on a CPU, which are
-    perceptrons of up to 40,000 parameters, digits_cnn_s with batches of up to 64, digits_cnn_m of up to 16; 1 of any
+    perceptrons of up to 30,000 parameters, digits_cnn_s with batches of up to 64, digits_cnn_m of up to 16; 1 of any
     other network. Where a round has fewer than 8 clients of an architecture, they are trained one by one, unless a
     smaller number is given. It changes results by rounding, so `resolved.yaml` has it."""
     schedule: dict[str, Any] = Field(default_factory=lambda: {"name": "constant"})

@@ -276,6 +276,14 @@ def test_a_network_whose_widths_do_not_fit_is_named(workplace: Path, monkeypatch
         quiet_run("clients.models=[digits_mlp64, mine]")
 
 
+def test_a_method_that_cannot_make_its_network_is_named(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Standalone, "client_model", lambda self, model, task: model.no_such_layer)
+    with pytest.raises(
+        HookError, match=r"^Standalone.client_model failed with model digits_\w+: AttributeError: .*no_such_layer"
+    ):
+        quiet_run("algorithm={name: standalone}")
+
+
 def test_a_failing_hook_says_where_and_keeps_what_was_done(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: Standalone, client: Any, down: None) -> None:
         client.fit(lambda net, batch, given: net(batch.x).mean())

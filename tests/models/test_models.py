@@ -63,7 +63,7 @@ def test_small_perceptrons_train_together_by_default(name: str) -> None:
         stacks = MODELS[name].stacks(input_spec(MODELS[name]), width, 10, 64)
         assert stacks == (parameters <= FEW_PARAMETERS)
         found.add(stacks)
-    assert found == {True, False}
+    assert found == ({False} if name == "mlp_l" else {True, False})  # two of its layers alone are too many
 
 
 def test_nothing_else_does_but_where_a_step_is_short() -> None:

@@ -407,7 +407,8 @@ class ClientWorker:
     def _build(self, arch: str, *key: int) -> nn.Module:
         spec = self.spec
         model = spec.fresh_model(arch, *key)
-        with global_seed(spec.init_seed, "client_model", arch, *key):
+        place = f"{type(spec.algorithm).__name__}.client_model failed with model {arch}"
+        with global_seed(spec.init_seed, "client_model", arch, *key), errors_from(lambda: place):
             net = spec.algorithm.client_model(model, self.task)
         # Images come channels last; convolutions on CPU are 1.2 to 1.35 times faster when weights are too.
         return net.to(device=self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
