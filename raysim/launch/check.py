@@ -252,8 +252,8 @@ def together_of(loaded: Loaded, dataset: DatasetSpec, feature_dim: int) -> dict[
     reason = next((key for key, by_itself in by_client.items() if by_itself), None)
     if given == "auto":
         task = dataset.input_spec, feature_dim, dataset.num_classes, scenario.training.batch_size
-        stacked = [name for name in names if name in MODELS and not reason and MODELS[name].stacks(*task)]
-        return {name: TOGETHER if name in stacked else 1 for name in names}
+        known = MODELS.keys() if not reason else ()
+        return {name: TOGETHER if name in known and MODELS[name].stacks(*task) else 1 for name in names}
     found = {name: given.get(name, 1) if isinstance(given, dict) else given for name in names}
     if reason and max(found.values()) > 1:
         raise loaded.origin.error(

@@ -96,8 +96,8 @@ class _Plain(Display):
             mean_s = (self._ended_s[-1] - self._ended_s[0]) / (len(self._ended_s) - 1)
             left_s = mean_s * (self._rounds - self._done)
             facts.append(f"{human_seconds(mean_s)}/round")
-            if left_s > 0:
-                facts.append(f"{human_seconds(left_s) if left_s > 59 else f'{left_s:.0f} s'} left")
+            if left_s > 0:  # rounded up: a round that is still to come takes more than 0 s
+                facts.append(f"{human_seconds(left_s) if left_s > 59 else f'{math.ceil(left_s)} s'} left")
         return facts
 
 

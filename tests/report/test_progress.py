@@ -90,6 +90,17 @@ def test_a_resumed_run_does_not_count_its_start_as_a_round(monkeypatch):
     assert stream.getvalue().splitlines()[-1].endswith("2.00 s/round  4 s left")
 
 
+def test_a_round_to_go_is_never_told_to_take_no_time(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
+    stream = io.StringIO()
+    progress = make_display(4, 20, stream=stream)
+    progress.open(CARD)
+    for now[0], t in ((10.0, 1), (10.2, 2), (11.0, 3)):
+        progress.log(t, values(t), [])
+    assert stream.getvalue().splitlines()[-1].endswith("0.50 s/round  1 s left")
+
+
 def test_dumb_terminals_get_plain_lines(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     assert "\x1b" not in run(Terminal())

@@ -105,8 +105,6 @@ class ClientActor:
         with without_collection():
             import raysim.engine.workers.client  # noqa: F401
 
-            freeze_imports()
-
     def setup(self, inputs: Sequence[Any], gpu_share: float, limits: StateLimits) -> Location:
         """Reset to the state before round 1. inputs: references to the RunSpec and the samples."""
         if hasattr(self, "files"):
@@ -250,8 +248,6 @@ class ServerActor:
         """Import what the server needs, while the driver still reads its data."""
         with without_collection():
             import raysim.engine.workers.server  # noqa: F401
-
-            freeze_imports()
 
     def setup(self, spec: RunSpec) -> Location:
         """Reset to the state before round 1."""
