@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import attacks
-from tests.attacks import FolderAttack, attack, attack_job
+from tests.attacks import run_folders
+from tests.attacks.harness import attack
+from tests.attacks.job_logs import attack_job
+from tests.attacks.run_folders import FolderAttack
 
 MIB = 200
 """What this process may grow by: some mutants hold a hundred MiB in a hundred KiB."""
@@ -35,7 +37,7 @@ def test_run_folders(tmp_path: Path) -> None:
 def test_they_find_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the one check, a link is followed: that shows."""
     monkeypatch.setattr("raysim.launch.resume.refuse_strange_files", lambda folder: None)
-    monkeypatch.setattr(attacks, "MUTATIONS", (_linked_plots,))
+    monkeypatch.setattr(run_folders, "MUTATIONS", (_linked_plots,))
     outcome = attack(1, FolderAttack(tmp_path / "real"), tmp_path)
     assert "something outside of the run folder changed" in outcome.failures[0]
 

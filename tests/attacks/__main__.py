@@ -1,0 +1,38 @@
+"""Mutated input of every kind: nothing outside of one folder changes, nothing ends in a traceback.
+
+    python -m tests.attacks [COUNT] [KIND ...]     # COUNT (500) mutants of each kind, or only of those named
+
+Every mutant is made from its number, so a failing one can be repeated. `tests/test_attacks.py` runs some of each kind.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.attacks.harness import Attack, attack, report
+from tests.attacks.job_logs import attack_job
+from tests.attacks.run_folders import FolderAttack
+
+KINDS: dict[str, Callable[[Path], Attack]] = {
+    "job-logs": lambda place: attack_job,
+    "run-folders": lambda place: FolderAttack(place / "real"),
+}
+"""How to make an attack of each kind, given a folder for what its mutants share."""
+
+
+def main(words: list[str]) -> int:
+    count = int(words[0]) if words else 500
+    failed = False
+    for kind in words[1:] or KINDS:
+        with tempfile.TemporaryDirectory(prefix="attacks-") as name:
+            outcome = attack(count, KINDS[kind](Path(name)), Path(name))
+        print(f"{count} {kind}: ", *report(outcome), sep="\n  ", flush=True)
+        failed |= bool(outcome.failures)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
