@@ -71,6 +71,19 @@ def test_yaml_loads(name: str) -> None:
     assert all(isinstance(document, dict) for document in load(name))
 
 
+@pytest.mark.parametrize("name", STARTS_RAY)
+def test_ray_reports_no_usage_statistics(name: str) -> None:
+    """By the flag where the file starts a head node itself, otherwise by the environment of its containers."""
+    text = read(name)
+    assert text.count("--disable-usage-stats") == text.count("ray start --head")
+    if name in RAY_UP:
+        assert "--env RAY_USAGE_STATS_ENABLED=0" in load(name)[0]["docker"]["run_options"]
+    for environment in values(load(name), "env") if name in KUBERAY else ():
+        assert {"name": "RAY_USAGE_STATS_ENABLED", "value": "0"} in environment
+    if name == "Dockerfile":
+        assert "RAY_USAGE_STATS_ENABLED=0" in text
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_no_address_of_anybody(name: str) -> None:
     """Examples are of example.org; the only address is loopback; what images are called names no registry."""

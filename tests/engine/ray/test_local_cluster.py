@@ -22,6 +22,7 @@ PROBE = """
 import json, os, stat, subprocess, sys
 from pathlib import Path
 import psutil, ray
+from ray._common.usage.usage_lib import usage_stats_enabled
 from raysim.engine.ray import local_cluster, session
 
 before = dict(os.environ)
@@ -37,6 +38,7 @@ found = {
     "renamed": [name for owner, name, _ in local_cluster.REPLACED if not hasattr(owner, name)],
     "restored": all(getattr(owner, name) is not instead for owner, name, instead in local_cluster.REPLACED),
     "unused": [c for c in commands if "monitor.py" in c and "log_monitor.py" not in c or "dashboard.py" in c],
+    "usage": usage_stats_enabled(),
     "tokens": [str(path) for path in Path.home().rglob("*token*")],
 }
 address = ray.get_runtime_context().gcs_address
@@ -85,6 +87,7 @@ def test_only_the_owner_on_this_machine_gets_in(namespace: list[str], tmp_path: 
     assert found["renamed"] == []  # what is replaced while Ray starts is there still
     assert found["restored"]
     assert found["unused"] == []  # and what it would start does not run
+    assert found["usage"] is False  # Ray reports nothing to its makers
     assert found["tokens"] == []  # no file holds the token
     assert found["owner"][0] == 0, found["owner"][1]
     for visitor in ("stranger", "guesser"):
