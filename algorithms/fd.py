@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from raysim.core import Algorithm, Batch, Client, ClientId, NonNegative, Server, message
@@ -68,6 +69,11 @@ class FD(Algorithm[Teachers, ClassLogits, Table]):
     leave_one_out: bool = True
     """A participant of the last round gets means without its own logits, and no teacher for a class that it alone
     sent; `false`: all clients get the plain means, as in HtFLlib."""
+    distillation: Literal["kl", "squared_error", "raw_logits"] = "kl"
+    """The distance between a sample's logits and its teacher. `kl`: KL divergence from the softmax of the teacher, with
+    the gradient of PFLlib's cross-entropy between 2024-04-22 and 2025-11-29. `squared_error`: mean squared difference
+    of the logits, as PFLlib had it before. `raw_logits`: cross-entropy with the teacher's logits as targets, as PFLlib
+    has it since then; this loss has no lower bound."""
     collect: Literal["eval_pass", "last_epoch"] = "eval_pass"
     """Which logits are averaged and sent: those of a pass in eval mode after training, or those that the last epoch's
     training steps gave, which cost nothing."""
@@ -104,7 +110,7 @@ class FD(Algorithm[Teachers, ClassLogits, Table]):
         return ClassLogits(logits_SC)
 
     def loss(self, net: Any, batch: Batch, given: tuple[Tensor, Tensor] | None) -> Tensor | tuple[Tensor, Tensor]:
-        """CE + gamma * KL(softmax(teacher of the sample's class) || softmax(z)); with `last_epoch` the logits z too.
+        """CE + gamma * distance(teacher of the sample's class, z); with `last_epoch` the logits z too.
 
         given: teacher_CC, and known_C (bool). A sample of a class without a teacher adds 0 to the second term, which is
         divided by the whole batch all the same.
@@ -113,10 +119,19 @@ class FD(Algorithm[Teachers, ClassLogits, Table]):
         total = cross_entropy(lambda _: logits_BC, batch, None)
         if given is not None:
             teacher_CC, known_C = given
-            kl_B = kl(logits_BC, teacher_CC[batch.y])
+            distance_B = self.distance(logits_BC, teacher_CC[batch.y])
             # Eq. D
-            total = total + self.gamma * batch.mean(known_C[batch.y] * kl_B)
+            total = total + self.gamma * batch.mean(known_C[batch.y] * distance_B)
         return (total, logits_BC) if self.collect == "last_epoch" else total
+
+    def distance(self, logits_BC: Tensor, teacher_BC: Tensor) -> Tensor:
+        """The distillation loss of each sample, [B]."""
+        # Eq. E
+        if self.distillation == "squared_error":
+            return (logits_BC - teacher_BC).square().mean(1)
+        if self.distillation == "raw_logits":
+            return -(teacher_BC * F.log_softmax(logits_BC, 1)).sum(1)
+        return kl(logits_BC, teacher_BC)
 
     def server_update(self, server: Server[Table], ups: Mapping[ClientId, ClassLogits]) -> None:
         state = server.state

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -184,10 +184,37 @@ def test_the_loss_by_hand():
     assert isinstance(padded, Tensor) and padded.item() == pytest.approx(math.log(2) + 3 * kl, abs=1e-6)
 
 
-def test_kat_without_any_teacher_the_loss_is_cross_entropy_and_finite():
+@pytest.mark.parametrize(
+    ("distillation", "distance", "gradient"),
+    [
+        # z = (0, 0), teacher (ln 3, 0). Softmax of the teacher: (3/4, 1/4); softmax of z: (1/2, 1/2).
+        # 3/4 ln(3/2) + 1/4 ln(1/2); gradient softmax(z) - softmax(teacher).
+        ("kl", 0.75 * math.log(1.5) + 0.25 * math.log(0.5), [-0.25, 0.25]),
+        # ((ln 3)^2 + 0) / 2; gradient 2 (z - teacher) / 2.
+        ("squared_error", math.log(3) ** 2 / 2, [-math.log(3), 0.0]),
+        # -(ln 3 ln(1/2) + 0); gradient ln 3 softmax(z) - teacher, where ln 3 is the sum of the teacher.
+        ("raw_logits", math.log(3) * math.log(2), [-math.log(3) / 2, math.log(3) / 2]),
+    ],
+)
+def test_kat_the_three_distances_to_the_teacher(distillation: Any, distance: float, gradient: list[float]):
+    net, table = Fixed([[0.0, 0.0]]), (torch.tensor([[math.log(3.0), 0.0]] * 2), torch.tensor([True, False]))
+    method = FD(gamma=2.0, distillation=distillation)
+    loss = method.loss(net, batch_of([0]), table)
+    assert isinstance(loss, Tensor) and loss.item() == pytest.approx(math.log(2) + 2 * distance, abs=1e-6)
+    # Cross-entropy adds softmax(z) - onehot = (-1/2, 1/2).
+    (found,) = torch.autograd.grad(loss, net.logits_BC)
+    expected = [-0.5 + 2 * gradient[0], 0.5 + 2 * gradient[1]]
+    assert_close(found, torch.tensor([expected]), rtol=0, atol=1e-6)
+    # Class 1 has no teacher: it adds nothing.
+    alone = method.loss(net, batch_of([1]), table)
+    assert isinstance(alone, Tensor) and alone.equal(cross_entropy(net, batch_of([1]), None))
+
+
+@pytest.mark.parametrize("distillation", ["kl", "squared_error", "raw_logits"])
+def test_kat_without_any_teacher_the_loss_is_cross_entropy_and_finite(distillation: Any):
     net = Fixed([[5.0, -80.0]])
     nothing = (torch.zeros(2, 2), torch.zeros(2, dtype=torch.bool))
-    loss = FD().loss(net, batch_of([1]), nothing)
+    loss = FD(distillation=distillation).loss(net, batch_of([1]), nothing)
     assert isinstance(loss, Tensor) and loss.isfinite()
     assert loss.equal(cross_entropy(net, batch_of([1]), None))
 
@@ -297,17 +324,31 @@ def test_official_tables_are_the_released_arithmetic():
                 assert_close(torch.tensor(row), table[c])
 
 
-def test_official_gradients_are_the_released_arithmetic():
-    # HtFLlib: CE(z, y) + lambda * CE(z, softmax(target)), whose target is the class's row where there is one, else z.
+RELEASED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "squared_error": lambda z, target: nn.MSELoss()(z, target),  # until 2024-04-22
+    "kl": lambda z, target: nn.CrossEntropyLoss()(z, target.softmax(1)),  # until 2025-11-29
+    "raw_logits": lambda z, target: nn.CrossEntropyLoss()(z, target),  # since then
+}
+"""The distillation loss of PFLlib and HtFLlib over time."""
+
+
+@pytest.mark.parametrize(
+    ("distillation", "known"),
+    # Where a class has no row, the released code's target is z itself. With raw logits that has a gradient, which
+    # raysim leaves out (deviation 4).
+    [("squared_error", [0, 2]), ("kl", [0, 2]), ("raw_logits", [0, 1, 2])],
+)
+def test_official_gradients_are_the_released_arithmetic(distillation: Any, known: list[int]):
+    # The loss is CE(z, y) + lambda * distance(z, target), whose target is the class's row where there is one, else z.
     rows = [[0.3, -1.0, 2.0], [1.0, 0.5, 0.0], [0.0, 0.0, -2.0]]
-    labels, table = torch.tensor([0, 1, 2]), {0: torch.tensor([2.0, 0.0, 1.0]), 2: torch.tensor([0.5, 0.0, 3.0])}
+    labels, table = torch.tensor([0, 1, 2]), torch.tensor([[2.0, 0.0, 1.0], [0.2, -0.4, 0.7], [0.5, 0.0, 3.0]])
     z = torch.tensor(rows, requires_grad=True)
-    target = torch.stack([table.get(c, z[i].detach()) for i, c in enumerate(labels.tolist())])
-    criterion = nn.CrossEntropyLoss()
-    (criterion(z, labels) + 10 * criterion(z, target.softmax(1))).backward()
+    target = torch.stack([table[c] if c in known else z[i].detach() for i, c in enumerate(labels.tolist())])
+    (nn.CrossEntropyLoss()(z, labels) + 10 * RELEASED[distillation](z, target)).backward()
     net = Fixed(rows)
-    teachers = Teachers(torch.tensor([0, 2], dtype=torch.int32), torch.stack([table[0], table[2]]))
-    found = FD(**FD.profiles["official"], gamma=10.0).loss(net, batch_of([0, 1, 2]), teachers.table(3))
+    teachers = Teachers(torch.tensor(known, dtype=torch.int32), table[known])
+    method = FD(**FD.profiles["official"], gamma=10.0, distillation=distillation)
+    found = method.loss(net, batch_of([0, 1, 2]), teachers.table(3))
     assert isinstance(found, tuple)  # the logits are sent
     found[0].backward()
     assert_close(net.logits_BC.grad, z.grad)
