@@ -72,6 +72,7 @@ class Comparison:
     targets: Sequence[float]
     baseline: str | None = None  # the method that others are compared with, each on its own task
     notes: Sequence[str] = field(default_factory=list)
+    targets_on: str = "all"  # whose mean accuracy must reach a target
 
     @cached_property
     def measured(self) -> Mapping[str, Mapping[str, Mapping[Any, float]]]:
@@ -80,7 +81,7 @@ class Comparison:
         for variant in self.variants:
             of_variant = found.setdefault(variant.name, {})
             for run in variant.runs:
-                for measure, value in run.measures(self.targets).items():
+                for measure, value in run.measures(self.targets, self.targets_on).items():
                     of_variant.setdefault(measure, {})[run.pair] = value
         return found
 
@@ -236,7 +237,8 @@ def compare(*runs: Path | str, targets: Iterable[float] | None = None, baseline:
             notes.append(f"the sweep's baseline, {sweep.baseline}, is no variant here: no difference is given")
     notes += list(dict.fromkeys(note for run in measured if run.sweep for note in run.sweep.notes))
     notes += _cells_without_runs(measured)
-    return Comparison(variants, chosen, _baseline(variants, baseline), [*notes, *_notes(variants)])
+    targets_on = sweep.targets_on if sweep is not None else "all"
+    return Comparison(variants, chosen, _baseline(variants, baseline), [*notes, *_notes(variants)], targets_on)
 
 
 def _variants(runs: Sequence[Run]) -> list[Variant]:

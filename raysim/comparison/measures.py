@@ -39,12 +39,15 @@ MEASURES: Mapping[str, str] = {
 """What is compared, besides those of `TO_TARGET` for each target accuracy A, such as `rounds_to_0.5`."""
 
 TO_TARGET: Mapping[str, str] = {
-    "rounds": "rounds until the mean test accuracy of all clients is A",
+    "rounds": "rounds until the mean test accuracy is A, of all clients or of those that `targets_on` names",
     "mib": "MiB in both directions, of all clients until then",
     "up_mib": "MiB that a client sends until then that takes part in every round",
     "gflop": "10^9 operations of clients and server until then",
     "virtual_s": "virtual seconds until then, where the scenario has `system`",
 }
+
+CURVES = ("all", "participants")
+"""Whose mean test accuracy must reach a target: that of all clients, or that of a round's participants."""
 
 ACCURACIES = frozenset(
     {

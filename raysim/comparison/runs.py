@@ -106,8 +106,11 @@ class Run:
         """The last measured row of each client, by id."""
         return last_measured(self.clients)
 
-    def measures(self, targets: Sequence[float]) -> dict[str, float]:
-        """Each measure that this run has; a target that it never reaches has none."""
+    def measures(self, targets: Sequence[float], targets_on: str = "all") -> dict[str, float]:
+        """Each measure that this run has; a target that it never reaches has none.
+
+        targets_on: one of `CURVES`, whose mean test accuracy must reach the targets.
+        """
         dropped = self.series("engine/dropped_clients")[1]
         found = {
             "last": _at(self.series("accuracy/all")[1], -1),
@@ -130,7 +133,7 @@ class Run:
         }
         if found["up_mib"] is not None and found["down_mib"] is not None:
             found["both_mib"] = found["up_mib"] + found["down_mib"]
-        t, accuracy = self.series("accuracy/all")
+        t, accuracy = self.series(f"accuracy/{targets_on}")
         for target in targets:
             reached = np.flatnonzero((accuracy >= target) & (t >= 1))
             if len(reached):

@@ -32,6 +32,7 @@ class SweepCard:
     baseline: str | None = None
     targets: Sequence[float] | None = None
     notes: Sequence[str] = field(default_factory=list)  # what makes the runs other than the sweep's file says
+    targets_on: str = "all"  # whose mean accuracy must reach a target
 
     @classmethod
     def read(cls, folder: Path) -> SweepCard | None:

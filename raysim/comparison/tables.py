@@ -164,6 +164,8 @@ def legend(comparison: Comparison) -> str:
         text = "± is half the 95% confidence interval over seeds (Student's t)."
     if comparison.baseline is not None:
         text += f" vs baseline: paired over seeds, less {comparison.baseline}."
+    if comparison.targets and comparison.targets_on == "participants":
+        text += " A target counts as reached when the mean test accuracy of a round's participants reaches it."
     if sources := dict.fromkeys(one.source for variant in comparison.variants for one in variant.published):
         text += f" published: {'; '.join(sources)}, and in brackets the measured mean less it."
     return text.lstrip()

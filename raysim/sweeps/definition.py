@@ -16,6 +16,7 @@ import yaml
 
 from raysim.common.errors import ScenarioError
 from raysim.common.text import is_name
+from raysim.comparison.measures import CURVES
 from raysim.comparison.published import Published
 from raysim.comparison.sweep_card import CellCard, SweepCard
 from raysim.core.own_code import Reference
@@ -35,6 +36,7 @@ KEYS: Mapping[str, type | tuple[type, ...]] = {
     "runs": dict,
     "baseline": str,
     "targets": list,
+    "targets_on": str,
     "published": (dict, list),
 }
 """The keys of a sweep file and the types of their values."""
@@ -77,11 +79,12 @@ class Sweep:
     targets: tuple[float, ...] | None = None
     about: str = ""  # the comments that open the file and its base
     notes: tuple[str, ...] = ()  # how its runs differ from what the file says
+    targets_on: str = "all"  # whose mean accuracy must reach a target
 
     def card(self) -> SweepCard:
         """What the comparison of its cells needs to know."""
         cells = {cell.folder_name: CellCard(cell.label, cell.published) for cell in self.cells}
-        return SweepCard(self.about, cells, self.baseline, self.targets, self.notes)
+        return SweepCard(self.about, cells, self.baseline, self.targets, self.notes, self.targets_on)
 
 
 def load_sweep(
@@ -144,7 +147,7 @@ def load_sweep(
     output = next(iter(cells.values())).loaded.scenario.output_folder / name
     return Sweep(
         name, base, tuple(cells.values()), output, raw.get("baseline"), targets and tuple(targets),
-        _about(text, base), (FAST_NOTE,) if fast else (),
+        _about(text, base), (FAST_NOTE,) if fast else (), raw.get("targets_on", "all"),
     )  # fmt: skip
 
 
@@ -292,6 +295,8 @@ def _check_comparison(raw: Mapping[str, Any], cells: Sequence[Cell], file: str) 
         if not isinstance(target, int | float) or isinstance(target, bool) or not 0 < target <= 1:
             text = f"{shown(target)} given; allowed: accuracies greater than 0 and at most 1"
             raise ScenarioError(text, key="targets", origin=file)
+    if (curve := raw.get("targets_on", "all")) not in CURVES:
+        raise ScenarioError(f"{shown(curve)} given; allowed: {', '.join(CURVES)}", key="targets_on", origin=file)
     methods = sorted({str(cell.loaded.resolved["algorithm"]["name"]) for cell in cells})
     if (baseline := raw.get("baseline")) is not None and (baseline.split() or [""])[0] not in methods:
         raise ScenarioError(f"{baseline!r} given; allowed: {', '.join(methods)}", key="baseline", origin=file)

@@ -14,7 +14,7 @@ from raysim.comparison.compare import Comparison, compare
 from raysim.comparison.published import Published
 from raysim.comparison.runs import find_runs
 from raysim.comparison.sweep_card import CellCard, SweepCard
-from raysim.comparison.tables import markdown, rows, task_rows
+from raysim.comparison.tables import legend, markdown, rows, task_rows
 from tests.comparison.runs import make_run
 
 
@@ -198,6 +198,18 @@ def test_a_sweep_brings_names_baseline_targets_and_published_values(tmp_path: Pa
     assert any(
         note.startswith("unequal settings: clients.models is ") and "(fedavg)" in note for note in comparison.notes
     )
+
+
+def test_a_sweep_says_whose_accuracy_must_reach_a_target(tmp_path: Path) -> None:
+    sweep_of(tmp_path, targets=[0.55])  # all clients reach 0.5, a round's participants 0.1 more
+    assert compare(tmp_path).estimate("Ours", "rounds_to_0.55") is None
+    sweep_of(tmp_path / "same", targets=[0.55], targets_on="participants")
+    comparison = compare(tmp_path / "same")
+    reached = comparison.estimate("Ours", "rounds_to_0.55")
+    assert reached is not None and (reached.mean, reached.n) == (1, 2)
+    sentence = "A target counts as reached when the mean test accuracy of a round's participants reaches it."
+    assert sentence in legend(comparison)
+    assert sentence not in legend(compare(tmp_path / "same", targets=[]))
 
 
 def test_a_sweep_whose_names_are_not_its_variants_is_named_by_keys(tmp_path: Path) -> None:

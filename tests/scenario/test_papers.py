@@ -178,6 +178,13 @@ def test_every_cell_fits(name: str) -> None:
     assert bool(sum((cell.published for cell in sweep.cells), ())) == ("table" in part and bool(tables))
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_rounds_to_a_target_are_counted_on_the_curve_of_the_accuracies(name: str) -> None:
+    sweep = sweep_of(name)
+    if any("_to_" in (one.measure or "") for cell in sweep.cells for one in cell.published):
+        assert sweep.targets_on == "participants"  # where all measured accuracies are `best_participants`
+
+
 def test_all_papers_are_there() -> None:
     assert [path.parent.name for path in BASES] == sorted(PAPER_OF)
     assert {name.partition("/")[0] for name in NAMES} == set(PAPER_OF)
