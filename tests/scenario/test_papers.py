@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -89,6 +89,41 @@ NO_RUN_GIVES: Mapping[tuple[str, str, str, str], str] = {
     ("FedGH", "Table 2", "model_size_MB", "3.81"): "3.81 MB",
 }
 """(paper, table, metric, value) that no run can reach -> what docs/papers.md, which has the reasons, calls it."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What a figure holds and varies, by hand from the papers' text."""
+
+    clients: int
+    methods: set[str]  # without the yardstick
+    varied: str  # a key of the scenario
+    values: Mapping[str, Sequence[float]]  # data set -> of this key
+    share: float | None = 1.0  # of clients in a round; None: it is what varies
+    lr: float = 0.01
+    yardstick: bool = True  # Standalone runs besides
+
+
+CLASSES = {"cifar10": (2, 4, 6, 8, 10), "cifar100": (10, 30, 50, 70, 90, 100)}
+BOTH = ("cifar10", "cifar100")
+SHARES = dict.fromkeys(BOTH, (0.1, 0.3, 0.5, 0.7, 0.9, 1))
+ALPHAS = dict.fromkeys(BOTH, (0.1, 0.2, 0.3, 0.4, 0.5))
+HEADER_RATES = dict.fromkeys(BOTH, (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1))
+HELD, DIRICHLET, SHARE = "data.partition.classes_per_client", "data.partition.alpha", "clients.participation"
+OF_FEDGH = {"fedgh", "lg_fedavg", "fedproto"}
+
+FIGURES: Mapping[str, Figure] = {
+    "fedgh/fig3_classes_per_client": Figure(10, OF_FEDGH, HELD, CLASSES),
+    "fedgh/fig4_participation": Figure(100, OF_FEDGH, SHARE, SHARES, share=None),
+    "fedgh/fig5_header_lr": Figure(10, {"fedgh"}, "algorithm.header_lr", HEADER_RATES, lr=0.1, yardstick=False),
+    "dc_pfl/fig2_classes_per_client": Figure(10, OF_FEDGH | {"dc_pfl"}, HELD, CLASSES),
+    "dc_pfl/fig3_participation": Figure(100, OF_FEDGH | {"dc_pfl"}, SHARE, SHARES, share=None),
+    "fedral/fig6_classes_per_client": Figure(100, {"fedral", "fedtgp"}, HELD, CLASSES, share=0.1),
+    "fedral/fig7_dirichlet": Figure(100, {"fedral", "fedtgp"}, DIRICHLET, ALPHAS, share=0.1),
+    "fedssa/fig6_classes_per_client": Figure(100, {"fedssa", "fedproto"}, HELD, CLASSES, share=0.1),
+    "fedssa/fig7_dirichlet": Figure(100, {"fedssa", "fedproto"}, DIRICHLET, ALPHAS, share=0.1),
+}
+"""Every swept figure that a paper has; further ones are pictures of a table's runs."""
 
 
 @pytest.fixture(autouse=True)
@@ -176,6 +211,32 @@ def test_every_cell_fits(name: str) -> None:
             assert algorithm["encoder"] in {*ENCODERS} - {"auto"}
     tables = {row.table for row in published().values() if row.paper == PAPER_OF[paper]}
     assert bool(sum((cell.published for cell in sweep.cells), ())) == ("table" in part and bool(tables))
+
+
+def test_every_figure_of_the_papers_has_a_file_and_no_other() -> None:
+    assert [name for name in NAMES if "fig" in name.partition("/")[2]] == sorted(FIGURES)
+    for name, sweep in ((name, sweep_of(name)) for name in NAMES):
+        claimed = re.match(r"\S+, Figure (\d+)", sweep.about)
+        assert (claimed[1] if claimed else None) == (re.findall(r"fig(\d+)_", name) or [None])[0], name
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_has_the_papers_setting(name: str) -> None:
+    figure, found = FIGURES[name], set()
+    for cell in sweep_of(name).cells:
+        key = cell.loaded.flat()
+        assert key["clients.count"] == figure.clients
+        assert key["clients.participation"] == figure.share or figure.share is None
+        assert cell.loaded.scenario.clients.models == CNNS
+        assert key["training.lr"] == figure.lr
+        assert key["data.partition.name"] == ("dirichlet" if figure.varied == DIRICHLET else "pathological")
+        if figure.varied not in (HELD, DIRICHLET):
+            assert key[HELD] == CLASSES_PER_CLIENT[key["data.name"]]
+        found.add((key["data.name"], key["algorithm.name"], key[figure.varied]))
+    methods = figure.methods | ({"standalone"} if figure.yardstick else set())
+    varied = {(data, value) for data, values in figure.values.items() for value in values}
+    assert found == {(data, method, value) for data, value in varied for method in methods}
+    assert ("Standalone, which" in sweep_of(name).about.partition("\n\n")[0]) == figure.yardstick
 
 
 @pytest.mark.parametrize("name", NAMES)
