@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raysim.common.errors import ScenarioError
+from raysim.common.names import apart
+from raysim.common.names import name as clean_name
 from raysim.comparison.measures import MEASURES, TO_TARGET
 from raysim.comparison.published import Published, by_measure
 from raysim.comparison.runs import Run, find_runs
@@ -56,7 +58,7 @@ class Variant:
     def method(self) -> str:
         """Its name without its task."""
         own = [f"{_short(key)}={v!s}" for key, v in self.keys.items() if key != "algorithm.name" and not _is_task(key)]
-        return " ".join([str(self.runs[0].keys.get("algorithm.name")), *own])
+        return clean_name(" ".join([str(self.runs[0].keys.get("algorithm.name")), *own]))
 
     @property
     def published(self) -> Sequence[Published]:
@@ -101,7 +103,7 @@ class Comparison:
         found: dict[str, list[Variant]] = {}
         for variant in self.variants:
             found.setdefault(" ".join(variant.task), []).append(replace(variant, label=variant.method))
-        return {task: replace(self, variants=variants) for task, variants in found.items()}
+        return {task: replace(self, variants=_named_apart(variants)) for task, variants in found.items()}
 
     @property
     def measures(self) -> list[str]:
@@ -246,8 +248,8 @@ def _variants(runs: Sequence[Run]) -> list[Variant]:
     for run in runs:
         groups.setdefault(tuple(sorted(run.deciding.items(), key=str)), []).append(run)
     first = [group[0].deciding for group in groups.values()]
-    names = dict.fromkeys(key for deciding in first for key in deciding)
-    differing = [key for key in names if len({repr(deciding.get(key)) for deciding in first}) > 1]
+    keys = dict.fromkeys(key for deciding in first for key in deciding)
+    differing = [key for key in keys if len({repr(deciding.get(key)) for deciding in first}) > 1]
     # A key says nothing that the method's name does not, unless it differs between runs of a method.
     by_method: dict[Any, list[dict[str, Any]]] = {}
     for deciding in first:
@@ -262,12 +264,19 @@ def _variants(runs: Sequence[Run]) -> list[Variant]:
 
     labels = [{run.cell.label for run in group if run.cell} for group in groups.values()]
     labelled = all(len(found) == 1 and all(found) for found in labels) and len(set().union(*labels)) == len(labels)
-    return [
+    found = [
         Variant(
             {key: deciding.get(key) for key in differing if tells(key, deciding)}, group, *(label if labelled else ())
         )
         for deciding, group, label in zip(first, groups.values(), labels, strict=True)
     ]
+    return _named_apart(found)
+
+
+def _named_apart(variants: Sequence[Variant]) -> list[Variant]:
+    """The variants with clean names, of which no two are the same."""
+    labels = apart((variant.name for variant in variants), clean_name)
+    return [replace(variant, label=label) for variant, label in zip(variants, labels, strict=True)]
 
 
 def _differs(key: str, scenarios: Iterable[Mapping[str, Any]]) -> bool:

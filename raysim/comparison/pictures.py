@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from raysim.common import names
 from raysim.comparison.compare import Comparison, Variant
 from raysim.comparison.measures import MIB
 from raysim.comparison.statistics import estimate
@@ -35,7 +36,7 @@ class Picture(NamedTuple):
     @property
     def name(self) -> str:
         """As a file's name, without suffix."""
-        return self.kind + (f"-{re.sub(r'[^A-Za-z0-9.]+', '-', self.task)}" if self.task else "")
+        return names.file(f"{self.kind}-{self.task}" if self.task else self.kind)
 
 
 def pictures(comparison: Comparison) -> list[Picture]:
@@ -54,7 +55,7 @@ def pictures(comparison: Comparison) -> list[Picture]:
     found += [(f"over_{key}", "", over_key(comparison, key)) for key in swept(comparison)]
     for _, task, figure in found:
         if figure is not None and task:
-            figure.suptitle(task, fontsize=10)
+            figure.suptitle(names.picture(task), fontsize=10)
     return [Picture(kind, task, figure) for kind, task, figure in found if figure is not None]
 
 
@@ -62,13 +63,22 @@ def draw(comparison: Comparison, folder: Path, suffixes: Sequence[str] = (".svg"
     """Draw every picture that the runs allow into a folder, which is made; returns the files. Raises `OSError`."""
     folder.mkdir(parents=True, exist_ok=True)
     files = []
-    for picture in pictures(comparison):
+    found = pictures(comparison)
+    for picture, name in zip(found, names.apart((one.name for one in found), str), strict=True):
         for suffix in suffixes:
-            path = folder / f"{picture.name}{suffix}"
-            # Without the date two drawings of the same runs are the same bytes.
-            picture.figure.savefig(path, facecolor="white", metadata={"Date": None} if suffix == ".svg" else None)
+            path = folder / f"{name}{suffix}"
+            save(picture.figure, path, format=suffix[1:], facecolor="white")
             files.append(path)
     return files
+
+
+def save(figure: Figure, file: Path | IO[Any], **options: Any) -> None:
+    """`Figure.savefig` without a line on standard error for every character of a name that the font lacks."""
+    # Without the date two drawings of the same runs are the same bytes.
+    metadata = {"Date": None} if options["format"] == "svg" else None
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        figure.savefig(file, metadata=metadata, **options)
 
 
 def _figure(columns: int = 1, width: float = 7.0, height: float = 4.2) -> tuple[Figure, list[Axes]]:
@@ -114,7 +124,8 @@ def curves(comparison: Comparison) -> Figure | None:
                 continue
             x, mean, low, high = points.T
             look = _look(place)
-            axes.plot(x, mean, label=variant.name, linewidth=1.6, marker="o" if len(x) == 1 else None, **look)
+            marker = "o" if len(x) == 1 else None
+            axes.plot(x, mean, label=names.picture(variant.name), linewidth=1.6, marker=marker, **look)
             axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
     grid[0].set_ylabel("mean test accuracy of all clients", fontsize=9)
     grid[0].set_ylim(0, min(1.02, grid[0].get_ylim()[1]))
@@ -158,7 +169,7 @@ def boxes(comparison: Comparison) -> Figure | None:
     )
     for place, box in enumerate(drawn["boxes"]):
         box.set(facecolor=COLOURS[place % len(COLOURS)], alpha=0.4)
-    axes.set_xticks(range(1, len(found) + 1), list(found), rotation=30, ha="right", fontsize=8)
+    axes.set_xticks(range(1, len(found) + 1), [*map(names.picture, found)], rotation=30, ha="right", fontsize=8)
     axes.set_ylabel("test accuracy of a client", fontsize=9)
     return figure
 
@@ -170,7 +181,8 @@ def profile(comparison: Comparison) -> Figure | None:
     for place, variant in enumerate(comparison.variants):
         values = _of_clients(variant)
         if len(values):
-            axes.plot(at, (values[None] > at[:, None]).mean(1), label=variant.name, linewidth=1.6, **_look(place))
+            share, label = (values[None] > at[:, None]).mean(1), names.picture(variant.name)
+            axes.plot(at, share, label=label, linewidth=1.6, **_look(place))
     axes.set_xlabel("accuracy x", fontsize=9)
     axes.set_ylabel("share of clients above x", fontsize=9)
     axes.set_ylim(0, 1.02)
@@ -198,9 +210,10 @@ def architectures(comparison: Comparison) -> Figure | None:
         each = [estimate(of_model[model]) if model in of_model else None for model in models]
         x = [i + (place - (len(found) - 1) / 2) * width for i, one in enumerate(each) if one]
         errors = [one.half_width or 0.0 for one in each if one]
-        axes.bar(x, [one.mean for one in each if one], width, yerr=errors if any(errors) else None, label=name,
-                 color=COLOURS[place % len(COLOURS)], alpha=0.85, error_kw={"linewidth": 0.8})  # fmt: skip
-    axes.set_xticks(range(len(models)), models, fontsize=8)
+        axes.bar(x, [one.mean for one in each if one], width, yerr=errors if any(errors) else None,
+                 label=names.picture(name), color=COLOURS[place % len(COLOURS)], alpha=0.85,
+                 error_kw={"linewidth": 0.8})  # fmt: skip
+    axes.set_xticks(range(len(models)), [*map(names.picture, models)], fontsize=8)
     axes.set_ylabel("mean test accuracy", fontsize=9)
     _legend(figure, axes)
     return figure
@@ -213,11 +226,11 @@ def swept(comparison: Comparison) -> list[str]:
         for key, value in variant.keys.items():
             values.setdefault(key, set()).add(value)
     numbers = {key: {v for v in of_key if v is not None} for key, of_key in values.items()}
-    return [
-        key
-        for key, of_key in numbers.items()
-        if len(of_key) >= 3 and all(isinstance(v, int | float) and not isinstance(v, bool) for v in of_key)
-    ]
+    return [key for key, of_key in numbers.items() if len(of_key) >= 3 and all(map(_is_number, of_key))]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300  # nor infinite
 
 
 def over_key(comparison: Comparison, key: str) -> Figure | None:
@@ -232,9 +245,9 @@ def over_key(comparison: Comparison, key: str) -> Figure | None:
     figure, (axes,) = _figure()
     for place, (name, points) in enumerate(lines.items()):
         x, y, error = np.array(sorted(points)).T
-        axes.errorbar(x, y, yerr=error if error.any() else None, label=name, marker="o", markersize=4, capsize=2,
-                      linewidth=1.4, **_look(place))  # fmt: skip
-    axes.set_xlabel(key, fontsize=9)
+        axes.errorbar(x, y, yerr=error if error.any() else None, label=names.picture(name), marker="o", markersize=4,
+                      capsize=2, linewidth=1.4, **_look(place))  # fmt: skip
+    axes.set_xlabel(names.picture(key), fontsize=9)
     axes.set_ylabel("mean test accuracy of all clients", fontsize=9)
     if all(point[0] > 0 for points in lines.values() for point in points):
         values = [point[0] for points in lines.values() for point in points]

@@ -10,11 +10,13 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from raysim.common import names
 from raysim.common.errors import ScenarioError
 from raysim.common.files import replace
+from raysim.common.text import printable
 from raysim.comparison.compare import Comparison, compare
 from raysim.comparison.measures import ACCURACIES, MEASURES
-from raysim.comparison.pictures import pictures
+from raysim.comparison.pictures import pictures, save
 from raysim.comparison.runs import Run
 from raysim.comparison.tables import TASKS, legend, rows, short, task_rows, title
 from raysim.scenario.yaml_text import opening_comment, read_text
@@ -63,7 +65,7 @@ class Part:
         found = []
         for picture in pictures(self.comparison):
             text = io.StringIO()
-            picture.figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+            save(picture.figure, text, format="svg", transparent=True)
             key = picture.kind.removeprefix("over_")
             over_key = f"Mean last accuracy over {key}, with 95% confidence intervals over seeds."
             caption = CAPTIONS.get(picture.kind, over_key) + (f" Task: {picture.task}." if picture.task else "")
@@ -92,7 +94,9 @@ def report(*sources: Path | str, output: Path | str, baseline: str | None = None
         OSError: the file cannot be written.
     """
     parts = [_part(Path(source), baseline) for source in sources]
-    environment = Environment(loader=PackageLoader("raysim.comparison"), autoescape=True, undefined=StrictUndefined)
+    environment = Environment(
+        loader=PackageLoader("raysim.comparison"), autoescape=True, undefined=StrictUndefined, finalize=_clean
+    )
     measures = {title(name): meaning for name, meaning in MEASURES.items()}
     page = environment.get_template("report.html").render(parts=parts, measures=measures, tasks=TASKS)
     path = Path(output)
@@ -101,10 +105,15 @@ def report(*sources: Path | str, output: Path | str, baseline: str | None = None
     return path
 
 
+def _clean(value: object) -> object:
+    """What the page shows of a value, before it is escaped: of plain text, no control characters."""
+    return printable(value) if type(value) is str else value
+
+
 def _part(source: Path, baseline: str | None) -> Part:
     comparison = compare(source, baseline=baseline)
     runs = [run for variant in comparison.variants for run in variant.runs]
-    return Part(source.resolve().name, _about(runs), comparison)
+    return Part(names.name(source.resolve().name), _about(runs), comparison)
 
 
 def _about(runs: Sequence[Run]) -> str:

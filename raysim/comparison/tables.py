@@ -6,14 +6,18 @@ import re
 from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, TextIO
+from typing import IO, TYPE_CHECKING, TextIO
 
+from raysim.common import names
 from raysim.common.files import replace
 from raysim.comparison.compare import Comparison
 from raysim.comparison.measures import ACCURACIES
 from raysim.comparison.published import Published
 from raysim.comparison.statistics import Estimate
 from raysim.report.units import human_count
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COLUMNS = (
     "last", "at_best_val", "best_participants", "worst_decile", "total_mib", "total_gflop", "virtual_s", "dropped",
@@ -135,25 +139,25 @@ def print_table(comparison: Comparison, file: TextIO | None = None) -> None:
 
     console = Console(file=file)
     if not console.is_terminal:
-        console.width = 240  # a pipe has no width of its own
+        console.width = 10_000  # a pipe has no width of its own
 
     def show(rows: list[list[str]], meaning: str) -> None:
         head, *body = rows
         table = Table(box=None, pad_edge=False, header_style="bold")
         for i, name in enumerate(head):
-            table.add_column(name, justify="left" if i == 0 else "right", no_wrap=i > 0)
+            table.add_column(Text(names.plain(name)), justify="left" if i == 0 else "right", no_wrap=i > 0)
         for row in body:
-            table.add_row(*(Text(text) for text in row))
+            table.add_row(*(Text(names.plain(text)) for text in row))
         console.print(table)
         console.print()
-        console.print(meaning, style="dim", highlight=False)
+        console.print(Text(names.plain(meaning), style="dim"))
 
     show(rows(comparison, short(comparison), {"last"}), f"Accuracies in %. {legend(comparison)}")
     if over := task_rows(comparison):
         console.print()
         show(over, TASKS)
     for note in comparison.notes:
-        console.print(Text(f"note: {note}"))
+        console.print(Text(f"note: {names.plain(note)}"))
 
 
 def legend(comparison: Comparison) -> str:
@@ -175,25 +179,20 @@ def markdown(comparison: Comparison) -> str:
     """All measures as a Markdown table, with the notes below."""
 
     def table(rows: list[list[str]]) -> list[str]:
-        head, *body = ([text.replace("|", "\\|") for text in row] for row in rows)
+        head, *body = ([names.markdown(text) for text in row] for row in rows)
         return [f"| {' | '.join(line)} |" for line in (head, ["---", *["---:"] * (len(head) - 1)], *body)]
 
-    lines = [*table(rows(comparison, comparison.measures, ACCURACIES)), "", legend(comparison), ""]
+    lines = [*table(rows(comparison, comparison.measures, ACCURACIES)), "", names.markdown(legend(comparison)), ""]
     if over := task_rows(comparison):
         lines += [*table(over), "", TASKS, ""]
-    return "\n".join([*lines, *(f"- {note}" for note in comparison.notes), ""])
-
-
-_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
-_LATEX |= {character: f"\\{character}" for character in "&%$#_{}"}
+    return "\n".join([*lines, *(f"- {names.markdown(note)}" for note in comparison.notes), ""])
 
 
 def latex(comparison: Comparison) -> str:
     r"""The terminal's table in LaTeX; it needs `\usepackage{booktabs}`."""
 
     def escaped(text: str) -> str:
-        text = re.sub(r"[\\~^±&%$#_{}]", lambda found: _LATEX[found[0]], text)
-        return re.sub(r"^([+-])(?=\d)", r"$\1$", text)
+        return re.sub(r"^([+-])(?=\d)", r"$\1$", names.latex(text))
 
     head, *body = ([escaped(text) for text in row] for row in rows(comparison, short(comparison), {"last"}))
     lines = [
@@ -204,7 +203,14 @@ def latex(comparison: Comparison) -> str:
         r"\midrule",
     ]
     lines += [" & ".join(row) + r" \\" for row in body]
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *(f"% {note}" for note in comparison.notes), ""])
+    notes = (f"% {names.latex(note)}" for note in comparison.notes)
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *notes, ""])
+
+
+def _csv(frame: pd.DataFrame) -> str:
+    """A table as CSV; no text in it is a formula of a spreadsheet."""
+    cells = frame.map(lambda cell: names.spreadsheet(cell) if isinstance(cell, str) else cell)
+    return str(cells.rename(columns=names.spreadsheet).to_csv(index=False))
 
 
 def _write(text: str, file: IO[bytes]) -> None:
@@ -219,8 +225,8 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
     texts = {
         "comparison.md": markdown(comparison),
         "comparison.tex": latex(comparison),
-        "comparison.csv": comparison.frame.to_csv(index=False),
-        "runs.csv": pd.DataFrame(comparison.runs).to_csv(index=False),
+        "comparison.csv": _csv(comparison.frame),
+        "runs.csv": _csv(pd.DataFrame(comparison.runs)),
     }
     for name, text in texts.items():
         replace(folder / name, partial(_write, text))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from raysim.common import names
 from raysim.data.partition_counts import Ints
 from raysim.data.shards import Partition
 
@@ -83,7 +84,7 @@ def draw_heatmap(partition: Partition, label_M: Ints, num_classes: int, path: st
     held_N = (count_CN > 0).sum(0)
     spread = f"{_range(held_N)} classes per client, {_range(holders_C)} clients per class"
     if title:
-        figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=_INK)
+        figure.suptitle(names.picture(title, 200), x=0.01, ha="left", fontsize=11, fontweight="bold", color=_INK)
     counts = f"{clients} clients, {classes} classes: {spread}"
     bars.set_title(counts, fontsize=10, color=_INK, loc="left")
     figure.savefig(path, format="png")

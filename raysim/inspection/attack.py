@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raysim.common.errors import ScenarioError
+from raysim.common.names import picture
 from raysim.core.algorithm import ClientId
 from raysim.core.seeds import seeded
 from raysim.engine.spec import RunSpec
@@ -215,5 +216,6 @@ def draw_attack(found: Attack, output: Path | str) -> Path:
         show_image(axes[2 * row + 1, column], image.image_HWC, f"{value:.1f} dB")
     levels = f"{found.mean:.1f} dB; two unrelated images {found.unrelated:.1f} dB"
     when = f"round {found.round}, from the state after {found.round - 1}"
-    figure.suptitle(f"{found.run}\n{when}, {found.knowledge} attacker: {levels}", fontsize=8, wrap=True)
+    title = f"{found.run}\n{when}, {found.knowledge} attacker: {levels}"
+    figure.suptitle(picture(title, 200), fontsize=8, wrap=True)
     return save_figure(figure, file)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from raysim.common import names
 from raysim.common.errors import ScenarioError
 from raysim.common.files import reason, replace
 
@@ -50,7 +51,7 @@ def show_image(axes: Axes, image_HWC: Image, title: str = "") -> None:
     """An image with values in [0, 1], grey if it has one channel, without axes."""
     grey = image_HWC.shape[2] == 1
     axes.imshow(image_HWC[:, :, 0] if grey else image_HWC, cmap="gray" if grey else None, vmin=0, vmax=1)
-    axes.set_title(title, fontsize=7)
+    axes.set_title(names.picture(title), fontsize=7)
     axes.set_axis_off()
 
 

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from raysim.common.errors import ScenarioError
+from raysim.common.names import picture, plain
 from raysim.core.algorithm import ClientId
 from raysim.inspection.pictures import make_figure, picture_file, pixels, save_figure, show_image
 from raysim.inspection.runs import OpenedRun
@@ -83,7 +84,7 @@ def sample_tree(run: Path | str, sample: int) -> SampleTree:
     level_N = path_levels(tree.parent_V, len(place_N), target)
     distance_N = (logits_NC.double() - logits_NC[target].double()).square().sum(1).numpy()
     distance_N[target] = -1  # before samples with equal logits
-    names = opened.assembly.data.class_names
+    names = [*map(plain, opened.assembly.data.class_names)]
     clusters = []
     for level in range(level_N.max() + 1):
         (inside,) = np.nonzero((level_N >= 0) & (level_N <= level))
@@ -130,9 +131,10 @@ def draw_tree(found: SampleTree, output: Path | str) -> Path:
     ]
     joining = [np.array([found.sample])]
     joining += [cluster.joining[cluster.joining != found.sample] for cluster in found.clusters]
-    for row, (text, places) in enumerate(zip(texts, joining, strict=True)):
+    for row, (text, places) in enumerate(zip(map(picture, texts), joining, strict=True)):
         axes[row, 0].text(-0.25, 0.5, text, transform=axes[row, 0].transAxes, ha="right", va="center", fontsize=7)
         for one, place in zip(axes[row], places.tolist(), strict=False):
             show_image(one, pixels(image_MHWC[place]), names[int(labels[place])])
-    figure.suptitle(f"{found.run.name}, after round {found.round}: what joins at each level", fontsize=9)
+    title = f"{found.run.name}, after round {found.round}: what joins at each level"
+    figure.suptitle(picture(title, 200), fontsize=9)
     return save_figure(figure, file)

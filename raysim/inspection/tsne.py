@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysim.common.errors import ScenarioError
+from raysim.common.names import picture
 from raysim.core.algorithm import ClientId
 from raysim.inspection.pictures import class_colours, make_figure, picture_file, save_figure
 from raysim.inspection.runs import OpenedRun, Representations
@@ -64,7 +65,7 @@ def draw_tsne(
     colours = class_colours(np.unique(np.concatenate([one.label_N for one in found])))
     figure, panels = make_figure(1, len(found), 5.0 * len(found), 5.4)
     for axes, run, one in zip(panels[0], opened, found, strict=True):
-        axes.set_title(fill(f"{run.name}, after round {run.checkpoint().round}", 64), fontsize=8)
+        axes.set_title(picture(fill(f"{run.name}, after round {run.checkpoint().round}", 64)), fontsize=8)
         axes.set(xticks=[], yticks=[])
         _panel(axes, one, embed(one.value_ND, seed), colours, markers)
     from matplotlib.lines import Line2D
@@ -75,7 +76,8 @@ def draw_tsne(
     ]
     if len(colours) <= LISTED:
         names = opened[0].assembly.data.class_names
-        handles += [Line2D([], [], color=c, marker="o", linestyle="", label=names[y]) for y, c in colours.items()]
+        for y, colour in colours.items():
+            handles.append(Line2D([], [], color=colour, marker="o", linestyle="", label=picture(names[y])))
     figure.legend(handles=handles, loc="outside lower center", ncols=min(8, len(handles)), fontsize=7, frameon=False)
     return save_figure(figure, file)
 

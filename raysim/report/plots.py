@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raysim.common import names
 from raysim.report.units import per_cent
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def plot_accuracy(rounds: pa.Table | Sequence[Mapping[str, Any]], path: Path | s
     FigureCanvasAgg(figure)
     left, *others = figure.subplots(1, len(panels), sharey=True, width_ratios=(3, *[2] * (len(panels) - 1)))
     if title:
-        figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color="#222222")
+        figure.suptitle(names.picture(title, 200), x=0.01, ha="left", fontsize=11, fontweight="bold", color="#222222")
     for axes, (x, label, scale) in zip([left, *others], panels, strict=True):
         _style(axes, label)
         series = {m: _series(rows, x, m, scale) for m in _LINES}

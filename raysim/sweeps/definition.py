@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from raysim.common import names
 from raysim.common.errors import ScenarioError
 from raysim.common.text import is_name
 from raysim.comparison.measures import CURVES
@@ -127,18 +128,22 @@ def load_sweep(
     if fast:
         name, chosen = f"{name}-fast", chosen[:1]
     cells: dict[str, Cell] = {}
+    named: dict[str, str] = {}  # a cell's name -> its id
     for (labels, of_run), *values, seed in itertools.product(runs, *axes.values(), chosen):
         assignments = list(zip(axes, values, strict=True))
         of_seed = [] if seed is None else [f"seed={seed}"]
         overrides = [*of_run, *(f"{key}={_written(value)}" for key, value in assignments), *of_seed]
-        named = [
+        parts = [
             f"{'' if key == 'algorithm.name' else f'{key}='}{_label(value)}"
             for key, value in assignments if key != "seed"
         ]  # fmt: skip
-        label = " ".join([*labels.values(), *named])
+        label = names.name(" ".join([*labels.values(), *parts])) if labels or parts else ""
         cell_name = " ".join([label, *(f"{key}={value}" for key, value in assignments if key == "seed"), *of_seed])
         cell = _cell(cell_name.strip() or "base", label, base, (*common, *overrides), path, fast)
         if (same := cells.get(cell.id)) is None:
+            if named.setdefault(cell.name, cell.id) != cell.id:
+                text = f"two cells are called {cell.name!r}; give them names that differ"
+                raise ScenarioError(text, key="runs", origin=str(path))
             cells[cell.id] = replace(cell, published=claimed(claims, labels))
         elif not fast:
             raise ScenarioError(f"{path}: the cells {same.name!r} and {cell.name!r} are the same run; remove one")
@@ -167,8 +172,8 @@ def files_of(path: Path) -> list[Path]:
         return []
     given = raw.get("published", [])
     claims = given if isinstance(given, list) else [given]
-    names = [raw.get("base"), *(claim.get("file") for claim in claims if isinstance(claim, dict))]
-    return [path, *dict.fromkeys(path.parent / name for name in names if isinstance(name, str))]
+    needed = [raw.get("base"), *(claim.get("file") for claim in claims if isinstance(claim, dict))]
+    return [path, *dict.fromkeys(path.parent / name for name in needed if isinstance(name, str))]
 
 
 def _is_sweep(raw: Mapping[str, Any]) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from raysim.common import names
 from raysim.common.errors import RaysimError, RunError, ScenarioError
 from raysim.common.files import hold, reason
 from raysim.common.files import replace as replace_file
@@ -24,7 +25,6 @@ from raysim.sweeps.definition import Cell, Sweep, load_sweep, placed
 from raysim.sweeps.large import is_large
 from raysim.sweeps.state import CellState, note_failure, state_of, states_of
 from raysim.sweeps.worker import Outcome, Task, run_cell
-from raysim.tracking.mlflow import mlflow_name
 from raysim.tracking.parent import ParentRun
 from raysim.tracking.store import check_uri
 
@@ -120,8 +120,12 @@ def run_sweep(
         try:
             _compare(sweep, list(states.values()), parent)
         except RaysimError as error:
+            parent.failed()
             again = "the same command compares the cells again"
             raise ComparisonError(f"{str(error).rstrip('.')}; {again}", list(states.values())) from error
+        except BaseException:
+            parent.failed()
+            raise
         return list(states.values())
 
 
@@ -268,10 +272,11 @@ def _compare(sweep: Sweep, states: Sequence[CellState], parent: ParentRun) -> No
         if folders:
             comparison = compare(*folders)
             files = [*write_tables(comparison, place), *draw(comparison, place)]
-            for variant in comparison.variants:
+            variants = [variant.name for variant in comparison.variants]
+            for variant, called in zip(variants, names.apart(variants, names.mlflow), strict=True):
                 for measure in comparison.measures:
-                    if (found := comparison.estimate(variant.name, measure)) is not None:
-                        metrics[f"{measure}/{mlflow_name(variant.name)}"] = found.mean
+                    if (found := comparison.estimate(variant, measure)) is not None:
+                        metrics[f"{measure}/{called}"] = found.mean
         parent.close(len(folders) == len(states), metrics, files)
         if folders:
             text = json.dumps([str(folder) for folder in folders], indent=1)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from raysim.common import names
 from raysim.common.errors import RunError, ScenarioError
 from raysim.common.results import METRICS, ClientRow, RunCard, Status
 from raysim.tracking.database import ensure_database, in_words, load_mlflow
@@ -202,7 +203,7 @@ class MlflowTracker:
     def _take(self, t: int, values: Mapping[str, float | int]) -> None:
         # The engine's first: should a round be too long for one call, it is the algorithm's that are left out.
         ordered = sorted(values.items(), key=lambda item: item[0] not in METRICS)
-        metrics = {mlflow_name(name): float(v) for name, v in ordered if v is not None and not math.isnan(v)}
+        metrics = {names.mlflow(name): float(v) for name, v in ordered if v is not None and not math.isnan(v)}
         with self._wake:
             if metrics and t not in self._there:
                 self._pending.append((t, time.time_ns() // 1_000_000, metrics))
@@ -259,7 +260,7 @@ class MlflowTracker:
             self.experiment_id = self._find_experiment()
         if self.run_id is None:
             tags = {**self._own_tags(card), **card.tags, **self.tags}
-            tags = {mlflow_name(k): str(v)[:_LONGEST_TAG] for k, v in tags.items()}
+            tags = {names.mlflow(k): str(v)[:_LONGEST_TAG] for k, v in tags.items()}
             self._found = self._find_run(card.run_id) if self._resumed else None
             if self._found is not None:
                 self.run_id = self._go_on(tags)
@@ -268,9 +269,9 @@ class MlflowTracker:
                 self.run_id = run.info.run_id
         present = self._found.data.params if self._found else {}
         params = [
-            entities.Param(mlflow_name(k), _text(v))
+            entities.Param(names.mlflow(k), _text(v))
             for k, v in card.parameters.items()
-            if mlflow_name(k) not in present
+            if names.mlflow(k) not in present
         ]
         for i in range(0, len(params), _PER_BATCH):  # MLflow takes the same parameter again
             self._client.log_batch(self.run_id, params=params[i : i + _PER_BATCH])
@@ -412,12 +413,6 @@ def _fitting(rounds: Sequence[_Round]) -> list[_Round]:
     """The first rounds, at least one, that one call can carry."""
     sizes = itertools.accumulate(len(metrics) for _, _, metrics in rounds)
     return [one for i, (one, size) in enumerate(zip(rounds, sizes, strict=True)) if not i or size <= _METRICS_PER_BATCH]
-
-
-def mlflow_name(name: str) -> str:
-    """`name` with what MLflow does not allow in names replaced."""
-    plain = re.sub(r"(^|/)\.+(?=/|$)", r"\1_", name)  # ./ and ../ are places
-    return re.sub(r"[^/\w.\- :]", "_", plain)[:250]
 
 
 def _text(value: str | int | float | bool | None) -> str:

@@ -61,8 +61,15 @@ class ParentRun:
 
     def interrupted(self) -> None:
         """End the run of a sweep that was stopped; MLflow may be what was stopped with it."""
+        self._end("KILLED")
+
+    def failed(self) -> None:
+        """End the run of a sweep whose comparison was not written; MLflow may be what failed."""
+        self._end("FAILED")
+
+    def _end(self, status: str) -> None:
         with contextlib.suppress(Exception):
-            self.client.set_terminated(self.run_id, "KILLED")
+            self.client.set_terminated(self.run_id, status)
 
     def _find(self) -> str | None:
         found = self.client.search_runs([self.experiment_id], f"tags.`{SWEEP_TAG}` = '{self.folder}'")

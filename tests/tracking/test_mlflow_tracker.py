@@ -12,10 +12,11 @@ import time
 
 import pytest
 
+from raysim.common import names
 from raysim.common.errors import RunError, ScenarioError
 from raysim.tracking.database import ensure_database, load_mlflow
 from raysim.tracking.folder import RunFolder
-from raysim.tracking.mlflow import MlflowTracker, mlflow_name
+from raysim.tracking.mlflow import MlflowTracker
 
 
 def client_of(uri):
@@ -286,4 +287,4 @@ def test_a_new_database_behind_a_link_is_made_where_it_points(tmp_path):
     [("last/./mine.py", "last/_/mine.py"), ("../mine.py", "_/mine.py"), ("a=[b]", "a__b_")],
 )
 def test_names_that_mlflow_refuses(name: str, allowed: str) -> None:
-    assert mlflow_name(name) == allowed
+    assert names.mlflow(name) == allowed
