@@ -115,7 +115,7 @@ class Stack:
             raise ApartError("BatchNorm sees whole batches, and their sizes differ")
         loss_M, kept_MB = self._losses(batch)
         if batch.weight is not None and not self.padding_checked:
-            self._check_padding(batch, sizes, loss_M)
+            self._check_padding(batch, sizes)
         loss_M.sum().backward()
         if self.clip is not None:
             clip_each([stacked.grad for stacked in self.trained.values() if stacked.grad is not None], self.clip)
@@ -171,16 +171,30 @@ class Stack:
             return first.loss(first.net, batch, given)
 
     @torch.no_grad()
-    def _check_padding(self, batch: Batch, sizes: Sequence[int], loss_M: Tensor) -> None:
-        """Raises `ApartError` when the loss of the client with the most padding is not what it is without."""
+    def _check_padding(self, batch: Batch, sizes: Sequence[int]) -> None:
+        """Raises `ApartError` when samples of weight 0 change the loss.
+
+        Different samples of the largest batch take the weight 0 here: padding repeats one sample, and a plain mean
+        over copies of a single sample is that sample's loss. Parameters are perturbed first, since a header of zeros
+        gives every sample the same loss.
+        """
+        assert batch.weight is not None
         self.padding_checked = True
-        g = sizes.index(min(sizes))
-        own = {name: stacked[g] for name, stacked in {**self.trained, **self.fixed}.items()}
-        x, y, index = (value[g, : sizes[g]] for value in (batch.x, batch.y, batch.index))
-        second = None if batch.second is None else batch.second[g, : sizes[g]]
-        found = self._loss(own, Batch(x, y, index, None, second), self.jobs[g].given)
-        alone = float(found[0] if isinstance(found, tuple) else found)
-        if abs(float(loss_M[g]) - alone) > TOLERANCE * (1 + abs(alone)):
+        g, real = sizes.index(max(sizes)), min(sizes)
+        perturbed = {name: _perturbed(stacked[g]) for name, stacked in self.trained.items()}
+        own = {**perturbed, **{name: stacked[g].clone() for name, stacked in self.fixed.items()}}
+        weight = torch.ones_like(batch.weight[g])
+        weight[real:] = 0
+        second = None if batch.second is None else batch.second[g]
+        full = Batch(batch.x[g], batch.y[g], batch.index[g], weight, second)
+        cut = None if second is None else second[:real]
+
+        def loss(batch: Batch) -> float:
+            found = self._loss(own, batch, self.jobs[g].given)
+            return float(found[0] if isinstance(found, tuple) else found)
+
+        alone = loss(Batch(full.x[:real], full.y[:real], full.index[:real], None, cut))
+        if abs(loss(full) - alone) > TOLERANCE * (1 + abs(alone)):
             raise ApartError("the loss does not reduce with batch.mean, and the sizes of batches differ")
 
     def _keep(self, kept_MB: Tensor, batch: Batch, size_M: Tensor) -> None:
@@ -343,6 +357,12 @@ def _stacked_given(values: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     if any(value.dim() == 0 or len(value) != size for value, size in zip(values, sizes, strict=True)):
         raise ApartError("what their losses are given differs in shape")
     return nn.utils.rnn.pad_sequence(list(values), batch_first=True)
+
+
+def _perturbed(weight: Tensor) -> Tensor:
+    """A parameter with a different small number added to each of its values."""
+    ramp = torch.linspace(-0.1, 0.1, weight.numel(), dtype=weight.dtype, device=weight.device)
+    return weight + ramp.view(weight.shape)
 
 
 def _equal_numbers(value: object, other: object) -> bool:

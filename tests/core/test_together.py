@@ -55,6 +55,7 @@ def jobs_of(
     two_views: bool = False,
     transform: Any = None,
     rates: Any = None,
+    batch_size: int = 4,
     **local: Any,
 ) -> list[FitJob]:
     """A job per client, with samples, initial weights and draws of its own; the same at each call."""
@@ -64,8 +65,8 @@ def jobs_of(
         data = tensors(torch.randn(size, 3), torch.randint(2, (size,)))
         if transform is not None:
             data = Samples(data.raw_N, data.y, transform)
-        training = LocalTraining(epochs=2, batch_size=4, lr=0.2, **local)
-        batches = data.shuffled(4, 2, torch.Generator().manual_seed(k), False, two_views)
+        training = LocalTraining(epochs=2, batch_size=batch_size, lr=0.2, **local)
+        batches = data.shuffled(batch_size, 2, torch.Generator().manual_seed(k), False, two_views)
         made.append(FitJob(net(), loss, given[k] if given else None, batches, training, size, rates or {}))
     return made
 
@@ -158,6 +159,14 @@ def tied() -> nn.Module:
     return nn.Sequential(layer, nn.ReLU(), layer, nn.Linear(3, 2))
 
 
+def zero_header() -> nn.Module:
+    """Every sample has the same loss."""
+    net = perceptron()
+    for parameter in net[-1].parameters():
+        nn.init.zeros_(parameter)
+    return net
+
+
 def scaled(scale: float) -> Loss:
     def loss(net: Any, batch: Batch, given: Any) -> Tensor:
         return scale * cross_entropy(net, batch, None)
@@ -177,6 +186,9 @@ APART = [
     ({"net": lambda: perceptron(nn.BatchNorm1d(4)), "sizes": (6, 8)}, "BatchNorm sees whole batches"),
     ({"net": lambda: perceptron(nn.Dropout(0.5))}, "randomness"),
     ({"loss": plain_mean, "sizes": (4, 7)}, "does not reduce with batch.mean"),
+    ({"loss": plain_mean, "sizes": (12, 5)}, "does not reduce with batch.mean"),  # the smallest batch has one sample
+    ({"loss": plain_mean, "sizes": (40, 17), "batch_size": 16}, "does not reduce with batch.mean"),
+    ({"loss": plain_mean, "sizes": (4, 3), "net": zero_header}, "does not reduce with batch.mean"),
     ({"loss": reads_a_number}, "item"),
     ({"given": [torch.zeros(2), torch.zeros(3), torch.zeros(3)], "loss": cross_entropy}, "differs in shape"),
     ({"given": [(0.1,), (0.2,), (0.3,)]}, "more than tensors"),
@@ -186,7 +198,9 @@ APART = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "reason"), APART, ids=[reason for _, reason in APART])
+@pytest.mark.parametrize(
+    ("changes", "reason"), APART, ids=[f"{reason}-{changes.get('sizes', SAME)}" for changes, reason in APART]
+)
 def test_what_no_call_can_do_is_left_as_it_was_and_says_why(changes: dict[str, Any], reason: str) -> None:
     changes = {"sizes": SAME, **changes}
     jobs, untouched = jobs_of(**changes), jobs_of(**changes)
@@ -196,6 +210,11 @@ def test_what_no_call_can_do_is_left_as_it_was_and_says_why(changes: dict[str, A
         assert all(torch.equal(a, b) for a, b in zip(job.net.parameters(), same.net.parameters(), strict=True))
         # The generators are back as well, so that training alone draws what it would have drawn.
         assert [batch.index.tolist() for batch in job.batches] == [batch.index.tolist() for batch in same.batches]
+
+
+def test_one_sample_beside_more_is_padded_as_any_other_batch() -> None:
+    check_alike((40, 17), batch_size=16)
+    check_alike((40, 17), batch_size=16, net=zero_header)
 
 
 def test_different_losses_are_not_mixed() -> None:
