@@ -242,6 +242,13 @@ def test_kat_two_rounds_by_hand():
     assert server.values == {"hash_width": 2.0, "cache_filled": 1.0}
 
 
+def test_all_neighbours_teach_even_if_they_are_more_than_the_classes():
+    method = FedCache(neighbours=3)
+    server = server_of(method, {0: hashes([A, A, A, A], [1] * 4)})  # two classes
+    method.server_update(server, {0: up([0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [6.0, 3.0])})
+    assert method.server_send(server, 0).logits_NC[0].tolist() == [3, 1]  # the nearest two alone: 1.5, 0
+
+
 def test_an_absent_clients_logits_stay():
     method = FedCache(neighbours=1)
     server = server_of(method, {0: hashes([A], [0]), 1: hashes([B, B], [0, 0])})

@@ -311,6 +311,15 @@ def test_how_a_client_predicts_changes_its_score_and_not_its_training():
     assert classifier.score() != nearest.score()
 
 
+def test_a_trained_client_is_measured_against_prototypes_of_the_round_before():
+    toy = Toy(FedTGP(inference="nearest"), "-").run(1)
+    assert not any(bool(net.received) for net in toy.nets.values())
+    ready = toy.server.state.ready.prototype_CD
+    toy.round(2)
+    assert all(net.prototype_CD.equal(ready) for net in toy.nets.values())
+    assert not toy.server.state.ready.prototype_CD.equal(ready)
+
+
 def test_absent_clients_and_classes():
     toy = Toy(FedTGP(), "-", labels=([0, 1] * 4, [1, 2] * 3, [2] * 5)).start()
     toy.round(1, [0]).round(2, [0, 1])
