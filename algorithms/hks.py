@@ -71,9 +71,10 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
     alpha: NonNegative = 1.5
     """Weight of distillation beside the classification loss."""
     temperature: Positive = 3.0
-    """T, by which teachers' and students' logits are divided."""
-    square_temperature: bool = True
-    """Multiply the distillation loss by T^2, so that gradients do not shrink with T; the paper's formula does not."""
+    """T, by which teachers' and students' logits are divided. The paper prints no value; FedCache's code has 3."""
+    square_temperature: bool = False
+    """Multiply the distillation loss by T^2, as FedCache's code does, so that its gradients do not shrink with T. The
+    paper's formula has no such factor."""
     warmup: NonNegativeInt = 10
     """Rounds of plain local training; logits first go up at the end of the last one."""
     warmup_extra: bool = False

@@ -245,21 +245,24 @@ def test_softmax_space_joins_what_differs_by_a_shift():
 
 def test_the_loss_by_hand():
     # One sample, z = (0, 0), teacher logits (3, 0), T = 3: q = (e, 1) / (e + 1) = (0.7310586, 0.2689414).
-    # CE = ln 2; KL = ln 2 - H(q) = 0.6931472 - 0.5822031 = 0.1109441; tau = 9: 0.6931472 + 1.5 * 9 * 0.1109441.
+    # CE = ln 2; KL = ln 2 - H(q) = 0.6931472 - 0.5822031 = 0.1109441: 0.6931472 + 1.5 * 0.1109441.
     batch = Batch(torch.zeros(1, 1), torch.tensor([1]), torch.tensor([0]))
     z_BC = torch.zeros(1, 2, requires_grad=True)
     algorithm = HKS(granularity="top")
     given_NC = algorithm.distribution(torch.tensor([[3.0, 0.0]]))
     loss, kept_BC = algorithm.loss(lambda _: z_BC, batch, given_NC)
-    assert loss.item() == pytest.approx(2.190893, abs=1e-5)
+    assert loss.item() == pytest.approx(0.8595634, abs=1e-6)
     assert kept_BC is z_BC
-    # Gradient: softmax - onehot = (1/2, -1/2), and alpha tau (p - q) / T = 4.5 * (-0.2310586, 0.2310586).
+    # Gradient: softmax - onehot = (1/2, -1/2), and alpha (p - q) / T = 0.5 * (-0.2310586, 0.2310586).
     (found,) = torch.autograd.grad(loss, z_BC)
-    assert_close(found, torch.tensor([[0.5 - 1.0397636, -0.5 + 1.0397636]]), rtol=0, atol=1e-6)
-    plain, _ = HKS(granularity="top", square_temperature=False).loss(lambda _: z_BC, batch, given_NC)
-    assert plain.item() == pytest.approx(0.8595634, abs=1e-6)  # 0.6931472 + 1.5 * 0.1109441
+    assert_close(found, torch.tensor([[0.5 - 0.1155293, -0.5 + 0.1155293]]), rtol=0, atol=1e-6)
     weaker, _ = HKS(granularity="top", alpha=0.5).loss(lambda _: z_BC, batch, given_NC)
-    assert weaker.item() == pytest.approx(1.1923957, abs=1e-5)  # 0.6931472 + 0.5 * 9 * 0.1109441
+    assert weaker.item() == pytest.approx(0.7486193, abs=1e-6)  # 0.6931472 + 0.5 * 0.1109441
+    # With FedCache's factor T^2 = 9: 0.6931472 + 1.5 * 9 * 0.1109441, and 9 times the gradient.
+    squared, _ = HKS(granularity="top", square_temperature=True).loss(lambda _: z_BC, batch, given_NC)
+    assert squared.item() == pytest.approx(2.190893, abs=1e-5)
+    (found,) = torch.autograd.grad(squared, z_BC)
+    assert_close(found, torch.tensor([[0.5 - 1.0397636, -0.5 + 1.0397636]]), rtol=0, atol=1e-6)
 
 
 def test_teachers_are_looked_up_by_sample():
