@@ -310,10 +310,20 @@ def _ui_line(uri: str | None) -> str:
     return "raysim ui" if uri is None else f"raysim ui --uri {uri}"
 
 
+def _skip_last_collection() -> None:
+    """Exempt all objects from the garbage collection at exit, which takes half a second with torch and MLflow.
+
+    Triton, which torchvision's networks import, needs that collection: without it, its bindings print 30 lines about
+    leaked functions.
+    """
+    if "triton" not in sys.modules:
+        gc.freeze()
+
+
 def main(args: Sequence[str] | None = None) -> Any:
     """Run the command; what a user can mend is one sentence and an exit code, never a traceback."""
     _announced.clear()
-    atexit.register(gc.freeze)  # or Python would walk over torch's and MLflow's objects as it exits, for half a second
+    atexit.register(_skip_last_collection)
     own_code.LISTENERS[:] = [_announce]
     try:
         cli.main(args=None if args is None else list(args), prog_name="raysim", standalone_mode=False)

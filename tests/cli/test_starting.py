@@ -52,3 +52,17 @@ def test_the_wheel_has_methods_and_scenarios() -> None:
     """As links, which a wheel follows: an installed raysim has what this checkout has."""
     for name in ("algorithms", "scenarios"):
         assert (REPOSITORY / "raysim" / name).resolve() == REPOSITORY / name
+
+
+@pytest.mark.parametrize("triton", [False, True])
+def test_the_last_collection_is_skipped_only_without_triton(triton: bool) -> None:
+    """Without it, Triton's bindings print 30 lines about leaked functions after the closing table."""
+    program = f"""
+import atexit, gc, sys
+atexit.register(lambda: print("frozen:", gc.get_freeze_count() > 0))
+from raysim.cli.main import main
+{"sys.modules['triton'] = sys" if triton else ""}
+main(["--version"])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == f"frozen: {not triton}"
