@@ -127,6 +127,11 @@ class PackedTensor:
         tensor = flat.view(getattr(torch, self.dtype)).reshape(self.shape)
         return tensor if device == "cpu" else tensor.to(device)
 
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor has exactly these bytes."""
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        return np.array_equal(flat.view(torch.uint8).numpy(), self.data)
+
 
 @cache
 def _name(dtype: torch.dtype) -> str:

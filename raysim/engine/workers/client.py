@@ -12,7 +12,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from raysim.common.errors import RunError
 from raysim.core.algorithm import Algorithm, Client, ClientId
 from raysim.core.data import Samples, shared
-from raysim.core.fit import LocalTraining, Trainer, fit_one
+from raysim.core.fit import FitJob, FitResult, LocalTraining, Trainer, fit_one
 from raysim.core.lockstep import in_lockstep
 from raysim.core.messages import WireSize, nonfinite, pack, unpack, wire_size
 from raysim.core.meter import FlopMeter
@@ -49,9 +49,21 @@ from raysim.engine.workers.hooks import errors_from, hook
 from raysim.engine.workers.rows import Row, StateFiles
 from raysim.engine.workers.states import ClientStates
 from raysim.engine.workers.time_limit import limit
+from raysim.engine.workers.unchanged import ChangedMessageError, Unchanged
 
 Ints = NDArray[np.int64]
 EVALUATION_BATCH = 512
+
+
+class Received(NamedTuple):
+    """A message that a worker received, for those of its clients that it is for."""
+
+    message: Any
+    size: WireSize
+    guard: Unchanged
+
+
+NOTHING = Received(None, wire_size(None), Unchanged(None))
 
 
 class ClientWorker:
@@ -75,6 +87,7 @@ class ClientWorker:
         self.untrained_logits: dict[str, Tensor] = {}  # of `spec.shared_tests`
         self.local = -1, spec.local  # round, and how clients train in it
         self.meter = FlopMeter()
+        self.has_received = False  # a message, in an earlier round
 
     # -- the round ---------------------------------------------------------------------------------
 
@@ -102,15 +115,18 @@ class ClientWorker:
         evaluate_before: test each model between receiving and training.
         skip: clients that count as failed and do not train.
         """
-        received: dict[int | None, tuple[Any, WireSize]] = {None: (None, wire_size(None))}
+        received: dict[int | None, Received] = {None: NOTHING}
         ids = [k for group in groups for k in group]
         self.states.read_ahead(ids)
         self.before = {k: self.states.row(k) for k in ids} if self.spec.may_discard else {}
         for group in groups:
             for position in {broadcast.of[k] for k in group} - received.keys():
                 assert position is not None
-                down = unpack(broadcast.messages[position], self.device)
-                received[position] = down, wire_size(down)
+                packed = broadcast.messages[position]
+                down = unpack(packed, self.device)
+                # Comparing values takes as long as a copy of the message, so only its first round does.
+                guard = Unchanged(down, None if self.has_received else packed)
+                received[position] = Received(down, wire_size(down), guard)
             downs = {k: received[broadcast.of[k]] for k in group}
             if len(group) > 1:
                 yield from self._train_group(t, downs, evaluate_before)
@@ -119,9 +135,10 @@ class ClientWorker:
             if k in skip:
                 yield k, ClientFailure("it failed before"), ClientFailure("it failed before")
             elif self.spec.tolerates_failures:
-                yield self._train_tolerating(k, t, *downs[k], evaluate_before)
+                yield self._train_tolerating(k, t, downs[k], evaluate_before)
             else:
-                yield self._train(k, t, *downs[k], evaluate_before)
+                yield self._train(k, t, downs[k], evaluate_before)
+        self.has_received = self.has_received or len(received) > 1
 
     def discard(self, ids: Iterable[ClientId]) -> None:
         """Let clients be as they were before the last call of `train`."""
@@ -200,21 +217,24 @@ class ClientWorker:
     # -- inside ------------------------------------------------------------------------------------
 
     def _train_tolerating(
-        self, k: ClientId, t: int, down: Any, down_size: WireSize, evaluate_before: bool
+        self, k: ClientId, t: int, down: Received, evaluate_before: bool
     ) -> tuple[ClientId, Any, ClientReport | ClientFailure]:
         """As `_train`, but a client that fails counts as failed; its state stays as it was before."""
         try:
-            return self._train(k, t, down, down_size, evaluate_before)
+            return self._train(k, t, down, evaluate_before)
+        except ChangedMessageError:  # other clients have the changed message, too
+            raise
         except RunError as error:
+            self._check_unchanged(down.guard, "a hook", k, t)
             failed = ClientFailure(str(error), getattr(error, "trace", ""))
             return k, failed, failed
 
     def _train_group(
-        self, t: int, downs: Mapping[ClientId, tuple[Any, WireSize]], evaluate_before: bool
+        self, t: int, downs: Mapping[ClientId, Received], evaluate_before: bool
     ) -> list[tuple[ClientId, Any, ClientReport]]:
         """As `_train` for clients whose hooks meet in `Client.fit`; each counts an equal share of the time."""
         start = perf_counter()
-        works = [partial(self._train, k, t, *down, evaluate_before, ask_to_fit) for k, down in downs.items()]
+        works = [partial(self._train, k, t, down, evaluate_before, ask_to_fit) for k, down in downs.items()]
         # As a context, a device belongs to the thread, and these hooks leave theirs in another order than they came.
         with nullcontext() if self.device.type == "cpu" else self.device:
             found = in_lockstep(works, fit_all)
@@ -225,38 +245,44 @@ class ClientWorker:
         self,
         k: ClientId,
         t: int,
-        down: Any,
-        down_size: WireSize,
+        down: Received,
         evaluate_before: bool,
         trainer: Trainer = fit_one,
     ) -> tuple[ClientId, Any, ClientReport]:
         limit_s = self.spec.client_timeout_s
         with self.states.changing(k):
             if limit_s is None:
-                done = self._client_round(k, t, down, down_size, evaluate_before, trainer)
+                done = self._client_round(k, t, down, evaluate_before, trainer)
             else:
                 what = f"client {k} took longer than failure.client_timeout_s ({limit_s:g} s) in round {t}"
                 with limit(limit_s, what):
-                    done = self._client_round(k, t, down, down_size, evaluate_before, trainer)
+                    done = self._client_round(k, t, down, evaluate_before, trainer)
         self.unsaved.add(k)
         return done
 
     def _client_round(
-        self, k: ClientId, t: int, down: Any, down_size: WireSize, evaluate_before: bool, trainer: Trainer
+        self, k: ClientId, t: int, received: Received, evaluate_before: bool, trainer: Trainer
     ) -> tuple[ClientId, Any, ClientReport]:
         """Receive, train, count the upload and pack it."""
-        algorithm = self.spec.algorithm
-        client = self.client(k, t, trainer)
+        algorithm, (down, down_size, guard) = self.spec.algorithm, received
+
+        def checked(job: FitJob) -> FitResult:
+            self._check_unchanged(guard, "client_update", k, t)  # before the next client's hooks run
+            return trainer(job)
+
+        client = self.client(k, t, trainer if trainer is fit_one else checked)
         evaluation = None
         start = perf_counter()
         if down is not None:
             with self._hook("client_receive", t, k, down):
                 algorithm.client_receive(client, down)
+            self._check_unchanged(guard, "client_receive", k, t)
         if evaluate_before:
             evaluation = self._evaluate(k)
         with self._hook("client_update", t, k, down):
             up = algorithm.client_update(client, down)
             up_size = wire_size(up)  # counts the upload (`comm/up_bytes`); raises TypeError where it is no message
+        self._check_unchanged(guard, "client_update", k, t)
         # A NaN or infinity would spoil the server's state for good, so the server gets a marker in its place.
         packed = NonFiniteUpload() if nonfinite(up) else pack(up)
         if self.device.type == "cuda":
@@ -268,6 +294,13 @@ class ClientWorker:
             train_loss, stats.samples, up_size, down_size, stats.flops, train_s, stats.values, evaluation, stats.apart
         )
         return k, packed, report
+
+    def _check_unchanged(self, guard: Unchanged, hook: str, k: ClientId, t: int) -> None:
+        guard.check(
+            f"{type(self.spec.algorithm).__name__}: {hook} of client {k} changed the server's message in place in "
+            f"round {t}; clients share the message, so results would depend on their placement: change a copy, such as "
+            "tensor.clone()"
+        )
 
     def _evaluate(self, k: ClientId) -> ClientEvaluation:
         start = perf_counter()

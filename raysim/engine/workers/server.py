@@ -21,6 +21,7 @@ from raysim.engine.checkpoint.format import read_server, server_file
 from raysim.engine.records import Broadcast, CheckpointFile, ClientFailure, NonFiniteUpload, ServerReport
 from raysim.engine.spec import RunSpec
 from raysim.engine.workers.hooks import hook
+from raysim.engine.workers.unchanged import Unchanged
 
 
 @dataclass
@@ -43,9 +44,14 @@ class ServerWorker:
         torch.set_num_threads(self.spec.server_threads)
         packed = {k: registration for part in registrations for k, registration in part.items()}
         unpacked = {k: unpack(packed[k]) for k in sorted(packed)}
+        guard = Unchanged(unpacked)
         with self._hook("server_start", 0):
             self.server.state = self.spec.algorithm.server_start(self.server, unpacked)
             state_tensors(self.server.state)  # raises where the hook made a state that cannot be saved
+        guard.check(
+            f"{type(self.spec.algorithm).__name__}: server_start changed a registration in place; "
+            "change a copy, such as tensor.clone()"
+        )
 
     def send(self, t: int, cohort: Iterable[ClientId]) -> Broadcast:
         """Ask the algorithm for each participant's message; an object that several get is packed once."""
@@ -89,12 +95,17 @@ class ServerWorker:
         if ups:
             # Counting slows small operations down, so it is done once per signature of the uploads.
             key = tuple(tuple(leaf.shape) for leaf in leaves(ups) if isinstance(leaf, Tensor))
+            guard = Unchanged(ups)
             with self._hook("server_update", t, next(iter(ups.values()))):
                 if key in self._flops:
                     self.spec.algorithm.server_update(self.server, ups)
                 else:
                     self._flops[key] = flops_of(lambda: self.spec.algorithm.server_update(self.server, ups))
                     state_tensors(self.server.state)  # as in `start`; once, since a state may have many parts
+            guard.check(
+                f"{type(self.spec.algorithm).__name__}: server_update changed an upload in place in round {t}; "
+                "sum into a new tensor, such as a clone"
+            )
             flops = self._flops[key]
         seconds = perf_counter() - start + self._send_s
         return ServerReport(dict(self.server.values), float(flops), seconds, tuple(rejected))

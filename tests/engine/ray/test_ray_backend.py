@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from raysim.algorithms.lg_fedavg import LGFedAvg
 from raysim.algorithms.standalone import Standalone
 from raysim.common.errors import RunError, ScenarioError
 from raysim.common.results import ClientRow
@@ -189,6 +190,17 @@ def test_a_failing_hook_is_told_with_its_place(backends: dict[str, RayBackend]) 
     with pytest.raises(HookError, match=r"Broken.client_update of client \d failed in round 1 .*ZeroDivision") as told:
         rounds_on(backends["one actor"], given)
     assert "ZeroDivisionError: no" in told.value.trace
+
+
+def test_a_hook_that_changes_the_broadcast_is_told_as_in_one_process(backends: dict[str, RayBackend]) -> None:
+    class Changes(LGFedAvg):
+        def client_receive(self, client: Any, down: Any) -> None:
+            super().client_receive(client, down)
+            down.w["bias"].data.mul_(0.5)
+
+    given = loaded("algorithm={name: lg_fedavg}").with_algorithm(Changes())
+    with pytest.raises(RunError, match=r"^Changes: client_receive of client \d changed the server's message in place"):
+        rounds_on(backends["three actors"], given)
 
 
 def test_an_actor_that_dies_again_and_again_ends_the_run_with_a_sentence(workplace: Path) -> None:

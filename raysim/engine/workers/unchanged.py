@@ -1,0 +1,44 @@
+"""A guard for messages that hooks receive: a hook that changes one in place would change what other clients receive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from raysim.common.errors import RunError
+from raysim.core.messages import leaves
+
+
+class ChangedMessageError(RunError):
+    """A hook changed a message that it received."""
+
+
+class Unchanged:
+    """A message as it arrived.
+
+    Counts of in-place operations, which torch keeps, cost microseconds and are compared every time. A change through
+    `.data`, NumPy or a parameter that shares the message's memory moves no count: it shows in the values, if the packed
+    message is given to compare them with.
+    """
+
+    def __init__(self, message: Any, packed: Any = None) -> None:
+        self.message = message
+        self.before = [(leaf, _count(leaf)) for leaf in leaves(message)]
+        self.packed = [] if packed is None else leaves(packed)
+
+    def check(self, problem: str) -> None:
+        """Raise `ChangedMessageError` with this sentence if the message is no longer as it arrived."""
+        now = leaves(self.message)
+        same = len(now) == len(self.before) and all(
+            leaf is then and _count(leaf) == count for leaf, (then, count) in zip(now, self.before, strict=True)
+        )
+        if same and self.packed:
+            pairs = zip(now, self.packed, strict=True)
+            same = all(packed.holds(leaf) for leaf, packed in pairs if isinstance(leaf, Tensor))
+        if not same:
+            raise ChangedMessageError(problem)
+
+
+def _count(leaf: Any) -> int:
+    return leaf._version if isinstance(leaf, Tensor) else 0

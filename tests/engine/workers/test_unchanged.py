@@ -1,0 +1,141 @@
+"""A hook that changes a received message in place ends the run: one sentence names the hook and the client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from raysim.algorithms.lg_fedavg import LGFedAvg
+from raysim.common.errors import RunError
+from raysim.core import Client, ClientId, Header, Server, weights
+from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.progress import Progress
+from raysim.engine.run import Observers, run_rounds
+from raysim.engine.workers.unchanged import ChangedMessageError
+from raysim.launch.assemble import assemble
+from raysim.launch.check import check
+from tests.engine.scenarios import loaded
+
+ONE_BY_ONE = ("clients.models=[digits_mlp64]", "clients.count=3", "clients.participation=1.0", "rounds=2")
+TOGETHER = (*ONE_BY_ONE, "training.together=3")
+
+
+def run_of(algorithm: Any, *sets: str) -> None:
+    assembly = assemble(check(loaded(*sets)))
+    backend = InProcessBackend()
+    backend.start(replace(assembly.spec, algorithm=algorithm), assembly.raw)
+    try:
+        run_rounds(backend, assembly.schedule, Progress(), Observers([], lambda text: None))
+    finally:
+        backend.close()
+
+
+@dataclass(frozen=True)
+class Own(LGFedAvg):
+    """LG-FedAvg, some of whose hooks do what `how` says to the message."""
+
+    how: str = ""
+
+    def client_receive(self, client: Client, down: Header) -> None:
+        super().client_receive(client, down)
+        if self.how == "receive":
+            down.w["bias"].add_(1)
+        elif self.how == "key":
+            down.w["bias"] = down.w["bias"] * 0.5
+        elif self.how == "more":
+            down.w["more"] = down.w["bias"]
+        elif self.how == "data":
+            down.w["bias"].data.mul_(0.5)
+        elif self.how == "numpy":
+            down.w["bias"].numpy()[0] = 7
+        elif self.how == "parameter":
+            client.net.header.weight.data = down.w["weight"]  # local training then changes it
+        elif self.how == "second round" and client.t == 2 and client.id == 1:
+            down.w["bias"].mul_(0.5)
+
+    def client_update(self, client: Client, down: Header | None) -> Header:
+        if down is not None and self.how == "update" and client.id == 1:
+            down.w["bias"].sub_(1)
+        if down is not None and self.how == "fails":
+            down.w["bias"].sub_(1)
+            raise ValueError("no")
+        return super().client_update(client, down)
+
+    def server_update(self, server: Server[Any], ups: Mapping[ClientId, Header]) -> None:
+        if self.how == "server":
+            ups[0].w["bias"].add_(ups[1].w["bias"])
+        super().server_update(server, ups)
+
+    def client_register(self, client: Client) -> Any:
+        return Header(weights(client.net.header)) if self.how == "register" else None
+
+    def server_start(self, server: Server[Any], registrations: Mapping[ClientId, Any]) -> Any:
+        if self.how == "register":
+            registrations[0].w["bias"].zero_()
+        return super().server_start(server, registrations)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+REMEDY = "clients share the message, so results would depend on their placement: change a copy, such as tensor.clone()"
+CLIENT_SIDE = {
+    "receive": ("client_receive of client 0", 1),
+    "key": ("client_receive of client 0", 1),
+    "more": ("client_receive of client 0", 1),
+    "data": ("client_receive of client 0", 1),
+    "numpy": ("client_receive of client 0", 1),
+    "parameter": ("client_update of client 0", 1),
+    "second round": ("client_receive of client 1", 2),
+    "update": ("client_update of client 1", 1),
+}
+
+
+@pytest.mark.parametrize("sets", [ONE_BY_ONE, TOGETHER], ids=["one by one", "together"])
+@pytest.mark.parametrize("how", CLIENT_SIDE)
+def test_a_client_hook_that_changes_the_broadcast(how: str, sets: tuple[str, ...]) -> None:
+    hook, t = CLIENT_SIDE[how]
+    with pytest.raises(ChangedMessageError) as caught:
+        run_of(Own(how=how), *sets)
+    assert str(caught.value) == f"Own: {hook} changed the server's message in place in round {t}; {REMEDY}"
+
+
+def test_a_client_that_fails_as_well_does_not_hide_it() -> None:
+    with pytest.raises(ChangedMessageError, match=r"^Own: a hook of client 0 changed the server's message in place"):
+        run_of(Own(how="fails"), *ONE_BY_ONE, "failure={max_failed_fraction: 0.9}")
+    with pytest.raises(ChangedMessageError, match=r"^Own: client_receive of client 0 changed the server's message"):
+        run_of(Own(how="receive"), *ONE_BY_ONE, "failure={max_failed_fraction: 0.9}")
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("server", "Own: server_update changed an upload in place in round 1; sum into a new tensor, such as a clone"),
+        ("register", "Own: server_start changed a registration in place; change a copy, such as tensor.clone()"),
+    ],
+)
+def test_a_server_hook_that_changes_what_clients_sent(how: str, sentence: str) -> None:
+    with pytest.raises(RunError) as caught:
+        run_of(Own(how=how), *ONE_BY_ONE)
+    assert str(caught.value) == sentence
+
+
+def test_a_hook_may_read_copy_and_load_the_message() -> None:
+    class Reads(Own):
+        def client_update(self, client: Client, down: Header | None) -> Header:
+            assert down is not None
+            mine = {name: value.clone().mul_(0.5) for name, value in down.w.items()}
+            torch.func.functional_call(client.net.header, down.w, torch.zeros(1, client.task.feature_dim))
+            client.net.header.load_state_dict(mine)
+            return super().client_update(client, down)
+
+    run_of(Reads(), *ONE_BY_ONE)
+    run_of(Reads(), *TOGETHER)
