@@ -7,23 +7,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raysim.common.errors import ScenarioError
 from raysim.common.names import apart
 from raysim.common.names import name as clean_name
-from raysim.comparison.measures import MEASURES, TO_TARGET
+from raysim.comparison.measures import MEASURES, TO_TARGET, is_cost_to_target
 from raysim.comparison.published import Published, by_measure
 from raysim.comparison.runs import Run, find_runs
 from raysim.comparison.statistics import (
     MIN_SEEDS,
     Estimate,
     estimate,
+    holm,
     interquartile_mean,
     paired_difference,
+    paired_p_value,
     probability_of_improvement,
 )
 from raysim.comparison.sweep_card import SweepCard
+from raysim.core.own_code import Reference
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,22 +35,36 @@ BUDGET = ("rounds", "clients.count", "clients.participation", "training.epochs",
 """Keys that say how much work a run does: where they differ, the variant with more of it has an advantage."""
 
 
+class Reached(NamedTuple):
+    """How many runs reach a target, of how many."""
+
+    runs: int
+    of: int
+
+    @property
+    def all(self) -> bool:
+        """Whether every run does."""
+        return self.runs == self.of
+
+
 @dataclass(frozen=True)
 class Variant:
     """The runs that differ in nothing that decides a result but their seed."""
 
     keys: Mapping[str, Any]  # those in which the variants of a comparison differ, and their values in this one
     runs: Sequence[Run]
+    called: str  # its algorithm's name in tables
     label: str = ""  # its name in the sweep's file
+    is_baseline: bool = False
 
     @property
     def name(self) -> str:
         """What tells it from the others: the method first, then the other keys with their values."""
         if self.label:
             return self.label
-        parts = [str(self.keys["algorithm.name"])] if "algorithm.name" in self.keys else []
+        parts = [self.called] if "algorithm.name" in self.keys else []
         parts += [f"{_short(key)}={value!s}" for key, value in self.keys.items() if key != "algorithm.name"]
-        return " ".join(parts) or str(self.runs[0].keys.get("algorithm.name"))
+        return " ".join(parts) or self.called
 
     @property
     def task(self) -> tuple[str, ...]:
@@ -58,7 +75,18 @@ class Variant:
     def method(self) -> str:
         """Its name without its task."""
         own = [f"{_short(key)}={v!s}" for key, v in self.keys.items() if key != "algorithm.name" and not _is_task(key)]
-        return clean_name(" ".join([str(self.runs[0].keys.get("algorithm.name")), *own]))
+        return clean_name(" ".join([self.called, *own]))
+
+    @property
+    def algorithm(self) -> str:
+        """Its name in the scenario."""
+        return self.runs[0].algorithm
+
+    @property
+    def run_names(self) -> list[str]:
+        """What a sweep's file calls it: its label, and the names in `runs` that make it."""
+        cells = [run.cell for run in self.runs if run.cell]
+        return list(dict.fromkeys(name for cell in cells for name in (cell.label, *cell.runs) if name))
 
     @property
     def published(self) -> Sequence[Published]:
@@ -72,7 +100,7 @@ class Comparison:
 
     variants: Sequence[Variant]
     targets: Sequence[float]
-    baseline: str | None = None  # the method that others are compared with, each on its own task
+    baseline: str | None = None  # what is compared with, as it was named
     notes: Sequence[str] = field(default_factory=list)
     targets_on: str = "all"  # whose mean accuracy must reach a target
 
@@ -114,21 +142,51 @@ class Comparison:
         return [measure for measure in [*MEASURES, *reached] if measure in has]
 
     def estimate(self, variant: str, measure: str) -> Estimate | None:
-        """The mean over a variant's seeds; None where no run has the measure."""
+        """The mean over a variant's seeds; None where no run has the measure, or not every run reaches its target.
+
+        The mean cost of those runs alone that reach a target would be the smaller, the more runs fail to.
+        """
         values = self.measured[variant].get(measure)
-        return estimate(list(values.values())) if values else None
+        if not values or (is_cost_to_target(measure) and not self.reached(variant, measure).all):
+            return None
+        return estimate(list(values.values()))
+
+    def reached(self, variant: str, measure: str) -> Reached:
+        """How many of a variant's runs reach the target of a cost such as `rounds_to_0.5`."""
+        count = len(self.pairs(variant))
+        return Reached(len(self.measured[variant].get(f"rounds_to_{measure.partition('_to_')[2]}", {})), count)
 
     def difference(self, variant: str, measure: str) -> Estimate | None:
         """The paired difference to the baseline on the same task, over the seeds and partitions that both have.
 
         None for the baseline itself, without any such seed, or without a baseline.
         """
+        pair = self._pair(variant, measure)
+        return paired_difference(*pair) if pair else None
+
+    def _pair(self, variant: str, measure: str) -> tuple[Mapping[Any, float], Mapping[Any, float]] | None:
+        """A measure's values of a variant and of the baseline on the same task, or of the only baseline there is."""
         (one,) = (one for one in self.variants if one.name == variant)
-        others = [other for other in self.variants if other.method == self.baseline and other.task == one.task]
-        if one.method == self.baseline or not others:
+        baselines = [other for other in self.variants if other.is_baseline]
+        others = [other for other in baselines if other.task == one.task or len(baselines) == 1]
+        if one.is_baseline or not others:
             return None
-        theirs = self.measured[others[0].name].get(measure, {})
-        return paired_difference(self.measured[variant].get(measure, {}), theirs)
+        if is_cost_to_target(measure) and not all(self.reached(two.name, measure).all for two in (one, others[0])):
+            return None
+        return self.measured[variant].get(measure, {}), self.measured[others[0].name].get(measure, {})
+
+    @cached_property
+    def p_values(self) -> Mapping[str, Mapping[str, float]]:
+        """Measure -> variant -> p-value of its difference to the baseline; without those of fewer than three pairs.
+
+        Two-sided, of the paired t-test, and corrected by Holm for all differences of that measure.
+        """
+        found = {}
+        for measure in self.measures:
+            pairs = {variant.name: self._pair(variant.name, measure) for variant in self.variants}
+            values = {name: paired_p_value(*pair) for name, pair in pairs.items() if pair}
+            found[measure] = holm({name: p for name, p in values.items() if p is not None})
+        return found
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -138,25 +196,27 @@ class Comparison:
         rows = []
         for variant in self.variants:
             for measure in self.measures:
-                found = self.estimate(variant.name, measure)
-                if found is None:
+                values = self.measured[variant.name].get(measure, {})
+                if not values and not is_cost_to_target(measure):
                     continue
+                found = self.estimate(variant.name, measure)
                 difference = self.difference(variant.name, measure)
-                values = self.measured[variant.name][measure]
                 paper = self.published(variant.name).get(measure)
                 rows.append(
                     {
                         "variant": variant.name,
                         **{key: str(value) for key, value in variant.keys.items()},
                         "measure": measure,
-                        "n": found.n,
-                        "mean": found.mean,
-                        "low": found.low,
-                        "high": found.high,
+                        "n": len(values),
+                        "runs": len(self.pairs(variant.name)),
+                        "mean": found and found.mean,
+                        "low": found and found.low,
+                        "high": found and found.high,
                         "difference": difference and difference.mean,
                         "difference_low": difference and difference.low,
                         "difference_high": difference and difference.high,
                         "pairs": difference.n if difference else 0,
+                        "p_holm": self.p_values[measure].get(variant.name),
                         "published": paper and paper.value,
                         "published_in": paper.source if paper else "",
                         "seeds": " ".join(str(seed) for seed, _ in values),
@@ -188,9 +248,12 @@ class Comparison:
         import pandas as pd
 
         by_method: dict[str, dict[tuple[str, ...], list[float]]] = {}
+        baseline: dict[tuple[str, ...], list[float]] = {}
         for variant in self.variants:
             values = list(self.measured[variant.name].get(measure, {}).values())
             by_method.setdefault(variant.method, {}).setdefault(variant.task, []).extend(values)
+            if variant.is_baseline:
+                baseline[variant.task] = values
         tasks = sorted({task for of_method in by_method.values() for task in of_method})
         complete = {name: found for name, found in by_method.items() if all(found.get(task) for task in tasks)}
         if len(tasks) < 2 or len(complete) < 2:
@@ -199,8 +262,8 @@ class Comparison:
         for name, found in complete.items():
             row: dict[str, Any] = {"method": name, "tasks": len(tasks)}
             row["iqm"] = interquartile_mean([value for task in tasks for value in found[task]])
-            if self.baseline in complete and name != self.baseline:
-                pairs = [(found[task], complete[self.baseline][task]) for task in tasks]
+            if found != baseline and all(baseline.get(task) for task in tasks):
+                pairs = [(found[task], baseline[task]) for task in tasks]
                 row["probability_of_improvement"] = probability_of_improvement(pairs)
             rows.append(row)
         return pd.DataFrame(rows)
@@ -232,15 +295,19 @@ def compare(*runs: Path | str, targets: Iterable[float] | None = None, baseline:
             raise ScenarioError(f"--target: {target:g} given; allowed: an accuracy greater than 0 and at most 1")
     variants = _variants(measured)
     notes = [f"{run.folder}: no round is done yet; left out" for run in found if run not in measured]
-    if baseline is None and sweep is not None and sweep.baseline is not None:
+    baselines: list[Variant] = []
+    if baseline is not None:
+        baseline, baselines = _baselines(variants, baseline)
+    elif sweep is not None and sweep.baseline is not None:
         try:
-            baseline = _baseline(variants, sweep.baseline)
+            baseline, baselines = _baselines(variants, sweep.baseline)
         except ScenarioError:
             notes.append(f"the sweep's baseline, {sweep.baseline}, is no variant here: no difference is given")
+    variants = [replace(one, is_baseline=True) if one in baselines else one for one in variants]
     notes += list(dict.fromkeys(note for run in measured if run.sweep for note in run.sweep.notes))
     notes += _cells_without_runs(measured)
     targets_on = sweep.targets_on if sweep is not None else "all"
-    return Comparison(variants, chosen, _baseline(variants, baseline), [*notes, *_notes(variants)], targets_on)
+    return Comparison(variants, chosen, baseline, [*notes, *_notes(variants)], targets_on)
 
 
 def _variants(runs: Sequence[Run]) -> list[Variant]:
@@ -264,13 +331,24 @@ def _variants(runs: Sequence[Run]) -> list[Variant]:
 
     labels = [{run.cell.label for run in group if run.cell} for group in groups.values()]
     labelled = all(len(found) == 1 and all(found) for found in labels) and len(set().union(*labels)) == len(labels)
+    called = _called(runs)
     found = [
         Variant(
-            {key: deciding.get(key) for key in differing if tells(key, deciding)}, group, *(label if labelled else ())
+            {key: deciding.get(key) for key in differing if tells(key, deciding)},
+            group,
+            called[group[0].algorithm],
+            *(label if labelled else ()),
         )
         for deciding, group, label in zip(first, groups.values(), labels, strict=True)
     ]
     return _named_apart(found)
+
+
+def _called(runs: Sequence[Run]) -> dict[str, str]:
+    """Algorithm -> what tables call it: two classes of one name also by their files."""
+    found = {run.algorithm: run.method for run in runs}
+    methods = list(found.values())
+    return {name: clean_name(f"{of} ({name})") if methods.count(of) > 1 else of for name, of in found.items()}
 
 
 def _named_apart(variants: Sequence[Variant]) -> list[Variant]:
@@ -283,15 +361,28 @@ def _differs(key: str, scenarios: Iterable[Mapping[str, Any]]) -> bool:
     return len({repr(deciding.get(key)) for deciding in scenarios}) > 1
 
 
-def _baseline(variants: Sequence[Variant], given: str | None) -> str | None:
-    """The method of this name, as a comparison or a scenario calls it; raises `ScenarioError` unless it is one."""
-    methods = list(dict.fromkeys(variant.method for variant in variants))
-    if given is None or given in methods:
-        return given
-    called = {variant.method for variant in variants if given in (variant.name, variant.method.split()[0])}
-    if len(called) != 1:
-        raise ScenarioError(f"--baseline: {given} given; allowed: {', '.join(methods)}")
-    return called.pop()
+def _baselines(variants: Sequence[Variant], given: str) -> tuple[str, list[Variant]]:
+    """The variants that a baseline names, at most one per task, and what tables call it. Raises `ScenarioError`.
+
+    given: a name in the sweep's `runs`; or that of a method, an algorithm or a variant, whose method it then is.
+    """
+    found = [variant for variant in variants if given in variant.run_names]
+    if found and len({variant.task for variant in found}) == len(found):
+        return given, found
+    reference = Reference.of(given)
+    methods = dict.fromkeys(variant.method for variant in variants)
+    if given not in methods:
+        called = {
+            variant.method
+            for variant in variants
+            if given in (variant.name, variant.called, variant.algorithm)
+            or (reference is not None and reference.name == variant.algorithm)
+        }
+        if len(called) != 1:
+            allowed = dict.fromkeys([*methods, *(name for variant in variants for name in variant.run_names)])
+            raise ScenarioError(f"--baseline: {given} given; allowed: {', '.join(allowed)}")
+        given = called.pop()
+    return given, [variant for variant in variants if variant.method == given]
 
 
 def _cells_without_runs(runs: Sequence[Run]) -> list[str]:

@@ -69,6 +69,11 @@ ACCURACIES = frozenset(
 _TO_TARGET = re.compile(rf"({'|'.join(TO_TARGET)})_to_0\.\d+")
 
 
+def is_cost_to_target(measure: str) -> bool:
+    """Whether it is one of `TO_TARGET`, which a run has only once it reaches the target."""
+    return "_to_" in measure
+
+
 def is_measure(name: str) -> bool:
     """Whether a comparison knows this measure."""
     return name in MEASURES or _TO_TARGET.fullmatch(name) is not None

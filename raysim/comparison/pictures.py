@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -240,7 +241,7 @@ def over_key(comparison: Comparison, key: str) -> Figure | None:
         found = comparison.estimate(variant.name, "last")
         if variant.keys.get(key) is not None and found is not None:
             rest = {name: value for name, value in variant.keys.items() if name != key}
-            name = Variant(rest, variant.runs).name
+            name = replace(variant, keys=rest, label="").name
             lines.setdefault(name, []).append((variant.keys[key], found.mean, found.half_width or 0.0))
     figure, (axes,) = _figure()
     for place, (name, points) in enumerate(lines.items()):

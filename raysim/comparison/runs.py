@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from raysim.common.errors import ScenarioError
+from raysim.common.names import name as clean_name
 from raysim.comparison.measures import MIB, TARGETS
 from raysim.comparison.sweep_card import CellCard, SweepCard
 from raysim.report.load import last_measured, read_clients, read_rounds, read_summary
@@ -61,6 +62,16 @@ class Run:
     def seed(self) -> int:
         """The scenario's seed."""
         return int(self.keys["seed"])
+
+    @property
+    def algorithm(self) -> str:
+        """The name of its algorithm in its scenario: `fedgh`, or `mine.py:Mine` for a user's own."""
+        return str(self.keys.get("algorithm.name"))
+
+    @property
+    def method(self) -> str:
+        """What tables call its algorithm: the class's name where it is in a user's own file."""
+        return clean_name(self.summary.get("method") or self.algorithm)
 
     @property
     def pair(self) -> tuple[int, str]:

@@ -57,6 +57,36 @@ def paired_difference(values: Mapping[object, float], baseline: Mapping[object, 
     return estimate([values[key] - baseline[key] for key in shared]) if shared else None
 
 
+def paired_p_value(values: Mapping[object, float], baseline: Mapping[object, float]) -> float | None:
+    """The two-sided p-value of the paired t-test over the keys that both have (`scipy.stats.ttest_rel`).
+
+    None with fewer than three of them.
+    """
+    shared = [key for key in values if key in baseline]
+    if len(shared) < MIN_SEEDS:
+        return None
+    differences = np.array([values[key] - baseline[key] for key in shared])
+    mean, spread = float(differences.mean()), float(differences.std(ddof=1))
+    if spread == 0:
+        return 0.0 if mean else 1.0
+    n = len(shared)
+    return 2 * float(special.stdtr(n - 1, -abs(mean) / spread * math.sqrt(n)))
+
+
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """The p-values corrected for their number by Holm's step-down procedure (S. Holm, Scand. J. Statist., 1979).
+
+    Those below alpha are the tests that the procedure rejects at a family-wise error rate of alpha: of m p-values in
+    ascending order, the i-th, from 0, is multiplied by m - i, and is no less than the corrected one before it.
+    """
+    found: dict[str, float] = {}
+    least = 0.0
+    for i, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+        least = max(least, min(1.0, (len(p_values) - i) * p))
+        found[name] = least
+    return found
+
+
 def interquartile_mean(values: Sequence[float]) -> float:
     """The mean of the middle half of the values (`scipy.stats.trim_mean` with a quarter cut off at both ends)."""
     from scipy import stats  # importing it takes a second

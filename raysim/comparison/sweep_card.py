@@ -21,6 +21,7 @@ class CellCard:
 
     label: str
     published: Sequence[Published] = ()
+    runs: Sequence[str] = ()  # the names in the sweep's `runs` that make it
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, TextIO
 from raysim.common import names
 from raysim.common.files import replace
 from raysim.comparison.compare import Comparison
-from raysim.comparison.measures import ACCURACIES
+from raysim.comparison.measures import ACCURACIES, is_cost_to_target
 from raysim.comparison.published import Published
 from raysim.comparison.statistics import Estimate
 from raysim.report.units import human_count
@@ -31,6 +31,10 @@ TITLES = {
     "up_mib": "MiB up", "down_mib": "MiB down", "both_mib": "MiB each", "total_mib": "MiB", "gflop": "GFLOP each",
     "total_gflop": "GFLOP", "virtual_s": "virtual s", "dropped": "dropped",
 }  # fmt: skip
+
+
+SIGNIFICANT = 0.05
+"""Corrected p-values below it get a mark."""
 
 
 def title(measure: str) -> str:
@@ -70,6 +74,7 @@ def rows(comparison: Comparison, measures: Sequence[str], differences: Collectio
     """
     if comparison.baseline is None:
         differences = ()
+    tested = [measure for measure in measures if measure in differences and comparison.p_values[measure]]
     head = ["variant", "n"]
     papers = {variant.name: comparison.published(variant.name) for variant in comparison.variants}
     printed = {measure for of_variant in papers.values() for measure in of_variant}
@@ -79,23 +84,46 @@ def rows(comparison: Comparison, measures: Sequence[str], differences: Collectio
     for measure in measures:
         head += [title(measure), *(["published"] if measure in printed else [])]
         head += ["vs baseline"] if measure in differences else []
+        head += ["p (Holm)"] if measure in tested else []
     table = [head + [f"{metric}, published" for metric in unmeasured]]
     for variant in comparison.variants:
         count = len(comparison.pairs(variant.name))
         row = [variant.name, str(count)]
         for measure in measures:
             found = comparison.estimate(variant.name, measure)
-            some = f" ({found.n} of {count})" if found is not None and found.n < count else ""
-            row.append(cell(measure, found) + some)
+            if is_cost_to_target(measure):
+                row.append(_cost(comparison, variant.name, measure, found))
+            else:
+                some = f" ({found.n} of {count})" if found is not None and found.n < count else ""
+                row.append(cell(measure, found) + some)
             if measure in printed:
                 row.append(_published(measure, found, papers[variant.name].get(measure)))
             if measure in differences:
                 less = comparison.difference(variant.name, measure)
                 some = f" ({less.n} of {count})" if less is not None and less.n < count else ""
                 row.append(cell(measure, less, sign=True) + some)
+            if measure in tested:
+                row.append(_p(comparison.p_values[measure].get(variant.name)))
         texts = {one.metric: one.text for one in variant.published}
         table.append(row + [texts.get(metric, "-") for metric in unmeasured])
     return table
+
+
+def _cost(comparison: Comparison, variant: str, measure: str, found: Estimate | None) -> str:
+    """How many runs reach the target, and where all do, at what mean cost."""
+    if measure.startswith("virtual_s_") and "virtual_s" not in comparison.measured[variant]:
+        return "-"
+    reached = comparison.reached(variant, measure)
+    text = f"{reached.runs} of {reached.of}"
+    return text if found is None else f"{text}: {cell(measure, found)}"
+
+
+def _p(value: float | None) -> str:
+    """A p-value, with a mark where it is significant."""
+    if value is None:
+        return "-"
+    text = "<0.001" if value < 0.001 else f"{value:.3f}"
+    return f"{text} *" if value < SIGNIFICANT else text
 
 
 def task_rows(comparison: Comparison) -> list[list[str]]:
@@ -161,13 +189,20 @@ def print_table(comparison: Comparison, file: TextIO | None = None) -> None:
 
 
 def legend(comparison: Comparison) -> str:
-    """What ± and the differences mean."""
+    """What ±, the differences, their p-values and costs to a target mean."""
     found = (comparison.estimate(variant.name, "last") for variant in comparison.variants)
     text = ""
     if any(one is not None and one.half_width is not None for one in found):
         text = "± is half the 95% confidence interval over seeds (Student's t)."
     if comparison.baseline is not None:
         text += f" vs baseline: paired over seeds, less {comparison.baseline}."
+        if any(comparison.p_values[measure] for measure in comparison.measures):
+            text += (
+                " p (Holm): of the paired t-test, corrected for all differences in its column; only those with * are "
+                "significant (p < 0.05)."
+            )
+    if any(map(is_cost_to_target, comparison.measures)):
+        text += " To a target: how many runs reach it, and the mean cost only where all do."
     if comparison.targets and comparison.targets_on == "participants":
         text += " A target counts as reached when the mean test accuracy of a round's participants reaches it."
     if sources := dict.fromkeys(one.source for variant in comparison.variants for one in variant.published):

@@ -83,7 +83,7 @@ class OpenedRun:
     @property
     def name(self) -> str:
         """Method, seed and what was overridden, as MLflow names the run."""
-        return label(self.method, self.spec.seed, Identity.of(self.folder).overrides)
+        return label(self.assembly.checked.loaded.method, self.spec.seed, Identity.of(self.folder).overrides)
 
     def check_clients(self, clients: Collection[ClientId]) -> None:
         """Raises `ScenarioError` when there is no such client."""

@@ -105,14 +105,14 @@ def facts_of(scenario: Path, checked: Checked) -> dict[str, str]:
     return {
         "name": loaded.scenario.name,
         "scenario": str(scenario),
-        "algorithm": str(loaded.resolved["algorithm"]["name"]),
+        "algorithm": loaded.method,
         "rounds": str(loaded.scenario.rounds),
     }
 
 
 def facts_of_sweep(file: Path, sweep: Sweep) -> dict[str, str]:
     """The facts of a sweep that other users of the cluster may see."""
-    methods = dict.fromkeys(str(cell.loaded.resolved["algorithm"]["name"]) for cell in sweep.cells)
+    methods = dict.fromkeys(cell.loaded.method for cell in sweep.cells)
     return {
         "name": sweep.name,
         "scenario": str(file),

@@ -173,7 +173,7 @@ def _card(assembly: Assembly, identity: Identity, folder: Path) -> RunCard:
         folder=folder,
         parameters=checked.loaded.flat(),
         tags={
-            "algorithm": algorithm,
+            "algorithm": checked.loaded.method,
             "dataset": data.name,
             "partition": scenario.data.partition["name"],
             "clients": str(scenario.clients.number),
@@ -187,10 +187,11 @@ def _card(assembly: Assembly, identity: Identity, folder: Path) -> RunCard:
         partition_digest=assembly.partition.digest,
         num_samples=len(data.label_M),
         num_clients=scenario.clients.number,
-        label=label(algorithm, scenario.seed, identity.overrides),
+        label=label(checked.loaded.method, scenario.seed, identity.overrides),
         facts={
             "scenario": scenario.name,
             "algorithm": algorithm,
+            "method": checked.loaded.method,
             "run_id": identity.run_id,
             "seed": scenario.seed,
             "overrides": identity.overrides,

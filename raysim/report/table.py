@@ -16,7 +16,7 @@ def print_closing_table(summary: Mapping[str, object], file: TextIO | None = Non
 
     Keys that are missing or null are not shown. Those that are read:
 
-    - `scenario`, `algorithm`, `status`, `folder`, `mlflow` (the line to print), `state_digest`: text
+    - `scenario`, `method` (or `algorithm`), `status`, `folder`, `mlflow` (the line to print), `state_digest`: text
     - `seed`; `overrides`: dotted keys and values that `--set` gave
     - `nothing_to_do`, `completed`: whether all rounds had been done before, which standard error then says
     - `rounds`: rounds done; `rounds_asked`: rounds that the scenario asks for
@@ -50,8 +50,9 @@ def rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
     items = overrides.items() if isinstance(overrides, Mapping) else ()
     overridden = written((key, value) for key, value in items if isinstance(value, Scalar))
     summary = {key: value for key, value in summary.items() if isinstance(value, str | int | float)}
+    method = summary.get("method") or summary.get("algorithm")  # a run of an earlier raysim has no method
     found = [
-        ("scenario", _joined(summary.get("scenario"), summary.get("algorithm"), _seed(summary))),
+        ("scenario", _joined(summary.get("scenario"), method, _seed(summary))),
         ("overridden", " ".join(overridden)),
         ("rounds", _rounds(summary)),
         ("clients", _clients(summary)),

@@ -131,6 +131,12 @@ class Loaded:
         except ValueError as error:
             raise self.origin.error(("algorithm",), str(error)) from None
 
+    @property
+    def method(self) -> str:
+        """What tables and plots call its algorithm: the class's name where it is in a user's own file."""
+        name = str(self.resolved["algorithm"]["name"])
+        return name if Reference.of(name) is None else self.declared.name
+
     def with_algorithm(self, algorithm: AnyAlgorithm) -> Loaded:
         """The same with this algorithm in place of the one that the scenario names."""
         return replace(self, own=algorithm, declared=declaration_of(type(algorithm)))

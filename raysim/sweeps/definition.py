@@ -7,8 +7,9 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ class Cell:
     loaded: Loaded
     id: str  # a digest of all that decides its result
     published: tuple[Published, ...] = ()  # values of a paper for its label
+    runs: tuple[str, ...] = ()  # the names in `runs` that make it
 
     @property
     def folder_name(self) -> str:
@@ -84,7 +86,7 @@ class Sweep:
 
     def card(self) -> SweepCard:
         """What the comparison of its cells needs to know."""
-        cells = {cell.folder_name: CellCard(cell.label, cell.published) for cell in self.cells}
+        cells = {cell.folder_name: CellCard(cell.label, cell.published, cell.runs) for cell in self.cells}
         return SweepCard(self.about, cells, self.baseline, self.targets, self.notes, self.targets_on)
 
 
@@ -129,17 +131,20 @@ def load_sweep(
         name, chosen = f"{name}-fast", chosen[:1]
     cells: dict[str, Cell] = {}
     named: dict[str, str] = {}  # a cell's name -> its id
+    methods: dict[str, str] = {}  # `algorithm.name` -> what tables call it
     for (labels, of_run), *values, seed in itertools.product(runs, *axes.values(), chosen):
         assignments = list(zip(axes, values, strict=True))
         of_seed = [] if seed is None else [f"seed={seed}"]
         overrides = [*of_run, *(f"{key}={_written(value)}" for key, value in assignments), *of_seed]
-        parts = [
-            f"{'' if key == 'algorithm.name' else f'{key}='}{_label(value)}"
-            for key, value in assignments if key != "seed"
-        ]  # fmt: skip
-        label = names.name(" ".join([*labels.values(), *parts])) if labels or parts else ""
-        cell_name = " ".join([label, *(f"{key}={value}" for key, value in assignments if key == "seed"), *of_seed])
-        cell = _cell(cell_name.strip() or "base", label, base, (*common, *overrides), path, fast)
+        _, provisional = _names(labels, assignments, of_seed, _label)
+        try:
+            loaded, changed = _load(base, (*common, *overrides), path, fast)
+        except ScenarioError as error:
+            several = len(axes.get("algorithm.name", ())) > 1
+            how = _runs_instead(error.key, dict(assignments)) if several and "unknown key" in error.reason else ""
+            raise ScenarioError(f"{path}: the cell {provisional!r}: {error}{how}") from None
+        label, cell_name = _names(labels, assignments, of_seed, partial(_method, loaded, methods))
+        cell = Cell(cell_name, label, changed, loaded, identity(loaded), runs=tuple(map(names.name, labels.values())))
         if (same := cells.get(cell.id)) is None:
             if named.setdefault(cell.name, cell.id) != cell.id:
                 text = f"two cells are called {cell.name!r}; give them names that differ"
@@ -269,15 +274,52 @@ def _check_overrides(given: Any, key: str, file: str) -> None:
         raise ScenarioError(text, key=key, origin=file)
 
 
-def _cell(name: str, label: str, base: Path | Mapping[str, Any], sets: tuple[str, ...], file: Path, fast: bool) -> Cell:
-    try:
+def _names(
+    labels: Mapping[str, str],
+    assignments: Sequence[tuple[str, Any]],
+    of_seed: Sequence[str],
+    method: Callable[[Any], str],
+) -> tuple[str, str]:
+    """A cell's label, and its name with the seed. method: what tables call an algorithm."""
+    parts = [
+        method(value) if key == "algorithm.name" else f"{key}={_label(value)}"
+        for key, value in assignments if key != "seed"
+    ]  # fmt: skip
+    label = names.name(" ".join([*labels.values(), *parts])) if labels or parts else ""
+    seeds = [f"{key}={value}" for key, value in assignments if key == "seed"]
+    return label, " ".join([label, *seeds, *of_seed]).strip() or "base"
+
+
+def _method(loaded: Loaded, methods: dict[str, str], value: Any) -> str:
+    """What tables call an algorithm of the grid. methods: what they call those before it, which is kept up to date."""
+    name = _label(value)
+    if name not in methods:
+        taken = loaded.method in methods.values()
+        methods[name] = f"{loaded.method} ({name})" if taken else loaded.method
+    return methods[name]
+
+
+def _load(
+    base: Path | Mapping[str, Any], sets: tuple[str, ...], file: Path, fast: bool
+) -> tuple[Loaded, tuple[str, ...]]:
+    """The scenario of a cell, and the overrides that make it. Raises `ScenarioError`."""
+    loaded = load_scenario(base, sets, folders=[file.parent])
+    if fast:
+        sets = (*sets, *_fast(loaded))
         loaded = load_scenario(base, sets, folders=[file.parent])
-        if fast:
-            sets = (*sets, *_fast(loaded))
-            loaded = load_scenario(base, sets, folders=[file.parent])
-    except ScenarioError as error:
-        raise ScenarioError(f"{file}: the cell {name!r}: {error}") from None
-    return Cell(name, label, sets, loaded, identity(loaded))
+    return loaded, sets
+
+
+def _runs_instead(key: str, assignments: Mapping[str, Any]) -> str:
+    """How to give a key to some methods alone, where a grid gave it to one that does not have it."""
+    if key not in assignments or not key.startswith("algorithm."):
+        return ""
+    name, value = _written(assignments["algorithm.name"]), f"{key}={_written(assignments[key])}"
+    return (
+        "; a grid gives each of its keys to every method: to give this one to some methods alone, write a sweep file "
+        f"with `runs: {{without: ['algorithm.name={name}'], with: ['algorithm.name=METHOD', '{value}']}}` in place of "
+        f"the grids of algorithm.name and {key}"
+    )
 
 
 def _fast(loaded: Loaded) -> list[str]:
@@ -302,9 +344,16 @@ def _check_comparison(raw: Mapping[str, Any], cells: Sequence[Cell], file: str) 
             raise ScenarioError(text, key="targets", origin=file)
     if (curve := raw.get("targets_on", "all")) not in CURVES:
         raise ScenarioError(f"{shown(curve)} given; allowed: {', '.join(CURVES)}", key="targets_on", origin=file)
-    methods = sorted({str(cell.loaded.resolved["algorithm"]["name"]) for cell in cells})
-    if (baseline := raw.get("baseline")) is not None and (baseline.split() or [""])[0] not in methods:
-        raise ScenarioError(f"{baseline!r} given; allowed: {', '.join(methods)}", key="baseline", origin=file)
+    if (baseline := raw.get("baseline")) is None:
+        return
+    methods = sorted({cell.loaded.method for cell in cells})
+    algorithms = {str(cell.loaded.resolved["algorithm"]["name"]) for cell in cells}
+    runs = list(dict.fromkeys(name for cell in cells for name in (*cell.runs, cell.label) if name))
+    reference = Reference.of(baseline)
+    first = reference.name if reference else (baseline.split() or [""])[0]  # a method may have its settings behind it
+    if baseline not in runs and first not in {*methods, *algorithms}:
+        allowed = dict.fromkeys([*methods, *runs])
+        raise ScenarioError(f"{baseline!r} given; allowed: {', '.join(allowed)}", key="baseline", origin=file)
 
 
 def identity(loaded: Loaded) -> str:

@@ -36,11 +36,13 @@ def make_run(
     code_changed: Sequence[int] = (),
     digest: str | None = None,
     losses: Sequence[float | None] = (),
+    called: str | None = None,
     **changes: Any,
 ) -> Path:
     """A run of one participant per round, which sends 1 MiB and receives 2, and computes 10^9 operations.
 
     virtual_s: of each round, in which then 2 clients drop out. code_changed: after these rounds.
+    called: the class's name of a method in a user's own file.
     accuracy: of all clients, in rounds 0, 1, ...; two clients, 0.1 below and above it.
     """
     folder.mkdir(parents=True)
@@ -74,6 +76,7 @@ def make_run(
     ]
     pq.write_table(pa.Table.from_pylist(clients), folder / "clients.parquet")
     summary = {
+        **({"method": called} if called else {}),
         "status": "finished" if done is None else "interrupted",
         "rounds": rounds[-1] if done is None else done,
         "participants_per_round": 1,

@@ -12,9 +12,10 @@ from scipy import stats
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import Comparison, compare
 from raysim.comparison.published import Published
+from raysim.comparison.report import report
 from raysim.comparison.runs import find_runs
 from raysim.comparison.sweep_card import CellCard, SweepCard
-from raysim.comparison.tables import legend, markdown, rows, task_rows
+from raysim.comparison.tables import latex, legend, markdown, rows, task_rows
 from tests.comparison.runs import make_run
 
 
@@ -264,3 +265,109 @@ def test_a_damaged_card(tmp_path: Path) -> None:
     (tmp_path / "sweep.json").write_text("{}")
     with pytest.raises(ScenarioError, match=r"sweep.json is damaged; remove it, and run the sweep again"):
         compare(tmp_path)
+
+
+def test_p_values_are_corrected_for_all_variants(tmp_path: Path) -> None:
+    """The differences of fd and fml are significant by themselves, that of fml no more for one of four."""
+    against = [0.5, 0.6, 0.7]
+    gains = {
+        "fd": [0.05, 0.07, 0.06],
+        "fedgh": [0.01, -0.02, 0.02],
+        "hks": [0.03, 0.0, -0.01],
+        "fml": [0.1, 0.16, 0.11],
+    }
+    for i, seed in enumerate((1, 2, 3)):
+        make_run(tmp_path / f"s{seed}", "standalone", seed, [0, against[i]])
+        for method, gain in gains.items():
+            make_run(tmp_path / f"{method}{seed}", method, seed, [0, against[i] + gain[i]])
+    comparison = compare(tmp_path, baseline="standalone")
+    raw = {m: stats.ttest_1samp(gain, 0).pvalue for m, gain in gains.items()}
+    assert sorted(raw, key=raw.__getitem__)[:2] == ["fd", "fml"] and raw["fml"] < 0.05
+    found = comparison.p_values["last"]
+    assert found == {
+        "fd": pytest.approx(4 * raw["fd"]), "fml": pytest.approx(3 * raw["fml"]),
+        "fedgh": pytest.approx(min(1, 2 * min(raw["fedgh"], raw["hks"]))),
+        "hks": pytest.approx(min(1, 2 * min(raw["fedgh"], raw["hks"]))),
+    }  # fmt: skip
+    head, *body = rows(comparison, ["last"], {"last"})
+    assert head == ["variant", "n", "last", "vs baseline", "p (Holm)"]
+    assert {row[0]: row[-1] for row in body} == {
+        "fd": f"{4 * raw['fd']:.3f} *", "fml": f"{3 * raw['fml']:.3f}", "fedgh": "1.000", "hks": "1.000",
+        "standalone": "-",
+    }  # fmt: skip
+    assert "only those with * are significant (p < 0.05)" in legend(comparison)
+    for text in (markdown(comparison), latex(comparison)):
+        assert "p (Holm)" in text and f"{3 * raw['fml']:.3f}" in text
+    frame = comparison.frame.set_index(["variant", "measure"])
+    assert frame.loc[("fml", "last"), "p_holm"] == pytest.approx(3 * raw["fml"])
+    assert "p (Holm)" in report(tmp_path, output=tmp_path / "r.html", baseline="standalone").read_text()
+
+
+def test_costs_to_a_target_that_some_runs_miss_have_no_mean(tmp_path: Path) -> None:
+    """The one fast run of fd would make it look three times as fast as fedgh, whose runs all get there."""
+    for seed, (slow, fast) in enumerate((([0, 0.1, 0.1, 0.6], [0, 0.6, 0.6, 0.6]), *[([0, 0, 0, 0.7], [0] * 4)] * 2)):
+        make_run(tmp_path / f"a{seed}", "fedgh", seed, slow, virtual_s=2.0)
+        make_run(tmp_path / f"b{seed}", "fd", seed, fast)
+        make_run(tmp_path / f"c{seed}", "hks", seed, [0] * 4, virtual_s=2.0)
+    comparison = compare(tmp_path, targets=[0.5], baseline="fd")
+    costs = [f"{what}_to_0.5" for what in ("rounds", "mib", "virtual_s")]
+    assert rows(comparison, costs, ())[1:] == [
+        ["fedgh", "3", "3 of 3: 3", "3 of 3: 9", "3 of 3: 6"],
+        ["fd", "3", "1 of 3", "1 of 3", "-"],
+        ["hks", "3", "0 of 3", "0 of 3", "0 of 3"],
+    ]
+    assert comparison.reached("fd", "mib_to_0.5") == (1, 3)
+    assert comparison.estimate("fd", "rounds_to_0.5") is None
+    assert comparison.difference("fedgh", "rounds_to_0.5") is None
+    assert "the mean cost only where all do" in legend(comparison)
+    frame = comparison.frame.set_index(["variant", "measure"])
+    of_fd = frame.loc[("fd", "rounds_to_0.5")]
+    assert (of_fd["n"], of_fd["runs"], of_fd["values"]) == (1, 3, "1.0") and of_fd["mean"] != of_fd["mean"]
+    assert list(frame.loc[("hks", "rounds_to_0.5"), ["n", "runs"]]) == [0, 3]
+
+
+def test_own_methods_are_called_by_their_classes(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        for called in ("Mine", "Other"):
+            make_run(tmp_path / f"{called}{seed}", f"mine.py:{called}", seed, algorithm={}, called=called)
+        make_run(tmp_path / f"b{seed}", "standalone", seed, algorithm={})
+    assert [variant.name for variant in compare(tmp_path).variants] == ["Mine", "Other", "standalone"]
+    for given in ("Mine", "mine.py:Mine", "./somewhere/mine.py:Mine"):
+        comparison = compare(tmp_path, baseline=given)
+        assert comparison.baseline == "Mine"
+        assert [variant.is_baseline for variant in comparison.variants] == [True, False, False]
+    with pytest.raises(ScenarioError, match=r"--baseline: mine\.py given; allowed: Mine, Other, standalone"):
+        compare(tmp_path, baseline="mine.py")
+    make_run(tmp_path / "twin", "twin.py", 1, algorithm={}, called="Mine")
+    names = [variant.name for variant in compare(tmp_path).variants]
+    assert names == ["Mine (mine.py:Mine)", "Other", "standalone", "Mine (twin.py)"]
+
+
+def test_a_baseline_is_called_as_in_the_sweeps_runs(tmp_path: Path) -> None:
+    """Its names on one axis, where each data set has one; or the whole name of a variant, on whatever clients."""
+    cells = {}
+    for data in ("digits", "cifar10"):
+        for name, rate, last in (("slow", 0.1, 0.5), ("fast", 0.2, 0.75)):
+            cell = f"{name}-{data}"
+            made = {"algorithm": {"header_lr": rate + (data == "digits")}, "data": {"name": data}}
+            make_run(tmp_path / cell / "run", accuracy=[0, last], partition=data, **made)
+            cells[cell] = CellCard(f"{name} {data}", runs=(name, data))
+    SweepCard("", cells, baseline="slow").write(tmp_path)
+    comparison = compare(tmp_path)
+    assert comparison.baseline == "slow"
+    found = {one.name: comparison.difference(one.name, "last") for one in comparison.variants}
+    assert {name: less and less.mean for name, less in found.items()} == {
+        "slow digits": None, "fast digits": 0.25, "slow cifar10": None, "fast cifar10": 0.25,
+    }  # fmt: skip
+    with pytest.raises(ScenarioError, match=r"--baseline: digits given; allowed: .*, slow digits, slow, digits, f"):
+        compare(tmp_path, baseline="digits")
+
+
+def test_a_baseline_with_other_clients(tmp_path: Path) -> None:
+    cells = {}
+    for name, share, last in (("half", 0.5, 0.5), ("all", 1.0, 0.75)):
+        make_run(tmp_path / name / "run", accuracy=[0, last], clients={"count": 2, "participation": share})
+        cells[name] = CellCard(name, runs=(name,))
+    SweepCard("", cells).write(tmp_path)
+    difference = compare(tmp_path, baseline="half").difference("all", "last")
+    assert difference is not None and difference.mean == 0.25

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from raysim.comparison.statistics import estimate, interquartile_mean, paired_difference, probability_of_improvement
+from raysim.comparison.statistics import (
+    estimate,
+    holm,
+    interquartile_mean,
+    paired_difference,
+    paired_p_value,
+    probability_of_improvement,
+)
 
 NUMBERS = st.lists(st.floats(-100, 100), min_size=3, max_size=12)
 
@@ -64,3 +71,21 @@ def test_the_probability_of_improvement_by_hand() -> None:
     assert probability_of_improvement([([1.0], [1.0])]) == 0.5
     with pytest.raises(ValueError, match="without values"):
         probability_of_improvement([])
+
+
+def test_p_values_are_those_of_scipy() -> None:
+    ours, theirs = [0.5, 0.7, 0.6, 0.9], [0.4, 0.5, 0.5, 0.95]
+    found = paired_p_value(dict(enumerate(ours)), {**dict(enumerate(theirs)), 9: 0.1})
+    assert found == pytest.approx(stats.ttest_rel(ours, theirs).pvalue)
+    assert paired_p_value({1: 0.5, 2: 0.5}, {1: 0.1, 2: 0.2}) is None
+    same = {1: 0.5, 2: 0.25, 3: 0.75}
+    assert paired_p_value(same, same) == 1
+    assert paired_p_value(same, {seed: value - 0.25 for seed, value in same.items()}) == 0
+
+
+def test_holm_by_hand() -> None:
+    """0.01 of four counts four times, 0.02 three times, 0.03 twice, though no less than 0.06; 0.9 once."""
+    found = holm({"a": 0.03, "b": 0.01, "c": 0.9, "d": 0.02})
+    assert found == {"b": pytest.approx(0.04), "d": pytest.approx(0.06), "a": pytest.approx(0.06), "c": 0.9}
+    assert holm({"a": 0.6, "b": 0.7}) == {"a": 1.0, "b": 1.0}
+    assert holm({}) == {}

@@ -14,15 +14,18 @@ import pytest
 from raysim import algorithms
 from raysim.cli.main import main
 from raysim.common.errors import ScenarioError
+from raysim.comparison.compare import compare
 from raysim.launch import code
 from raysim.launch.code import RAYSIM, Code, own_modules
 from raysim.launch.resume import Identity
 from raysim.launch.run import resume, run
 from raysim.report.load import read_summary
+from raysim.report.table import rows
+from raysim.scenario.load import load_scenario
 from raysim.scenario.registry import algorithm_class
 from raysim.tracking.memory import MemoryTracker
 from tests.conftest import REPOSITORY
-from tests.engine.scenarios import loaded
+from tests.engine.scenarios import digits, loaded
 
 METHOD = '''"""Trains alone, with a loss from a file of its own."""
 from dataclasses import dataclass
@@ -237,3 +240,16 @@ def test_mlflow_is_told(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert seen.card.tags["mlflow.source.git.dirty"] == "true"
     assert seen.card.tags["raysim.code"] == Code.of(loaded().algorithm).method
     assert (result.summary["code"]["commit"], result.summary["code"]["dirty"]) == ("c" * 40, True)
+
+
+def test_a_run_calls_a_users_own_method_by_its_class(workplace: Path) -> None:
+    template = (REPOSITORY / "raysim" / "cli" / "templates" / "algorithm.py").read_text()
+    (workplace / "my_file.py").write_text(template)
+    tracker = MemoryTracker()
+    own = load_scenario(digits(algorithm={"name": "./my_file.py"}, rounds=1))
+    result = run(own, quiet=True, trackers=[tracker])
+    assert (result.summary["algorithm"], result.summary["method"]) == ("my_file.py", "NewMethod")
+    assert tracker.card is not None
+    assert (tracker.card.label, tracker.card.tags["algorithm"]) == ("NewMethod-s5", "NewMethod")
+    assert ("scenario", "tiny, NewMethod, seed 5") in rows(result.summary)
+    assert [variant.name for variant in compare(result.folder).variants] == ["NewMethod"]

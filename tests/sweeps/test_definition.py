@@ -209,3 +209,40 @@ def test_every_shipped_sweep_loads_and_its_cells_fit(path: Path) -> None:
     assert len(sweep.cells) > 1
     for cell in sweep.cells:
         check(cell.loaded)
+
+
+def test_own_methods_are_called_by_their_classes(base: Path, tmp_path: Path) -> None:
+    template = (REPOSITORY / "raysim" / "cli" / "templates" / "algorithm.py").read_text()
+    (tmp_path / "my_file.py").write_text(template.replace("NewMethod", "Mine"))
+    (tmp_path / "twin.py").write_text(template.replace("NewMethod", "Mine"))
+    grid = {"algorithm.name": ["./my_file.py", "./twin.py", "standalone"]}
+    sweep = load_sweep(write(tmp_path, grid=grid, seeds=[1], baseline="Mine"))
+    assert [cell.name for cell in sweep.cells] == ["Mine seed=1", "Mine (twin.py) seed=1", "standalone seed=1"]
+    assert sweep.cells[0].folder_name.startswith("Mine-seed-1-")
+    assert [cell.loaded.method for cell in sweep.cells] == ["Mine", "Mine", "standalone"]
+    assert load_sweep(write(tmp_path, grid=grid, baseline="./my_file.py")).baseline == "./my_file.py"
+
+
+def test_a_baseline_may_be_a_name_in_runs(base: Path, tmp_path: Path) -> None:
+    runs = {"rate": {"slow": ["training.lr=0.1"], "fast": ["training.lr=0.2"]}, "m": {"a": [], "b": ["rounds=2"]}}
+    for baseline in ("slow", "slow a", "fedgh"):
+        sweep = load_sweep(write(tmp_path, runs=runs, baseline=baseline))
+        assert sweep.baseline == baseline
+        assert list(sweep.card().cells.values())[1].runs == ("slow", "b")
+    with pytest.raises(ScenarioError, match=r"baseline: 'slw' given; allowed: fedgh, slow, a, slow a, b, slow b, "):
+        load_sweep(write(tmp_path, runs=runs, baseline="slw"))
+
+
+def test_a_key_of_one_method_in_a_grid_of_several(base: Path, tmp_path: Path) -> None:
+    """The sentence's own `runs` are a sweep that loads."""
+    grid = {"algorithm.name": ["fedgh", "standalone"], "algorithm.header_lr": [0.1]}
+    with pytest.raises(ScenarioError, match=r"the cell 'standalone algorithm\.header_lr=0\.1'") as caught:
+        load_sweep(write(tmp_path, grid=grid))
+    assert "unknown key" in str(caught.value) and "\n" not in str(caught.value)
+    text = str(caught.value).split("`")[1].replace("METHOD", "fedgh")
+    sweep = load_sweep(write(tmp_path, **yaml.safe_load(text)))
+    assert [cell.name for cell in sweep.cells] == ["without", "with"]
+    assert [cell.loaded.method for cell in sweep.cells] == ["standalone", "fedgh"]
+    with pytest.raises(ScenarioError) as caught:
+        load_sweep(write(tmp_path, grid={**grid, "algorithm.header_lr": ["x"]}))
+    assert "sweep file" not in str(caught.value)
