@@ -8,6 +8,9 @@ from typing import TypeGuard
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
+QUOTED = 200
+"""Characters of a user's text that a message quotes at most."""
+
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-Z\\^-~])")
 """Escape sequences of terminals."""
 
@@ -47,6 +50,15 @@ def printable(text: str) -> str:
 def one_line(text: str, longest: int = 500) -> str:
     """`text` as a line for a terminal without secrets, cut after `longest` characters."""
     return re.sub(r"[\t\n]", " ", redacted(printable(text[: 4 * longest]))).strip()[:longest]
+
+
+def cause(error: BaseException) -> str:
+    """Kind and text of an exception of any code, in one line, of which the text is cut; it may have none to give."""
+    try:
+        text = str(error)
+    except (Exception, SystemExit):
+        text = "its text cannot be shown"
+    return f"{type(error).__name__}: {one_line(text, QUOTED)}".removesuffix(": ")
 
 
 def redacted(text: str) -> str:

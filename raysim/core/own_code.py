@@ -2,12 +2,14 @@
 
 `./mine.py:Mine` is a class or function of a file, `package.module:Mine` one of an installed module. The files that a
 scenario names, and what they import from beside them, travel as text with the scenario to every process, so that all
-run the same. None of it runs before `activate` or `Reference.load`, which announce it first.
+run the same. Their modules are imported below the package `raysim_own`, so that a module that the user imported under
+the same name stays what it is. None of it runs before `activate` or `Reference.load`, which announce it first.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 import hashlib
 import importlib
 import sys
@@ -24,7 +26,14 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from raysim.common.errors import ScenarioError
+from raysim.common.text import cause
 from raysim.core.imports import imports_of
+
+PACKAGE = "raysim_own"
+"""The package of the modules that are made of the files that a scenario names."""
+
+FAILURES = (Exception, SystemExit, GeneratorExit)
+"""What the user's own code may raise: a function that calls `sys.exit()` fails, like any other."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +58,8 @@ class Reference:
 
     @property
     def module(self) -> str:
-        """The name of the module: the file's without .py."""
-        return Path(self.place).stem if self.is_file else self.place
+        """The name under which it is imported."""
+        return f"{PACKAGE}.{Path(self.place).stem}" if self.is_file else self.place
 
     @property
     def name(self) -> str:
@@ -64,7 +73,7 @@ class Reference:
             _announce((self.place,))
         try:
             return importlib.import_module(self.module)
-        except Exception as error:
+        except FAILURES as error:
             raise ScenarioError(f"{self.place}: cannot be imported: {where(error)}") from error
 
     def get(self) -> Any:
@@ -77,12 +86,19 @@ class Reference:
         return found
 
 
-def where(error: Exception) -> str:
-    """What is wrong with a file that was imported or called, and in which line."""
+def where(error: BaseException) -> str:
+    """What is wrong with a file that was imported or called, and in which of its lines."""
     if isinstance(error, SyntaxError):
         return f"{error.msg} (line {error.lineno})"
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno})"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename in _FINDER.code.paths]
+    last = (own or frames)[-1]
+    return f"{cause(error)} ({Path(last.filename).name}, line {last.lineno})"
+
+
+def plain_module(name: str) -> str:
+    """The name of a module as its file has it: `mine` for `raysim_own.mine`."""
+    return name.removeprefix(f"{PACKAGE}.")
 
 
 def installed(kind: str) -> dict[str, Reference]:
@@ -119,13 +135,14 @@ class OwnCode:
     def of(cls, paths: Iterable[Path]) -> OwnCode:
         """Read the files. Nothing of them runs.
 
-        Raises `ScenarioError` when one cannot be read or parsed, two have the same name, or Python has that module.
+        Raises `ScenarioError` when one cannot be read or parsed, two have the same name, or a module of that name is
+        installed.
         """
         found: dict[str, SourceFile] = {}
         for path in paths:
             if not path.stem.isidentifier():
                 raise ScenarioError(f"{path}: {path.stem!r} is no name for a module; allowed: letters, digits and _")
-            if _is_elsewhere(path.stem, path):
+            if _is_installed(path.stem, path):
                 raise ScenarioError(f"{path}: Python has another module {path.stem!r}; give the file another name")
             for name, file in _with_imports(path):
                 _add(found, name, file)
@@ -170,7 +187,7 @@ class OwnCode:
         return self.files.get(f"{place}.py") or self.files.get(f"{place}/__init__.py")
 
     def activate(self) -> None:
-        """Announce these files, and make their modules those that this process imports."""
+        """Announce these files, and make their modules those of `raysim_own` in this process."""
         known = _FINDER.code.files
         if all(known.get(name) == file for name, file in self.files.items()):
             return
@@ -181,9 +198,6 @@ class OwnCode:
             for name in [name for name, module in sys.modules.items() if _is_own(module)]:
                 del sys.modules[name]
             _FINDER.code = self
-        for name in [name for name in sys.modules if self.module(name)]:
-            if not _is_own(sys.modules[name]):  # imported in another way, before
-                del sys.modules[name]
         if _FINDER not in sys.meta_path:
             sys.meta_path.insert(0, _FINDER)
 
@@ -223,6 +237,8 @@ def _with_imports(entry: Path) -> Iterator[tuple[str, SourceFile]]:
             raise ScenarioError(f"{path}: cannot be read ({error.strerror})") from None
         except (SyntaxError, ValueError) as error:
             raise ScenarioError(f"{path}: cannot be imported: {where(error)}") from None
+        except (RecursionError, MemoryError):  # of the parser, at thousands of operators in each other
+            raise ScenarioError(f"{path}: cannot be imported: an expression is nested too deeply") from None
         relative = path.relative_to(root)
         yield relative.as_posix(), SourceFile(str(path), text)
         package = ".".join(relative.parent.parts)
@@ -242,17 +258,21 @@ def _files(root: Path, module: str) -> Iterator[Path]:
     for depth in range(1, len(parts) + 1):
         place = root.joinpath(*parts[:depth])
         path = next((one for one in (place.with_suffix(".py"), place / "__init__.py") if one.is_file()), None)
-        if path is None or (depth == 1 and _is_elsewhere(parts[0], path)):
+        if path is None or (depth == 1 and _is_installed(parts[0], path)):
             return
         yield path
 
 
-def _is_elsewhere(module: str, path: Path) -> bool:
-    """Whether Python itself, or what is installed, has a module of this name."""
+def _is_installed(module: str, path: Path) -> bool:
+    """Whether Python itself, or what is installed, has a module of this name; another file beside a script is none."""
     if module in sys.stdlib_module_names or module == "raysim":
         return True
     spec = PathFinder.find_spec(module)
-    return spec is not None and spec.origin is not None and Path(spec.origin).resolve() != path.resolve()
+    if spec is None or spec.origin is None or Path(spec.origin).resolve() == path.resolve():
+        return False
+    return bool(
+        spec.origin in ("built-in", "frozen") or {"site-packages", "dist-packages"} & set(Path(spec.origin).parts)
+    )
 
 
 def _is_own(module: ModuleType) -> bool:
@@ -272,12 +292,33 @@ class _Loader(InspectLoader):
     def is_package(self, fullname: str) -> bool:
         return Path(self.file.path).name == "__init__.py"
 
+    def exec_module(self, module: ModuleType) -> None:
+        vars(module)["__builtins__"] = {**vars(builtins), "__import__": _import}
+        super().exec_module(module)
+
+
+def _import(
+    name: str,
+    globals: Mapping[str, object] | None = None,
+    locals: Mapping[str, object] | None = None,
+    fromlist: Sequence[str] | None = (),
+    level: int = 0,
+) -> ModuleType:
+    """`__import__` as own code calls it: a name that is one of its files' means that file."""
+    first = name.partition(".")[0]
+    if level or _FINDER.code.module(first) is None:
+        return __import__(name, globals, locals, fromlist or (), level)
+    found = __import__(f"{PACKAGE}.{name}", globals, locals, fromlist or ())
+    return found if fromlist else sys.modules[f"{PACKAGE}.{first}"]
+
 
 class _Finder(MetaPathFinder):
     code = OwnCode()
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        file = self.code.module(fullname)
+        if fullname == PACKAGE:
+            return ModuleSpec(PACKAGE, None, is_package=True)
+        file = self.code.module(plain_module(fullname)) if fullname.startswith(f"{PACKAGE}.") else None
         if file is None:
             return None
         spec = spec_from_loader(fullname, _Loader(file), origin=file.path)

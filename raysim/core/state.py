@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from raysim.core.own_code import plain_module
+
 DEEPEST = 100
 """Parts within parts that a state may have; one that holds itself has no end of them."""
 
@@ -196,7 +198,7 @@ def _dense(tensor: Tensor) -> bool:
 
 
 def _class_name(cls: type) -> str:
-    return f"{cls.__module__}:{cls.__qualname__}"
+    return f"{plain_module(cls.__module__)}:{cls.__qualname__}"
 
 
 def _class_of(name: str, modules: Collection[str]) -> Any:
@@ -205,10 +207,11 @@ def _class_of(name: str, modules: Collection[str]) -> Any:
     What these modules import is reached under their names, too, such as `raysim.core.data:np.memmap`.
     """
     module, _, qualname = name.partition(":")
-    found: Any = sys.modules.get(module) if module in modules or module.startswith(f"{__package__}.") else None
+    named = {plain_module(name): name for name in modules}.get(module, "")
+    found: Any = sys.modules.get(module if module.startswith(f"{__package__}.") else named)
     for step in qualname.split("."):
         found = getattr(found, step, None)
-    if not isinstance(found, type) or (found.__module__, found.__qualname__) != (module, qualname):
+    if not isinstance(found, type) or _class_name(found) != name:
         raise ValueError(f"the state holds a {name}, which is no class of {', '.join(sorted(modules))}")
     return found
 

@@ -19,7 +19,7 @@ from raysim.common.errors import ScenarioError
 from raysim.common.text import one_line
 from raysim.core.algorithm import AnyAlgorithm
 from raysim.core.imports import imports_of
-from raysim.core.own_code import OwnCode
+from raysim.core.own_code import OwnCode, plain_module
 
 RAYSIM = "raysim/{common,core,data,engine,models}"
 """The name, among the files, of those parts of raysim that compute: a new progress bar changes no number."""
@@ -43,7 +43,7 @@ class Code:
         """
         module = type(algorithm).__module__
         digests = dict(own_code.digests) if own_code else {}
-        if own_code and own_code.module(module):
+        if own_code and own_code.module(plain_module(module)):
             return cls({**digests, RAYSIM: _of_raysim()}, *checkout())
         try:
             for name, file in own_modules(module).items():

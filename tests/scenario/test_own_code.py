@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import shutil
 import sys
@@ -41,6 +42,7 @@ def fails(num_classes, input_spec, feature_dim):
 def other(num_classes, input_spec, feature_dim):
     return nn.Linear(2, 2)
 """
+NAMES = ("mine", "nets", "my_helper", "evil")
 SCENARIO = """
 name: mine
 rounds: 2
@@ -61,7 +63,7 @@ def _as_in_a_new_process() -> Iterator[None]:
 def forget_own_code() -> None:
     own_code._FINDER.code = OwnCode()
     own_code.LISTENERS.clear()
-    for name in {"mine", "nets", "my_helper", "evil"} & set(sys.modules):
+    for name in [name for name in sys.modules if name.startswith(own_code.PACKAGE) or name in NAMES]:
         del sys.modules[name]
 
 
@@ -126,8 +128,25 @@ class TestRuns:
         (folder / "my_helper.py").write_text("SCALE = 2.0\n")
         after = raysim.load_scenario(folder / "s.yaml")
         assert type(after.algorithm) is not type(first)
-        assert sys.modules["my_helper"].SCALE == 2.0
+        assert sys.modules["raysim_own.my_helper"].SCALE == 2.0
         assert before.own_code.digests != after.own_code.digests
+
+    @pytest.mark.parametrize("edited", [False, True])
+    def test_beside_the_users_own_modules(self, edited: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A notebook that has imported its own files runs them, resumes the run, looks into it, and keeps its own."""
+        monkeypatch.syspath_prepend(folder)
+        users = {name: importlib.import_module(name) for name in ("mine", "my_helper", "nets")}
+        result = raysim.run(folder / "s.yaml", quiet=True)
+        if edited:
+            for name in ("my_helper.py", "nets.py"):
+                (folder / name).write_text((folder / name).read_text() + "EDITED = True\n")
+        net = raysim.load_client(result.folder, 1)
+        assert type(net).__name__ == "Small"
+        assert not isinstance(net, users["nets"].Small)
+        assert not hasattr(sys.modules[type(net).__module__], "EDITED")
+        raysim.resume(result.folder, sets=["rounds=3"], quiet=True)
+        assert {name: sys.modules[name] for name in users} == users
+        assert hasattr(importlib.reload(users["my_helper"]), "EDITED") == edited
 
     @pytest.mark.ray
     def test_the_same_on_actors(self, folder: Path) -> None:
