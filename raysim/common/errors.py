@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from raysim.common.text import printable, redacted
+from raysim.common.text import sentence
 
 
 class RaysimError(Exception):
     """Something that one sentence can explain to a user; shown without a traceback.
 
-    The sentence may quote anything: secrets in addresses and control characters are left out of it.
+    The sentence may quote anything: secrets in addresses and control characters are left out of it, and of a long
+    word or quotation only its beginning and end are shown.
     """
 
     exit_code = 1
 
     def __init__(self, text: object = "") -> None:
-        super().__init__(redacted(printable(str(text))))
+        super().__init__(sentence(str(text)))
 
 
 class ScenarioError(RaysimError, ValueError):

@@ -29,6 +29,12 @@ _QUERY = re.compile(
 )
 
 
+_LONG = re.compile(
+    rf"(?<!\w)'[^'\n]{{{QUOTED},}}'(?!\w)" + rf'|(?<!\w)"[^"\n]{{{QUOTED},}}"(?!\w)' + rf"|\S{{{QUOTED + 1},}}"
+)
+"""Quotations and words of more than `QUOTED` characters. An apostrophe within or behind a word begins no quotation."""
+
+
 def is_name(value: object) -> TypeGuard[str]:
     """Whether `value` has the form of a scenario's name, a run id or a job id, and so is one folder's name."""
     return isinstance(value, str) and _NAME.fullmatch(value) is not None
@@ -58,7 +64,27 @@ def cause(error: BaseException) -> str:
         text = str(error)
     except (Exception, SystemExit):
         text = "its text cannot be shown"
-    return f"{type(error).__name__}: {one_line(text, QUOTED)}".removesuffix(": ")
+    return f"{type(error).__name__}: {cut(one_line(text))}".removesuffix(": ")
+
+
+def quoted(value: object) -> str:
+    """Any value in a sentence, cut, also one of own code whose `repr` fails."""
+    try:
+        text = repr(value)
+    except (Exception, SystemExit):
+        text = f"a {type(value).__name__}"
+    return cut(one_line(text))
+
+
+def cut(text: str) -> str:
+    """`text` without secrets, in at most `QUOTED` characters: its beginning and its end."""
+    text = redacted(text)
+    return text if len(text) <= QUOTED else f"{text[: QUOTED // 2]}…{text[1 - QUOTED // 2 :]}"
+
+
+def sentence(text: str) -> str:
+    """A message as a user may see it: no secrets, nothing that moves a cursor, and long quotations and words cut."""
+    return _LONG.sub(lambda found: cut(found[0]), redacted(printable(text)))
 
 
 def redacted(text: str) -> str:

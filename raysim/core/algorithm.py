@@ -8,6 +8,7 @@ A round has four arrows, and four hooks are named after them; three more run onc
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from raysim.common.errors import ScenarioError
+from raysim.common.text import quoted
 from raysim.core.data import Batch, Samples
 from raysim.core.fields import check_settings
 from raysim.core.fit import FitJob, LocalTraining, Loss, Trainer, fit_one, has_batchnorm
@@ -167,7 +169,7 @@ class Client:
 
     def log(self, name: str, value: float) -> None:
         """Record a number of this client's round; its mean over the participants is tracked as `client/<name>`."""
-        self.stats.values[name] = float(value)
+        self.stats.values[metric_name(name)] = float(value)
 
     def _epoch_flops(
         self, meter: FlopMeter, loss: Loss, given: Any, data: Samples, drop_single: bool, two_views: bool
@@ -251,7 +253,21 @@ class Server(Generic[State]):
 
     def log(self, name: str, value: float) -> None:
         """Record a number of this round, tracked as `server/<name>`."""
-        self.values[name] = float(value)
+        self.values[metric_name(name)] = float(value)
+
+
+_METRIC = re.compile(r"[\w -]+([/.:][\w -]+)*")
+"""The form of a metric's name in MLflow, as far as it may be a column of a table and a file's name as well."""
+
+
+def metric_name(name: str) -> str:
+    """The name of a logged number. Raises `ValueError` when it cannot be a metric's."""
+    if not isinstance(name, str) or len(name) > 100 or not _METRIC.fullmatch(name):
+        raise ValueError(
+            f"log: the name {quoted(name)} given; allowed: at most 100 letters, digits, _, - and spaces, in parts with "
+            "/, . or : between them"
+        )
+    return name
 
 
 @dataclass(frozen=True)

@@ -107,10 +107,10 @@ def field_docs(cls: type) -> Mapping[str, str]:
             continue
         try:
             (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        except (OSError, TypeError):  # made in an interactive session: it has no source
+        except (OSError, TypeError, SyntaxError, ValueError):  # it has no source, or one that was edited since
             continue
-        assert isinstance(tree, ast.ClassDef)
-        docs |= docs_in(tree)
+        if isinstance(tree, ast.ClassDef):
+            docs |= docs_in(tree)
     return MappingProxyType(docs)
 
 

@@ -12,9 +12,11 @@ import ast
 import builtins
 import hashlib
 import importlib
+import operator
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.abc import InspectLoader, MetaPathFinder
@@ -34,6 +36,10 @@ PACKAGE = "raysim_own"
 
 FAILURES = (Exception, SystemExit, GeneratorExit)
 """What the user's own code may raise: a function that calls `sys.exit()` fails, like any other."""
+
+
+BOOLEANS = ("bool", "torch.bool")
+"""What NumPy and torch call the type of truth values."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +77,8 @@ class Reference:
         """Import the module. Raises `ScenarioError`, one sentence, when that fails."""
         if not self.is_file:
             _announce((self.place,))
-        try:
+        with failing(f"{self.place}: cannot be imported"):
             return importlib.import_module(self.module)
-        except FAILURES as error:
-            raise ScenarioError(f"{self.place}: cannot be imported: {where(error)}") from error
 
     def get(self) -> Any:
         """The class or function. Raises `ScenarioError` when there is none of that name."""
@@ -86,6 +90,15 @@ class Reference:
         return found
 
 
+@contextmanager
+def failing(sentence: str, key: str = "") -> Iterator[None]:
+    """A block that calls the user's own code: its exception becomes a `ScenarioError`, this sentence and the cause."""
+    try:
+        yield
+    except FAILURES as error:
+        raise ScenarioError(f"{sentence}: {where(error)}", key=key) from error
+
+
 def where(error: BaseException) -> str:
     """What is wrong with a file that was imported or called, and in which of its lines."""
     if isinstance(error, SyntaxError):
@@ -94,6 +107,26 @@ def where(error: BaseException) -> str:
     own = [frame for frame in frames if frame.filename in _FINDER.code.paths]
     last = (own or frames)[-1]
     return f"{cause(error)} ({Path(last.filename).name}, line {last.lineno})"
+
+
+def whole_number(value: object) -> int | None:
+    """A whole number that own code returned, NumPy's and torch's included, as Python's; None: it is none, or a bool."""
+    if isinstance(value, bool) or str(getattr(value, "dtype", "")) in BOOLEANS:
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except FAILURES:
+        return None
+
+
+def real_number(value: object) -> float | None:
+    """A number that own code returned, as a float; None: it is none, or text or a bool."""
+    if isinstance(value, bool | str | bytes) or str(getattr(value, "dtype", "")) in BOOLEANS:
+        return None
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except FAILURES:
+        return None
 
 
 def plain_module(name: str) -> str:

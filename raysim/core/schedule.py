@@ -6,7 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
+from raysim.common.errors import RunError
+from raysim.common.text import quoted
 from raysim.core.fields import Count, Fraction, Range
+from raysim.core.own_code import FAILURES, real_number, where
 
 Factor = Annotated[float, Range(gt=0, le=1)]
 
@@ -54,6 +57,19 @@ class Cosine:
     def factor(self, t: int, num_rounds: int) -> float:
         """See `RateSchedule`."""
         return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * (t - 1) / num_rounds)) / 2
+
+
+def factor_of(schedule: RateSchedule, t: int, num_rounds: int) -> float:
+    """`schedule.factor`, as a number of Python's. Raises `RunError` when it fails, or gives no number above 0."""
+    name = f"{type(schedule).__name__}.factor"
+    try:
+        given = schedule.factor(t, num_rounds)
+    except FAILURES as error:
+        raise RunError(f"{name} fails: {where(error)}") from error
+    found = real_number(given)
+    if found is None or not 0 < found < math.inf:
+        raise RunError(f"{name}({t}, {num_rounds}) gives {quoted(given)}; allowed: greater than 0")
+    return found
 
 
 SCHEDULES: dict[str, type] = {"constant": Constant, "step": Step, "cosine": Cosine}

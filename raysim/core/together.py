@@ -19,9 +19,11 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
+from raysim.common.text import cause
 from raysim.core.data import Batch, Shuffled
 from raysim.core.fit import FitJob, FitResult, Optimizer, check_rates, fit_one, has_batchnorm, make_optimizers
 from raysim.core.lockstep import ask
+from raysim.core.own_code import FAILURES
 from raysim.core.torch_workarounds import Sgd, named_tensors, set_training, tensors_replaced
 
 TOLERANCE = 1e-4
@@ -266,10 +268,10 @@ def _attempt(jobs: Sequence[FitJob]) -> Sequence[FitResult | str]:
         return fit_together(jobs)
     except (MemoryError, torch.OutOfMemoryError):  # depends on the machine, as no bit may
         raise
-    except Exception as error:
+    except FAILURES as error:
         for one, state in zip(shuffled, states, strict=True):
             one.rng.set_state(state)
-        text = str(error) if isinstance(error, ApartError) else f"{type(error).__name__}: {error}".splitlines()[0]
+        text = str(error) if isinstance(error, ApartError) else cause(error)
         return [text] * len(jobs)
 
 

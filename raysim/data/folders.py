@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysim.common.errors import ScenarioError
-from raysim.core.own_code import where as cause
+from raysim.common.text import quoted
+from raysim.core.own_code import failing, whole_number
 from raysim.data.samples import Images, to_classes, to_features, to_owners, to_tokens
 from raysim.data.sources import Decoded, Source, one_sentence
 from raysim.data.specs import Files
@@ -49,19 +50,21 @@ def read_numpy(source: Source, given: Files) -> Decoded:
 
 def read_function(load: Callable[[], Any], given: Files, where: Path) -> Decoded:
     """The arrays that a user's own function returns: x and y, perhaps ids and `num_train`. Raises ScenarioError."""
-    try:
+    with failing(f"{where}: fails"):
         found = load()
-    except Exception as error:
-        raise ScenarioError(f"{where}: fails: {cause(error)}") from error
     names = [name for name in ("x", "y", given.by) if name]
     if not isinstance(found, Mapping) or not found.keys() >= set(names):
         raise ScenarioError(f"{where}: returns no mapping with {' and '.join(names)}; allowed: one, with arrays")
-    arrays = {name: np.asarray(found[name]) for name in names}
+    arrays = {}
+    for name in names:
+        with failing(f"{where}: {name} is no array"):
+            arrays[name] = np.asarray(found[name])
     _check_arrays(arrays, where, given)
-    num_train = found.get("num_train", len(arrays["y"]))
-    if not isinstance(num_train, int) or not 1 <= num_train <= len(arrays["y"]):
+    num_train = whole_number(found.get("num_train", len(arrays["y"])))
+    if num_train is None or not 1 <= num_train <= len(arrays["y"]):
         raise ScenarioError(
-            f"{where}: num_train is {num_train!r}; allowed: 1 to {len(arrays['y'])}, the train part first"
+            f"{where}: num_train is {quoted(found['num_train'])}; "
+            f"allowed: 1 to {len(arrays['y'])}, the train part first"
         )
     return _decoded({name: [array] for name, array in arrays.items()}, num_train, given, where, where)
 

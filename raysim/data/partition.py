@@ -15,7 +15,7 @@ import numpy as np
 
 from raysim.common.errors import ScenarioError
 from raysim.core.fields import Count, Positive, check_settings
-from raysim.core.own_code import where
+from raysim.core.own_code import failing
 from raysim.core.seeds import seed_for
 from raysim.data import partition_counts as counts
 from raysim.data.given import deal_by_id, kept_ids, read_partition
@@ -308,10 +308,8 @@ def _shares(
 def _own_shares(setting: Any, class_count_C: Ints, num_clients: int, rng: np.random.Generator) -> Floats:
     """As a user's own partition says. Raises ScenarioError unless they are shares, some of each class that there is."""
     name = type(setting).__name__
-    try:
+    with failing(f"{name}.shares fails", key="data.partition.name"):
         share_NC = np.asarray(setting.shares(class_count_C, num_clients, rng), dtype=np.float64)
-    except Exception as error:
-        raise ScenarioError(f"{name}.shares fails: {where(error)}", key="data.partition.name") from error
     shape = (num_clients, len(class_count_C))
     if share_NC.shape != shape or not np.isfinite(share_NC).all() or (share_NC < 0).any():
         raise ScenarioError(

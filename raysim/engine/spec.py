@@ -19,7 +19,7 @@ from raysim.core.algorithm import AnyAlgorithm, ClientId, Task, only_pixels
 from raysim.core.data import Samples, Transform, shared
 from raysim.core.fit import LocalTraining
 from raysim.core.own_code import OwnCode
-from raysim.core.schedule import Constant, RateSchedule
+from raysim.core.schedule import Constant, RateSchedule, factor_of
 from raysim.core.seeds import global_seed
 
 FEW = 8
@@ -94,7 +94,7 @@ class RunSpec:
 
     def local_in(self, t: int) -> LocalTraining:
         """How clients train in round `t`; in round 0, in which no client trains, as in the first."""
-        return replace(self.local, lr=self.local.lr * self.schedule.factor(max(t, 1), self.num_rounds))
+        return replace(self.local, lr=self.local.lr * factor_of(self.schedule, max(t, 1), self.num_rounds))
 
     def fresh_model(self, name: str, *key: int | str) -> Any:
         """A new model with the initial weights of `name` (and `key`: of one client, or one purpose)."""

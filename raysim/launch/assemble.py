@@ -15,7 +15,7 @@ import psutil
 import torch
 from numpy.typing import NDArray
 
-from raysim.common.errors import ScenarioError
+from raysim.common.errors import RunError, ScenarioError
 from raysim.common.files import reason
 from raysim.common.shards import Shards
 from raysim.core.seeds import seed_for
@@ -25,7 +25,8 @@ from raysim.data.shards import Partition
 from raysim.data.transform import transform_of
 from raysim.engine.checkpoint.storage import Storage, open_storage
 from raysim.engine.policies.placement import ClusterResources, Plan, make_plan
-from raysim.engine.run import Schedule
+from raysim.engine.policies.sampling import SELECTIONS
+from raysim.engine.run import Schedule, sample
 from raysim.engine.spec import RunSpec
 from raysim.launch.check import Checked
 from raysim.launch.signals import sigterm_kept
@@ -131,7 +132,18 @@ def assemble(checked: Checked, machine: ClusterResources | None = None, *, round
             plan = replace(plan, groups=tuple(replace(group, actors=0) for group in plan.groups))
     data = _read_data(checked)
     public = _public(checked, data)
-    return Assembly(checked, plan, data, _partition(checked, data, public), public)
+    assembly = Assembly(checked, plan, data, _partition(checked, data, public), public)
+    if rounds_left and checked.loaded.resolved["clients"]["selection"]["name"] not in SELECTIONS:
+        _try_selection(assembly)
+    return assembly
+
+
+def _try_selection(assembly: Assembly) -> None:
+    """See that a user's own policy selects the clients of round 1. Raises `ScenarioError`."""
+    try:
+        sample(assembly.spec, assembly.schedule, 1)
+    except RunError as error:
+        raise assembly.checked.loaded.origin.error(("clients", "selection"), str(error)) from error
 
 
 def find_machine(checked: Checked) -> ClusterResources:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
@@ -10,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raysim.common.errors import ScenarioError
+from raysim.common.errors import RunError, ScenarioError
 from raysim.common.inputs import image
-from raysim.common.text import expanded, holds_secret
-from raysim.core.own_code import named, where
-from raysim.core.schedule import SCHEDULES, Constant, RateSchedule
+from raysim.common.text import expanded, holds_secret, quoted
+from raysim.core.own_code import FAILURES, failing, named, where
+from raysim.core.schedule import SCHEDULES, Constant, RateSchedule, factor_of
 from raysim.data.partition import PARTITIONS, Listed, check_partition, default_split
 from raysim.data.specs import DATASETS, DatasetSpec, Files
 from raysim.engine.checkpoint.storage import is_process_memory
@@ -230,6 +229,9 @@ def check(loaded: Loaded) -> Checked:
             loaded.algorithm.check(checked.task)
         except ValueError as error:
             raise origin.error(("algorithm",), str(error)) from None
+        except FAILURES as error:
+            name = type(loaded.algorithm).__name__
+            raise origin.error(("algorithm",), f"{name}.check fails: {where(error)}") from error
     return replace(checked, requests=_requests(loaded))
 
 
@@ -272,13 +274,9 @@ def schedule_of(loaded: Loaded) -> RateSchedule:
     )
     for t in range(1, scenario.rounds + 1):
         try:
-            factor = float(found.factor(t, scenario.rounds))
-        except Exception as error:
-            raise loaded.origin.error(key, f"{type(found).__name__}.factor fails: {where(error)}") from error
-        if not 0 < factor < math.inf:
-            raise loaded.origin.error(
-                key, f"{type(found).__name__}.factor({t}, {scenario.rounds}) gives {factor:g}; allowed: greater than 0"
-            )
+            factor_of(found, t, scenario.rounds)
+        except RunError as error:
+            raise loaded.origin.error(key, str(error)) from error
     return found
 
 
@@ -390,14 +388,11 @@ def _try_model(name: str, dataset: DatasetSpec, feature_dim: int) -> None:
         x_B = example(dataset.input_spec, 2)
         parts = (("representation", net.features, feature_dim), ("logits", net.header, dataset.num_classes))
         for what, part, width in parts:
-            try:
+            with failing(f"{name}: fails on two samples of {dataset.input_spec}"):
                 x_B = part(x_B)
-            except Exception as error:
-                raise ScenarioError(f"{name}: fails on two samples of {dataset.input_spec}: {where(error)}") from error
-            if x_B.shape != (2, width):
-                raise ScenarioError(
-                    f"{name}: the {what} of two samples has the shape {tuple(x_B.shape)}; allowed: {(2, width)}"
-                )
+            if not isinstance(x_B, torch.Tensor) or x_B.shape != (2, width):
+                given = f"has the shape {tuple(x_B.shape)}" if isinstance(x_B, torch.Tensor) else f"is {quoted(x_B)}"
+                raise ScenarioError(f"{name}: the {what} of two samples {given}; allowed: {(2, width)}")
 
 
 def _requests(loaded: Loaded) -> tuple[ResourceRequest, ...]:

@@ -17,6 +17,7 @@ from raysim.common.errors import ScenarioError
 from raysim.common.results import Scalar, written
 from raysim.common.text import expanded, is_name, redacted
 from raysim.core.own_code import OwnCode
+from raysim.core.schedule import factor_of
 from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
 from raysim.launch.check import schedule_of
 from raysim.launch.code import RAYSIM, UNKNOWN, Code
@@ -232,8 +233,8 @@ def _free(key: str, before: Loaded, now: Loaded) -> bool:
     if key == "rounds":
         # More rounds are the same rounds and then some, unless the method or the learning rate looks at how many
         # there will be.
-        had, have, factor = before.scenario.rounds, now.scenario.rounds, schedule_of(now).factor
-        same = all(factor(t, had) == factor(t, have) for t in range(1, had + 1))
+        had, have, schedule = before.scenario.rounds, now.scenario.rounds, schedule_of(now)
+        same = all(factor_of(schedule, t, had) == factor_of(schedule, t, have) for t in range(1, had + 1))
         return have > had and same and not now.declared.scheduled
     if key in ("data.path", "data.partition.path"):  # a file may be moved: its digest is compared
         return True

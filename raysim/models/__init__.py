@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from raysim.common.errors import ScenarioError
 from raysim.common.inputs import InputSpec, Kind, image
-from raysim.core.own_code import Reference, named, where
+from raysim.core.own_code import Reference, failing, named
 
 if TYPE_CHECKING:
     from raysim.models.split import SplitNet
@@ -279,10 +279,8 @@ def _own(reference: Reference, num_classes: int, input_spec: InputSpec, feature_
     from raysim.models.split import SplitNet
 
     make = reference.get()
-    try:
+    with failing(f"{reference.name}: cannot be built"):
         net = make(num_classes, input_spec, feature_dim)
-    except Exception as error:
-        raise ScenarioError(f"{reference.name}: cannot be built: {where(error)}") from error
     if not isinstance(net, SplitNet):
         raise ScenarioError(f"{reference.name}: makes a {type(net).__name__}; allowed: a raysim.SplitNet")
     return net

@@ -144,17 +144,41 @@ def _is_covered(source: bytes) -> bool:
     return False
 
 
-_PLAIN = (ast.Name, ast.Subscript, ast.Tuple, ast.List, ast.Constant, ast.BinOp, ast.Call, ast.keyword, ast.UnaryOp)
-_PARTS = (ast.expr_context, ast.operator, ast.unaryop)
 _BUILT_IN = {one.__name__: one for one in (int, float, str, bool, dict, list, tuple)}
 
 
 def _hint(annotation: ast.expr) -> Any:
-    """The type that an annotation names. Raises `ValueError` unless it is made of plain names and literals."""
-    if not all(isinstance(node, (*_PLAIN, *_PARTS)) for node in ast.walk(annotation)):  # it may be a stranger's
+    """The type that an annotation names. Raises `ValueError` unless it is made of names of types and literals.
+
+    The file may be a stranger's: nothing is called but `Range`, and nothing is computed. Text is a literal within
+    `Literal`, or behind the type in `Annotated`; elsewhere it is an expression that Pydantic would evaluate.
+    """
+    if not _is_plain(annotation):
         raise ValueError(ast.unparse(annotation))
     code = compile(ast.Expression(annotation), "annotation", "eval")
     return eval(code, {**_NAMES, **_BUILT_IN, "__builtins__": {}})
+
+
+def _is_plain(node: ast.expr, text: bool = False) -> bool:
+    """Whether `_hint` may evaluate an expression. text: whether text is a literal there."""
+    match node:
+        case ast.Constant():
+            return text or not isinstance(node.value, str | bytes)
+        case ast.Name():
+            return True
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant()):
+            return True
+        case ast.BinOp(op=ast.BitOr()):
+            return _is_plain(node.left) and _is_plain(node.right)
+        case ast.Tuple() | ast.List():
+            return all(_is_plain(part, text) for part in node.elts)
+        case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[first, *rest])):
+            return _is_plain(first) and all(_is_plain(part, text=True) for part in rest)
+        case ast.Subscript(value=ast.Name(id=name)):
+            return _is_plain(node.slice, text=name == "Literal")
+        case ast.Call(func=ast.Name(id="Range")):
+            return all(_is_plain(part) for part in (*node.args, *(keyword.value for keyword in node.keywords)))
+    return False
 
 
 def read(source: bytes, name: str = "") -> Declaration | None:

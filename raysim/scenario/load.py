@@ -15,9 +15,9 @@ from pydantic import BaseModel, PydanticUserError, ValidationError
 
 from raysim.common.errors import ScenarioError
 from raysim.common.results import Scalar
-from raysim.common.text import expanded, holds_secret, redacted
+from raysim.common.text import cause, cut, expanded, holds_secret, redacted
 from raysim.core.fields import number_text
-from raysim.core.own_code import OwnCode, Reference, named
+from raysim.core.own_code import FAILURES, OwnCode, Reference, named, where
 from raysim.scenario.declared import Declaration, declaration_of, declared
 from raysim.scenario.registry import algorithm_class, suggest
 from raysim.scenario.schema import NAME_FORM, Scenario, settings_model
@@ -78,7 +78,7 @@ class Origin:
         path = self._set(key)
         if path is None and node_at(self.text, key) is None:
             path = next((path for path in self.sets if path[: len(key)] == key), None)
-        return self.file if path is None else f"--set {self.sets[path]}"
+        return self.file if path is None else f"--set {cut(self.sets[path])}"
 
     def written(self, key: Key) -> str:
         """A value without quotes as it was written, such as 1e3 for 1000.0; empty where it cannot be found."""
@@ -96,7 +96,7 @@ class Origin:
     def error(self, key: Key, text: str, cause: Key = ()) -> ScenarioError:
         """The one sentence about a key. cause: another key that it clashes with, named where a `--set` gave that."""
         origin = self.of(cause if cause and self._set(cause) else key)
-        return ScenarioError(text, key=" ".join(".".join(key).split()) or "scenario", origin=origin)
+        return ScenarioError(text, key=cut(" ".join(".".join(key).split())) or "scenario", origin=origin)
 
 
 @dataclass(frozen=True)
@@ -126,10 +126,8 @@ class Loaded:
             return self.own
         self.own_code.activate()
         cls = algorithm_class(self.resolved["algorithm"]["name"])
-        try:
-            return cls(**self.settings)
-        except ValueError as error:
-            raise self.origin.error(("algorithm",), str(error)) from None
+        made: AnyAlgorithm = _made(cls, self.settings, ("algorithm",), self.origin)
+        return made
 
     @property
     def method(self) -> str:
@@ -196,13 +194,7 @@ def load_scenario(
         raise ScenarioError(f"{origin.of(('algorithm', 'name'))}: {error}") from None
     profile = fields.pop("profile", PAPER)
     given = _preset(declaration, profile, origin) | fields
-    try:
-        model = settings_model(declaration)
-    except PydanticUserError as error:
-        why = str(error).splitlines()[0]
-        raise origin.error(
-            ("algorithm", "name"), f"{algorithm}: a field has a type that no scenario can give ({why})"
-        ) from None
+    model = _settings_model(declaration, algorithm, ("algorithm", "name"), origin)
     settings = _validate(model, given, origin, ("algorithm",))
     resolved = scenario.model_dump(mode="json")
     chosen = {"profile": profile} if declaration.profiles else {}
@@ -295,8 +287,31 @@ def named_settings(
         raise origin.error(
             (*key, "name"), f"unknown name {name!r}{suggest(name, classes)} (there are: {', '.join(classes)})"
         )
-    settings = _validate(settings_model(declaration_of(classes[name])), fields, origin, key)
-    return classes[name](**settings.model_dump())
+    try:
+        declaration = declaration_of(classes[name])
+    except FAILURES as error:
+        raise origin.error((*key, "name"), f"{name}: its fields cannot be read: {cause(error)}") from error
+    settings = _validate(_settings_model(declaration, name, (*key, "name"), origin), fields, origin, key)
+    return _made(classes[name], settings.model_dump(), key, origin)
+
+
+def _settings_model(declaration: Declaration, name: str, key: Key, origin: Origin) -> type[BaseModel]:
+    """The Pydantic model of the fields of a settings class, which may be a user's own."""
+    try:
+        return settings_model(declaration)
+    except Exception as error:  # Pydantic raises many kinds for types and names that it does not take
+        why = str(error).splitlines()[0] if isinstance(error, PydanticUserError) else cause(error)
+        raise origin.error(key, f"{name}: a field has a type that no scenario can give ({why})") from None
+
+
+def _made(cls: type, settings: Mapping[str, Any], key: Key, origin: Origin) -> Any:
+    """A settings object. Its class, which may be a user's own, may refuse what its fields allow."""
+    try:
+        return cls(**settings)
+    except ValueError as error:
+        raise origin.error(key, str(error)) from None
+    except FAILURES as error:
+        raise origin.error(key, f"{cls.__name__} cannot be made: {where(error)}") from error
 
 
 def _rank(path: Key) -> int:
@@ -321,11 +336,11 @@ def _parse_set(item: str) -> Override:
     path, equals, text = item.partition("=")
     keys = tuple(path.strip().split("."))
     if not equals or not all(keys):
-        raise ScenarioError(f"--set {item}: write it as key.key=value, for example training.lr=0.1")
+        raise ScenarioError(f"--set {cut(item)}: write it as key.key=value, for example training.lr=0.1")
     try:
         return Override(keys, load_value(text), f"{path}=***" if holds_secret(text) else item)
     except UNREADABLE:
-        raise ScenarioError(f"--set {item}: the value is not valid YAML") from None
+        raise ScenarioError(f"--set {cut(item)}: the value is not valid YAML") from None
 
 
 def _apply(raw: dict[str, Any], path: Key, value: Any, origin: Origin) -> None:

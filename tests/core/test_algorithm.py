@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import doctest
+from typing import Any
+
+import pytest
 
 from raysim.core import algorithm
+from raysim.core.algorithm import metric_name
 
 
 def test_the_example_of_the_docstring_runs():
     found = doctest.testmod(algorithm)
     assert found.attempted and not found.failed
+
+
+@pytest.mark.parametrize("name", ["loss", "a b/c-d.e:f_1", "größe"])
+def test_names_of_metrics(name: str) -> None:
+    assert metric_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "../x", "a//b", "/a", "a/", "a..b", 5, None, "x" * 101, "\x1b[2J", "a$b"])
+def test_what_is_no_name_of_a_metric(name: Any) -> None:
+    with pytest.raises(ValueError, match=r"^log: the name .* given; allowed: at most 100 letters, "):
+        metric_name(name)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import raysim
-from raysim.common.errors import ScenarioError
-from raysim.core.schedule import Constant, Cosine, RateSchedule, Step
+from raysim.common.errors import RunError, ScenarioError
+from raysim.core.schedule import Constant, Cosine, RateSchedule, Step, factor_of
 from raysim.engine.inprocess import InProcessBackend
 from raysim.launch.assemble import assemble
 from raysim.launch.check import check
@@ -29,6 +32,35 @@ BY_HAND = [
 def test_by_hand(schedule: RateSchedule, factors: list[float]) -> None:
     found = [schedule.factor(t, len(factors)) for t in range(1, len(factors) + 1)]
     assert found == pytest.approx(factors, abs=1e-7)
+
+
+class Gives:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def factor(self, t: int, num_rounds: int) -> Any:
+        return 1 / 0 if self.value == "fails" else self.value
+
+
+@pytest.mark.parametrize("value", [0.5, np.float32(0.5), np.array(0.5), torch.tensor(0.5)])
+def test_numbers_of_any_kind(value: Any) -> None:
+    found = factor_of(Gives(value), 1, 3)
+    assert (type(found), found) == (float, 0.5)
+
+
+@pytest.mark.parametrize(
+    "value", [None, "0.5", True, np.True_, float("nan"), float("inf"), 0, -1.0, 1j, [0.5], 10**400]
+)
+def test_what_is_no_factor(value: Any) -> None:
+    with pytest.raises(RunError) as caught:
+        factor_of(Gives(value), 2, 3)
+    assert str(caught.value).startswith("Gives.factor(2, 3) gives ")
+    assert str(caught.value).endswith("; allowed: greater than 0")
+
+
+def test_a_schedule_that_fails() -> None:
+    with pytest.raises(RunError, match=r"^Gives.factor fails: ZeroDivisionError: division by zero \(test_sch"):
+        factor_of(Gives("fails"), 1, 3)
 
 
 def test_clients_and_server_train_with_it() -> None:

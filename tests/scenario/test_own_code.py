@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -272,6 +273,18 @@ EVIL: dict[str, dict[str, Any]] = {
     "in an annotation, by attributes": {
         "evil.py": MINE.replace("header_lr: Positive", "header_lr: ().__class__.__base__.__subclasses__() or {touch_}")
     },
+    "in an annotation that is text": {
+        "evil.py": MINE.replace("header_lr: Positive", "header_lr: 'open({quoted}, chr(119)).close() or float'")
+    },
+    "in text within an annotation": {
+        "evil.py": MINE.replace("header_lr: Positive", "header_lr: list['open({quoted}, chr(119)).close() or float']")
+    },
+    "in an annotation, by a function of typing": {
+        "evil.py": MINE.replace(
+            "header_lr: Positive",
+            "header_lr: _eval_type(ForwardRef('open({quoted}, chr(119))'), dict(), dict(), ()) or float",
+        )
+    },
     "in a default": {"evil.py": MINE.replace("= 0.01", "= open({mark!r}, 'w').close() or 0.01", 1)},
     "in a class body": {"evil.py": MINE.replace("    paper:", "    open({mark!r}, 'w').close()\n    paper:", 1)},
     "in a decorator": {"evil.py": MINE.replace("@dataclass", "@(open({mark!r}, 'w').close() or dataclass)", 1)},
@@ -298,7 +311,7 @@ def place(files: Mapping[str, Any], folder: Path) -> tuple[list[str], Path]:
     texts = {"touch": TOUCH.format(mark=str(mark)), "touch_": f"open({str(mark)!r}, 'w')"}
 
     def filled(text: str) -> str:
-        for word, value in {**texts, "mark!r": repr(str(mark)), "folder": str(folder)}.items():
+        for word, value in {**texts, "mark!r": repr(str(mark)), "quoted": f'"{mark}"', "folder": str(folder)}.items():
             text = text.replace(f"{{{word}}}", value)
         return text
 
@@ -390,7 +403,127 @@ class TestNothingRunsUnannounced:
         assert "is a link" in ran("resume", str(result.folder), "--set", "rounds=3", capsys=capsys, code=2)
 
 
+SELECTS = """import numpy as np
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Mine:
+    def select(self, candidates, size, rng):
+        return {returned}
+"""
+LEAVES = """
+import sys
+from dataclasses import dataclass
+from torch import nn
+from raysim import SplitNet
+
+class WordlessError(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+def load():
+    sys.exit()
+
+def model(num_classes, input_spec, feature_dim):
+    sys.exit(3)
+
+def tensors():
+    import torch
+    return {"x": torch.zeros(9, 4, requires_grad=True), "y": [0, 1, 2] * 3}
+
+def wordless():
+    raise WordlessError
+
+class Late(SplitNet):
+    def __init__(self, num_classes, input_spec, feature_dim):
+        body = nn.Sequential(nn.Flatten(), nn.Linear(input_spec.size, feature_dim))
+        super().__init__(body, nn.Linear(feature_dim, num_classes))
+
+    def forward(self, x):
+        sys.exit("bye")
+
+@dataclass(frozen=True)
+class Leaves:
+    select = shares = factor = lambda self, *given: sys.exit()
+"""
+OWN_POLICY = "clients={count: 4, participation: 0.5, models: [digits_mlp64], selection: {name: './evil.py:Leaves'}}"
+LEAVING: dict[str, tuple[str, str]] = {
+    "import": ("clients.models=['./gone.py:Net', digits_mlp64]", "gone.py: cannot be imported: SystemExit: 0 (gone.py"),
+    "data": ("data={name: './evil.py:load', partition: {name: iid}}", "evil.py:load: fails: SystemExit (evil.py, line"),
+    "model": ("clients.models=['./evil.py:model', digits_mlp64]", "evil.py:model: cannot be built: SystemExit: 3 ("),
+    "selection": (OWN_POLICY, "clients.selection: round 1: Leaves.select fails: SystemExit (evil.py, line "),
+    "partition": ("data.partition={name: './evil.py:Leaves'}", "partition.name: Leaves.shares fails: SystemExit (evil"),
+    "schedule": ("training.schedule={name: './evil.py:Leaves'}", "schedule: Leaves.factor fails: SystemExit (evil.py"),
+    "tensors that require a gradient": (
+        "data={name: './evil.py:tensors', partition: {name: iid}}",
+        "evil.py:tensors: x is no array: RuntimeError: Can't call numpy() on Tensor that requires grad",
+    ),
+    "an exception without text": (
+        "data={name: './evil.py:wordless', partition: {name: iid}}",
+        "evil.py:wordless: fails: WordlessError: its text cannot be shown (evil.py, line ",
+    ),
+}  # fmt: skip
+
+
+class TestCodeThatEndsTheProcess:
+    @pytest.mark.parametrize(("sets", "sentence"), LEAVING.values(), ids=LEAVING.keys())
+    def test_is_an_error_before_the_run(
+        self, sets: str, sentence: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (folder / "evil.py").write_text(LEAVES)
+        (folder / "gone.py").write_text("import sys\nsys.exit(0)\n")
+        words = ["--set", "algorithm.name=fedgh", "--set", "clients.models=[mlp_s]", "--set", sets]
+        if not sets.startswith("data={"):
+            words[3] = "clients.models=[digits_mlp64]"
+        assert sentence in ran("launch", str(folder / "s.yaml"), *words, capsys=capsys, code=2)
+        assert not Path("runs").exists()
+
+    @pytest.mark.parametrize("hook", ["client_update", "server_update", "forward"])
+    def test_is_an_error_of_its_hook(self, hook: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (folder / "nets.py").write_text(LEAVES)
+        if hook == "forward":
+            sets = ["clients.models=[digits_mlp64, './nets.py:Late']", "algorithm.name=fedgh"]
+        else:
+            sets = ["clients.models=[digits_mlp64]"]
+            leaves = re.sub(rf"(    def {hook}\(.*:\n)", r"\1        raise SystemExit\n", HELPED)
+            (folder / "mine.py").write_text(leaves)
+        words = [word for one in sets for word in ("--set", one)]
+        said = ran("launch", str(folder / "s.yaml"), *words, capsys=capsys, code=1)
+        assert "Traceback (most recent call last)" in said
+        assert {
+            "client_update": "raysim: Mine.client_update of client 0 failed in round 1",
+            "server_update": "raysim: Mine.server_update failed in round 1",
+            "forward": "raysim: the test of client 1 with model nets.py:Late failed: SystemExit: bye",
+        }[hook] in said
+
+
 class TestSelection:
+    def test_numpy_integers(self, folder: Path) -> None:
+        """As NumPy returns them: the run writes them down, is resumed, and is looked into."""
+        (folder / "evil.py").write_text(SELECTS.format(returned="np.array(candidates.ids)[:size]"))
+        sets = ["clients.participation=0.5", "clients.selection={name: './evil.py:Mine'}", "algorithm.name=fedgh"]
+        result = raysim.run(folder / "s.yaml", sets=sets, quiet=True)
+        assert set(result.clients[result.clients.participated].client) == {0, 1}
+        assert raysim.resume(result.folder, sets=["rounds=3"], quiet=True).summary["rounds"] == 3
+
+    @pytest.mark.parametrize(
+        ("returned", "sentence"),
+        [
+            ("None", "returned None; allowed: 2 different ones of the 4 candidates, by their ids"),
+            ("1 / 0", "fails: ZeroDivisionError: division by zero (evil.py, line 7)"),
+        ],
+    )
+    def test_refused_before_the_run(
+        self, returned: str, sentence: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (folder / "evil.py").write_text(SELECTS.format(returned=returned))
+        sets = ["clients.participation=0.5", "clients.selection={name: './evil.py:Mine'}", "algorithm.name=fedgh"]
+        said = ran(
+            "launch", str(folder / "s.yaml"), *(w for one in sets for w in ("--set", one)), capsys=capsys, code=2
+        )
+        assert f"clients.selection: round 1: Mine.select {sentence}" in said
+        assert not Path("runs").exists()
+
     def test_ones_own(self, folder: Path) -> None:
         (folder / "evil.py").write_text(
             "from dataclasses import dataclass\n\n@dataclass(frozen=True)\nclass Last:\n    skip: int = 0\n\n"
@@ -406,6 +539,36 @@ class TestSelection:
         words = ["--set", "clients.participation=0.5", "--set", "clients.selection={name: './nets.py:Small'}"]
         said = ran("launch", str(folder / "s.yaml"), *words, capsys=capsys, code=2)
         assert "clients.selection.name: nets.py:Small: is no dataclass with a method 'select'" in said
+
+
+def test_a_metric_that_has_no_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logs = r"\1        server.log('../x', 1)\n"
+    (folder / "mine.py").write_text(re.sub(r"(    def server_update\(.*:\n)", logs, HELPED))
+    said = ran("launch", str(folder / "s.yaml"), "--set", "clients.models=[digits_mlp64]", capsys=capsys, code=1)
+    assert "raysim: Mine.server_update failed in round 1" in said
+    assert "ValueError: log: the name '../x' given; allowed: at most 100 letters, digits, " in said
+
+
+NESTED = {
+    "operators": MINE + "\nX = " + "1+" * 200_000 + "1\n",
+    "signs": MINE + "\nX = " + "-" * 200_000 + "1\n",
+    "brackets": MINE + "\nX = " + "(" * 200_000 + "\n",
+    "a text as annotation": MINE.replace("header_lr: Positive", f"header_lr: '{'int|' * 200_000}int'"),
+    "an annotation": MINE.replace("header_lr: Positive", f"header_lr: {'int|' * 2000}int"),
+    "an annotation that computes for ever": MINE.replace("header_lr: Positive", "header_lr: 9**9**9**9"),
+    "a text that computes for ever": MINE.replace("header_lr: Positive", "header_lr: '9**9**9**9'"),
+}
+
+
+@pytest.mark.parametrize("text", NESTED.values(), ids=NESTED.keys())
+def test_nested_without_end(text: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "evil.py").write_text(text)
+    for words in (["describe", str(folder / "evil.py")], ["validate", str(folder / "s.yaml")]):
+        with contextlib.suppress(SystemExit):
+            main([*words, *(["--set", "algorithm.name=./evil.py"] if words[0] == "validate" else [])])
+        said = " ".join(capsys.readouterr().err.split())
+        assert "evil.py" in said
+        assert "Traceback" not in said
 
 
 OWN_PARTITION = """

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import numpy as np
 
 from raysim.common.errors import RunError
+from raysim.common.text import quoted
 from raysim.core.fields import Range
+from raysim.core.own_code import FAILURES, where, whole_number
 from raysim.core.seeds import seed_for
 
 if TYPE_CHECKING:
@@ -113,19 +116,25 @@ def cohort(
     if size >= len(ids):
         return tuple(ids)
     rng = np.random.default_rng(seed_for(seed, "cohort", t))
-    chosen = sorted(given.selection.select(Candidates(ids, num_samples or {}, given.system), size, rng))
-    if len(chosen) != size or len({*chosen}) != size or not all(_holds(ids, k) for k in chosen):
-        raise RunError(
-            f"round {t}: {type(given.selection).__name__}.select returned {len(chosen)} clients, {chosen[:10]}; "
-            f"allowed: {size} different ones of the {len(ids)} candidates"
-        )
-    return tuple(chosen)
-
-
-def _holds(ids: Sequence[ClientId], k: Any) -> bool:
-    """Whether `k` is among ascending ids."""
+    name = f"round {t}: {type(given.selection).__name__}.select"
+    candidates = Candidates(ids, num_samples or {}, given.system)
     try:
-        place = bisect_left(ids, k)
-    except TypeError:
-        return False
+        selected: Any = given.selection.select(candidates, size, rng)
+        # One more than allowed, as own code may return an endless generator.
+        found = list(islice(selected, size + 1)) if isinstance(selected, Iterable) else None
+    except FAILURES as error:
+        raise RunError(f"{name} fails: {where(error)}") from error
+    chosen = [k for k in map(whole_number, found or ()) if k is not None and _holds(ids, k)]
+    if found is None or len(found) != size or len({*chosen}) != size:
+        count = "" if found is None else f"{f'more than {size}' if len(found) > size else len(found)} clients, "
+        raise RunError(
+            f"{name} returned {count}{quoted(selected)}; allowed: {size} different ones of the {len(ids)} candidates, "
+            "by their ids"
+        )
+    return tuple(sorted(chosen))
+
+
+def _holds(ids: Sequence[ClientId], k: ClientId) -> bool:
+    """Whether `k` is among ascending ids."""
+    place = bisect_left(ids, k)
     return place < len(ids) and ids[place] == k

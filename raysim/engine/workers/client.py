@@ -27,6 +27,7 @@ from raysim.core.fit import FitJob, FitResult, LocalTraining, Trainer, fit_one
 from raysim.core.lockstep import in_lockstep
 from raysim.core.messages import WireSize, nonfinite, pack, unpack, wire_size
 from raysim.core.meter import FlopMeter
+from raysim.core.own_code import FAILURES
 from raysim.core.seeds import global_seed, seeded
 from raysim.core.state import digest, state_tensors
 from raysim.core.together import ask_to_fit, fit_all, outputs_together
@@ -343,7 +344,7 @@ class ClientWorker:
                 everyone = None
                 if published_M is not None:
                     everyone = self._score_group(nets, [published_M] * len(group), [part[:0] for part in val])
-            except Exception:  # whose network fails is told by testing it alone
+            except FAILURES:  # whose network fails is told by testing it alone
                 return {k: self._evaluate(k) for k in group}
         share_s = (perf_counter() - start) / len(group)
         found = {}

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from raysim.common.errors import RaysimError, RunError
+from raysim.common.text import cause as described
 from raysim.core.seeds import seed_for
 
 _open = os.open(os.devnull, os.O_RDONLY)  # a hook that closes descriptors of others closes this one, too
@@ -86,14 +87,19 @@ class errors_from:
                 _refuse_closed()
             except OSError as found:
                 error = found
-        if error is None or isinstance(error, KeyboardInterrupt | SystemExit | RaysimError | GreenletExit):
+        if error is None or isinstance(error, KeyboardInterrupt | RaysimError | GreenletExit) or _ends_process(error):
             return
         import traceback  # a method may raise anything, GeneratorExit too
 
         # A generator's context manager lets a StopIteration that is the cause of another error through.
         cause = None if isinstance(error, StopIteration) else error
         text = "".join(traceback.format_exception(error))
-        raise HookError(f"{self.place()}: {type(error).__name__}: {error}", text) from cause
+        raise HookError(f"{self.place()}: {described(error)}", text) from cause
+
+
+def _ends_process(error: BaseException) -> bool:
+    """Whether Ray raised this `SystemExit` to end its process, as at a SIGTERM. One of a hook is the hook's error."""
+    return isinstance(error, SystemExit) and hasattr(error, "ray_terminate_msg")
 
 
 def _refuse_closed() -> None:

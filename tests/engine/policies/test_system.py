@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from raysim.common.errors import RunError
 from raysim.engine.policies.sampling import (
@@ -21,10 +23,10 @@ from raysim.engine.policies.system import LogNormal, System, Uniform, time_round
 from raysim.engine.records import Timing
 
 
-def system_of(count: int, **given: Any) -> System:
+def system_of(clients: int, **given: Any) -> System:
     absent = {"flops_per_s": np.inf, "up_mbit_per_s": np.inf, "down_mbit_per_s": np.inf, "latency_s": 0.0}
     absent |= {"availability": 1.0, "dropout": 0.0}
-    return System(**{name: np.full(count, given.get(name, value), dtype=float) for name, value in absent.items()})
+    return System(**{name: np.full(clients, given.get(name, value), dtype=float) for name, value in absent.items()})
 
 
 @pytest.mark.parametrize(
@@ -116,9 +118,57 @@ def test_a_selection_that_is_none_ends_the_run() -> None:
             return [3, 3, *candidates.ids[: size - 2]]
 
     with pytest.raises(
-        RunError, match=r"round 2: Twice.select returned 4 clients, \[0, 1, 3, 3\]; allowed: 4 different"
+        RunError, match=r"round 2: Twice.select returned 4 clients, \[3, 3, 0, 1\]; allowed: 4 different"
     ):
         cohort(1, 2, range(8), 4, given=Participation(Twice()))
+
+
+class Returns:
+    def __init__(self, found: Any) -> None:
+        self.found = found
+
+    def select(self, candidates: Candidates, size: int, rng: np.random.Generator) -> Any:
+        return self.found
+
+
+@pytest.mark.parametrize(
+    "found",
+    [np.array([5, 2]), np.array([5, 2], np.uint8), torch.tensor([5, 2]), {5, 2}, (np.int64(k) for k in (5, 2))],
+    ids=["int64", "uint8", "torch", "set", "generator"],
+)
+def test_ids_of_any_kind_become_whole_numbers(found: Any) -> None:
+    chosen = cohort(1, 1, range(8), 2, given=Participation(Returns(found)))
+    assert chosen == (2, 5)
+    assert [type(k) for k in chosen] == [int, int]
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (None, "None"),
+        (5, "5"),
+        ([0.0, 1.0], "2 clients, [0.0, 1.0]"),
+        (np.array([0.0, 1.0]), "2 clients, array([0., 1.])"),
+        (torch.tensor([0.0, 1.0]), "2 clients, tensor([0., 1.])"),
+        ([False, True], "2 clients, [False, True]"),
+        (np.array([False, True]), "2 clients, array([False, True])"),
+        (torch.tensor([False, True]), "2 clients, tensor([False, True])"),
+        ([1, 1], "2 clients, [1, 1]"),
+        ([1], "1 clients, [1]"),
+        ([1, 9], "2 clients, [1, 9]"),
+        ([-1, 2], "2 clients, [-1, 2]"),
+        ([1, 2**70], "2 clients, [1, 1180591620717411303424]"),
+        ("01", "2 clients, '01'"),
+        ([[0], [1]], "2 clients, [[0], [1]]"),
+        (count(), "more than 2 clients, count("),
+    ],
+)
+def test_what_is_no_selection(found: Any, told: str) -> None:
+    with pytest.raises(RunError) as caught:
+        cohort(1, 3, range(8), 2, given=Participation(Returns(found)))
+    said = " ".join(str(caught.value).split())
+    assert said.startswith(f"round 3: Returns.select returned {told}")
+    assert said.endswith("; allowed: 2 different ones of the 8 candidates, by their ids")
 
 
 def test_the_fastest_of_those_that_are_drawn() -> None:
