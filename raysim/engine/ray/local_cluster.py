@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray._private import ray_constants, services, utils
 from ray._private.node import Node
@@ -117,14 +118,28 @@ def is_running() -> bool:
 def stop(remove_logs: bool = False) -> None:
     """End it; safe to call twice. remove_logs: remove its folder, too, which Ray itself never does."""
     global _folder
+    workers = _workers() if _folder is not None else []
     with contextlib.suppress(Exception):
         ray.shutdown()
+    for process in workers:  # without a raylet they only wait, those of own code with threads for ever
+        with contextlib.suppress(psutil.Error):
+            process.kill()
     if remove_logs and _folder is not None:
         shutil.rmtree(_folder, ignore_errors=True)
     _folder = None
     ray_constants.ENABLE_RAY_CLUSTER = True
     set_environment(_before)
     _before.clear()
+
+
+def _workers() -> list[psutil.Process]:
+    """The processes that the raylet of this process's Ray has started, such as its actors."""
+    found: list[psutil.Process] = []
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process().children():
+            if process.name() == "raylet":
+                found += process.children(recursive=True)
+    return found
 
 
 def set_environment(values: Mapping[str, str | None]) -> None:

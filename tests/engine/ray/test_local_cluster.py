@@ -19,7 +19,7 @@ pytestmark = pytest.mark.ray
 NETWORK = "ip link set lo up && ip addr add 192.0.2.1/24 dev lo"
 
 PROBE = """
-import json, os, stat, subprocess, sys
+import json, os, stat, subprocess, sys, threading, time
 from pathlib import Path
 import psutil, ray
 from ray._common.usage.usage_lib import usage_stats_enabled
@@ -31,6 +31,15 @@ assert session.connect(1.0)
 class Worker:
     def pid(self): return os.getpid()
 ray.get(Worker.remote().pid.remote())
+@ray.remote
+class Lingers:
+    def pid(self): return os.getpid()
+    def leave(self):  # as own code may: Python waits for the thread before the process ends
+        threading.Thread(target=time.sleep, args=(600,)).start()
+        sys.exit()
+lingers = Lingers.remote()
+lingering = psutil.Process(ray.get(lingers.pid.remote()))
+ray.wait([lingers.leave.remote()])
 commands = [" ".join(c.cmdline()) for c in psutil.Process().children(recursive=True)]
 found = {
     "ips": sorted({c.laddr.ip for c in psutil.net_connections("inet") if c.status == psutil.CONN_LISTEN}),
@@ -53,6 +62,10 @@ local_cluster.stop(remove_logs=True)
 names = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", local_cluster.LOOPBACK
 found["left"] = [name for name in names if os.environ.get(name) != before.get(name)]
 found["removed"] = not folder.exists()
+gone_s = time.monotonic() + 10
+while lingering.is_running() and lingering.status() != psutil.STATUS_ZOMBIE and time.monotonic() < gone_s:
+    time.sleep(0.1)
+found["lingers"] = lingering.is_running() and lingering.status() != psutil.STATUS_ZOMBIE
 print(json.dumps(found))
 """
 
@@ -96,3 +109,4 @@ def test_only_the_owner_on_this_machine_gets_in(namespace: list[str], tmp_path: 
         assert "auth" in text.lower(), text
     assert found["left"] == []  # a later Ray of this process is as if there had been none
     assert found["removed"]
+    assert not found["lingers"]  # no process that Ray started outlives it
