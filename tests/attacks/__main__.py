@@ -14,11 +14,13 @@ from pathlib import Path
 
 from tests.attacks.harness import Attack, attack, report
 from tests.attacks.job_logs import attack_job
+from tests.attacks.own_code import OwnCodeAttack
 from tests.attacks.run_folders import FolderAttack
 
 KINDS: dict[str, Callable[[Path], Attack]] = {
     "job-logs": lambda place: attack_job,
     "run-folders": lambda place: FolderAttack(place / "real"),
+    "own-code": OwnCodeAttack,
 }
 """How to make an attack of each kind, given a folder for what its mutants share."""
 

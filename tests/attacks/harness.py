@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import resource
 import shutil
 import signal
@@ -91,8 +92,8 @@ def snapshot(root: Path, leave: Path) -> dict[str, object]:
     return found
 
 
-def run_command(outcome: Outcome, label: str, *words: str) -> None:
-    """Run a command; what it says must be for people."""
+def run_command(outcome: Outcome, label: str, *words: str, shown: re.Pattern[str] | None = None) -> None:
+    """Run a command; what it says must be for people. shown: the sentence that may follow a traceback."""
     out = io.StringIO()
     code: Any = 0
     try:
@@ -102,7 +103,8 @@ def run_command(outcome: Outcome, label: str, *words: str) -> None:
         code = ended.code or 0
     told = out.getvalue()
     outcome.codes[code] += 1
-    if code not in (0, 1, 2) or "Traceback (most recent call last)" in told:
+    traced = "Traceback (most recent call last)" in told
+    if code not in (0, 1, 2) or (traced and (code != 1 or shown is None or not shown.search(told))):
         raise AssertionError(f"{label}: exit code {code!r}: {told[:500]}")
     if printable(told) != told:
         raise AssertionError(f"{label}: not fit for a terminal: {told[:500]!r}")
