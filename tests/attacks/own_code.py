@@ -1,7 +1,8 @@
-"""Attack every command that reads or runs a user's own code: files that no author means, but that Python accepts or not.
+"""Attack the commands that read or run a user's own code, with files that are wrong in any way.
 
 A mutant is one of six files that work (a method, a model, data, a partition, a selection policy, a schedule) with some
-changes: another value returned, an exception, `sys.exit()`, another annotation, a line too many or too few, damaged text.
+changes: another value returned, an exception, `sys.exit()`, another annotation, a line too many or too few, damaged
+text.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ MOST_S = 60.0
 """Seconds of a processor that the commands of one mutant may take together."""
 
 # A method's and a network's exceptions are shown with their traceback, see README.md.
-SHOWN = re.compile(r"^raysim: .*(failed in round \d+|client_model failed with model|the test of client \d+ )", re.MULTILINE)
+SHOWN = re.compile(
+    r"^raysim: .*(failed in round \d+|client_model failed with model|the test of client \d+ )", re.MULTILINE
+)
 
 FILES = {
     "method": (REPOSITORY / "raysim/cli/templates/algorithm.py").read_text().replace("NewMethod", "Mine"),
@@ -117,44 +120,50 @@ def leave(error):
 """What `VALUES` are made of; behind the imports of a mutant's file."""
 
 VALUES = [
-    "None", "True", "False", "0", "1", "-1", "3.5", "10**400", "float('nan')", "float('inf')", "1j", "''", "'x'", "b'x'",
-    r"'\\x1b[2J'", r"'\\ud800'", "'x' * 5000", "[]", "[0, 0]", "[0, 1, 2]", "[0.0, 1.0, 2.0]", "{}", "set()", "()", "object()",
-    "Nameless()", "Nameless", "lambda: 1", "itertools.count()", "(x for x in 'ab')", "range(10**12)", "np.float64(0.5)",
-    "np.int64(1)", "np.bool_(True)", "np.array([1, 0, 2])", "np.array([[1.0]])", "np.array([None])", "np.array(['a', 'b'])",
-    "np.zeros((6, 10))", "np.full((6, 10), np.nan)", "-np.ones((6, 10))", "np.array(['2026-01-01'], 'datetime64[D]')",
-    "torch.zeros(3, requires_grad=True)", "torch.zeros(2, 32)", "torch.zeros(0)", "torch.tensor(1)", "torch.nn.Linear(2, 2)",
-    "torch.eye(3).to_sparse()", "torch.zeros(2, device='meta')", "np.ma.masked", "type('Mine', (), {})", "sys", "...",
-    "NotImplemented", "{'x': np.zeros((9, 4)), 'y': [0, 1, 2] * 3}", "{'x': np.zeros((9, 4)), 'y': None}",
+    "None", "True", "False", "0", "1", "-1", "3.5", "10**400", "float('nan')", "float('inf')", "1j", "''", "'x'",
+    "b'x'", r"'\\x1b[2J'", r"'\\ud800'", "'x' * 5000", "[]", "[0, 0]", "[0, 1, 2]", "[0.0, 1.0, 2.0]", "{}", "set()",
+    "()", "object()", "Nameless()", "Nameless", "lambda: 1", "itertools.count()", "(x for x in 'ab')",
+    "range(10**12)", "np.float64(0.5)", "np.int64(1)", "np.bool_(True)", "np.array([1, 0, 2])", "np.array([[1.0]])",
+    "np.array([None])", "np.array(['a', 'b'])", "np.zeros((6, 10))", "np.full((6, 10), np.nan)", "-np.ones((6, 10))",
+    "np.array(['2026-01-01'], 'datetime64[D]')", "torch.zeros(3, requires_grad=True)", "torch.zeros(2, 32)",
+    "torch.zeros(0)", "torch.tensor(1)", "torch.nn.Linear(2, 2)", "torch.eye(3).to_sparse()",
+    "torch.zeros(2, device='meta')", "np.ma.masked", "type('Mine', (), {})", "sys", "...", "NotImplemented",
+    "{'x': np.zeros((9, 4)), 'y': [0, 1, 2] * 3}", "{'x': np.zeros((9, 4)), 'y': None}",
     "{'x': torch.zeros(9, 4, requires_grad=True), 'y': [0, 1, 2] * 3}", "{'x': [[1], [1, 2]], 'y': [0, 1]}",
     "{'x': np.zeros((9, 4)), 'y': [0, 1, 2] * 3, 'num_train': 2.5}", "{'x': Nameless(), 'y': Nameless()}",
-    "{'x': np.zeros((9, 4)), 'y': [0, 1, 2] * 3, 'num_train': np.int64(6)}", "{1: 2}", "sys.exit()", "sys.exit('bye')",
-    "1 / 0", "leave(WordlessError())", "leave(StopIteration())", "leave(GeneratorExit())", "leave(MemoryError())",
-    r"leave(ValueError('x\x1b[2J' * 999))", "leave(KeyError(Nameless()))", "leave(RecursionError())", "leave(OSError(2, 'no'))",
-    "leave(SystemExit(Nameless()))", "(lambda f: f(f))(lambda f: f(f))", "no_such_name", "self", "self.__class__",
+    "{'x': np.zeros((9, 4)), 'y': [0, 1, 2] * 3, 'num_train': np.int64(6)}", "{1: 2}", "sys.exit()",
+    "sys.exit('bye')", "1 / 0", "leave(WordlessError())", "leave(StopIteration())", "leave(GeneratorExit())",
+    "leave(MemoryError())", r"leave(ValueError('x\x1b[2J' * 999))", "leave(KeyError(Nameless()))",
+    "leave(RecursionError())", "leave(OSError(2, 'no'))", "leave(SystemExit(Nameless()))",
+    "(lambda f: f(f))(lambda f: f(f))", "no_such_name", "self", "self.__class__",
 ]  # fmt: skip
 ANNOTATIONS = [
     "int", "'int'", "float", "str", "list[int]", "dict[str, float]", "'no_such_name'", "no_such_name", "9**9**9**9",
-    "'9**9**9**9'", "list['9**9**9**9']", "object", "None", "5", "'x' * 3", "type", "np.ndarray", "torch.Tensor", "Nameless",
-    "'Mine'", "int | 'x'", "tuple[int, ...]", "'" + "int|" * 30_000 + "int'", "-" * 3000 + "1", "[" * 90 + "]" * 90, "1 / 0",
-    "ClassVar[int]", "'ClassVar[int]'", "Annotated[int, '" + "x" * 9000 + "']", "Literal['a', 1, None]", "sys.exit()",
-    "bytes", "complex", "set[int]", "range", "Range(ge=0)", "Annotated[int, 5, Nameless()]", "Callable[[int], int]",
+    "'9**9**9**9'", "list['9**9**9**9']", "object", "None", "5", "'x' * 3", "type", "np.ndarray", "torch.Tensor",
+    "Nameless", "'Mine'", "int | 'x'", "tuple[int, ...]", "'" + "int|" * 30_000 + "int'", "-" * 3000 + "1",
+    "[" * 90 + "]" * 90, "1 / 0", "ClassVar[int]", "'ClassVar[int]'", "Annotated[int, '" + "x" * 9000 + "']",
+    "Literal['a', 1, None]", "sys.exit()", "bytes", "complex", "set[int]", "range", "Range(ge=0)",
+    "Annotated[int, 5, Nameless()]", "Callable[[int], int]",
 ]  # fmt: skip
 LINES = [
-    "raise ValueError('x')", "import no_such_module", "import mine", "from mine import Mine", "import raysim", "from . import x",
-    "from mine import *", "import random, json", "sys.exit()", "return 5", "yield 5", "x: int = 5", "_x: int = 5", "def x(",
-    "del sys.modules['raysim_own.mine']", "__slots__ = ()", "del Mine", "Mine = 5", "load = 5", "load = [load]", "pass",
-    "__all__ = 5", "__name__ = 5", "__file__ = None", "__class__ = 5", "def __getattr__(name): sys.exit()", "global x",
-    "def __post_init__(self): raise ValueError('no')", "def __post_init__(self): sys.exit()", "model_config: int = 5",
-    "def __init__(self): pass", "def __reduce__(self): raise ValueError", "def __eq__(self, other): raise ValueError",
-    "def __hash__(self): raise ValueError", "def check(self, task): sys.exit()", "def check(self, task): return 1 / 0",
-    "def check(self, task): raise ValueError('no')", "def client_model(self, model, task): return None", "name: str = 'x'",
-    "def client_model(self, model, task): sys.exit()", "def client_register(self, client): return object()", "paper = None",
-    "def client_register(self, client): client.log('../x', 1)", "profiles = {'x': {'y': 1}}", "profiles = 5", "profile: int = 1",
-    "paper: ClassVar[str] = 5", "scheduled = True", "one_architecture = True", "public_data = True", "x: list = []",
-    "async def x(self): pass", "class Other(Mine): pass", "class Mine: pass", "@property", "json: int = 5", "copy: int = 5",
-    "x = " + "1+" * 200_000 + "1", "x = " + "(" * 300, "x = '" + "x" * 100_000 + "'", "if True:", "\t x = 5", "é = 5",
-    "\N{RIGHT-TO-LEFT OVERRIDE} = 5", "x = '\ud800'", "# -*- coding: utf-16 -*-", "from __future__ import annotations",
-    "from __future__ import braces", "warnings.warn('x')", "np.random.seed(1)", "torch.manual_seed(1)", "print('x')",
+    "raise ValueError('x')", "import no_such_module", "import mine", "from mine import Mine", "import raysim",
+    "from . import x", "from mine import *", "import random, json", "sys.exit()", "return 5", "yield 5", "x: int = 5",
+    "_x: int = 5", "def x(", "del sys.modules['raysim_own.mine']", "__slots__ = ()", "del Mine", "Mine = 5",
+    "load = 5", "load = [load]", "pass", "__all__ = 5", "__name__ = 5", "__file__ = None", "__class__ = 5",
+    "def __getattr__(name): sys.exit()", "global x", "def __post_init__(self): raise ValueError('no')",
+    "def __post_init__(self): sys.exit()", "model_config: int = 5", "def __init__(self): pass",
+    "def __reduce__(self): raise ValueError", "def __eq__(self, other): raise ValueError",
+    "def __hash__(self): raise ValueError", "def check(self, task): sys.exit()",
+    "def check(self, task): return 1 / 0", "def check(self, task): raise ValueError('no')",
+    "def client_model(self, model, task): return None", "name: str = 'x'",
+    "def client_model(self, model, task): sys.exit()", "def client_register(self, client): return object()",
+    "paper = None", "def client_register(self, client): client.log('../x', 1)", "profiles = {'x': {'y': 1}}",
+    "profiles = 5", "profile: int = 1", "paper: ClassVar[str] = 5", "scheduled = True", "one_architecture = True",
+    "public_data = True", "x: list = []", "async def x(self): pass", "class Other(Mine): pass", "class Mine: pass",
+    "@property", "json: int = 5", "copy: int = 5", "x = " + "1+" * 200_000 + "1", "x = " + "(" * 300,
+    "x = '" + "x" * 100_000 + "'", "if True:", "\t x = 5", "é = 5", "\N{RIGHT-TO-LEFT OVERRIDE} = 5", "x = '\ud800'",
+    "# -*- coding: utf-16 -*-", "from __future__ import annotations", "from __future__ import braces",
+    "warnings.warn('x')", "np.random.seed(1)", "torch.manual_seed(1)", "print('x')",
 ]  # fmt: skip
 
 

@@ -283,9 +283,9 @@ class ClientWorker:
         with self._hook("client_update", t, k, down):
             up = algorithm.client_update(client, down)
             up_size = wire_size(up)  # counts the upload (`comm/up_bytes`); raises TypeError where it is no message
+            # A NaN or infinity would spoil the server's state for good, so the server gets a marker in its place.
+            packed = NonFiniteUpload() if nonfinite(up) else pack(up)
         self._check_unchanged(guard, "client_update", k, t)
-        # A NaN or infinity would spoil the server's state for good, so the server gets a marker in its place.
-        packed = NonFiniteUpload() if nonfinite(up) else pack(up)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         train_s = perf_counter() - start - (evaluation.seconds if evaluation else 0.0)

@@ -72,8 +72,9 @@ class ServerWorker:
                 position[id(down)] = len(messages)
                 messages.append(down)
             of[k] = position[id(down)]
-        # Packed together, so that messages that share tensors share their bytes.
-        broadcast = Broadcast(tuple(pack(messages)), of)
+        with self._hook("server_send", t):  # a tensor without memory, or a sparse one, cannot be packed
+            # Packed together, so that messages that share tensors share their bytes.
+            broadcast = Broadcast(tuple(pack(messages)), of)
         self._send_s = perf_counter() - start
         return broadcast
 
