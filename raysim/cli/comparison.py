@@ -109,7 +109,7 @@ def _folders(runs: tuple[str, ...]) -> list[Path]:
 @click.option(
     "--target", "targets", multiple=True, type=float, help="Accuracy to which rounds, MiB and FLOP are counted."
 )
-@click.option("--baseline", metavar="METHOD", help="Also show each variant's paired difference to this method.")
+@click.option("--baseline", metavar="METHOD", help="Also show paired differences to this method or run name.")
 @click.option(
     "-o", "--output", metavar="FOLDER", help="Write tables (.md, .tex, .csv) and pictures (.svg, .png) there."
 )
@@ -137,7 +137,7 @@ def compare(runs: tuple[str, ...], targets: tuple[float, ...], baseline: str | N
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path())
-@click.option("--baseline", metavar="METHOD", help="Also show each variant's paired difference to this method.")
+@click.option("--baseline", metavar="METHOD", help="Also show paired differences to this method or run name.")
 @click.option("-o", "--output", default="report.html", show_default=True, metavar="FILE", help="The HTML file.")
 def report(runs: tuple[str, ...], baseline: str | None, output: str) -> None:
     """Write a comparison of runs as one HTML file, a part for each of RUNS, that opens without a network.

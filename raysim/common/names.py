@@ -1,8 +1,8 @@
 r"""Names and other text from elsewhere, written so that every output shows them as text and as nothing else.
 
-The label of a run in a sweep, a key of somebody else's scenario or the name of a class of images may hold any
+The label of a run in a sweep, a key of another user's scenario and the name of a class of images may hold any
 character: `$` starts a formula in Matplotlib, a newline ends a comment in LaTeX, `=` starts a formula in a spreadsheet.
-Every writer passes such text through the function for its output. HTML pages are escaped by Jinja, which gets `plain`.
+Every writer passes such text through the function for its output. Jinja escapes HTML pages itself.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def markdown(text: object) -> str:
 
 _LATEX = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
-    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\char34{}",
     "[": "{[}", "]": "{]}", "*": "{*}",  # after \\ they would be its arguments
 }  # fmt: skip
 _LATEX |= {character: f"\\{character}" for character in "&%$#_{}"}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import re
+import shutil
+import subprocess
 import unicodedata
 from collections.abc import Sequence
 from html.parser import HTMLParser
@@ -25,7 +27,7 @@ from raysim.comparison.pictures import curves, draw
 from raysim.comparison.published import Published
 from raysim.comparison.report import report
 from raysim.comparison.sweep_card import CellCard, SweepCard
-from raysim.comparison.tables import print_table, write_tables
+from raysim.comparison.tables import latex, print_table, write_tables
 from raysim.report.plots import plot_accuracy
 from raysim.sweeps import run
 from raysim.sweeps.definition import load_sweep
@@ -40,7 +42,7 @@ HOSTILE = [
     "@SUM(A1)", "\t=1", "\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "\x9b2J", "\u202egnp.exe", "[bold]x[/bold]", "[/x]",
     "![a](http:b)", "[a](javascript:b)", "`code`", "*a* **b**", "~~~", "~~a~~", "- a", "1. b", "# c", "../../up",
     "/abs", "end/", ".", "..x", "{}", "^^5c", "'; DROP TABLE metrics", "-->", "]]>", "é 名 😀", "x" * 1000, "fedgh",
-    "{{ 7*7 }}", "\x00\x01a",
+    "{{ 7*7 }}", "\x00\x01a", 'say "hi"',
 ]  # fmt: skip
 NOTHING = ["\ud800", "\x00", " ", "\x1b[0m", ""]
 """Names of which nothing is left."""
@@ -120,6 +122,16 @@ def test_csv(comparison: Comparison, tmp_path: Path) -> None:
         for cell in (cell for row in rows for cell in row):
             assert is_clean(cell) and "\n" not in cell
             assert cell[:1] not in "=+-@" or cell == "" or re.fullmatch(r"-?[\d.e-]+", cell), cell
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+def test_latex_compiles(tmp_path: Path) -> None:
+    labels = [label for label in HOSTILE if label.isascii() and len(label) < 100]
+    table = latex(sweep_of(tmp_path / "runs", labels))
+    document = f"\\documentclass{{article}}\\usepackage{{booktabs}}\\begin{{document}}{table}\\end{{document}}"
+    (tmp_path / "t.tex").write_text(document)
+    done = subprocess.run(["pdflatex", "-halt-on-error", "t.tex"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 class Page(HTMLParser):
