@@ -30,7 +30,8 @@ from raysim.contract.running import (
     runs,
     single_samples,
 )
-from raysim.contract.source import defined, documented, fields_read, frozen, imports, picklable
+from raysim.contract.settings import fields_read
+from raysim.contract.source import defined, documented, frozen, imports, picklable
 from raysim.contract.together import trained_together
 from raysim.contract.toy import ContractError
 from raysim.core.algorithm import Algorithm, AnyAlgorithm

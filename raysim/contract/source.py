@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import pickle
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from raysim.contract.compare import differing, fingerprint, identical
 from raysim.contract.toy import ContractError, Toy
 from raysim.core.algorithm import AnyAlgorithm, ClientId
-from raysim.core.definition import first_slip, source_tree, unread_field
+from raysim.core.definition import algorithm_bases, first_slip, source_tree
 from raysim.core.fields import settings_fields
 from raysim.core.imports import imports_of, is_allowed
 from raysim.core.messages import pack, unpack
@@ -22,12 +22,6 @@ def defined(algorithm: AnyAlgorithm) -> None:
     """Its hooks are hooks and its fields fields: nothing in its class is silently ignored."""
     if slip := first_slip(type(algorithm)):
         raise ContractError(algorithm, "defined", slip.problem, slip.remedy)
-
-
-def fields_read(algorithm: AnyAlgorithm) -> None:
-    """Its file reads every field that a scenario may set."""
-    if name := unread_field(type(algorithm)):
-        raise ContractError(algorithm, "fields_read", f"no line reads its field {name}", f"use self.{name}, or drop it")
 
 
 def frozen(algorithm: AnyAlgorithm) -> None:
@@ -106,18 +100,30 @@ def documented(algorithm: AnyAlgorithm) -> None:
 
 
 def imports(algorithm: AnyAlgorithm) -> None:
-    """Its file needs raysim.core, torch, numpy, scipy and the standard library, and names no device."""
+    """Its file needs raysim.core, torch, numpy, scipy, the standard library and its base classes, and names no device.
 
+    The files of its base classes are checked as well.
+    """
+    bases = algorithm_bases(type(algorithm))
+    tree(algorithm, "imports")  # raises where the file cannot be read
+    for base in bases:
+        if (source := source_tree(base)) is not None:
+            owner = "its file" if base is bases[0] else f"the file of its base class {base.__name__}"
+            _check_imports(algorithm, source, owner, {one.__module__ for one in bases})
+
+
+def _check_imports(algorithm: AnyAlgorithm, source: ast.Module, owner: str, of_bases: Collection[str]) -> None:
     def has(what: str, remedy: str) -> ContractError:
-        return ContractError(algorithm, "imports", f"its file {what}", remedy)
+        return ContractError(algorithm, "imports", f"{owner} {what}", remedy)
 
-    source = tree(algorithm, "imports")
     for module, names, line in imports_of(source):
-        for name in [f"raysim.{name}" for name in names] if module == "raysim" else [module]:
-            if not is_allowed(name):
+        # What is imported from a package may be a module of it.
+        parts = [f"{module}.{name}" for name in names] if module in {"raysim", "raysim.algorithms"} else [module]
+        for name in parts:
+            if not is_allowed(name) and name not in of_bases:
                 raise has(
                     f"imports {name} in line {line}",
-                    "import only raysim.core, torch, numpy, scipy and the standard library",
+                    "import only raysim.core, torch, numpy, scipy, the standard library and modules of base classes",
                 )
     for node in ast.walk(source):
         if isinstance(node, ast.Attribute) and node.attr == "num_rounds" and not algorithm.scheduled:

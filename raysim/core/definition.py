@@ -54,21 +54,13 @@ def first_slip(cls: type[AnyAlgorithm]) -> Slip | None:
     return next(_slips(cls), None)
 
 
-def unread_field(cls: type[AnyAlgorithm]) -> str | None:
-    """The first field that no line of the algorithm's file reads, if there is one and the file can be read."""
-    used = _names_used(_bases(cls))
-    if not used or used & {"asdict", "astuple", "fields", "vars", "__dict__"}:
-        return None
-    return next((field.name for field in dataclasses.fields(cls) if field.name not in used), None)
-
-
-def _bases(cls: type) -> list[type]:
+def algorithm_bases(cls: type) -> list[type]:
     """The class and those of its bases that are algorithms, nearest first."""
     return [base for base in cls.__mro__ if issubclass(base, Algorithm) and base is not Algorithm]
 
 
 def _slips(cls: type[AnyAlgorithm]) -> Iterator[Slip]:
-    bases = _bases(cls)
+    bases = algorithm_bases(cls)
     used = _names_used(bases)
     for base in bases:
         for name, value in vars(base).items():

@@ -10,6 +10,7 @@ import pytest
 
 import raysim
 from raysim.cli.main import main
+from raysim.core import Algorithm
 from tests.conftest import REPOSITORY
 from tests.structure import files
 
@@ -25,6 +26,13 @@ def test_init_copies_every_scenario(
     assert raysim.load_scenario("mine/quickstart.yaml").scenario.name == "quickstart"
     with pytest.raises(SystemExit, match="2"):
         main(["init", "mine"])
+
+
+def test_the_template_of_a_method_explains_its_types_in_order() -> None:
+    names = [parameter.__name__ for parameter in Algorithm.__parameters__]
+    assert names == ["Down", "Up", "State"]
+    text = " ".join((REPOSITORY / "raysim/cli/templates/algorithm.py").read_text(encoding="utf-8").split())
+    assert "three types are those of what the server sends, of what clients send, and of `server.state`." in text
 
 
 @pytest.mark.parametrize("kind", ["algorithm", "model", "data"])

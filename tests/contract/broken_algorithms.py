@@ -6,7 +6,7 @@ import copy
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -720,6 +720,61 @@ class UnreadField(Sound):
 
     unheeded: float = 0.5
     """How much."""
+
+
+@dataclass(frozen=True)
+class LossNeverFitted(Sound):
+    """A setting of a loss that local training does not get."""
+
+    mu: float = 0.5
+    """Weight of the second term."""
+
+    def loss(self, net: Any, batch: Batch, given: Any) -> Tensor:
+        """Cross-entropy and a second term."""
+        return cross_entropy(net, batch, given) + self.mu * batch.mean(net.features(batch.x).square().sum(1))
+
+
+@dataclass(frozen=True)
+class ReadByItsCheckAlone(Sound):
+    """A setting that is refused, and otherwise unused."""
+
+    mu: float = 0.5
+    """Weight of a second term."""
+
+    def check(self, task: Task) -> None:
+        if self.mu > 10:
+            raise ValueError(f"mu: {self.mu} given; allowed: at most 10")
+
+
+@dataclass(frozen=True)
+class InheritsAnUnreadField(ClassmethodHook):
+    """Replaces the only hook that reads an inherited field."""
+
+    def client_update(self, client: Client, down: Header | None) -> Any:  # type: ignore[override]
+        return Sound.client_update(self, client, down)
+
+
+@dataclass(frozen=True)
+class FixesAnInheritedField(InheritsAnUnreadField):
+    """Does what the clause says of such a field."""
+
+    factor: ClassVar[float] = 1.0  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class ReadsInOneMode(Sound):
+    """Reads one field in one mode alone, late, and fails in the other."""
+
+    mode: Literal["plain", "broken", "scaled"] = "plain"
+    """How the mean is used."""
+    scale: float = 0.9
+    """What the mean is multiplied by, from round 6 on."""
+
+    def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:
+        super().server_update(server, ups)
+        assert self.mode != "broken"
+        if self.mode == "scaled" and server.t > 5:
+            server.state.w["bias"].mul_(self.scale)
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,14 @@ BROKEN: list[tuple[AnyAlgorithm, str, str]] = [
     (broken.ArgumentsSwapped(), "defined", "`client_receive` takes (self, down: 'Header', client: 'Client')"),
     (broken.ReceivesWhatNobodySends(), "defined", "client_receive is overridden but server_send is not, so nothing"),
     (broken.JoinsUnheard(), "defined", "client_register is overridden but server_start is not, so no hook"),
-    (broken.UnreadField(), "fields_read", "no line reads its field unheeded"),
+    (broken.UnreadField(), "fields_read", "no hook reads its field unheeded, in 24 rounds; use self.unheeded in code"),
+    (
+        broken.LossNeverFitted(),
+        "fields_read",
+        "no hook reads its field mu, in 24 rounds; use self.mu in code that runs",
+    ),
+    (broken.ReadByItsCheckAlone(), "fields_read", "no hook reads its field mu, in 24 rounds"),
+    (broken.InheritsAnUnreadField(), "fields_read", "client.fit?), or declare factor as a ClassVar, which is no"),
     (broken.ForgetsToReturnSometimes(), "runs", "server_start sets server.state, but returns nothing"),
     (broken.ReturnsTheState(), "runs", "server_update returns a Header, which is ignored; assign the new state to"),
     (broken.UploadsFromReceive(), "runs", "client_receive returns a Header, which is ignored; what goes up is"),
@@ -229,6 +236,44 @@ def test_what_only_looks_wrong_passes(clean_globals: None, kind: type[AnyAlgorit
         CLAUSES[name](kind())
 
 
+def test_a_field_may_be_read_in_one_mode_and_late():
+    CLAUSES["fields_read"](broken.ReadsInOneMode())
+
+
+def test_a_class_variable_replaces_an_inherited_field():
+    CLAUSES["fields_read"](broken.FixesAnInheritedField())
+    assert not settings_fields(broken.FixesAnInheritedField)
+
+
+def test_a_subclass_of_a_bundled_method_keeps_the_contract(tmp_path: Path):
+    """FedProx as FedAvg and a term, in a file of its own."""
+    algorithm = method_of(tmp_path, FEDPROX)
+    check_algorithm(algorithm)
+
+
+@pytest.mark.parametrize("name", algorithm_names())
+def test_any_bundled_method_can_be_subclassed(tmp_path: Path, name: str):
+    base = algorithm_class(name)
+    text = FEDPROX.replace("FedAvg", base.__name__).replace("raysim.algorithms.fedavg", base.__module__)
+    algorithm = method_of(tmp_path, text[: text.index("    mu: ")])
+    for clause in ("defined", "documented", "imports"):
+        CLAUSES[clause](algorithm)
+
+
+def test_the_files_of_base_classes_are_checked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "base_on_a_gpu.py").write_text(GOOD.replace("client.fit(", "client.net.cuda()\n        client.fit("))
+    monkeypatch.syspath_prepend(tmp_path)
+    text = FEDPROX.replace("FedAvg", "Method").replace("raysim.algorithms.fedavg", "base_on_a_gpu")
+    with pytest.raises(ContractError, match=r"the file of its base class Method says \.cuda in line 18"):
+        CLAUSES["imports"](method_of(tmp_path, text[: text.index("    mu: ")]))
+
+
+def test_another_bundled_method_is_no_library(tmp_path: Path):
+    text = FEDPROX.replace("from typing", "from raysim.algorithms import fedgh\nfrom typing")
+    with pytest.raises(ContractError, match=r"imports raysim\.algorithms\.fedgh in line 7"):
+        CLAUSES["imports"](method_of(tmp_path, text))
+
+
 def test_the_sound_algorithm_passes_and_every_generator_is_left_as_it_was(clean_globals: None):
     random.seed(3)
     np.random.seed(3)
@@ -267,11 +312,48 @@ class Method(Algorithm[None, None, None]):
 '''
 
 
+FEDPROX = '''"""FedProx: FedAvg with a proximal term.
+
+Li et al. MLSys 2020. https://arxiv.org/abs/1812.06127
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from raysim.algorithms.fedavg import FedAvg
+from raysim.core import Model, NonNegative
+from raysim.core.ops import cross_entropy
+
+
+@dataclass(frozen=True)
+class Method(FedAvg):
+    """Local training stays near the server's model."""
+
+    paper: ClassVar[str] = "Li et al., MLSys 2020, https://arxiv.org/abs/1812.06127"
+
+    mu: NonNegative = 0.1
+    """Weight of the proximal term."""
+
+    def client_update(self, client, down):
+        client.fit(self.loss, down.w)
+        return Model(self._shared(client.net))
+
+    def loss(self, net, batch, given):
+        away = sum((value - given[name]).square().sum() for name, value in net.named_parameters())
+        return cross_entropy(net, batch, None) + self.mu / 2 * away
+'''
+
+
 def method(folder: Path, old: str = "", new: str = "") -> AnyAlgorithm:
     """The algorithm of a file that differs from GOOD in one place."""
     assert old in GOOD
+    return method_of(folder, GOOD.replace(old, new, 1) if old else GOOD)
+
+
+def method_of(folder: Path, text: str) -> AnyAlgorithm:
+    """The algorithm of a file with this text."""
     path = folder / "toy_method.py"
-    path.write_text(GOOD.replace(old, new, 1) if old else GOOD)
+    path.write_text(text)
     spec = importlib.util.spec_from_file_location(f"toy_method_{folder.name}".replace("-", "_"), path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -43,6 +43,24 @@ def fails(num_classes, input_spec, feature_dim):
 def other(num_classes, input_spec, feature_dim):
     return nn.Linear(2, 2)
 """
+FEDPROX = """
+from dataclasses import dataclass
+from raysim.algorithms.fedavg import FedAvg
+from raysim.core import Model, NonNegative
+from raysim.core.ops import cross_entropy
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    mu: NonNegative = 0.1
+
+    def client_update(self, client, down):
+        client.fit(self.loss, down.w)
+        return Model(self._shared(client.net))
+
+    def loss(self, net, batch, given):
+        away = sum((value - given[name]).square().sum() for name, value in net.named_parameters())
+        return cross_entropy(net, batch, None) + self.mu / 2 * away
+"""
 NAMES = ("mine", "nets", "my_helper", "evil")
 SCENARIO = """
 name: mine
@@ -154,6 +172,17 @@ class TestRuns:
         traces = verify(raysim.load_scenario(folder / "s.yaml"), [1, 2], kill=True)
         assert [trace.difference for trace in traces] == [None] * len(traces)
         assert traces[0].digest == traces[1].digest
+
+    def test_a_subclass_of_a_bundled_method(self, folder: Path) -> None:
+        """FedProx as FedAvg and a term: FedAvg's bits without the term, other bits with it."""
+        (folder / "mine.py").write_text(FEDPROX)
+        digests = [
+            raysim.run(
+                folder / "s.yaml", sets=[f"algorithm={algorithm}", "clients.models=[digits_mlp64]"], quiet=True
+            ).state_digest
+            for algorithm in ("{name: fedavg}", "{name: ./mine.py, mu: 0}", "{name: ./mine.py, mu: 1}")
+        ]
+        assert digests[0] == digests[1] != digests[2]
 
     def test_a_sweep(self, folder: Path) -> None:
         from raysim.sweeps.definition import load_sweep

@@ -19,7 +19,10 @@ from raysim.core.ops import cross_entropy, weighted_mean
 
 @dataclass(frozen=True)
 class NewMethod(Algorithm[Header, Header, Header]):
-    """What it does, in one sentence. The three types are the server's state, what it sends, what clients send."""
+    """What it does, in one sentence.
+
+    The three types are those of what the server sends, of what clients send, and of `server.state`.
+    """
 
     paper: ClassVar[str] = "authors, venue, address"
 

@@ -1,0 +1,103 @@
+"""Whether hooks use the settings of an algorithm."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from raysim.contract.running import MAX_ROUNDS
+from raysim.contract.toy import ContractError, Toy
+from raysim.core.algorithm import AnyAlgorithm, Task
+from raysim.core.fields import Range, settings_fields
+
+
+def fields_read(algorithm: AnyAlgorithm) -> None:
+    """Hooks read every field that a scenario may set, as the algorithm is given or with one field set otherwise.
+
+    Reading a field in `check`, which only refuses settings, does not count.
+    """
+    cls = type(algorithm)
+    names = [info.name for info in settings_fields(cls)]
+    unread = set(names)
+    read, last = _names_read(algorithm, unread, MAX_ROUNDS)
+    unread -= read
+    for rounds in (last, MAX_ROUNDS):
+        for variant in _variants(algorithm):
+            if not unread:
+                return
+            with suppress(ContractError):  # a hook may refuse what the algorithm was not given
+                unread -= _names_read(variant, unread, rounds)[0]
+    if unread:
+        name = min(unread, key=names.index)
+        inherited = name not in inspect.get_annotations(cls)
+        drop = f"declare {name} as a ClassVar, which is no setting" if inherited else "drop it"
+        raise ContractError(
+            algorithm,
+            "fields_read",
+            f"no hook reads its field {name}, in {MAX_ROUNDS} rounds",
+            f"use self.{name} in code that runs (is its loss given to client.fit?), or {drop}",
+        )
+
+
+def _names_read(algorithm: AnyAlgorithm, wanted: set[str], rounds: int) -> tuple[set[str], int]:
+    """The wanted fields that hooks read in so many rounds, and the round after which they read no further one."""
+    found: set[str] = set()
+
+    class Watched(type(algorithm)):  # type: ignore[misc]
+        def __getattribute__(self, name: str) -> Any:
+            found.update(wanted if name == "__dict__" else [name])
+            return super().__getattribute__(name)
+
+        def check(self, task: Task) -> None:
+            algorithm.check(task)
+
+    Watched.__name__ = type(algorithm).__name__
+    watched = copy.copy(algorithm)
+    object.__setattr__(watched, "__class__", Watched)  # a frozen dataclass refuses any other way
+    toy = Toy(watched, "fields_read").start()
+    last = 1
+    for t in range(1, rounds + 1):
+        before = wanted & found
+        if before == wanted:
+            break
+        toy.round(t)
+        if wanted & found != before:
+            last = t
+    return wanted & found, last
+
+
+def _variants(algorithm: AnyAlgorithm) -> Iterator[AnyAlgorithm]:
+    """The algorithm with each field at other values: some fields are read with one choice of another alone."""
+    for info in settings_fields(type(algorithm)):
+        for value in _others(info.hint, getattr(algorithm, info.name)):
+            try:
+                other = replace(algorithm, **{info.name: value})
+            except Exception:  # `__post_init__` may refuse the value in any way
+                continue
+            yield other
+
+
+def _others(hint: Any, value: Any) -> list[Any]:
+    """Some other values of a field with this annotation; none for text and containers."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        found = list(args)
+    elif origin in (Union, UnionType):
+        found = [None] if NoneType in args else []
+        found += [other for arg in args for other in _others(arg, value)]
+    elif hint is bool:
+        found = [False, True]
+    elif origin is Annotated:
+        ranges = [extra for extra in args[1:] if isinstance(extra, Range)]
+        found = [other for other in _others(args[0], value) if all(one.holds(other) for one in ranges)]
+    elif hint in (int, float):
+        number = value if isinstance(value, int | float) else 1
+        found = [hint(other) for other in (2 * number, number / 2, 1, 0)]
+    else:
+        found = []
+    return [other for other in dict.fromkeys(found) if other != value]
