@@ -258,11 +258,12 @@ class Comparison:
         complete = {name: found for name, found in by_method.items() if all(found.get(task) for task in tasks)}
         if len(tasks) < 2 or len(complete) < 2:
             return None
+        baselines = {variant.method for variant in self.variants if variant.is_baseline}
         rows = []
         for name, found in complete.items():
             row: dict[str, Any] = {"method": name, "tasks": len(tasks)}
             row["iqm"] = interquartile_mean([value for task in tasks for value in found[task]])
-            if found != baseline and all(baseline.get(task) for task in tasks):
+            if name not in baselines and all(baseline.get(task) for task in tasks):
                 pairs = [(found[task], baseline[task]) for task in tasks]
                 row["probability_of_improvement"] = probability_of_improvement(pairs)
             rows.append(row)

@@ -267,6 +267,13 @@ def test_a_damaged_card(tmp_path: Path) -> None:
         compare(tmp_path)
 
 
+def test_a_method_with_the_baselines_results_is_compared(tmp_path: Path) -> None:
+    for data in ("digits", "cifar10"):
+        for method in ("hks", "standalone"):
+            make_run(tmp_path / f"{data}-{method}", method, algorithm={}, data={"name": data})
+    assert [row[-1] for row in task_rows(compare(tmp_path, baseline="standalone"))[1:]] == ["0.50", "-"]
+
+
 def test_p_values_are_corrected_for_all_variants(tmp_path: Path) -> None:
     """The differences of fd and fml are significant by themselves, that of fml no more for one of four."""
     against = [0.5, 0.6, 0.7]
