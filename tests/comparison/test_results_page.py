@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import csv
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 
-from raysim.comparison.statistics import Estimate, estimate, paired_difference
+from raysim.algorithms.fedclassavg import FedClassAvg
+from raysim.comparison.statistics import Estimate, estimate, holm, paired_difference, paired_p_value
+from raysim.contract.toy import Toy
+from raysim.core.state import digest
 from tests.conftest import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "results.md").read_text(encoding="utf-8")
@@ -16,6 +20,7 @@ FOLDER = REPOSITORY / "docs" / "results"
 CLASSES = " data.partition.classes_per_client="
 ALONE = {
     "FedMD": "Standalone, five networks",
+    "FedMD, transfer learning": "Standalone, five networks",
     "FedDF": "Standalone, five networks",
     "HeteroFL": "Standalone, three widths",
     "FedGKT": "Standalone, two ResNets",
@@ -65,6 +70,24 @@ def test_digits() -> None:
         ]
 
 
+def test_digits_after_correction() -> None:
+    path = FOLDER / "digits.csv"
+    compared = {
+        f"{method} {count}": tuple(values(path, f"{name}{CLASSES}{count}", "last") for name in (method, "standalone"))
+        for method, *_ in tables("digits")
+        if method != "standalone"
+        for count in (2, 3, 5)
+    }
+    assert len(compared) == 45
+    difference = {name: paired_difference(*pair) for name, pair in compared.items()}
+    gains = {name for name, found in difference.items() if found and found.low is not None and found.low > 0}
+    assert gains == {"fedgh 2", "fedapen 5", "fedcache 5", "dc_pfl 5"}
+    p = holm({name: paired_p_value(*pair) or 0.0 for name, pair in compared.items()})
+    assert min(p[name] for name in gains) >= 0.60 and "are 0.60 or more" in PAGE
+    assert {name for name in p if p[name] < 0.05} == {"fedtgp 2", "fedtgp 3", "fedtgp 5", "fd 3", "fd 5"}
+    assert "FedTGP's with 2, 3 and 5 classes, and FD's with 3 and 5" in PAGE
+
+
 @pytest.mark.parametrize(
     ("sweep", "measures"),
     [
@@ -81,8 +104,23 @@ def test_the_others(sweep: str, measures: list[str]) -> None:
         assert cells[: len(measures) + 1] == expected(FOLDER / f"{sweep}.csv", variant, alone, measures)
 
 
+def test_public_after_correction() -> None:
+    path = FOLDER / "public.csv"
+    p = holm({name: paired_p_value(values(path, name, "last"), values(path, alone, "last")) or 0.0
+              for name, alone in ALONE.items()})  # fmt: skip
+    rounded = [f"{p[name]:.2f}" for name in ("FedMD, transfer learning", "FedMD", "FedDF")]
+    assert rounded == ["0.09", "0.02", "0.04"]
+    assert "p is 0.09 for it, 0.02 for FedMD without it and 0.04 for FedDF" in PAGE
+
+
 def test_every_file_has_a_digest_for_every_run() -> None:
     for path in FOLDER.glob("*.csv"):
         with path.open(encoding="utf-8", newline="") as file:
             digests = [row["digest"] for row in csv.DictReader(file)]
         assert all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest in digests)
+
+
+def test_the_watched_fedclassavg_is_fedclassavg() -> None:
+    watched = runpy.run_path(str(FOLDER / "fedclassavg_gradients.py"))["Watched"]
+    mine, original = (Toy(method, "-").run(2) for method in (watched(), FedClassAvg()))
+    assert digest(mine.states()) == digest(original.states())
