@@ -5,7 +5,33 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import resource
 from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def usable_memory() -> int:
+    """Bytes of memory that this process may use: the machine's, or those of its control group."""
+    limits = [psutil.virtual_memory().total]
+    for path in CGROUP_LIMITS:
+        try:
+            limits.append(int(Path(path).read_text()))
+        except (OSError, ValueError):  # there is none, or it is "max"
+            continue
+    return min(limits)
+
+
+def available_memory() -> int:
+    """Bytes that this process can allocate now: what the machine has left, within all limits (`ulimit -v` is one)."""
+    limits = [psutil.virtual_memory().available, usable_memory()]
+    address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if address_space != resource.RLIM_INFINITY:
+        limits.append(max(0, address_space - psutil.Process().memory_info().vms))
+    return min(limits)
 
 
 def return_freed_memory() -> None:

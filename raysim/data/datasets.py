@@ -25,7 +25,7 @@ from raysim.common.folders import cache_root
 from raysim.common.text import expanded
 from raysim.core.own_code import named
 from raysim.data import cache, folders, leaf, sources
-from raysim.data.files import find_files
+from raysim.data.files import find_files, place_of
 from raysim.data.specs import DATASETS, DatasetSpec, Files, of_files, spec_for
 from raysim.data.statistics import completed, with_statistics
 from raysim.data.tables import read_tables
@@ -122,7 +122,7 @@ def load_dataset(
                 return _load(spec, source, verify=verify)
     wanted = sources.looked_for(spec, formats)
     if root is not None:
-        place = expanded(root).absolute()
+        place = place_of(root, "data.root")
         state = "" if place.is_dir() else " (no such folder)"
         raise ScenarioError(
             f"no {name} in {place}{state}: looked there and in its sub-folders {', '.join(spec.folders)} for {wanted}",
@@ -161,7 +161,7 @@ def missing(name: str, root: str | None = None, format: Format = "auto") -> bool
 
 def _bases(root: str | None) -> list[Path]:
     if root is not None:
-        return [expanded(root)]
+        return [place_of(root, "data.root")]
     named = os.environ.get("RAYSIM_DATA")
     return ([expanded(named)] if named else []) + [_download_folder()]
 

@@ -12,6 +12,8 @@ from raysim.data.sources import IMAGE_SUFFIXES, Source, refuse_missing_shards
 from raysim.data.specs import Files
 
 SUFFIXES = {"parquet": {".parquet"}, "csv": {".csv"}, "images": IMAGE_SUFFIXES, "numpy": {".npz"}, "json": {".json"}}
+METADATA = "metadata.csv"
+"""Says more of the images in its folder, as in the image folders of the Hugging Face hub."""
 _PART = re.compile(r"(train|test|validation|valid|val)(?![A-Za-z0-9])", re.IGNORECASE)
 
 
@@ -22,7 +24,7 @@ def find_files(kind: str, given: Files) -> Source:
             f"{len(given.path)} given; allowed: a file or a folder, or two of them, the train part and the test part",
             key="data.path",
         )
-    places = [expanded(path).absolute() for path in given.path]
+    places = [place_of(path, "data.path") for path in given.path]
     found = [_listed(kind, path) for path in given.path]
     if len(places) == 2:
         (train, test), folder = found, places[0].parent
@@ -33,11 +35,19 @@ def find_files(kind: str, given: Files) -> Source:
         raise ScenarioError(f"{min(twice)} is given twice, to train and to test; allowed: once", key="data.path")
     for part in (train, test):
         refuse_missing_shards(part)
-    return Source(kind, folder, train, test)
+    tables = [path for place in places for path in place.rglob(METADATA)] if kind == "images" and given.by else []
+    return Source(kind, folder, train, test, tuple(sorted(tables)))
+
+
+def place_of(path: str, key: str) -> Path:
+    """The absolute path that a user gave. Raises ScenarioError where it cannot be one."""
+    if "\0" in path:
+        raise ScenarioError(f"{path} given, which holds a NUL character; no path may hold one", key=key)
+    return expanded(path).absolute()
 
 
 def _listed(kind: str, path: str) -> tuple[Path, ...]:
-    place, suffixes = expanded(path).absolute(), SUFFIXES[kind]
+    place, suffixes = place_of(path, "data.path"), SUFFIXES[kind]
     what = f"{'/'.join(sorted(suffixes))} file"
     if place.is_file() and kind != "images":
         if place.suffix.lower() not in suffixes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import csv
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,15 @@ from numpy.typing import NDArray
 from raysim.common.errors import ScenarioError
 from raysim.common.text import quoted
 from raysim.core.own_code import failing, whole_number
-from raysim.data.samples import Images, to_classes, to_features, to_owners, to_tokens
-from raysim.data.sources import Decoded, Source, one_sentence
+from raysim.data.files import METADATA
+from raysim.data.samples import Images, few, to_classes, to_features, to_owners, to_tokens
+from raysim.data.sources import Decoded, Source, one_sentence, refuse_too_large
 from raysim.data.specs import Files
+
+FOLDER = "folder"
+"""`by` of images whose ids are folders."""
+_ARRAY_COPIES = 3
+"""As it is read, joined with those of other files, and as single precision or narrow tokens."""
 
 
 def read_images(source: Source, given: Files) -> Decoded:
@@ -25,10 +33,52 @@ def read_images(source: Source, given: Files) -> Decoded:
         if path.parent == source.folder:
             raise ScenarioError(f"{path} is in no sub-folder; allowed: a folder per class, with its images")
         with one_sentence(path):
-            encoded = path.read_bytes()
-        images.add(encoded, str(path))
+            images.add(path.read_bytes(), str(path))
     label_M, names = to_classes([np.array([path.parent.name for path in paths])], source.folder)
-    return Decoded(images.raw_MHWC, label_M, len(source.train), names)
+    owner_M, owners = to_owners(_ids(source, given.by)) if given.by else (np.zeros(0, np.int64), ())
+    return Decoded(images.raw_MHWC, label_M, len(source.train), names, owner_M=owner_M, owners=owners)
+
+
+def _ids(source: Source, by: str) -> NDArray[Any]:
+    """Each image's id: the folder that its class's folder is in, or column `by` of a metadata.csv above the image."""
+    paths = source.train + source.test
+    if by == FOLDER:
+        if strays := [path for path in paths if path.parent.parent == source.folder]:
+            raise ScenarioError(
+                f"folder given, but {strays[0]} is in no folder of a client; allowed: a folder per client, which has a "
+                "folder per class",
+                key="data.partition.by",
+            )
+        return np.array([path.parent.parent.name for path in paths])
+    if not source.extra:
+        raise ScenarioError(
+            f"{by} given, but there is no {METADATA} in {source.folder}; give a {METADATA} with the columns file_name "
+            f"and {by}, or by: folder, of images in <client>/<class>/",
+            key="data.partition.by",
+        )
+    id_of: dict[Path, str] = {}
+    for table in source.extra:
+        for name, one in _rows(table, by):
+            id_of[table.parent / name] = one
+    if unknown := [path for path in paths if path not in id_of]:
+        raise ScenarioError(f"{unknown[0]} has no row in {source.extra[0]}; allowed: each image's {by}")
+    return np.array([id_of[path] for path in paths])
+
+
+def _rows(path: Path, by: str) -> Iterator[tuple[str, str]]:
+    """Columns file_name and `by` of a metadata.csv."""
+    with one_sentence(path), path.open(newline="", encoding="utf-8-sig") as file:
+        rows = csv.DictReader(file)
+        for name in ("file_name", by):
+            if name not in (rows.fieldnames or ()):
+                raise ScenarioError(
+                    f"{path} has no column {name!r}; its columns are {few(rows.fieldnames or ())}",
+                    key="data.partition.by",
+                )
+        for number, row in enumerate(rows, 1):
+            if not row["file_name"] or not row[by]:
+                raise ScenarioError(f"{path}: row {number}, column file_name or {by} is empty; it is an id")
+            yield row["file_name"], row[by]
 
 
 def read_numpy(source: Source, given: Files) -> Decoded:
@@ -79,17 +129,33 @@ def _decoded(parts: Mapping[str, list[NDArray[Any]]], num_train: int, given: Fil
 
 def _arrays(path: Path, names: tuple[str, ...], given: Files) -> dict[str, NDArray[Any]]:
     found = {}
+    with one_sentence(path):
+        members = _members(path)  # first: what is no archive is one array or pickled objects, of any size
     with one_sentence(path), np.load(path, allow_pickle=False) as file:
+        if missing := [name for name in names if name not in file.files]:
+            raise ScenarioError(f"{path}: has no array {missing[0]}, its arrays are {few(file.files) or 'none'}")
+        wanted = {*names, *(f"{name}.npy" for name in names)}
+        num_bytes = sum(about.file_size for about in members if about.filename in wanted)
+        refuse_too_large(_ARRAY_COPIES * num_bytes, str(path), "give fewer samples, or smaller ones", key="data.path")
         for name in names:
-            if name not in file.files:
-                raise ScenarioError(f"{path}: has no array {name}, its arrays are {', '.join(file.files) or 'none'}")
             try:
-                found[name] = file[name]
-            except ValueError:
+                array = file[name]
+            except ValueError as error:
+                if "allow_pickle" not in str(error):
+                    raise
                 text = f"{path}: {name} holds Python objects, which are not read; allowed: numbers"
                 raise ScenarioError(text) from None
+            if not isinstance(array, np.ndarray):
+                raise ScenarioError(f"{path}: {name} is no array, but another file that was put into the archive")
+            found[name] = array
     _check_arrays(found, path, given)
     return found
+
+
+def _members(path: Path) -> list[zipfile.ZipInfo]:
+    """Of an archive: each states its size once it is decompressed, and no more is read."""
+    with zipfile.ZipFile(path) as archive:
+        return archive.infolist()
 
 
 def _check_arrays(found: Mapping[str, NDArray[Any]], path: Path, given: Files) -> None:

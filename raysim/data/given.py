@@ -5,15 +5,18 @@ Shapes: N clients, C classes, M samples of the data set, I ids, Q samples that a
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from raysim.common.errors import ScenarioError
-from raysim.common.text import expanded
 from raysim.data import partition_counts as counts
 from raysim.data.partition_counts import Ints
 from raysim.data.shards import PARTS, Partition, make_shards
 
 _MOST_CLIENTS = 1_000_000
+_ROW_BYTES = 150
+"""What a row of a partition takes: three numbers, a text, and their copies while they are checked and sorted."""
 
 
 def kept_ids(min_samples: int, owner_M: Ints, num_train: int, split: str) -> Ints:
@@ -65,34 +68,54 @@ def read_partition(path: str, num_clients: int | None, num_samples: int, label_M
     num_clients: the last of them may hold nothing; None: as many as the file has. label_M: the data's, with which the
     column label, if there is one, is compared.
     """
-    import pyarrow as pa
+
+    import pyarrow as pa  # here: check the other partitions without Arrow and Pillow
     import pyarrow.parquet as pq
 
-    file = expanded(path)
+    from raysim.data.files import place_of
+    from raysim.data.samples import few
+    from raysim.data.sources import first_line, refuse_too_large
+
+    def is_text(kind: Any) -> bool:
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
     def refused(why: str) -> ScenarioError:
         return ScenarioError(f"{path} given, {why}", key="data.partition.path")
 
+    wanted = {"client": pa.int64(), "part": pa.string(), "sample": pa.int64()}
+    file = place_of(path, "data.partition.path")
     try:
-        table = pq.read_table(file)
+        with pq.ParquetFile(file) as whole:
+            schema, num_rows = whole.schema_arrow, whole.metadata.num_rows
+            if missing := [name for name in wanted if name not in schema.names]:
+                raise refused(f"which has no column {missing[0]}; its columns are {few(schema.names)}")
+            if twice := [name for name in (*wanted, "label") if schema.names.count(name) > 1]:
+                raise refused(f"which has two columns {twice[0]}; allowed: each name once")
+            label = ["label"] if "label" in schema.names else []
+            for name in (*wanted, *label):
+                kind = schema.field(name).type
+                if not (is_text(kind) if name == "part" else pa.types.is_integer(kind)):
+                    raise refused(f"whose column {name} is {kind}; allowed: whole numbers, and text for part")
+            refuse_too_large(_ROW_BYTES * num_rows, path, "give a file of fewer rows", key="data.partition.path")
+            table = whole.read(columns=[*wanted, *label])
+    except ScenarioError:
+        raise
     except FileNotFoundError:
         raise refused("but there is no such file") from None
     except Exception as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise refused(f"which cannot be read as Parquet ({why})") from None
-    wanted = ("client", "part", "sample")
-    if missing := [name for name in wanted if name not in table.column_names]:
-        raise refused(f"which has no column {missing[0]}; its columns are {', '.join(table.column_names)}")
-    for name in wanted:
-        kind = table.schema.field(name).type
-        if table.column(name).null_count or (name == "part") == pa.types.is_integer(kind):
-            raise refused(f"whose column {name} is {kind}; allowed: whole numbers, and text for part, without gaps")
-    client_Q, index_Q = (table.column(name).cast(pa.int64()).to_numpy() for name in ("client", "sample"))
-    part_Q = table.column("part").to_numpy().astype(str)
+        raise refused(f"which cannot be read as Parquet ({first_line(error)})") from None
+    if gaps := [name for name in table.column_names if table.column(name).null_count]:
+        raise refused(f"whose column {gaps[0]} has gaps; allowed: a value in every row")
+    try:
+        client_Q, part_Q, index_Q = (table.column(name).cast(kind).to_numpy() for name, kind in wanted.items())
+    except pa.ArrowInvalid as error:  # a number beyond 64 bits with a sign
+        raise refused(f"which holds a number that is too large ({first_line(error)})") from None
+    part_Q = part_Q.astype(str)
     if not len(client_Q):
         raise refused("which has no rows")
     if strange := sorted(set(part_Q.tolist()) - set(PARTS)):
-        raise refused(f"which has the part {strange[0]!r}; allowed: {', '.join(PARTS)}")
+        raise refused(f"which has the part {strange[0][:50]!r}; allowed: {', '.join(PARTS)}")
     for name, value_Q, most in (("client", client_Q, _MOST_CLIENTS), ("sample", index_Q, num_samples)):
         if value_Q.min() < 0 or value_Q.max() >= most:
             wrong = value_Q.min() if value_Q.min() < 0 else value_Q.max()

@@ -74,7 +74,8 @@ class Natural:
     """Each id of the data is a client with its own samples: users, writers, devices. For data sets that have ids."""
 
     by: str | None = None
-    """The column of the ids; `null`: the data set's own, of femnist and shakespeare."""
+    """The column of the ids; of numpy: the array; of images: a column of `metadata.csv`, or `folder` for
+    <client>/<class>/. `null`: the data set's own, of femnist and shakespeare."""
     min_samples: Count = 2
     """Ids with fewer samples are left out, and those without a sample to train on and one to be tested on."""
     max_clients: Count | None = None

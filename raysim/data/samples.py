@@ -16,7 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysim.common.errors import ScenarioError
-from raysim.data.sources import first_line, open_image
+from raysim.data.sources import first_line, open_image, refuse_too_large
+
+_DECODING_BYTES = 8
+"""What a pixel takes while its image is decoded: 4 bytes as it is stored, and 4 as grey or colour."""
 
 
 @dataclass
@@ -34,25 +37,48 @@ class Images:
             raise ScenarioError(f"{where} is missing")
         try:
             image = open_image(encoded)
-            image = image.convert("L" if image.mode in ("1", "L") else "RGB")
-            if self.side is not None and image.size != (self.side, self.side):
-                image = image.resize((self.side, self.side))
-            pixel = np.asarray(image)
+            width, height = image.size if self.side is None else (self.side, self.side)
+            grey = image.mode in ("1", "L")
+            self._check_size(width, height, grey, image.size[0] * image.size[1], where)  # before anything is decoded
+            image = image.convert("L" if grey else "RGB")
+            if image.size != (width, height):
+                image = image.resize((width, height))
+            pixel_HWC = np.asarray(image).reshape(height, width, -1)
+        except (ScenarioError, MemoryError):
+            raise
         except Exception as error:  # Pillow raises a dozen kinds for damaged bytes
             raise ScenarioError(f"{where} is not a readable PNG or JPEG ({first_line(error)})") from None
-        pixel_HWC = pixel.reshape(*pixel.shape[:2], -1)
         if not self.names:
             self.raw_MHWC = np.empty((self.count, *pixel_HWC.shape), np.uint8)
-        height, width, channels = self.raw_MHWC.shape[1:]
-        if pixel_HWC.shape[:2] != (height, width):
-            raise ScenarioError(
-                f"{where} is {pixel_HWC.shape[1]}x{pixel_HWC.shape[0]}, but {self.names[0]} is {width}x{height}; give "
-                "the side to which all are resized as data.size"
-            )
-        if pixel_HWC.shape[2] > channels:
+        if pixel_HWC.shape[2] > self.raw_MHWC.shape[3]:
             self.raw_MHWC = np.repeat(self.raw_MHWC, 3, axis=3)
         self.raw_MHWC[len(self.names)] = pixel_HWC
         self.names.append(where)
+
+    def _check_size(self, width: int, height: int, grey: bool, num_pixels: int, where: str) -> None:
+        """Refuse another size than that of the first image, and more than fits into memory.
+
+        num_pixels: of the image as it is in the file.
+        """
+        first = self.raw_MHWC.shape
+        if self.names and (height, width) != first[1:3]:
+            raise ScenarioError(
+                f"{where} is {width}x{height}, but {self.names[0]} is {first[2]}x{first[1]}; give the side to which "
+                "all are resized as data.size"
+            )
+        if not self.names or (not grey and first[3] == 1):
+            refuse_too_large(
+                self.count * height * width * (1 if grey else 3) + _DECODING_BYTES * num_pixels,
+                f"{where}: {self.count} images of {width}x{height} pixels",
+                "give fewer of them, or a smaller data.size",
+                key="" if self.side is None else "data.size",
+            )
+
+
+def few(names: Sequence[str]) -> str:
+    """At most ten names, each of at most 50 characters."""
+    rest = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return ", ".join(name if len(name) <= 50 else f"{name[:49]}…" for name in names[:10]) + rest
 
 
 def to_features(value_M: NDArray[Any], names: Sequence[str], where: str) -> NDArray[np.float32]:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from raysim.common.errors import ScenarioError
+from raysim.common.memory import available_memory
 from raysim.data.specs import DatasetSpec
 
 IMAGE_SUFFIXES = {".jpeg", ".jpg", ".png"}
@@ -240,8 +241,14 @@ def _decode(encoded: bytes | None, spec: DatasetSpec, where: str) -> NDArray[np.
 
 
 def open_image(encoded: bytes) -> Image.Image:
-    """Of the two formats that are published alone: fewer decoders ever see a stranger's bytes."""
-    return Image.open(io.BytesIO(encoded), formats=("PNG", "JPEG"))
+    """Open an image, without decoding it, whose format is PNG or JPEG and which has at most 89 million pixels.
+
+    Data sets are published in these formats alone, and fewer decoders see a stranger's bytes. Pillow warns of images
+    with more pixels, because a small file may hold them.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        return Image.open(io.BytesIO(encoded), formats=("PNG", "JPEG"))
 
 
 def _read_torchvision(spec: DatasetSpec, source: Source) -> Decoded:
@@ -307,8 +314,20 @@ def one_sentence(path: Path) -> Iterator[None]:
         yield
     except ScenarioError:
         raise
+    except MemoryError as error:
+        raise ScenarioError(f"{path}: cannot be read, there is not enough memory ({first_line(error)})") from None
     except Exception as error:
         raise ScenarioError(f"{path}: cannot be read, it may be damaged ({first_line(error)})") from None
+
+
+def refuse_too_large(num_bytes: int, what: str, remedy: str, key: str = "") -> None:
+    """Raise ScenarioError where there is less memory than the bytes that `what` takes, which are an estimate."""
+    if num_bytes > (available := available_memory()):
+        raise ScenarioError(
+            f"{what}: reading takes about {num_bytes / 1e9:.3g} GB of memory, but {available / 1e9:.3g} GB are "
+            f"available; {remedy}",
+            key=key,
+        )
 
 
 def first_line(error: Exception) -> str:

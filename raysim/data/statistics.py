@@ -5,6 +5,7 @@ Shapes: M samples of one data set.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -15,13 +16,16 @@ from raysim.data.sources import Decoded
 from raysim.data.specs import DatasetSpec
 
 _PIECE = 4096
-"""Samples at a time: sums are in double precision, which takes two to eight times the memory."""
+"""Samples at a time, at most."""
+_NUMBERS = 1 << 26
+"""Pixels or features at a time, at most: each takes 8 bytes or 16 on the way, where it takes 1 or 4 in the samples."""
 
 
 def with_statistics(decoded: Decoded) -> Decoded:
     """The same with mean and deviation of its published train part: per channel of images, per feature of features."""
     count = decoded.num_train
-    pieces = [decoded.raw_M[begin : min(begin + _PIECE, count)] for begin in range(0, count, _PIECE)]
+    step = max(1, min(_PIECE, _NUMBERS // max(1, math.prod(decoded.raw_M.shape[1:]))))
+    pieces = [decoded.raw_M[begin : min(begin + step, count)] for begin in range(0, count, step)]
     if decoded.raw_M.dtype == np.uint8 and decoded.raw_M.ndim == 4:
         level_CL = np.sum([_levels(piece_BHWC) for piece_BHWC in pieces], axis=0)
         share_CL, unit_L = level_CL / level_CL.sum(1, keepdims=True), np.arange(256) / 255

@@ -6,6 +6,7 @@ Shapes: M samples of one data set, B rows of a piece of a file, F features.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -19,9 +20,21 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from raysim.common.errors import ScenarioError
-from raysim.data.samples import Images, to_classes, to_features, to_owners, to_tokens
-from raysim.data.sources import Decoded, Source, one_sentence
+from raysim.data.samples import Images, few, to_classes, to_features, to_owners, to_tokens
+from raysim.data.sources import Decoded, Source, one_sentence, refuse_too_large
 from raysim.data.specs import Files
+
+_PIECE = 1 << 24
+"""Values that are decoded at a time: 128 MiB of numbers of double precision."""
+_IMAGES = 256
+"""Encoded images that are read at a time."""
+_VALUE_BYTES = 16
+"""What a number takes while the pieces of a table become one array: 4 bytes, or 8 of a token, in each."""
+_ID_BYTES = 100
+"""What a text takes: once as Python's text, once in an array."""
+_CSV_BLOCK = 1 << 25
+_CSV_BYTES = 3
+"""What a byte of a CSV file takes: a number is about 10 characters, and then 8 bytes in each of three arrays."""
 
 
 @dataclass
@@ -37,6 +50,11 @@ class _Columns:
     def all(self) -> list[str]:
         """Every column that is read, once."""
         return list(dict.fromkeys([*self.features, self.label, *([self.by] if self.by else [])]))
+
+    @property
+    def rows_at_a_time(self) -> int:
+        """How many rows of a Parquet file are decoded at a time."""
+        return _IMAGES if self.kind == "image" else max(1, _PIECE // len(self.all))
 
 
 @dataclass
@@ -54,6 +72,7 @@ def read_tables(source: Source, given: Files, names: tuple[str, ...] = ()) -> De
     Raises ScenarioError, one sentence, for a damaged or unsuitable file.
     """
     paths = source.train + source.test
+    _refuse_too_large(paths, given)
     rows = {path: _rows(path) for path in paths} if source.format == "parquet" else {}
     read, images, num_train = _Read(), Images(sum(rows.values()), given.size), 0
     columns: _Columns | None = None
@@ -65,10 +84,11 @@ def read_tables(source: Source, given: Files, names: tuple[str, ...] = ()) -> De
                 columns = columns or found
                 if (found.kind, found.features) != (columns.kind, columns.features):
                     raise ScenarioError(
-                        f"{path}: its features are {_few(found.features)}, but {paths[0]} has {_few(columns.features)}"
+                        f"{path}: its features are {few(found.features)}, but {paths[0]} has {few(columns.features)}"
                     )
                 names = names or _class_names(schema, given.label)
-            _read_piece(path, start, table, columns or found, read, images)
+            with one_sentence(path):
+                _read_piece(path, start, table, columns or found, read, images)
             start += table.num_rows
         num_train += start if path in source.train else 0
     assert columns is not None
@@ -102,6 +122,27 @@ def text_pieces(path: Path, names: Sequence[str]) -> Iterator[list[list[str]]]:
             yield [table.column(name).to_pylist() for name in names]
 
 
+def _refuse_too_large(paths: Sequence[Path], given: Files) -> None:
+    """Compare with the memory before anything is decoded: a few MB of Parquet may hold a billion equal rows."""
+    num_bytes = 0
+    for path in paths:
+        if path.suffix.lower() == ".csv":
+            num_bytes += _CSV_BYTES * path.stat().st_size
+            continue
+        with one_sentence(path), pq.ParquetFile(path) as file:
+            if not file.metadata.num_rows:
+                continue
+            columns = _columns(path, file.schema_arrow, given)
+            # A nested column is several of the file's: x.list.element, or img.bytes and img.path.
+            width = {name: _ID_BYTES if name == columns.by else _VALUE_BYTES for name in columns.all}
+            leaf = [file.schema.column(i).path.split(".")[0] for i in range(len(file.schema))]
+            for group in range(file.num_row_groups):
+                about = file.metadata.row_group(group)
+                num_bytes += sum(about.column(i).num_values * width.get(name, 0) for i, name in enumerate(leaf))
+    what = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more files"
+    refuse_too_large(num_bytes, what, "give fewer rows, or fewer columns in data.features", key="data.path")
+
+
 def _rows(path: Path) -> int:
     with one_sentence(path), pq.ParquetFile(path) as file:
         return int(file.metadata.num_rows)
@@ -112,7 +153,12 @@ def _pieces(path: Path, given: Files) -> Iterator[tuple[Any, Any]]:
     if path.suffix.lower() == ".csv":
         as_text = {given.by: pa.string()} if given.by else {}  # 007 is not 7
         with one_sentence(path):
-            table = pacsv.read_csv(path, convert_options=pacsv.ConvertOptions(column_types=as_text))
+            # A block is the longest row that is read, and every block makes a piece of each of the columns.
+            table = pacsv.read_csv(
+                path,
+                read_options=pacsv.ReadOptions(block_size=_CSV_BLOCK),
+                convert_options=pacsv.ConvertOptions(column_types=as_text),
+            )
         if not table.num_rows:
             raise ScenarioError(f"{path}: has no rows below its header")
         yield table.schema, table
@@ -120,26 +166,28 @@ def _pieces(path: Path, given: Files) -> Iterator[tuple[Any, Any]]:
     with one_sentence(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
         columns = _columns(path, file.schema_arrow, given)
         yield file.schema_arrow, file.schema_arrow.empty_table()
-        for group in range(file.num_row_groups):
-            yield file.schema_arrow, file.read_row_group(group, columns=columns.all)
+        for batch in file.iter_batches(columns.rows_at_a_time, columns=columns.all):
+            yield file.schema_arrow, pa.Table.from_batches([batch])
 
 
 def _columns(path: Path, schema: Any, given: Files) -> _Columns:
-    if twice := [name for name in schema.names if schema.names.count(name) > 1]:
+    type_of = dict(zip(schema.names, schema.types, strict=True))
+    if twice := [name for name, count in Counter(schema.names).items() if count > 1]:
         raise ScenarioError(f"{path}: has two columns {twice[0]}; allowed: each name once")
     for key, name in (("data.label", given.label), ("data.partition.by", given.by)):
-        if name is not None and name not in schema.names:
-            raise ScenarioError(f"{path} has no column {name!r}; its columns are {_few(schema.names)}", key=key)
+        if name is not None and name not in type_of:
+            raise ScenarioError(f"{path} has no column {name!r}; its columns are {few(schema.names)}", key=key)
     if given.features:
-        names = []
+        chosen: dict[str, None] = {}
         for pattern in given.features:
-            found = [name for name in schema.names if fnmatchcase(name, pattern)]
+            found = [pattern] if pattern in type_of else [name for name in type_of if fnmatchcase(name, pattern)]
             if not found:
                 raise ScenarioError(
-                    f"{pattern!r} given, but {path} has no such column; its columns are {_few(schema.names)}",
+                    f"{pattern!r} given, but {path} has no such column; its columns are {few(schema.names)}",
                     key="data.features",
                 )
-            names += [name for name in found if name not in names]
+            chosen.update(dict.fromkeys(found))
+        names = list(chosen)
         if given.label in names:
             raise ScenarioError(
                 f"{given.label!r} given, which is the label; allowed: what a label is predicted from",
@@ -147,21 +195,21 @@ def _columns(path: Path, schema: Any, given: Files) -> _Columns:
             )
     else:
         names = [name for name in schema.names if name not in (given.label, given.by)]
-    images = [name for name in names if _is_image(schema.field(name).type)]
-    lists = [name for name in names if _is_list(schema.field(name).type)]
+    images = [name for name in names if _is_image(type_of[name])]
+    lists = [name for name in names if _is_list(type_of[name])]
     if images and not given.features:
         names = images  # what else there is says something about the image
     if len(names) == 1 and (images or lists):
         return _Columns("image" if images else "list", names, given.label, given.by)
     if images or lists:
         raise ScenarioError(
-            f"{path} has the columns {_few(names)}; allowed: one column of images or of lists, or columns of numbers",
+            f"{path} has the columns {few(names)}; allowed: one column of images or of lists, or columns of numbers",
             key="data.features",
         )
     if not names:
         raise ScenarioError(f"{path} has no column but those of label and id", key="data.features")
     for name in names:
-        kind = schema.field(name).type
+        kind = type_of[name]
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
             raise ScenarioError(
                 f"{path}: column {name} is of type {kind}, but features are numbers; name those columns that are",
@@ -196,7 +244,7 @@ def _read_piece(path: Path, start: int, table: Any, columns: _Columns, read: _Re
         read.value.append(to_features(value_BF, columns.features, f"{path}{f', after row {start}' if start else ''}"))
     read.label.append(_label(path, start, table.column(columns.label), columns.label))
     if columns.by:
-        text_B = table.column(columns.by).cast(pa.string()).to_numpy()
+        text_B = _text(path, table.column(columns.by), columns.by)
         if (empty_E := np.flatnonzero(text_B == "")).size:
             raise ScenarioError(f"{path}: row {start + empty_E[0] + 1}, column {columns.by} is empty; it is an id")
         read.id.append(text_B)
@@ -222,6 +270,18 @@ def _label(path: Path, start: int, column: Any, name: str) -> NDArray[Any]:
             raise ScenarioError(f"{path}: row {start + empty_E[0] + 1}, column {name} is empty; it is the label")
         return text_B.astype(str)
     raise ScenarioError(f"{path}: column {name} is of type {kind}; labels are whole numbers or text", key="data.label")
+
+
+def _text(path: Path, column: Any, name: str) -> NDArray[Any]:
+    """Ids as text."""
+    try:
+        return np.asarray(column.cast(pa.string()).to_numpy())
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):  # lists, or bytes that are no text
+        raise ScenarioError(
+            f"{path}: column {name} is of type {column.type} and cannot be read as text; ids are whole numbers or "
+            "UTF-8 text",
+            key="data.partition.by",
+        ) from None
 
 
 def _nested(path: Path, start: int, column: Any, name: str) -> NDArray[Any]:
@@ -265,9 +325,3 @@ def _class_names(schema: Any, label: str) -> tuple[str, ...]:
         return tuple(map(str, json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][label]["names"]))
     except (KeyError, TypeError, ValueError):
         return ()
-
-
-def _few(names: Sequence[str]) -> str:
-    """At most ten names."""
-    rest = f" and {len(names) - 10} more" if len(names) > 10 else ""
-    return ", ".join(names[:10]) + rest

@@ -70,8 +70,8 @@ def with_count(loaded: Loaded, data: Dataset | None, dataset: DatasetSpec, parti
     if isinstance(partition, Natural) and not len(owner_M):
         given = "natural given without by" if dataset.keys else f"natural given, but {dataset.name} has no ids"
         raise ScenarioError(
-            f"{given}; allowed: by, the column (of numpy: the array) of the ids of parquet, csv or numpy; or data set "
-            "femnist or shakespeare",
+            f"{given}; allowed: by, the column (of numpy: the array) of the ids of parquet, csv, numpy or images; or "
+            "data set femnist or shakespeare",
             key="data.partition.name",
         )
     sizes = dataset.train_size, dataset.train_size + dataset.test_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,10 +119,51 @@ def listed(path: str = "mine.parquet", **columns: Any) -> Case:
     return write
 
 
+def no_array() -> Data:
+    np.savez("mine.npz", x=np.zeros((2, 2)))
+    with zipfile.ZipFile("mine.npz", "a") as archive:
+        archive.writestr("y", "no array")
+    return NUMPY
+
+
+def npy() -> Data:
+    with Path("mine.npz").open("wb") as file:
+        np.save(file, [1])
+    return NUMPY
+
+
+def huge_npz() -> Data:
+    """An array of 4 GB, as its archive states."""
+    np.savez_compressed("mine.npz", x=np.zeros((2, 2)), y=np.arange(2))
+    data = bytearray(Path("mine.npz").read_bytes())
+    start = data.index(b"PK\1\2")  # the archive's directory, of which 24 bytes on the size is
+    data[start + 24 : start + 28] = (2**32 - 2).to_bytes(4, "little")
+    Path("mine.npz").write_bytes(data)
+    return NUMPY
+
+
+def many_rows() -> Data:
+    """20 million equal rows in a few kB."""
+    rows = pa.table({"a": pa.array(np.zeros(1 << 20)), "label": pa.array(np.zeros(1 << 20, np.int64))})
+    with pq.ParquetWriter("mine.parquet", rows.schema) as writer:
+        for _ in range(20):
+            writer.write_table(rows)
+    return PARQUET
+
+
+def metadata(*lines: str) -> Case:
+    def write() -> Data:
+        image_folder(Path("pets"))
+        Path("pets/metadata.csv").write_text("\n".join(lines) + "\n")
+        return {**IMAGES, "partition": {"name": "natural", "by": "user"}}
+
+    return write
+
+
 OBJECTS = np.array([{"a": 1}, None], dtype=object)
 ROWS = ("a,b,label", "1,2,0", "3,4,1")
 
-CASES: dict[str, tuple[Case, str]] = {
+CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     # Tables
     "no such file": (lambda: CSV, "data.path: "),
     "no path": (lambda: {"name": "csv"}, "data.path: is required and was not given"),
@@ -199,6 +241,19 @@ CASES: dict[str, tuple[Case, str]] = {
         parquet({"x": [[1], [2]], "a": [1, 2], "label": [0, 1]}),
         "allowed: one column of images or",
     ),
+    "more rows than fit into memory": (
+        many_rows,
+        "data.path: ",
+        "mine.parquet: reading takes about 0.671 GB of memory",
+    ),
+    "ids that are lists": (
+        parquet({"user": [[1], [2]], "a": [1, 2], "label": [0, 1]}, features="a", **BY_USER),
+        "column user is of type list<",
+    ),
+    "ids that are no text": (
+        parquet({"user": [b"\xff", b"\xfe"], "a": [1, 2], "label": [0, 1]}, features="a", **BY_USER),
+        "column user is of type binary and cannot be read as text; ids are whole numbers or UTF-8 text",
+    ),
     # Arrays
     "no array y": (npz(x=np.zeros((2, 2))), "mine.npz: has no array y, its arrays are x"),
     "objects": (npz(x=OBJECTS, y=[0, 1]), "mine.npz: x holds Python objects, which are not read; allowed: numbers"),
@@ -212,6 +267,9 @@ CASES: dict[str, tuple[Case, str]] = {
     ),
     "two labels per sample": (npz(x=np.zeros((2, 2)), y=[[0], [1]]), "y is int64 of shape (2, 1); allowed: one whole"),
     "channels first": (npz(x=np.zeros((2, 3, 8, 8), np.uint8), y=[0, 1]), "x is uint8 of shape (2, 3, 8, 8); allowed"),
+    "a member that is no array": (no_array, "mine.npz: y is no array, but another file that was put into the archive"),
+    "an .npz that holds 4 GB": (huge_npz, "mine.npz: reading takes about 12.9 GB of memory, but 0.5 GB are available"),
+    "an array of another file": (npy, "mine.npz: cannot be read, it may be damaged (File is not a zip file)"),
     "no .npz at all": (lambda: Path("mine.npz").write_bytes(b"PK no") and NUMPY, "mine.npz: cannot be read"),
     # Images
     "mixed sizes": (images(size=None), "; give the side to which all are resized as data.size"),
@@ -223,6 +281,26 @@ CASES: dict[str, tuple[Case, str]] = {
         images(lambda folder: (folder / "cat" / "0.jpeg").rename("pets/0.png")),
         "is in no sub-folder",
     ),
+    "images of more than the memory": (
+        images(size=20000),
+        "data.size: ",
+        "0.jpeg: 6 images of 20000x20000 pixels: reading takes about 7.2 GB of memory",
+    ),
+    "a NUL in a path": (images(path="pe\0ts"), "data.path: pets given, which holds a NUL character"),
+    "images by folders that are none": (
+        images(partition={"name": "natural", "by": "folder"}),
+        "data.partition.by: folder given, but ",
+    ),
+    "images by a column of no file": (
+        images(**BY_USER),
+        "data.partition.by: user given, but there is no metadata.csv",
+    ),
+    "images by a column that there is not": (
+        metadata("file_name,owner", "cat/0.jpeg,a"),
+        "has no column 'user'; its columns are file_name, owner",
+    ),
+    "an image without an id": (metadata("file_name,user", "cat/0.jpeg,a"), "cat/1.png has no row in "),
+    "an id that is empty": (metadata("file_name,user", "cat/0.jpeg,"), "row 1, column file_name or user is empty"),
     "no images": (lambda: {**empty(), **IMAGES, "path": "nothing"}, "in which there is no .jpeg/.jpg/.png file"),
     "a file in place of a folder": (
         lambda: table(Path("mine.csv")) and {**IMAGES, "path": "mine.csv"},
@@ -250,13 +328,24 @@ CASES: dict[str, tuple[Case, str]] = {
         lambda: {**listed()(), "global_test": True},
         "evaluation.global_test: true given, but data.split listed deals the published test samples",
     ),
+    "parts that are lists": (listed(part=[["train"], ["test"]]), "whose column part is list<"),
+    "parts that are no text": (listed(part=[b"\xff", b"train"]), "whose column part is binary; allowed: "),
+    "a client beyond 63 bits": (
+        listed(client=pa.array([0, 2**64 - 1], pa.uint64())),
+        "data.partition.path: mine.parquet given, which holds a number that is too large (",
+    ),
+    "labels that are lists": (listed(label=[[0], [1]]), "whose column label is list<"),
+    "a NUL in the path of a list": (listed(path="a\0b"), "data.partition.path: ab given, which holds a NUL character"),
     "nothing to train on": (listed(part=["val", "test"]), "in which no sample is for training"),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_one_sentence(case: str, workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    write, sentence = CASES[case]
+def test_one_sentence(
+    case: str, workplace: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, *sentences = CASES[case]
+    monkeypatch.setattr("raysim.data.sources.available_memory", lambda: 5 * 10**8)
     data = write()
     evaluation = {"global_test": data.pop("global_test", False)}
     Path("mine.yaml").write_text(yaml.safe_dump(scenario(data, evaluation=evaluation)))
@@ -264,7 +353,8 @@ def test_one_sentence(case: str, workplace: Path, capfd: pytest.CaptureFixture[s
         main(["validate", "mine.yaml"])
     told = capfd.readouterr().err
     assert ended.value.code == 2, told
-    assert told.count("\n") == 1 and told.startswith("raysim: ") and sentence in told, told
+    assert told.count("\n") == 1 and told.startswith("raysim: "), told
+    assert all(sentence in told for sentence in sentences), told
 
 
 def test_a_list_of_other_data(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:

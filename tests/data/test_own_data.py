@@ -16,7 +16,9 @@ from raysim.cli.main import main
 from raysim.common.errors import ScenarioError
 from raysim.data.datasets import load_dataset
 from raysim.data.leaf import CHARACTERS
+from raysim.data.sources import Source
 from raysim.data.specs import Files
+from raysim.data.tables import read_tables
 from raysim.inspection.attack import attack
 from raysim.launch.assemble import Assembly, assemble
 from raysim.launch.run import resume, run
@@ -250,3 +252,39 @@ def test_unknown_ids_and_counts_are_refused(workplace: Path) -> None:
         checked(
             {**data, "partition": {"name": "iid"}, "features": "[abc]"}, clients={"count": "auto", "models": ["mlp_s"]}
         )
+
+
+@pytest.mark.parametrize("by", ["folder", "user"])
+def test_the_clients_of_images(by: str, workplace: Path) -> None:
+    """By the folders above the classes, or by the column of a metadata.csv beside the images."""
+    image_folder(Path("pets/u1"))
+    image_folder(Path("pets/u2"))
+    names = sorted(str(path.relative_to("pets")) for path in Path("pets").rglob("*.*"))
+    rows = [f"{name},v{int(name[1]) - 1}" for name in names]
+    Path("pets/metadata.csv").write_text("\n".join(["file_name,user", *reversed(rows)]))
+    made = assembled({"name": "images", "path": "pets", "size": 8, "partition": {"name": "natural", "by": by}})
+    assert made.partition.ids == (("u1", "u2") if by == "folder" else ("v0", "v1"))
+    for k, shards in ((k, shards) for shards in made.partition.parts.values() for k in range(2)):
+        assert set(shards.index[shards.owner == k].tolist()) <= set(range(6 * k, 6 * k + 6))
+    assert sum(len(shards.index) for shards in made.partition.parts.values()) == 12
+
+
+def test_images_are_read_again_when_their_ids_change(workplace: Path) -> None:
+    image_folder(Path("pets"))
+    names = sorted(str(path.relative_to("pets")) for path in Path("pets").rglob("*.*"))
+    for ids in ("abaaba", "abcabc"):
+        rows = [f"{name},{one}" for name, one in zip(names, ids, strict=True)]
+        Path("pets/metadata.csv").write_text("\n".join(["file_name,user", *rows]))
+        made = assembled({"name": "images", "path": "pets", "size": 8, "partition": {"name": "natural", "by": "user"}})
+        assert made.partition.ids == tuple(sorted(set(ids)))
+
+
+def test_many_columns_take_time_in_proportion(workplace: Path) -> None:
+    """Gene expression has 20,000 columns; time that grows with their square was minutes for so many."""
+    names = [f"g{i}" for i in range(20_000)]
+    columns = {name: np.zeros(2, np.float32) for name in names}
+    path = Path("wide.parquet")
+    pq.write_table(pa.table({**columns, "label": [0, 1]}), path)
+    started = time.process_time()
+    read_tables(Source("parquet", path.parent, (path,), ()), Files((str(path),), features=tuple(names)))
+    assert time.process_time() - started < 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import get_args
 
@@ -328,3 +329,14 @@ def test_heatmap_of_any_size(tmp_path):
         draw_heatmap(made, label_M, classes, tmp_path / "heat.png")
         with Image.open(tmp_path / "heat.png") as image:
             assert image.width > 600 and image.height > 400
+
+
+@pytest.mark.parametrize(("clients", "alpha"), [(200, 0.1), (500, 0.3)])
+@pytest.mark.parametrize("split", ["pooled811", "published", "pfedhn"])
+def test_many_clients_of_a_skewed_draw_are_dealt_in_seconds(clients: int, alpha: float, split: str) -> None:
+    """With the sizes of CIFAR-10, where redrawing until each client has 10 samples never ends."""
+    label_M, num_train = labels(10, 5000, 1000)
+    started = time.process_time()
+    made = make_partition(label_M, num_train, 10, clients, Dirichlet(alpha), split, 0)
+    assert time.process_time() - started < 5
+    assert min(sum(np.bincount(one.owner, minlength=clients) for one in made.parts.values())) >= 10

@@ -16,18 +16,17 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from raysim.common.errors import RunError
 from raysim.common.files import reason
+from raysim.common.memory import usable_memory
 
 Row = NDArray[np.uint8]
 """A client's state as bytes."""
 
 PAGE = 4096
 LARGE = 1 << 16  # bytes from which a row has pages of its own
-CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 @dataclass(frozen=True)
@@ -158,17 +157,6 @@ class Rows:
             os.posix_fadvise(
                 self.file.fileno(), first, -(-(begin + size - first) // PAGE) * PAGE, os.POSIX_FADV_DONTNEED
             )
-
-
-def usable_memory() -> int:
-    """Bytes of memory that this process may use: the machine's, or those of its control group."""
-    limits = [psutil.virtual_memory().total]
-    for path in CGROUP_LIMITS:
-        try:
-            limits.append(int(Path(path).read_text()))
-        except (OSError, ValueError):  # there is none, or it is "max"
-            continue
-    return min(limits)
 
 
 def _memory_file() -> IO[bytes]:
