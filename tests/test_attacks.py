@@ -11,6 +11,7 @@ import pytest
 from tests.attacks import run_folders
 from tests.attacks.harness import attack
 from tests.attacks.job_logs import attack_job
+from tests.attacks.own_code import OwnCodeAttack
 from tests.attacks.run_folders import FolderAttack
 
 MIB = 200
@@ -31,6 +32,13 @@ def test_run_folders(tmp_path: Path) -> None:
     outcome = attack(30, FolderAttack(tmp_path / "real"), tmp_path)
     assert not outcome.failures, outcome.failures[0]
     assert set(outcome.codes) == {0, 1, 2}
+    assert outcome.grown_mib < MIB
+
+
+def test_own_code(tmp_path: Path) -> None:
+    outcome = attack(12, OwnCodeAttack(tmp_path), tmp_path)
+    assert not outcome.failures, outcome.failures[0]
+    assert outcome.codes[2]
     assert outcome.grown_mib < MIB
 
 

@@ -12,14 +12,14 @@ from raysim.common.errors import ScenarioError
 SCENARIO = """# The {kind} of {name}.py:
 #
 #     raysim launch {name}.yaml
-name: {name}
+{why}name: {name}
 rounds: 20
 algorithm: {{name: {algorithm}}}
 data:
   name: {data}
   partition: {{{partition}}}
 clients:
-  count: 20
+  count: {clients}
   participation: 0.5
   models: [{models}]
 training: {{epochs: 5, batch_size: 16, lr: 0.05}}
@@ -58,10 +58,19 @@ CHECKS = {
 }
 
 
+MERIT = """#
+# A client holds 36 samples on average, too few to learn all of its classes well alone: a method can gain from the other
+# clients. Measured on a CPU, accuracy of all clients after these 20 rounds, mean of seeds 1 to 3: Standalone 75.6 %,
+# {name} as it was written 79.8 %, FedGH 82.6 %. With `--set clients.models=[digits_cnn_s]`: Standalone 76.4 %, FedAvg
+# 92.2 %. (With 20 clients of 2 classes each, Standalone has 99.7 %, which leaves nothing to gain.)
+"""
+
 _DIGITS = {"partition": "name: pathological, classes_per_client: 2"}
 _WORDS = {
     "algorithm": {
-        **_DIGITS,
+        "partition": "name: dirichlet, alpha: 0.5",
+        "clients": "50",
+        "why": MERIT,
         "algorithm": "./{name}.py",
         "models": "digits_mlp64, digits_cnn_s, digits_resnet",
         "imports": "from {name} import {cls}\n",
@@ -112,7 +121,8 @@ def new(kind: str, name: str) -> None:
             raise ScenarioError(f"{file} exists already; give another name")
     cls = "".join(word.capitalize() for word in name.split("_"))
     template = Path(__file__).parent / "templates" / f"{kind}.py"
-    words = {"kind": kind, "name": name, "algorithm": "fedgh", "data": "digits", **_WORDS[kind]}
+    words = {"kind": kind, "name": name, "algorithm": "fedgh", "data": "digits", "clients": "20", "why": ""}
+    words |= _WORDS[kind]
     words = {key: text.format(name=name, cls=cls) for key, text in words.items()}
     imports = words.pop("imports")
     check = CHECKS[kind].format(cls=cls)

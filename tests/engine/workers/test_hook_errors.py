@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from raysim import run
 from raysim.algorithms.standalone import Standalone
-from raysim.engine.workers.hooks import HookError
+from raysim.engine.workers.hooks import HookError, errors_from
 from tests.engine.scenarios import loaded
 
 
@@ -25,6 +26,33 @@ def test_exceptions_that_end_generators(workplace: Path, monkeypatch: pytest.Mon
         HookError, match=rf"Standalone.client_update of client \d failed in round 1 .*{error.__name__}: oh"
     ):
         run(loaded("algorithm={name: standalone}"), quiet=True)
+
+
+def test_a_hook_that_calls_exit_fails_and_one_that_ray_ends_does_not() -> None:
+    """Ray raises `SystemExit` in an actor that gets a SIGTERM, with a text of its own: that is a death."""
+    with pytest.raises(HookError, match=r"^here: SystemExit: 3$"), errors_from(lambda: "here"):
+        sys.exit(3)
+    of_ray = SystemExit(1)
+    of_ray.ray_terminate_msg = "The process receives a SIGTERM."  # type: ignore[attr-defined]
+    with pytest.raises(SystemExit), errors_from(lambda: "here"):
+        raise of_ray
+
+
+def test_an_exception_without_text_or_with_too_much_of_it() -> None:
+    class WordlessError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    with (
+        pytest.raises(HookError, match=r"^here: WordlessError: its text cannot be shown$"),
+        errors_from(lambda: "here"),
+    ):
+        raise WordlessError
+    text = "a b " * 5000
+    with pytest.raises(HookError) as caught, errors_from(lambda: "here"):
+        raise ValueError(text)
+    assert len(str(caught.value)) < 250
+    assert text.strip() in caught.value.trace
 
 
 @pytest.mark.parametrize("state", [{1, 2}, lambda: None], ids=["a set", "a function"])
