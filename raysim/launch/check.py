@@ -384,12 +384,12 @@ def _try_model(name: str, dataset: DatasetSpec, feature_dim: int) -> None:
     from raysim.models.split import example
 
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        net = _builder(dataset, feature_dim)(name).eval()
+        net = _builder(dataset, feature_dim)(name)
         x_B = example(dataset.input_spec, 2)
-        parts = (("representation", net.features, feature_dim), ("logits", net.header, dataset.num_classes))
+        parts = (("representation", "features", feature_dim), ("logits", "header", dataset.num_classes))
         for what, part, width in parts:
             with failing(f"{name}: fails on two samples of {dataset.input_spec}"):
-                x_B = part(x_B)
+                x_B = getattr(net.eval(), part)(x_B)
             if not isinstance(x_B, torch.Tensor) or x_B.shape != (2, width):
                 given = f"has the shape {tuple(x_B.shape)}" if isinstance(x_B, torch.Tensor) else f"is {quoted(x_B)}"
                 raise ScenarioError(f"{name}: the {what} of two samples {given}; allowed: {(2, width)}")

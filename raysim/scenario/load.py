@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import MISSING, dataclass, is_dataclass, replace
 from datetime import date
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from pydantic import BaseModel, PydanticUserError, ValidationError
 
 from raysim.common.errors import ScenarioError
 from raysim.common.results import Scalar
-from raysim.common.text import cause, cut, expanded, holds_secret, redacted
+from raysim.common.text import cause, cut, expanded, holds_secret, quoted, redacted
 from raysim.core.fields import number_text
 from raysim.core.own_code import FAILURES, OwnCode, Reference, named, where
 from raysim.scenario.declared import Declaration, declaration_of, declared
@@ -297,11 +297,27 @@ def named_settings(
 
 def _settings_model(declaration: Declaration, name: str, key: Key, origin: Origin) -> type[BaseModel]:
     """The Pydantic model of the fields of a settings class, which may be a user's own."""
+    for field in declaration.fields:
+        if field.default is not MISSING and not _is_plain(field.default):
+            raise origin.error(
+                key,
+                f"{name}: field {field.name} has the default {quoted(field.default)}, which no scenario can hold; "
+                "allowed: text, numbers, true, false, null, lists, mappings",
+            )
     try:
         return settings_model(declaration)
     except Exception as error:  # Pydantic raises many kinds for types and names that it does not take
         why = str(error).splitlines()[0] if isinstance(error, PydanticUserError) else cause(error)
         raise origin.error(key, f"{name}: a field has a type that no scenario can give ({why})") from None
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether YAML has this value; NumPy's numbers are others."""
+    if isinstance(value, dict):
+        return all(type(key) is str and _is_plain(inner) for key, inner in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, str)
 
 
 def _made(cls: type, settings: Mapping[str, Any], key: Key, origin: Origin) -> Any:

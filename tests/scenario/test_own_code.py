@@ -442,6 +442,7 @@ class Mine:
 """
 LEAVES = """
 import sys
+import numpy
 from dataclasses import dataclass
 from torch import nn
 from raysim import SplitNet
@@ -471,6 +472,17 @@ class Late(SplitNet):
     def forward(self, x):
         sys.exit("bye")
 
+class Attribute(Late):
+    def __getattr__(name):
+        return None
+
+@dataclass(frozen=True)
+class Default:
+    first: int = numpy.int64(1)
+
+    def shares(self, *given):
+        return None
+
 @dataclass(frozen=True)
 class Leaves:
     select = shares = factor = lambda self, *given: sys.exit()
@@ -483,6 +495,14 @@ LEAVING: dict[str, tuple[str, str]] = {
     "selection": (OWN_POLICY, "clients.selection: round 1: Leaves.select fails: SystemExit (evil.py, line "),
     "partition": ("data.partition={name: './evil.py:Leaves'}", "partition.name: Leaves.shares fails: SystemExit (evil"),
     "schedule": ("training.schedule={name: './evil.py:Leaves'}", "schedule: Leaves.factor fails: SystemExit (evil.py"),
+    "a default that is NumPy's": (
+        "data.partition={name: './evil.py:Default'}",
+        "evil.py:Default: field first has the default np.int64(1), which no scenario can hold; allowed: text",
+    ),
+    "an attribute": (
+        "clients.models=['./evil.py:Attribute', digits_mlp64]",
+        "evil.py:Attribute: fails on two samples of 1x8x8 images: TypeError: Attribute.__getattr__() takes 1",
+    ),
     "tensors that require a gradient": (
         "data={name: './evil.py:tensors', partition: {name: iid}}",
         "evil.py:tensors: x is no array: RuntimeError: Can't call numpy() on Tensor that requires grad",
