@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.attacks import run_folders
+from tests.attacks.data_files import DataAttack
 from tests.attacks.harness import attack
 from tests.attacks.job_logs import attack_job
 from tests.attacks.own_code import OwnCodeAttack
@@ -26,6 +27,13 @@ def test_job_logs(tmp_path: Path) -> None:
     assert not outcome.failures, outcome.failures[0]
     assert set(outcome.codes) == {0, 1, 2}
     assert outcome.grown_mib < MIB
+
+
+def test_data_files(tmp_path: Path) -> None:
+    outcome = attack(8, DataAttack(), tmp_path)
+    assert not outcome.failures, outcome.failures[0]
+    assert set(outcome.codes) == {0, 2}
+    assert outcome.slowest_s < 60
 
 
 def test_run_folders(tmp_path: Path) -> None:
