@@ -9,6 +9,7 @@ from time import perf_counter
 import psutil
 import torch
 
+from raysim.common.errors import ScenarioError
 from raysim.core.data import Batch
 from raysim.core.fit import FitJob, fit_one
 from raysim.core.ops import cross_entropy
@@ -136,6 +137,14 @@ def _measure(checked: Checked, name: str) -> ModelCost:
             start = perf_counter()
             fit_one(FitJob(model, cross_entropy, None, [batch], checked.local))
             step_s = perf_counter() - start
+    except (MemoryError, RuntimeError) as error:
+        if "allocate memory" not in str(error):  # as Torch says of a CPU
+            raise
+        raise ScenarioError(
+            f"{size} given, but a training step of {name} with so many samples of {checked.dataset.name} does not fit "
+            "into the memory that is available; give a smaller training.batch_size, or a smaller data.size of images",
+            key="training.batch_size",
+        ) from None
     finally:
         torch.set_num_threads(threads)
     return ModelCost(name, _clients(checked, name), sum(p.numel() for p in model.parameters()), step_s)

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 import yaml
 
 from raysim.cli.main import main
@@ -21,6 +22,7 @@ from raysim.data.specs import Files
 from raysim.data.tables import read_tables
 from raysim.inspection.attack import attack
 from raysim.launch.assemble import Assembly, assemble
+from raysim.launch.preview import preview
 from raysim.launch.run import resume, run
 from tests.data import layouts
 from tests.data.own import checked, features, image_folder, leaf, scenario, table
@@ -252,6 +254,17 @@ def test_unknown_ids_and_counts_are_refused(workplace: Path) -> None:
         checked(
             {**data, "partition": {"name": "iid"}, "features": "[abc]"}, clients={"count": "auto", "models": ["mlp_s"]}
         )
+
+
+def test_a_dry_run_refuses_a_batch_that_does_not_fit(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: object) -> None:
+        torch.empty(2**60)
+
+    image_folder(Path("pets"))
+    monkeypatch.setattr("raysim.launch.preview.fit_one", no_memory)
+    made = checked({"name": "images", "path": "pets", "size": 300})
+    with pytest.raises(ScenarioError, match=r"^training.batch_size: \d+ given, but a training step of mobilenet"):
+        preview(made)
 
 
 @pytest.mark.parametrize("by", ["folder", "user"])
