@@ -19,7 +19,8 @@ Status = Literal["running", "closing", "finished", "failed", "interrupted"]
 
 METRICS: Mapping[str, str] = {
     "accuracy/participants": "mean test accuracy of the round's participants, each on its own test samples",
-    "accuracy/all": "mean test accuracy of all clients, each with its latest model",
+    "accuracy/all": "mean test accuracy of all clients, each client's own latest network as it was last tested; "
+    "a client that has not taken part yet counts with its initial network",
     "accuracy/all_std": "standard deviation of that accuracy over clients",
     "accuracy/worst_decile": "mean of that accuracy over the tenth of the clients that is worst off",
     "accuracy/min": "the least of that accuracy over clients",

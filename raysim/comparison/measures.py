@@ -16,7 +16,8 @@ TARGETS: Mapping[tuple[str, str], tuple[float, ...]] = {
 """Data set and partition -> the mean accuracies to which papers count rounds (FedGH, Table 3; FedRAL, Table 4)."""
 
 MEASURES: Mapping[str, str] = {
-    "last": "mean test accuracy of all clients, in the last round that measured it",
+    "last": "mean test accuracy of all clients, each client's own latest network as it was last tested, "
+    "in the last round that measured it",
     "at_best_val": "the same in the round with the greatest validation accuracy",
     "best": "the greatest mean test accuracy of all clients, chosen by the test samples themselves",
     "best_participants": "the greatest mean test accuracy of a round's participants, as the papers' codes report",

@@ -50,13 +50,13 @@ def make_display(rounds: int, clients: int, quiet: bool = False, stream: TextIO 
 class _Plain(Display):
     """A line per round, about one a second at most; the first and the last are always printed.
 
-    A metric that a round did not measure keeps its last value.
+    A line has what its round measured: the accuracy of an earlier round would pass for that of this one.
     """
 
     def __init__(self, rounds: int, clients: int, stream: TextIO) -> None:
         self._rounds, self._clients, self._stream = rounds, clients, stream
         self._done = 0
-        self._values: dict[str, float] = {}
+        self._values: dict[str, float] = {}  # of the last round
         self._bytes = 0.0
         self._ended_s: deque[float] = deque(maxlen=_RECENT + 1)  # when the last rounds ended, time.monotonic()
         self._shown_s = -math.inf
@@ -69,7 +69,7 @@ class _Plain(Display):
         self._done, self._pending = t, True
         self._ended_s.append(time.monotonic())
         self._bytes += values.get("comm/up_bytes", 0) + values.get("comm/down_bytes", 0)
-        self._values.update({k: float(v) for k, v in values.items() if v is not None and not math.isnan(v)})
+        self._values = {k: float(v) for k, v in values.items() if v is not None and not math.isnan(v)}
         if t in {0, 1, self._rounds} or time.monotonic() - self._shown_s >= _LINE_EVERY_S:
             self._show()
 
@@ -86,7 +86,7 @@ class _Plain(Display):
 
     def _facts(self) -> list[str]:
         """Accuracy, bytes, pace and the time that is left, each as far as it is known."""
-        names = {"accuracy/all": "all", "accuracy/participants": "participants"}
+        names = {"accuracy/all": "all clients' own networks", "accuracy/participants": "participants"}
         known = [f"{per_cent(self._values[m])} {name}" for m, name in names.items() if m in self._values]
         facts = [f"accuracy {', '.join(known)}"] if known else []
         facts.append(f"{human_bytes(self._values.get('comm/total_bytes', self._bytes))} sent")
@@ -107,13 +107,15 @@ class _Live(_Plain):
     def __init__(self, rounds: int, clients: int, stream: TextIO) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
+        from rich.table import Column
 
         super().__init__(rounds, clients, stream)
         self._console = Console(file=stream)
         self._bar = Progress(
             TextColumn("[bold]{task.completed:.0f}/{task.total:.0f}[/] rounds"),
             BarColumn(bar_width=20),
-            TextColumn("{task.description}", style="default"),
+            # On a narrow terminal, this column wraps and no column is cropped.
+            TextColumn("{task.description}", style="default", table_column=Column()),
             TextColumn("{task.fields[within]}", style="dim"),
             console=self._console,
             refresh_per_second=4,

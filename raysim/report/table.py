@@ -60,7 +60,7 @@ def rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
         ("accuracy, worst tenth", _one(final, "accuracy/worst_decile", per_cent)),
         ("accuracy, participants", _one(final, "accuracy/participants", per_cent)),
         ("accuracy, whole test set", _one(final, "accuracy/global", per_cent)),
-        ("best accuracy", _in_round(final, "accuracy/best", summary.get("best_round"))),
+        ("best, all clients", _in_round(final, "accuracy/best", summary.get("best_round"))),
         ("at best validation", _in_round(final, "accuracy/at_best_val", summary.get("best_val_round"))),
         ("sent per participant", _per_participant(summary)),
         ("sent in all", _one(final, "comm/total_bytes", human_bytes)),
@@ -118,7 +118,8 @@ def _clients(summary: Mapping[str, object]) -> str:
 def _spread(final: Mapping[str, Any]) -> str:
     std = final.get("accuracy/all_std")
     text = _one(final, "accuracy/all", per_cent)
-    return f"{text} ± {100 * std:.1f}" if text and std is not None else text
+    spread = f"{text} ± {100 * std:.1f}" if std is not None else text
+    return f"{spread}, each client's own latest network as last tested" if text else ""
 
 
 def _left_out(summary: Mapping[str, object]) -> str:

@@ -107,7 +107,7 @@ def _accuracy(state: CellState) -> str:
         return ""
     column = read_rounds(state.folder).to_pydict().get("accuracy/all", [])
     known = [value for value in column if value is not None]
-    return f"  accuracy {per_cent(known[-1])}" if known else ""
+    return f"  accuracy {per_cent(known[-1])} all clients' own networks" if known else ""
 
 
 def print_states(states: Sequence[CellState], file: TextIO | None = None) -> None:

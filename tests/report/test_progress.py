@@ -43,10 +43,10 @@ def run(stream, rounds=30):
 def test_plain_lines():
     lines = run(io.StringIO()).splitlines()
     assert lines[0] == "quick: 30 rounds, 20 clients, /runs/quick/r1"
-    assert lines[1].startswith("round  0/30  accuracy 0.0% all, 0.0% participants  1.00 MiB sent")
-    assert re.fullmatch(r"round  1/30  accuracy 1\.0% all, .* 2\.00 MiB sent  .*/round  .* left", lines[2])
+    assert lines[1].startswith("round  0/30  accuracy 0.0% all clients' own networks, 0.0% participants  1.00 MiB sent")
+    assert re.fullmatch(r"round  1/30  accuracy 1\.0% all clients' own .* 2\.00 MiB sent  .*/round  .* left", lines[2])
     assert lines[3] == "actor 3 [died]; went on"
-    assert lines[-1].startswith("round 30/30  accuracy 30.0% all") and "left" not in lines[-1]
+    assert lines[-1].startswith("round 30/30  accuracy 30.0% all clients' own networks") and "left" not in lines[-1]
     assert len(lines) <= 7, "more than about one line a second"
     assert "\x1b" not in "".join(lines)
 
@@ -54,6 +54,17 @@ def test_plain_lines():
 def test_plain_lines_say_every_round_when_rounds_are_slow(monkeypatch):
     monkeypatch.setattr(progress_module, "_LINE_EVERY_S", 0.0)
     assert len(run(io.StringIO(), rounds=4).splitlines()) == 6
+
+
+def test_a_round_without_a_test_prints_no_accuracy(monkeypatch):
+    monkeypatch.setattr(progress_module, "_LINE_EVERY_S", 0.0)
+    stream = io.StringIO()
+    progress = make_display(5, 20, stream=stream)
+    progress.open(CARD)
+    for t in range(6):  # evaluation.every: 3
+        progress.log(t, values(t) if t in (0, 3, 5) else {"comm/up_bytes": 2**19, "comm/total_bytes": 2**20 * t}, [])
+    shown = ["accuracy" in line for line in stream.getvalue().splitlines()[1:]]
+    assert shown == [True, False, False, True, False, True]
 
 
 def test_last_round_is_said_when_the_run_stops_early():
@@ -64,8 +75,7 @@ def test_last_round_is_said_when_the_run_stops_early():
         progress.log(t, {} if t == 7 else values(t), [])
     progress.close("interrupted", {})
     progress.close("interrupted", {})
-    last = stream.getvalue().splitlines()[-1]
-    assert last.startswith("round   7/100  accuracy 6.0% all"), "an unmeasured metric keeps its last value"
+    assert stream.getvalue().splitlines()[-1].startswith("round   7/100  7.00 MiB sent")
     assert stream.getvalue().count("round   7/100") == 1
 
 
@@ -75,7 +85,14 @@ def test_live_line(monkeypatch):
     text = run(Terminal())
     assert "\x1b[?25l" in text and text.rstrip().endswith("\x1b[?25h"), "the cursor is hidden, then shown"
     assert "actor 3 [died]; went on\n" in text
-    assert "30/30" in text and "30.0% all, 60.0% participants" in text and "31.0 MiB sent" in text
+    assert "30/30" in text and "30.0% all clients' own networks, 60.0% participants" in text and "31.0 MiB sent" in text
+
+
+def test_a_narrow_terminal_shows_the_whole_line(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    text = run(Terminal())
+    assert "…" not in text and "participants" in text.rsplit("30/30", 1)[1]
 
 
 def test_a_resumed_run_does_not_count_its_start_as_a_round(monkeypatch):
