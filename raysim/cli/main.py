@@ -1,7 +1,7 @@
 """The `raysim` command: runs and checks here; its other commands are in the files beside this one.
 
-Exit codes: 0 done; 1 a run that had begun could not continue, or MLflow did not take all of it; 2 what was asked for
-cannot be; 130 stopped by Ctrl-C.
+Exit codes: 0 done; 1 a run that had begun could not continue, or MLflow did not take all of it; 2 invalid request;
+70 a defect of raysim; 130 stopped by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from raysim.cli.jobs import CODE_CHANGED
 from raysim.cli.jobs import COMMANDS as JOB_COMMANDS
 from raysim.cli.options import ADDRESS, SCENARIO, SETS
 from raysim.cli.starting import COMMANDS as STARTING_COMMANDS
+from raysim.common.errors import RaysimError
 from raysim.core import own_code
 
 if TYPE_CHECKING:
@@ -321,7 +322,7 @@ def _skip_last_collection() -> None:
 
 
 def main(args: Sequence[str] | None = None) -> Any:
-    """Run the command; what a user can mend is one sentence and an exit code, never a traceback."""
+    """Run the command. An error is one sentence and an exit code; only that of a user's own code shows a traceback."""
     _announced.clear()
     atexit.register(_skip_last_collection)
     own_code.LISTENERS[:] = [_announce]
@@ -333,13 +334,16 @@ def main(args: Sequence[str] | None = None) -> Any:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except Exception as error:
-        from raysim.common.errors import RaysimError  # brings torch; `--help` should not wait for it
-
-        if not isinstance(error, RaysimError):
-            raise
+    except RaysimError as error:
         trace = getattr(error, "trace", "")
         if trace:
             click.echo(trace, err=True)
         click.echo(f"raysim: {error}", err=True)
         sys.exit(error.exit_code)
+    except SystemExit:
+        raise
+    except BaseException as error:  # a user's own exceptions need not be of `Exception`
+        from raysim.cli.unexpected import EXIT_CODE, describe_unexpected
+
+        click.echo(describe_unexpected(error, sys.argv[1:] if args is None else args), err=True)
+        sys.exit(EXIT_CODE)

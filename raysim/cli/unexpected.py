@@ -1,0 +1,38 @@
+"""An exception that is a defect of raysim: one sentence for the user, and a file with the traceback to report."""
+
+from __future__ import annotations
+
+import platform
+import tempfile
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from raysim.common.text import cause, printable, redacted
+
+EXIT_CODE = 70
+"""That of a defect in a program itself (`EX_SOFTWARE` in sysexits.h)."""
+
+
+def describe_unexpected(error: BaseException, words: Sequence[str]) -> str:
+    """Write the traceback to a file that only its owner can read, and return what to print.
+
+    words: the command line. Addresses lose their passwords in the file, too. Where no file can be written, the text has
+    the traceback itself.
+    """
+    report = (
+        f"raysim {version('raysim')}, Python {platform.python_version()}, {platform.platform()}\n"
+        f"command: raysim {' '.join(words)}\n\n{''.join(traceback.format_exception(error))}"
+    )
+    problem = f"raysim: unexpected error: {redacted(printable(cause(error)))}"
+    try:
+        # Its mode is 0600, and it stays.
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="raysim-error-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace"
+        ) as file:
+            file.write(redacted(report))
+    except OSError:
+        return (
+            f"{printable(redacted(report))}\n{problem}. This is a defect of raysim: report it with the traceback above."
+        )
+    return f"{problem}. This is a defect of raysim: report it with the traceback in {file.name}."
