@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -106,6 +107,7 @@ def run_rounds(
             values = progress.count(report, rows, evaluate)
             memory = backend.memory()
             _tell_once(_on_disk(memory), told, observers.notify)
+            _tell_once(_endless(progress), told, observers.notify)
             progress.restarts = recovering.restarts
             values["training/lr"] = backend.spec.local_in(t).lr
             values["engine/restarts"] = recovering.restarts
@@ -266,6 +268,15 @@ def _on_disk(memory: MemoryReport) -> Iterator[str]:
     if memory.on_disk_mb:
         size_gb = memory.on_disk_mb * 2**20 / 1e9
         yield f"the clients' states take {size_gb:.3g} GB, more than resources.memory_gb allows: they are kept on disk"
+
+
+def _endless(progress: Progress) -> Iterator[str]:
+    """That virtual time has overflowed."""
+    if math.isinf(progress.totals.get("virtual_s", 0.0)):
+        yield (
+            "virtual time is more than a floating-point number can hold, and plots leave such rounds out: give "
+            "greater speeds or smaller latencies in the section `system`"
+        )
 
 
 def _report_failures(t: int, report: RoundReport, schedule: Schedule, notify: Notify) -> None:

@@ -331,10 +331,22 @@ class Session:
         plots.mkdir(exist_ok=True)
         title = f"{self.card.name}: {self.card.label}"
         classes, label_M = self.assembly.checked.dataset.num_classes, self.assembly.data.label_M
-        draw_heatmap(self.assembly.partition, label_M, classes, plots / "partition.png", title=title)
         rounds = read_rounds(self.card.folder)
-        if rounds.num_rows:
-            plot_accuracy(rounds, plots / "accuracy.png", title=title)
+        partition, accuracy = plots / "partition.png", plots / "accuracy.png"
+        pictures: dict[Path, Callable[[], object]] = {
+            partition: partial(draw_heatmap, self.assembly.partition, label_M, classes, partition, title=title),
+            accuracy: partial(plot_accuracy, rounds, accuracy, title=title),
+        }
+        if not rounds.num_rows:
+            del pictures[accuracy]
+        for path, draw in pictures.items():
+            try:
+                draw()
+            except OSError:
+                raise  # such as a full disk: `resume` draws it later
+            except Exception as error:
+                # The next attempt would meet the same numbers, and the run would be "closing" for ever.
+                self.notify(f"cannot draw plots/{path.name} ({type(error).__name__}: {error}); the run ends without it")
 
     @property
     def _resume_line(self) -> str:

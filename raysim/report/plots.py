@@ -33,7 +33,8 @@ def plot_accuracy(rounds: pa.Table | Sequence[Mapping[str, Any]], path: Path | s
     """Draw accuracy over rounds, MiB sent and virtual seconds into the PNG `path`, whose folder is made.
 
     `rounds` is the table of `read_rounds`, or a list with a dict per round: "round" and metrics, accuracies
-    in [0, 1], `comm/total_bytes` in bytes. What was not measured is left out. Raises `OSError`.
+    in [0, 1], `comm/total_bytes` in bytes. What was not measured is left out, and so is what overflowed, such as
+    virtual time. Raises `OSError`.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -71,7 +72,9 @@ def plot_accuracy(rounds: pa.Table | Sequence[Mapping[str, Any]], path: Path | s
 
 def _series(rows: Sequence[Mapping[str, Any]], x: str, y: str, scale: float = 1.0) -> tuple[list[float], list[float]]:
     points = [(row.get(x), row.get(y)) for row in rows]
-    known = [(a / scale, b) for a, b in points if a is not None and b is not None and math.isfinite(b)]
+    known = [
+        (a / scale, b) for a, b in points if a is not None and b is not None and abs(a) < 1e300 and math.isfinite(b)
+    ]
     return [a for a, _ in known], [b for _, b in known]
 
 

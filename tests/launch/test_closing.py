@@ -155,6 +155,26 @@ def test_plots_that_cannot_be_written_are_drawn_by_resume(
     in_mlflow(resume(folder, quiet=True), tracking_store)
 
 
+def test_virtual_time_that_overflows_blocks_no_closing(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    result = run(loaded("rounds=2", "algorithm.name=standalone", "system={latency_s: 1.0e+308}"))
+    assert read_summary(result.folder)["status"] == "finished"
+    assert (result.folder / "plots" / "accuracy.png").exists()
+    assert capfd.readouterr().err.count("virtual time is more than a floating-point number can hold") == 1
+
+
+def test_a_plot_that_cannot_be_drawn_blocks_no_closing(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*given: Any, **named: Any) -> None:
+        raise ValueError("Axis limits cannot be NaN or Inf")
+
+    monkeypatch.setattr("raysim.launch.session.draw_heatmap", broken)
+    result = run(loaded("rounds=1", "algorithm.name=standalone"))
+    assert read_summary(result.folder)["status"] == "finished"
+    assert [path.name for path in (result.folder / "plots").iterdir()] == ["accuracy.png"]
+    assert "cannot draw plots/partition.png (ValueError: Axis limits cannot be NaN or Inf)" in capfd.readouterr().err
+
+
 def test_a_run_that_is_not_whole_can_have_more_rounds(
     workplace: Path, tracking_store: str, monkeypatch: pytest.MonkeyPatch, the_dead_say_no_more: Callable[[], None]
 ) -> None:

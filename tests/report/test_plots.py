@@ -36,3 +36,8 @@ def test_table_and_missing_values(tmp_path):
     rows[2]["accuracy/all"] = math.nan
     rows[4]["accuracy/all_std"] = math.nan
     assert plot_accuracy(rows, tmp_path / "b.png").is_file()
+
+
+def test_virtual_time_that_overflowed(tmp_path):
+    rows = [row | {"time/virtual_total_s": (0.0, 1e308, math.inf)[row["round"]]} for row in made_up(3)]
+    assert plot_accuracy(rows, tmp_path / "a.png").stat().st_size > 5000
