@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -22,6 +23,7 @@ class Progress:
     t: int = -1  # the last round that is done; -1: not even the state before the first was measured
     latest: Latest = field(default_factory=Latest)  # clients' last tests
     stale: set[ClientId] = field(default_factory=set)  # changed since they were last measured
+    diverged: set[ClientId] = field(default_factory=set)  # whose last losses or upload were not all finite
     totals: dict[str, float] = field(default_factory=lambda: {"bytes": 0, "flops": 0.0})
     best: dict[str, float] = field(default_factory=dict)
     best_round: int | None = None
@@ -30,7 +32,8 @@ class Progress:
     up_components: dict[str, int] = field(default_factory=dict)
     down_components: dict[str, int] = field(default_factory=dict)
     final: dict[str, float | int] = field(default_factory=dict)
-    rejected: int = 0
+    uploads: int = 0
+    rejected: int = 0  # of these
     failed: int = 0
     client_rounds: int = 0
     restarts: int = 0
@@ -49,7 +52,8 @@ class Progress:
         A copy: the checkpoint is written while the next round is counted.
         """
         kept = {name: copy.deepcopy(getattr(self, name)) for name in FACTS}
-        return {**kept, "stale": sorted(self.stale), "before_s": self.elapsed_s()}
+        clients = {"stale": sorted(self.stale), "diverged": sorted(self.diverged)}
+        return {**kept, **clients, "before_s": self.elapsed_s()}
 
     def resume(self, t: int, facts: Mapping[str, Any], latest: Mapping[ClientId, ClientRow]) -> None:
         """Take the progress after round `t` from a checkpoint's `facts`. Raises `RunError` when these are none."""
@@ -60,7 +64,9 @@ class Progress:
         try:
             for name in (*names, "before_s"):
                 setattr(self, name, TypeAdapter(hints[name]).validate_python(facts[name], strict=True))
-            self.stale = set(TypeAdapter(list[ClientId]).validate_python(facts["stale"], strict=True))
+            clients = TypeAdapter(list[ClientId])
+            self.stale = set(clients.validate_python(facts["stale"], strict=True))
+            self.diverged = set(clients.validate_python(facts.get("diverged", []), strict=True))
         except (ValueError, KeyError) as error:
             raise RunError(
                 f"the checkpoint of round {t} does not say how the run stood ({' '.join(str(error).split())})"
@@ -82,6 +88,8 @@ class Progress:
             ):
                 for name, size in components.items():
                     total[name] = total.get(name, 0) + size
+        self._take_diverged(report, rows)
+        self.uploads += len(report.uploaded)
         self.rejected += len(report.server.rejected)
         self.failed += len(report.failed)
         self.client_rounds += len(reports)
@@ -104,6 +112,16 @@ class Progress:
             values[f"client/{name}"] = mean([client.values[name] for client in reports if name in client.values])
         return values | {f"server/{name}": value for name, value in report.server.values.items()}
 
+    def _take_diverged(self, report: RoundReport, rows: Sequence[ClientRow]) -> None:
+        """Count as diverged, or no longer, each client whose loss was measured, and those whose upload was rejected."""
+        for row in rows:
+            losses = [loss for loss in (row.train_loss, row.loss) if loss is not None]
+            if losses and all(math.isfinite(loss) for loss in losses):
+                self.diverged.discard(row.client)
+            elif losses:
+                self.diverged.add(row.client)
+        self.diverged.update(report.server.rejected)
+
     def take_best(self, t: int, values: Mapping[str, float]) -> None:
         """Keep the best so far of what round `t` measured; of equal rounds the earlier one."""
         for best, source in (
@@ -125,5 +143,5 @@ class Progress:
 
 FACTS = (
     "totals", "best", "best_round", "best_val", "best_val_round", "up_components", "down_components", "final",
-    "rejected", "failed", "client_rounds", "restarts", "seconds",
+    "uploads", "rejected", "failed", "client_rounds", "restarts", "seconds",
 )  # fmt: skip

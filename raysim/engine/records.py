@@ -221,6 +221,11 @@ class RoundReport:
     files: Pending[SavedFiles] | None = None  # of the round's checkpoint, if it has one
     timing: Timing | None = None  # in virtual time, where the scenario describes the clients' systems
 
+    @property
+    def uploaded(self) -> list[ClientId]:
+        """The clients that sent something to the server, rejected uploads included."""
+        return [k for k, one in self.client_reports.items() if one.up.bytes]
+
 
 @dataclass(frozen=True)
 class MemoryReport:

@@ -25,6 +25,8 @@ from raysim.engine.spec import RunSpec
 from raysim.engine.stop import Stop
 from raysim.engine.workers.hooks import HookError
 
+_REMEDY = "a smaller training.lr, or training.clip, may prevent that"
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -88,6 +90,7 @@ def run_rounds(
         progress.started = perf_counter()
         stop.possible = True
         told: set[str] = set()
+        known = set(progress.diverged)  # clients whose divergence was reported
         for t in range(progress.t + 1, schedule.rounds + 1):
             if stop.requested:
                 _save(recovering, progress, record)
@@ -105,6 +108,8 @@ def run_rounds(
             _tell_once(_apart(backend.spec, report), told, observers.notify)
             rows = _client_rows(recovering, t, report, evaluate, progress)
             values = progress.count(report, rows, evaluate)
+            _report_diverged(t, progress.diverged - known, observers.notify)
+            known |= progress.diverged
             memory = backend.memory()
             _tell_once(_on_disk(memory), told, observers.notify)
             _tell_once(_endless(progress), told, observers.notify)
@@ -124,6 +129,11 @@ def run_rounds(
             progress.t = t
             recovering(partial(observers.after_round, t))
         _save(recovering, progress, record)
+        if progress.rejected and progress.rejected == progress.uploads:
+            observers.notify(
+                f"no upload of this run was used: all {progress.uploads} held a NaN or infinity, so the server learned "
+                f"nothing, and the results show diverged clients, not the method; {_REMEDY}"
+            )
         return recovering(lambda: state_digest(backend))
 
 
@@ -279,11 +289,28 @@ def _endless(progress: Progress) -> Iterator[str]:
         )
 
 
+def _report_diverged(t: int, clients: Collection[ClientId], notify: Notify) -> None:
+    """Notify the user of clients that have diverged in round `t` for the first time."""
+    if clients:
+        notify(
+            f"round {t}: the training loss, the test loss or the upload of {_named(sorted(clients))} is NaN or "
+            f"infinite for the first time; the accuracy counts such clients as they are; {_REMEDY}"
+        )
+
+
+def _named(clients: Sequence[ClientId]) -> str:
+    """The first ten of the clients by their ids, and how many more there are."""
+    more = f" and {len(clients) - 10} more" if len(clients) > 10 else ""
+    return f"{'client' if len(clients) == 1 else 'clients'} {', '.join(map(str, clients[:10]))}{more}"
+
+
 def _report_failures(t: int, report: RoundReport, schedule: Schedule, notify: Notify) -> None:
     """Notify the user of failed clients and refused uploads. Raises `HookError` when too many clients failed."""
-    for k in report.server.rejected:
-        remedy = "a smaller training.lr, or training.clip, may prevent that"
-        notify(f"round {t}: the upload of client {k} held a NaN or infinity and was left out; {remedy}")
+    if rejected := report.server.rejected:
+        if len(rejected) == len(report.uploaded):
+            notify(f"round {t}: all uploads held a NaN or infinity and were left out; the server learned nothing")
+        else:
+            notify(f"round {t}: uploads that held a NaN or infinity were left out, those of {_named(rejected)}")
     if report.timing is not None and not report.client_reports and not report.failed:
         gone = report.timing.dropped
         why = f"the {gone} selected ones dropped out or were late" if gone else "none was available"

@@ -22,7 +22,9 @@ def print_closing_table(summary: Mapping[str, object], file: TextIO | None = Non
     - `rounds`: rounds done; `rounds_asked`: rounds that the scenario asks for
     - `participants_per_round`, `clients`: counts
     - `final`: metric name to value, of the last round that measured it; accuracies in [0, 1], bytes, seconds
-    - `rejected_uploads`: how many uploads were left out; `dropped_clients`: how many selected clients did not count
+    - `diverged_clients`: how many clients ended with a loss or an upload that is not finite
+    - `uploads`: how many there were; `rejected_uploads`: how many of them were left out
+    - `dropped_clients`: how many selected clients did not count
     - `best_round`, `best_val_round`: the rounds of `accuracy/best` and `accuracy/at_best_val`
     - `up_bytes_per_participant`, `down_bytes_per_participant`: mean bytes per participant and round
     - `seconds`: "total" of this process; and "train", "aggregate", "evaluate", summed over clients and server, which
@@ -69,6 +71,7 @@ def rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
         ("time", _time(seconds, final)),
         ("work, summed", ", ".join(f"{k} {human_seconds(s)}" for k, s in seconds.items() if k != "total")),
         ("restarts", _restarts(final)),
+        ("diverged clients", _diverged(summary)),
         ("uploads left out", _left_out(summary)),
         ("dropped out or late", _dropped(summary)),
         ("state", str(summary.get("state_digest") or "")[:12]),
@@ -122,9 +125,21 @@ def _spread(final: Mapping[str, Any]) -> str:
     return f"{spread}, each client's own latest network as last tested" if text else ""
 
 
+def _diverged(summary: Mapping[str, object]) -> str:
+    count, clients = summary.get("diverged_clients"), summary.get("clients")
+    if not count:
+        return ""
+    of = f"{count} of {clients}" if clients is not None else f"{count}"
+    return f"{of} ended with a loss or an upload that is NaN or infinite; accuracies count them"
+
+
 def _left_out(summary: Mapping[str, object]) -> str:
-    count = summary.get("rejected_uploads")
-    return f"{count}, which held a NaN or infinity" if count else ""
+    count, uploads = summary.get("rejected_uploads"), summary.get("uploads")
+    if not count:
+        return ""
+    if count == uploads:
+        return f"all {count}, which held a NaN or infinity: the server learned nothing"
+    return f"{count}, which held a NaN or infinity"
 
 
 def _dropped(summary: Mapping[str, object]) -> str:

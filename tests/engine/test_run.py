@@ -6,6 +6,7 @@ import json
 import math
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,15 @@ from torch import nn
 from raysim.algorithms.standalone import Standalone
 from raysim.common.errors import RunError
 from raysim.common.inputs import InputSpec, image
-from raysim.common.results import METRICS
+from raysim.common.results import METRICS, ClientRow
 from raysim.data.partition import make_partition
 from raysim.data.shards import make_shards
 from raysim.engine.checkpoint.format import read_clients, read_file, read_server
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.progress import Progress
+from raysim.engine.records import RoundReport, ServerReport
 from raysim.engine.workers import hooks
 from raysim.engine.workers.client import ClientWorker
 from raysim.engine.workers.hooks import HookError
@@ -340,6 +343,41 @@ def test_nan_uploads_are_left_out_and_named(workplace: Path, monkeypatch: pytest
     result, memory = quiet_run("algorithm={name: lg_fedavg}")
     assert result.summary["rejected_uploads"] == 1
     assert all(math.isfinite(memory.rounds[t]["server/header_norm"]) for t in (1, 2, 3))
+
+
+def test_clients_that_diverge_are_named_once_and_counted(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    sets = ("rounds=2", "algorithm.name=lg_fedavg", "clients.models=[digits_mlp64]", "training.lr=1e20")
+    given = loaded(*sets, training={"batch_size": 32})
+    result = run(given)
+    lines = capfd.readouterr().err.splitlines()
+    uploads = 2 * 4
+    first = {row["client"] for row in result.clients.to_dict("records") if row["round"] == 1 and row["participated"]}
+    named = f"the upload of clients {', '.join(map(str, sorted(first)))} is NaN or infinite for the first time"
+    assert sum(line.startswith("round 1: the training loss") and named in line for line in lines) == 1
+    for t in (1, 2):
+        assert f"round {t}: all uploads held a NaN or infinity and were left out; the server learned nothing" in lines
+    assert sum(line.startswith(f"no upload of this run was used: all {uploads} held") for line in lines) == 1
+    trained = {row["client"] for row in result.clients.to_dict("records") if row["participated"]}
+    assert result.summary["diverged_clients"] == len(trained)
+    assert result.summary["rejected_uploads"] == result.summary["uploads"] == uploads
+
+
+def test_a_client_that_recovers_is_not_counted_as_diverged() -> None:
+    report = RoundReport({}, {}, ServerReport({}, 0.0, 0.0, (3,)))
+    row = partial(ClientRow, 1, model="m", participated=True, accuracy=0.5, correct=1, total=2, val_correct=0)
+    rest = dict.fromkeys(("val_total", "train_samples", "up_bytes", "down_bytes", "up_params", "down_params"), 0)
+    rest |= dict.fromkeys(("flops", "train_s", "evaluate_s"), 0) | {"global_accuracy": None}
+    progress = Progress()
+    bad = [row(1, loss=math.nan, train_loss=1.0, **rest), row(2, loss=1.0, train_loss=math.inf, **rest)]
+    progress._take_diverged(report, bad)
+    assert progress.diverged == {1, 2, 3}
+    progress._take_diverged(
+        replace(report, server=ServerReport({}, 0.0, 0.0, ())), [row(2, loss=1, train_loss=1, **rest)]
+    )
+    assert progress.diverged == {1, 3}
+    again = Progress()
+    again.resume(1, json.loads(json.dumps(progress.facts())), {})
+    assert again.diverged == {1, 3}
 
 
 def test_checkpoints_hold_every_state(workplace: Path) -> None:

@@ -72,6 +72,9 @@ def test_a_run_that_stopped_early():
     assert found["rounds"] == "7 of 20, interrupted"
     assert "uploads left out" not in found
     assert dict(rows({**SUMMARY, "rejected_uploads": 3}))["uploads left out"] == "3, which held a NaN or infinity"
+    every = dict(rows({**SUMMARY, "uploads": 3, "rejected_uploads": 3, "diverged_clients": 2}))
+    assert every["uploads left out"] == "all 3, which held a NaN or infinity: the server learned nothing"
+    assert every["diverged clients"].startswith("2 of 20 ended with a loss or an upload that is NaN or infinite")
     assert "dropped out or late" not in found
     assert dict(rows({**SUMMARY, "dropped_clients": 7}))["dropped out or late"] == "7 times a selected client"
     assert found["restarts"] == "2" and found["sent per participant"] == "2.00 KiB up per round"
