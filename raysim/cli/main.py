@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -23,6 +23,8 @@ from raysim.cli.jobs import COMMANDS as JOB_COMMANDS
 from raysim.cli.options import ADDRESS, SCENARIO, SETS
 from raysim.cli.starting import COMMANDS as STARTING_COMMANDS
 from raysim.common.errors import RaysimError
+from raysim.common.files import reason
+from raysim.common.text import sentence
 from raysim.core import own_code
 
 if TYPE_CHECKING:
@@ -321,6 +323,14 @@ def _skip_last_collection() -> None:
         gc.freeze()
 
 
+def _exit_for_defect(error: BaseException, args: Sequence[str] | None) -> NoReturn:
+    """Leave with what is said of an exception that raysim should have caught."""
+    from raysim.cli.unexpected import EXIT_CODE, describe_unexpected
+
+    click.echo(describe_unexpected(error, sys.argv[1:] if args is None else args), err=True)
+    sys.exit(EXIT_CODE)
+
+
 def main(args: Sequence[str] | None = None) -> Any:
     """Run the command. An error is one sentence and an exit code; only that of a user's own code shows a traceback."""
     _announced.clear()
@@ -342,8 +352,11 @@ def main(args: Sequence[str] | None = None) -> Any:
         sys.exit(error.exit_code)
     except SystemExit:
         raise
+    except OSError as error:
+        if error.filename is None:
+            _exit_for_defect(error, args)
+        # A file or folder that the user named: it does not exist, its name is too long, it cannot be written.
+        click.echo(f"raysim: {sentence(str(error.filename))}: {reason(error)}; give another file or folder", err=True)
+        sys.exit(2)
     except BaseException as error:  # a user's own exceptions need not be of `Exception`
-        from raysim.cli.unexpected import EXIT_CODE, describe_unexpected
-
-        click.echo(describe_unexpected(error, sys.argv[1:] if args is None else args), err=True)
-        sys.exit(EXIT_CODE)
+        _exit_for_defect(error, args)

@@ -55,7 +55,7 @@ def read_rows(path: Path, origin: str) -> list[Row]:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
             rows = [Row({name: text or "" for name, text in row.items() if name}, reader.line_num) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error):
+    except (OSError, ValueError, csv.Error):  # ValueError: a NUL in the name, or no UTF-8 text
         rows = []
     if not rows or {"metric", "value"} - rows[0].columns.keys():
         text = f"{path.name} given; allowed: a CSV file with the columns metric, value and others"

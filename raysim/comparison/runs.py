@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -109,7 +110,7 @@ class Run:
         if metric not in self.rounds.column_names:
             return np.empty(0, dtype=np.int64), np.empty(0)
         t = self.rounds["round"].to_numpy()
-        value = self.rounds[metric].cast(pa.float64()).to_numpy(zero_copy_only=False)
+        value = self.rounds[metric].cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
         known = np.isfinite(value)
         return t[known], value[known]
 
@@ -181,7 +182,8 @@ def find_runs(paths: Sequence[Path | str]) -> list[Run]:
     found: dict[Path, Run] = {}
     sweep_of = cache(SweepCard.read)
     for path in map(Path, paths):
-        folders = [path] if (path / "summary.json").exists() else list(_below(path))
+        # `Path.exists` raises where a name is too long.
+        folders = [path] if os.path.exists(path / "summary.json") else list(_below(path))  # noqa: PTH110
         if not folders:
             raise ScenarioError(f"{path}: no run is there; allowed: a run folder, or a folder with run folders in it")
         for folder in folders:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,7 @@ import pyarrow.parquet as pq
 
 from raysim.common.errors import ScenarioError
 from raysim.common.files import lock
-from raysim.common.results import LOCK
+from raysim.common.results import LOCK, ClientRow
 
 
 def read_rounds(folder: Path | str) -> pa.Table:
@@ -25,7 +28,9 @@ def read_rounds(folder: Path | str) -> pa.Table:
     Raises:
         ScenarioError: no such run, or its file is damaged.
     """
-    return _parquet(Path(folder), "rounds.parquet")
+    table = _parquet(Path(folder), "rounds.parquet")
+    kinds = dict.fromkeys(table.column_names, "float | None") | {"round": "int"}
+    return _checked(table, kinds, Path(folder) / "rounds.parquet")
 
 
 def read_clients(folder: Path | str) -> pa.Table:
@@ -39,12 +44,12 @@ def read_clients(folder: Path | str) -> pa.Table:
     folder = Path(folder)
     if not (folder / "clients.parquet").exists():
         try:
-            return _stream(folder / "clients.arrows")
+            return _checked(_stream(folder / "clients.arrows"), _CLIENT_KINDS, folder / "clients.arrows")
         except FileNotFoundError:
             pass  # the run may have ended between the two looks: then it is Parquet now
         except OSError as error:
             raise ScenarioError(f"{folder / 'clients.arrows'} cannot be read ({error}).") from error
-    return _parquet(folder, "clients.parquet")
+    return _checked(_parquet(folder, "clients.parquet"), _CLIENT_KINDS, folder / "clients.parquet")
 
 
 def class_accuracy(folder: Path | str) -> pa.Table:
@@ -106,10 +111,59 @@ def read_summary(folder: Path | str) -> dict[str, Any]:
     return value
 
 
+_SUMMARY_KINDS: dict[str, type | UnionType] = {
+    "overrides": dict, "dataset": dict, "versions": dict, "code": dict, "final": dict, "seconds": dict,
+    "up_bytes_by_field": dict, "down_bytes_by_field": dict, "checkpoint": dict | None, "startup": dict | float | None,
+    "rounds": int, "rounds_asked": int, "clients": int, "participants_per_round": int, "seed": int,
+    "rejected_uploads": int, "failed_clients": int, "dropped_clients": int, "restarts": int, "actors": int,
+    "scenario": str, "algorithm": str, "method": str, "run_id": str, "folder": str, "status": str, "backend": str,
+    "partition_digest": str, "state_digest": str | None,
+}  # fmt: skip
+"""What a summary's values are, where it has them."""
+
+
+def _check_summary(value: dict[str, Any]) -> None:
+    """Raise `ValueError` where a value is of another type than the one that a run writes."""
+    for name, kind in _SUMMARY_KINDS.items():
+        if name in value and not isinstance(value[name], kind):
+            raise ValueError(f"{name} is a {type(value[name]).__name__}")
+    numbers = [*value.get("final", {}).items(), *value.get("seconds", {}).items()]
+    for name, number in numbers:
+        if not isinstance(number, int | float | None):
+            raise ValueError(f"{name} is a {type(number).__name__}")
+
+
+_CLIENT_KINDS = {f.name: str(f.type) for f in fields(ClientRow)}
+_ARE: dict[str, Callable[[pa.DataType], bool]] = {
+    "int": pa.types.is_integer,
+    "float": lambda kind: bool(pa.types.is_floating(kind) or pa.types.is_integer(kind)),
+    "str": lambda kind: bool(pa.types.is_string(kind) or pa.types.is_large_string(kind)),
+    "bool": pa.types.is_boolean,
+    "list[int]": lambda kind: bool(pa.types.is_list(kind) and pa.types.is_integer(kind.value_type)),
+}
+
+
+def _checked(table: pa.Table, kinds: Mapping[str, str], path: Path) -> pa.Table:
+    """The table, if its columns are of these kinds, as `ClientRow` writes them. Raises `ScenarioError` otherwise."""
+    for column in table.schema:
+        kind = kinds.get(column.name, "")
+        of = _ARE.get(kind.removesuffix(" | None"))
+        is_empty = kind.endswith(" | None") and pa.types.is_null(column.type)
+        if of is not None and not is_empty and not of(column.type):
+            raise ScenarioError(f"{path}: the column {column.name} holds {column.type}: the file is damaged")
+        if kind == "int" and table[column.name].null_count:
+            raise ScenarioError(f"{path}: the column {column.name} has missing values: the file is damaged")
+    missing = sorted(name for name in ("round", "client") if name in kinds and name not in table.column_names)
+    if missing and table.num_columns:
+        raise ScenarioError(f"{path}: the column {missing[0]} is missing: the file is damaged")
+    return table
+
+
 def _object(path: Path) -> dict[str, Any]:
     value = json.loads(path.read_text())
     if not isinstance(value, dict):
         raise ValueError(f"it holds a {type(value).__name__} instead of an object")
+    _check_summary(value)
     return value
 
 

@@ -98,11 +98,13 @@ def load_value(text: str) -> Any:
     sizes: dict[int, int] = {}  # entries of each list and mapping, by identity
 
     def size(node: Any) -> int:
+        if isinstance(node, str):
+            node.encode()  # raises where it holds half of a character, such as "\ud800", which no file can
         if not isinstance(node, dict | list):
             return 1
         if id(node) not in sizes:
             sizes[id(node)] = MOST_ENTRIES  # a node inside itself never ends
-            inner = node.values() if isinstance(node, dict) else node
+            inner = [*node.keys(), *node.values()] if isinstance(node, dict) else node
             sizes[id(node)] = 1 + sum(map(size, inner))
         return sizes[id(node)]
 

@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from raysim.engine.policies.sampling import cohort_size
 from raysim.launch.code import Code, versions
 from raysim.scenario.load import Loaded, load_scenario
 from raysim.scenario.schema import decides
-from raysim.scenario.yaml_text import Dumper, load_value, opening_comment, parse, read_text, shown
+from raysim.scenario.yaml_text import UNREADABLE, Dumper, load_value, opening_comment, parse, read_text, shown
 from raysim.sweeps.claims import claimed, read_claims
 
 KEYS: Mapping[str, type | tuple[type, ...]] = {
@@ -47,6 +48,9 @@ FAST_NOTE = (
     "--fast: at most 3 rounds, 1 of them warm-up, a tenth of the participants and of the epochs and the first seed of "
     "the sweep's file; these numbers show that it runs, not which method is better"
 )
+
+MOST_CELLS = 100_000
+"""Cells of a sweep: each is a scenario in memory, and a run."""
 
 _SEEDS = re.compile(r"(\d+)\.\.(\d+)")
 
@@ -126,6 +130,9 @@ def load_sweep(
     chosen = _seeds(raw.get("seeds") if seeds is None else seeds, str(path))
     axes = _grid({**raw.get("grid", {}), **(grid or {})}, str(path))
     runs = _runs(raw.get("runs", {}), str(path))
+    number = math.prod(len(values) for values in (runs, *axes.values(), chosen))
+    if number > MOST_CELLS:
+        raise ScenarioError(f"{path}: the sweep has {number:,} cells, and at most {MOST_CELLS:,} fit: split it")
     claims = read_claims(raw.get("published"), path)
     if fast:
         name, chosen = f"{name}-fast", chosen[:1]
@@ -187,8 +194,9 @@ def _is_sweep(raw: Mapping[str, Any]) -> bool:
 
 def _written(value: Any) -> str:
     """A value of the grid as `--set` takes it: YAML in one line."""
-    if isinstance(value, str) and value and load_value(value) == value:
-        return value
+    with suppress(*UNREADABLE):  # such as "[", which is text only in quotes
+        if isinstance(value, str) and value and load_value(value) == value:
+            return value
     text = yaml.dump(value, Dumper=Dumper, default_flow_style=True, width=10**6)
     return " ".join(text.removesuffix("...\n").split())
 
@@ -235,8 +243,13 @@ def _seeds(given: Any, file: str) -> list[int | None]:
         found = [given]
     elif isinstance(given, str):
         ends = _SEEDS.fullmatch(given.strip())
-        found = range(int(ends[1]), int(ends[2]) + 1) if ends else given.split(",")
-        found = [int(one) if isinstance(one, str) and one.strip().isdigit() else one for one in found]
+        words = given.split(",")
+        found = [int(word) if word.strip().isascii() and word.strip().isdigit() else word for word in words]
+        if ends:
+            found = range(int(ends[1]), int(ends[2]) + 1)
+            if len(found) > MOST_CELLS:
+                text = f"{given!r} given, which is {len(found):,} seeds; give at most {MOST_CELLS:,}"
+                raise ScenarioError(text, key="seeds", origin=file)
     if not found or not all(isinstance(seed, int) and not isinstance(seed, bool) for seed in found):
         raise ScenarioError(f"{given!r} given; allowed: {_kind('seeds')}", key="seeds", origin=file)
     return list(found)

@@ -24,7 +24,8 @@ from ray._private import ray_constants, services, utils
 from ray._private.node import Node
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
-from raysim.common.errors import RunError
+from raysim.common.errors import RunError, ScenarioError
+from raysim.common.files import reason
 
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """With "0" in this variable Ray takes 127.0.0.1 for this machine's address, as it does by default on a Mac: its one
@@ -51,7 +52,11 @@ def start(**options: Any) -> None:
     """
     global _folder
     # Only the owner can enter this folder; in it is one that Ray opens to all users.
-    _folder = Path(tempfile.mkdtemp(prefix="raysim-", dir=os.environ.get("RAY_TMPDIR")))
+    try:
+        _folder = Path(tempfile.mkdtemp(prefix="raysim-", dir=os.environ.get("RAY_TMPDIR")))
+    except OSError as error:
+        place = f"RAY_TMPDIR ({os.environ['RAY_TMPDIR']})" if "RAY_TMPDIR" in os.environ else tempfile.gettempdir()
+        raise ScenarioError(f"{place}: Ray's folder cannot be made there: {reason(error)}; set RAY_TMPDIR") from None
     variables = {LOOPBACK: "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     variables |= {name: os.environ.get(name, value) for name, value in {TASK_EVENTS: "0", **QUICK}.items()}
     _before.update({name: os.environ.get(name) for name in variables})

@@ -1,0 +1,109 @@
+"""Paths, values and run folders that cannot be used: one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+import raysim
+from tests.cli.command import run
+from tests.engine.scenarios import digits
+
+LONG = "a" * 300
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["init", "/proc/x"], "/proc/x: no such file or directory; give another file or folder"),
+        (["schema", "-o", "/proc/x"], "/proc/x: no such file or directory; give another file or folder"),
+        (["resume", LONG], "file name too long"),
+        (["compare", LONG], "cannot be read: File name too long"),
+        (["report", LONG], "cannot be read: File name too long"),
+        (["tsne", LONG], "file name too long"),
+        (["sweep", "long.yaml", "--dry-run"], "file name too long"),
+        (["validate", "half.yaml"], "surrogates not allowed"),
+        (["sweep", "texts.yaml", "--dry-run"], "unknown algorithm '['"),
+        (["sweep", "nul.yaml", "--dry-run"], "allowed: a CSV file with the columns metric, value and others"),
+        (["sweep", "base.yaml", "--seeds", "\u00b2"], "allowed: a list of integers, or a range such as 1..5"),
+        (["sweep", "base.yaml", "--seeds", "1..1000000000"], "1,000,000,000 seeds; give at most 100,000"),
+        (
+            ["sweep", "base.yaml", "--seeds", "1..1000", "--grid", f"rounds={','.join(map(str, range(1, 201)))}"],
+            "the sweep has 200,000 cells, and at most 100,000 fit",
+        ),
+    ],
+)
+def test_bad_values(words: list[str], sentence: str, workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    texts = ["[", "*x", "a: b: c", "a\0b"]
+    (workplace / "base.yaml").write_text(yaml.safe_dump(digits()))
+    (workplace / "long.yaml").write_text(f"base: {LONG}")
+    (workplace / "half.yaml").write_text('name: x\n"\\ud800": 3\n')
+    (workplace / "texts.yaml").write_text(json.dumps({"base": "base.yaml", "grid": {"algorithm.name": texts}}))
+    claim: dict[str, Any] = {"file": "a\0b", "rows": {}, "measures": {}}
+    (workplace / "nul.yaml").write_text(json.dumps({"base": "base.yaml", "seeds": [1], "published": claim}))
+    code, _, err = run(capfd, *words)
+    assert code == 2, err
+    assert sentence in err and err.count("\n") == 1 and len(err) < 900
+
+
+def test_no_folder_for_ray(workplace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    (workplace / "base.yaml").write_text(yaml.safe_dump({**digits(), "backend": "ray"}))
+    monkeypatch.setenv("RAY_TMPDIR", "/nonexistent")
+    code, _, err = run(capfd, "launch", "base.yaml")
+    assert code == 2
+    assert "RAY_TMPDIR (/nonexistent): Ray's folder cannot be made there: no such file or directory" in err
+
+
+@pytest.fixture
+def copy(workplace: Path, finished: Path) -> Path:
+    return Path(shutil.copytree(finished, workplace / "copy"))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of two rounds."""
+    place = tmp_path_factory.mktemp("finished")
+    scenario = {**digits(), "output": str(place), "tracking": {"uri": f"sqlite:///{place}/mlflow.db"}}
+    return raysim.run(scenario, sets=["rounds=2", "backend=in_process"], quiet=True).folder
+
+
+def change_summary(folder: Path, **changes: Any) -> None:
+    path = folder / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def change_column(folder: Path, file: str, name: str, value: Any) -> None:
+    table = pq.read_table(folder / file)
+    values = pa.array([value] * len(table))
+    pq.write_table(table.set_column(table.column_names.index(name), name, values), folder / file)
+
+
+DAMAGE: dict[str, tuple[Any, str]] = {
+    "versions": (lambda folder: change_summary(folder, versions=-1), "cannot be read (versions is a int)"),
+    "final": (lambda folder: change_summary(folder, final={"accuracy/all": "x"}), "accuracy/all is a str"),
+    "metric": (lambda folder: change_column(folder, "rounds.parquet", "accuracy/jain", "x"), "jain holds string"),
+    "round": (lambda folder: change_column(folder, "rounds.parquet", "round", None), "round holds null"),
+    "model": (lambda folder: change_column(folder, "clients.parquet", "model", [1]), "model holds list<"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_damaged_run_folders(what: str, copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    damage, sentence = DAMAGE[what]
+    damage(copy)
+    commands = [["report", "copy"]] if what == "model" else [["report", "copy"], ["compare", "copy"]]
+    for command in commands:  # `compare` does not read the clients' rows
+        code, _, err = run(capfd, *command)
+        assert code == 2 and sentence in err and err.count("\n") == 1, err
+
+
+def test_numbers_beyond_floats_are_compared(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    change_column(copy, "rounds.parquet", "accuracy/jain", 2**60)
+    assert run(capfd, "compare", "copy")[0] == 0
