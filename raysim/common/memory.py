@@ -5,11 +5,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import resource
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import psutil
+
+resource: ModuleType | None
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
 
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -28,9 +34,10 @@ def usable_memory() -> int:
 def available_memory() -> int:
     """Bytes that this process can allocate now: what the machine has left, within all limits (`ulimit -v` is one)."""
     limits = [psutil.virtual_memory().available, usable_memory()]
-    address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if address_space != resource.RLIM_INFINITY:
-        limits.append(max(0, address_space - psutil.Process().memory_info().vms))
+    if resource is not None:
+        address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if address_space != resource.RLIM_INFINITY:
+            limits.append(max(0, address_space - psutil.Process().memory_info().vms))
     return min(limits)
 
 
