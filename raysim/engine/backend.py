@@ -12,6 +12,7 @@ from raysim.engine.checkpoint.storage import Storage
 from raysim.engine.policies.placement import Group
 from raysim.engine.records import (
     ClientEvaluation,
+    Coverage,
     MemoryReport,
     Pending,
     SavedFiles,
@@ -54,18 +55,20 @@ class Backend(Protocol):
         t: int,
         cohort: Sequence[Group],
         broadcast: Any,
-        evaluate_before: bool,
+        evaluate_before: Coverage | None,
         skip: Collection[ClientId],
         progress: Callable[[int], None],
     ) -> Pending[TrainingResult]:
         """Let the cohort, in groups that are trained together, receive the broadcast and train.
 
-        evaluate_before: test each model between receiving and training.
+        evaluate_before: test each model between receiving and training, and on what; None: do not.
         skip: clients that count as failed without training, because they failed when this round ran before.
         progress: called with the number of clients that are done, now and then.
         """
 
-    def evaluate(self, groups: Sequence[Group]) -> Pending[Mapping[ClientId, ClientEvaluation]]:
+    def evaluate(
+        self, groups: Sequence[Group], coverage: Coverage = "whole"
+    ) -> Pending[Mapping[ClientId, ClientEvaluation]]:
         """Test clients' models as they are after the work begun so far, those of a group by one call; in id order.
 
         A group of several clients is one that `train` began with last: all are then in one place.

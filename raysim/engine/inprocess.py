@@ -23,6 +23,7 @@ from raysim.engine.records import (
     ClientEvaluation,
     ClientFailure,
     ClientReport,
+    Coverage,
     MemoryReport,
     Pending,
     SavedFiles,
@@ -76,7 +77,7 @@ class InProcessBackend:
         t: int,
         cohort: Sequence[Group],
         broadcast: Broadcast,
-        evaluate_before: bool,
+        evaluate_before: Coverage | None,
         skip: Collection[ClientId],
         progress: Callable[[int], None],
     ) -> Pending[TrainingResult]:
@@ -87,8 +88,10 @@ class InProcessBackend:
             progress(len(reports))
         return _done(TrainingResult.of(cohort, [uploads], reports))
 
-    def evaluate(self, groups: Sequence[Group]) -> Pending[Mapping[ClientId, ClientEvaluation]]:
-        found = self.worker.evaluate(groups)
+    def evaluate(
+        self, groups: Sequence[Group], coverage: Coverage = "whole"
+    ) -> Pending[Mapping[ClientId, ClientEvaluation]]:
+        found = self.worker.evaluate(groups, coverage)
         return _done({k: found[k] for k in sorted(found)})
 
     def discard(self, ids: Collection[ClientId]) -> Pending[None]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +76,10 @@ class EvaluationResult:
         return self.loss_sum / self.total if self.total else None
 
 
+Coverage = Literal["own", "whole"]
+"""What a client is tested on: its own samples, or also the whole published test set, where the scenario asks for it."""
+
+
 @dataclass(frozen=True)  # with slots it takes twice as long to pickle
 class ClientEvaluation:
     """The test of a client's model."""
@@ -83,7 +87,7 @@ class ClientEvaluation:
     local: EvaluationResult  # on its own test samples
     val_correct: int  # of its own validation samples
     val_total: int
-    everyone: EvaluationResult | None  # on the published test set, where asked for
+    everyone: EvaluationResult | None  # on the published test set, where that was tested
     seconds: float
     macro_f1: float | None = None  # on its own test samples
     class_correct: list[int] = field(default_factory=list)  # of its own test samples, per class that these have

@@ -19,7 +19,7 @@ from raysim.engine.policies.sampling import Participation, cohort
 from raysim.engine.policies.system import time_round
 from raysim.engine.progress import Progress
 from raysim.engine.recorder import Recorder
-from raysim.engine.records import MemoryReport, RoundReport, Timing, TrainingResult, client_row
+from raysim.engine.records import Coverage, MemoryReport, RoundReport, Timing, TrainingResult, client_row
 from raysim.engine.recovery import Notify, RecoveringBackend
 from raysim.engine.spec import RunSpec
 from raysim.engine.stop import Stop
@@ -39,6 +39,14 @@ class Schedule:
     max_attempts: int = 5
     stop: Stop = field(default_factory=Stop)
     participation: Participation = Participation()
+    global_every: int | None = None  # rounds between tests on the whole published test set; None: `evaluate_every`
+
+    def coverage(self, t: int) -> Coverage | None:
+        """What clients are tested on after round `t`; None: they are not tested."""
+        is_last = t == self.rounds
+        if not is_last and t % self.evaluate_every:
+            return None
+        return "whole" if is_last or t % (self.global_every or 1) == 0 else "own"
 
 
 @dataclass(frozen=True)
@@ -97,7 +105,7 @@ def run_rounds(
                 raise KeyboardInterrupt
             began = perf_counter()
             participants = sample(backend.spec, schedule, t)
-            evaluate = t % schedule.evaluate_every == 0 or t == schedule.rounds
+            evaluate = schedule.coverage(t)
             storage = checkpoints.begin() if checkpoints is not None and checkpoints.due(t) else None
             within = partial(_within, observers.within_round, len(participants))
             timing = partial(virtual_timing, backend.spec, schedule, t)
@@ -107,7 +115,7 @@ def run_rounds(
             _report_failures(t, report, schedule, observers.notify)
             _tell_once(_apart(backend.spec, report), told, observers.notify)
             rows = _client_rows(recovering, t, report, evaluate, progress)
-            values = progress.count(report, rows, evaluate)
+            values = progress.count(report, rows, evaluate is not None)
             _report_diverged(t, progress.diverged - known, observers.notify)
             known |= progress.diverged
             memory = backend.memory()
@@ -168,7 +176,7 @@ def run_round(
     backend: Backend,
     t: int,
     participants: Sequence[ClientId],
-    evaluate: bool = False,
+    evaluate: Coverage | None = None,
     skip: Collection[ClientId] = (),
     progress: Callable[[int], None] = lambda done: None,
     storage: Storage | None = None,
@@ -178,14 +186,15 @@ def run_round(
 
     Evaluation is queued after training, so that it can run while the server aggregates.
 
+    evaluate: what participants are tested on; None: they are not tested.
     skip: participants that failed when this round ran before. progress: called with the number of clients done.
     storage: where to save the state after the round. timing: what it takes in virtual time; who is late does not count.
     """
     when = backend.spec.evaluate_when if evaluate else None
     broadcast = backend.send(t, participants)
     groups = backend.spec.groups(participants)
-    training = backend.train(t, groups, broadcast, when == "after_receive", skip, progress)
-    evaluation = backend.evaluate(groups if when == "after_update" else ())
+    training = backend.train(t, groups, broadcast, evaluate if when == "after_receive" else None, skip, progress)
+    evaluation = backend.evaluate(groups if when == "after_update" else (), evaluate or "own")
     trained = training.result()
     timed = timing(trained)
     late = timed.late if timed else ()
@@ -228,7 +237,7 @@ def _evaluate_unknown(recovering: RecoveringBackend, progress: Progress, record:
 
 
 def _client_rows(
-    recovering: RecoveringBackend, t: int, report: RoundReport, evaluate: bool, progress: Progress
+    recovering: RecoveringBackend, t: int, report: RoundReport, evaluate: Coverage | None, progress: Progress
 ) -> list[ClientRow]:
     """The rows of round `t`; with `evaluate` also of clients that changed since they were last tested."""
     backend = recovering.backend
@@ -237,11 +246,11 @@ def _client_rows(
         client_row(backend.spec, t, k, client_report, report.evaluations.get(k), virtual_s.get(k))
         for k, client_report in report.client_reports.items()
     ]
-    if not evaluate:
+    if evaluate is None:
         progress.stale |= report.client_reports.keys()
         return rows
     if missed := sorted(progress.stale - report.evaluations.keys()):
-        found = recovering(lambda: backend.evaluate([(k,) for k in missed]).result())
+        found = recovering(lambda: backend.evaluate([(k,) for k in missed], evaluate).result())
         rows += [client_row(backend.spec, t, k, None, one) for k, one in found.items()]
     progress.latest.update(row for row in rows if row.total is not None)
     progress.stale.clear()

@@ -116,6 +116,7 @@ class Assembly:
             scenario.failure.max_failed_fraction,
             scenario.failure.max_attempts,
             participation=self.checked.participation,
+            global_every=scenario.evaluation.global_every,
         )
 
 

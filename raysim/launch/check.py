@@ -175,6 +175,17 @@ def check(loaded: Loaded) -> Checked:
             f"true given, but data.split {split} deals the published test samples to clients to train on; "
             "allowed with split published or pfedhn",
         )
+    evaluation = scenario.evaluation
+    if evaluation.global_every is not None and evaluation.global_every % evaluation.every:
+        raise origin.error(
+            ("evaluation", "global_every"),
+            f"{evaluation.global_every} given, which is no multiple of evaluation.every ({evaluation.every})",
+        )
+    if evaluation.global_every is not None and not evaluation.global_test:
+        raise origin.error(
+            ("evaluation", "global_every"),
+            "needs evaluation.global_test: true",
+        )
     # What was chosen is written down in full: a default that changes later does not change an old run.
     dealt = {"name": scenario.data.partition["name"], **asdict(partition)}
     data: dict[str, Any] = {**loaded.resolved["data"], "partition": dealt, "split": split}

@@ -205,6 +205,8 @@ class Evaluation(Section):
     """Measure participants after their local training, or after they took in the server's message and before it."""
     global_test: bool = False
     """Also measure participants on the whole published test set (data.split published or pfedhn)."""
+    global_every: AtLeastOne | None = None
+    """Measure that after every so many rounds (and after the last); a multiple of `every`, which is the default."""
 
 
 class Override(Section):

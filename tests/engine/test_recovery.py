@@ -21,7 +21,7 @@ from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import Group
 from raysim.engine.progress import Progress
-from raysim.engine.records import Broadcast, ClientEvaluation, LostError, Pending, SavedFiles, ServerReport
+from raysim.engine.records import Broadcast, ClientEvaluation, Coverage, LostError, Pending, SavedFiles, ServerReport
 from raysim.engine.run import Observers, Schedule, run_rounds
 from raysim.engine.stop import Stop
 from raysim.engine.workers.hooks import HookError
@@ -62,9 +62,11 @@ class Killable(InProcessBackend):
         self._perhaps(f"round {t}")
         return aggregation
 
-    def evaluate(self, groups: Sequence[Group]) -> Pending[Mapping[ClientId, ClientEvaluation]]:
+    def evaluate(
+        self, groups: Sequence[Group], coverage: Coverage = "whole"
+    ) -> Pending[Mapping[ClientId, ClientEvaluation]]:
         self._perhaps("a test")
-        return super().evaluate(groups)
+        return super().evaluate(groups, coverage)
 
     def save(self, t: int, storage: Storage) -> Pending[SavedFiles]:
         files = super().save(t, storage)

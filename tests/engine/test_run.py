@@ -226,6 +226,26 @@ def test_global_test_set(workplace: Path) -> None:
     assert all(math.isclose(row.global_accuracy * 360, round(row.global_accuracy * 360)) for row in rows)
 
 
+@pytest.mark.parametrize("when", ["after_update", "after_receive"])
+@pytest.mark.parametrize("together", [1, 2])
+def test_the_global_test_set_has_rounds_of_its_own(when: str, together: int, workplace: Path) -> None:
+    """It is tested before round 1, after every other round and after the last; nothing else of a result changes."""
+    sets = ["data.split=published", "evaluation.global_test=true", "data.partition={name: iid}"]
+    sets += [f"evaluation.when={when}", f"training.together={together}"]
+    every, all_rounds = quiet_run(*sets)
+    seldom, some_rounds = quiet_run(*sets, "evaluation.global_every=2")
+    assert seldom.state_digest == every.state_digest
+    for t, values in enumerate(some_rounds.rounds):
+        if t == 1:
+            assert "accuracy/global" not in values
+        elif t > 0:
+            assert values["accuracy/global"] == all_rounds.rounds[t]["accuracy/global"]
+        assert values["accuracy/all"] == all_rounds.rounds[t]["accuracy/all"]
+    tested = {row.round for row in some_rounds.clients if row.global_accuracy is not None}
+    assert tested == {0, 2, 3}
+    assert seldom.summary["final"]["accuracy/global"] == every.summary["final"]["accuracy/global"]
+
+
 def test_seeds_matter_and_repeat(workplace: Path) -> None:
     again, _ = quiet_run()
     same, _ = quiet_run()

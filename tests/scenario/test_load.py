@@ -378,6 +378,11 @@ COMBINATIONS = [
     (["data.partition.classes_per_client=0"], "data.partition.classes_per_client: 0 given; allowed: at least 1"),
     (["clients.count=100000"], "100000 given, but digits has 1797 samples"),
     (["evaluation.global_test=true"], "evaluation.global_test: true given, but data.split pooled811 deals"),
+    (["evaluation.global_every=2"], "evaluation.global_every: needs evaluation.global_test: true"),
+    (
+        ["data.split=published", "evaluation={global_test: true, every: 2, global_every: 3}"],
+        "evaluation.global_every: 3 given, which is no multiple of evaluation.every (2)",
+    ),
     (["resources.overrides=[{actors: 1}]"], "resources.overrides.0: give either models or clients"),
     (["resources.overrides=[{models: [digits_cnn_s], clients: 0-1}]"], "overrides.0: give either models or clients"),
     (

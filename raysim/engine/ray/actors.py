@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         ClientFailure,
         ClientReport,
         ClientState,
+        Coverage,
         MemoryReport,
         ServerReport,
     )
@@ -151,7 +152,7 @@ class ClientActor:
         self,
         t: int,
         groups: Sequence[Group],
-        evaluate_before: bool,
+        evaluate_before: Coverage | None,
         skip: Collection[ClientId],
         broadcast: Broadcast,
         *moved: Mapping[ClientId, ClientState],
@@ -188,9 +189,9 @@ class ClientActor:
         """See `ClientWorker.discard`."""
         self.worker.discard(ids)
 
-    def evaluate(self, groups: Sequence[Group]) -> dict[ClientId, ClientEvaluation]:
+    def evaluate(self, groups: Sequence[Group], coverage: Coverage) -> dict[ClientId, ClientEvaluation]:
         """See `ClientWorker.evaluate`."""
-        return self.worker.evaluate(groups)
+        return self.worker.evaluate(groups, coverage)
 
     def release(self, ids: Sequence[ClientId], shared: bool) -> dict[ClientId, ClientState]:
         """See `ClientWorker.release`."""

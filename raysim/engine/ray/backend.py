@@ -27,6 +27,7 @@ from raysim.engine.records import (
     ClientEvaluation,
     ClientFailure,
     ClientReport,
+    Coverage,
     LostError,
     MemoryReport,
     Pending,
@@ -104,7 +105,7 @@ class RayBackend:
         t: int,
         cohort: Sequence[Group],
         broadcast: Any,
-        evaluate_before: bool,
+        evaluate_before: Coverage | None,
         skip: Collection[ClientId],
         progress: Callable[[int], None],
     ) -> Pending[TrainingResult]:
@@ -144,11 +145,13 @@ class RayBackend:
 
         return Pending(result)
 
-    def evaluate(self, groups: Sequence[Group]) -> Pending[Mapping[ClientId, ClientEvaluation]]:
+    def evaluate(
+        self, groups: Sequence[Group], coverage: Coverage = "whole"
+    ) -> Pending[Mapping[ClientId, ClientEvaluation]]:
         at = {group[0]: group for group in groups}
         with uninterrupted():
             parts = [
-                worker.actor.evaluate.remote([at[k] for k in firsts])
+                worker.actor.evaluate.remote([at[k] for k in firsts], coverage)
                 for worker, firsts in self._spread_thin(at).items()
             ]
 

@@ -42,6 +42,7 @@ from raysim.engine.records import (
     ClientFailure,
     ClientReport,
     ClientState,
+    Coverage,
     EvaluationResult,
     NonFiniteUpload,
 )
@@ -108,12 +109,12 @@ class ClientWorker:
         t: int,
         groups: Sequence[Group],
         broadcast: Broadcast,
-        evaluate_before: bool,
+        evaluate_before: Coverage | None,
         skip: Collection[ClientId] = (),
     ) -> Iterator[tuple[ClientId, Any, ClientReport | ClientFailure]]:
         """Round `t` of these clients, one group after another: (client, packed upload, report).
 
-        evaluate_before: test each model between receiving and training.
+        evaluate_before: test each model between receiving and training, and on what; None: do not.
         skip: clients that count as failed and do not train.
         """
         received: dict[int | None, Received] = {None: NOTHING}
@@ -147,11 +148,12 @@ class ClientWorker:
             self.states.put(k, self.before[k])
         self.unsaved &= self.states.held
 
-    def evaluate(self, groups: Iterable[Group]) -> dict[ClientId, ClientEvaluation]:
+    def evaluate(self, groups: Iterable[Group], coverage: Coverage = "whole") -> dict[ClientId, ClientEvaluation]:
         """Test clients' models as they are, those of a group by one call."""
         found: dict[ClientId, ClientEvaluation] = {}
         for group in groups:
-            found |= self._evaluate_group(group) if len(group) > 1 else {k: self._evaluate(k) for k in group}
+            together = len(group) > 1
+            found |= self._evaluate_group(group, coverage) if together else self._evaluate_each(group, coverage)
         return found
 
     # -- state -------------------------------------------------------------------------------------
@@ -218,7 +220,7 @@ class ClientWorker:
     # -- inside ------------------------------------------------------------------------------------
 
     def _train_tolerating(
-        self, k: ClientId, t: int, down: Received, evaluate_before: bool
+        self, k: ClientId, t: int, down: Received, evaluate_before: Coverage | None
     ) -> tuple[ClientId, Any, ClientReport | ClientFailure]:
         """As `_train`, but a client that fails counts as failed; its state stays as it was before."""
         try:
@@ -231,7 +233,7 @@ class ClientWorker:
             return k, failed, failed
 
     def _train_group(
-        self, t: int, downs: Mapping[ClientId, Received], evaluate_before: bool
+        self, t: int, downs: Mapping[ClientId, Received], evaluate_before: Coverage | None
     ) -> list[tuple[ClientId, Any, ClientReport]]:
         """As `_train` for clients whose hooks meet in `Client.fit`; each counts an equal share of the time."""
         start = perf_counter()
@@ -247,7 +249,7 @@ class ClientWorker:
         k: ClientId,
         t: int,
         down: Received,
-        evaluate_before: bool,
+        evaluate_before: Coverage | None,
         trainer: Trainer = fit_one,
     ) -> tuple[ClientId, Any, ClientReport]:
         limit_s = self.spec.client_timeout_s
@@ -262,7 +264,7 @@ class ClientWorker:
         return done
 
     def _client_round(
-        self, k: ClientId, t: int, received: Received, evaluate_before: bool, trainer: Trainer
+        self, k: ClientId, t: int, received: Received, evaluate_before: Coverage | None, trainer: Trainer
     ) -> tuple[ClientId, Any, ClientReport]:
         """Receive, train, count the upload and pack it."""
         algorithm, (down, down_size, guard) = self.spec.algorithm, received
@@ -279,7 +281,7 @@ class ClientWorker:
                 algorithm.client_receive(client, down)
             self._check_unchanged(guard, "client_receive", k, t)
         if evaluate_before:
-            evaluation = self._evaluate(k)
+            evaluation = self._evaluate(k, evaluate_before)
         with self._hook("client_update", t, k, down):
             up = algorithm.client_update(client, down)
             up_size = wire_size(up)  # counts the upload (`comm/up_bytes`); raises TypeError where it is no message
@@ -303,10 +305,14 @@ class ClientWorker:
             "tensor.clone()"
         )
 
-    def _evaluate(self, k: ClientId) -> ClientEvaluation:
+    def _evaluate_each(self, group: Group, coverage: Coverage) -> dict[ClientId, ClientEvaluation]:
+        return {k: self._evaluate(k, coverage) for k in group}
+
+    def _evaluate(self, k: ClientId, coverage: Coverage) -> ClientEvaluation:
         start = perf_counter()
         self._set_threads(k)
-        test_M, val_M, published_M = self.spec.test.of(k), self.spec.val.of(k), self.spec.global_test
+        test_M, val_M = self.spec.test.of(k), self.spec.val.of(k)
+        published_M = self.spec.global_test if coverage == "whole" else None
         untrained = self._is_untrained(k)
         logits = partial(self._untrained_logits if untrained else self._logits, k)
         with (
@@ -331,12 +337,12 @@ class ClientWorker:
         result = EvaluationResult(int(right_M[:tested].count_nonzero()), tested, float(loss))
         return result, int(right_M[tested:].count_nonzero()), predicted_M[:tested].cpu().numpy()
 
-    def _evaluate_group(self, group: Group) -> dict[ClientId, ClientEvaluation]:
+    def _evaluate_group(self, group: Group, coverage: Coverage) -> dict[ClientId, ClientEvaluation]:
         """As `_evaluate` for clients of one architecture; each counts an equal share of the time."""
         start = perf_counter()
         self._set_threads(group[0])
         test, val = ([part.of(k) for k in group] for part in (self.spec.test, self.spec.val))
-        published_M = self.spec.global_test
+        published_M = self.spec.global_test if coverage == "whole" else None
         with ExitStack() as opened:
             nets = [opened.enter_context(self.states.reading(k)) for k in group]
             try:
@@ -345,7 +351,7 @@ class ClientWorker:
                 if published_M is not None:
                     everyone = self._score_group(nets, [published_M] * len(group), [part[:0] for part in val])
             except FAILURES:  # whose network fails is told by testing it alone
-                return {k: self._evaluate(k) for k in group}
+                return self._evaluate_each(group, coverage)
         share_s = (perf_counter() - start) / len(group)
         found = {}
         for g, (k, (result, val_correct, predicted_M)) in enumerate(zip(group, local, strict=True)):
