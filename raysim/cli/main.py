@@ -171,13 +171,13 @@ def validate(scenario: str, sets: tuple[str, ...]) -> None:
     from raysim.launch.check import check
     from raysim.scenario.load import load_scenario
 
-    own_code.LISTENERS[:] = [_refuse_to_run]
     loaded: Loaded | None = None
     warnings: Sequence[str] = ()
     verdict = "valid"
     try:
-        loaded = load_scenario(scenario, sets)
-        checked = check(loaded)
+        with own_code.listening(_refuse_to_run):
+            loaded = load_scenario(scenario, sets)
+            checked = check(loaded)
         loaded, warnings = checked.loaded, checked.warnings
     except _WouldRunError as error:
         verdict = f"not checked further, as that runs {error}; `raysim launch {scenario} --dry-run` does"
@@ -231,9 +231,9 @@ def describe(name: str) -> None:
     """
     from raysim.cli.show import show_description
 
-    own_code.LISTENERS[:] = [_refuse_to_run]
     try:
-        show_description(name)
+        with own_code.listening(_refuse_to_run):
+            show_description(name)
     except _WouldRunError as error:
         raise click.ClickException(f"describe {name}: what it declares can be told by running {error} alone") from None
 
@@ -335,9 +335,9 @@ def main(args: Sequence[str] | None = None) -> Any:
     """Run the command. An error is one sentence and an exit code; only that of a user's own code shows a traceback."""
     _announced.clear()
     atexit.register(_skip_last_collection)
-    own_code.LISTENERS[:] = [_announce]
     try:
-        cli.main(args=None if args is None else list(args), prog_name="raysim", standalone_mode=False)
+        with own_code.listening(_announce):
+            cli.main(args=None if args is None else list(args), prog_name="raysim", standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):
         click.echo("raysim: stopped", err=True)
         sys.exit(130)

@@ -246,13 +246,25 @@ def _arrived(files: Mapping[str, SourceFile]) -> OwnCode:
     return code
 
 
-LISTENERS: list[Callable[[Sequence[str]], None]] = []
-"""Called with the files or the module of the user's own that run next; when one raises, they do not."""
+Listener = Callable[[Sequence[str]], None]
+"""Called with the files or the module of the user's own that run next; when it raises, they do not."""
+
+_listeners: list[Listener] = []
+
+
+@contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Within it, this listener alone is called; after it, again whichever was before."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.pop()
 
 
 def _announce(places: Sequence[str]) -> None:
-    for listener in LISTENERS:
-        listener(places)
+    if _listeners:
+        _listeners[-1](places)
 
 
 def _with_imports(entry: Path) -> Iterator[tuple[str, SourceFile]]:

@@ -16,7 +16,6 @@ from contextlib import ExitStack, chdir
 from pathlib import Path
 from unittest.mock import patch
 
-from raysim.core import own_code
 from tests.attacks.harness import Outcome, run_command, snapshot
 from tests.conftest import REPOSITORY
 
@@ -185,7 +184,6 @@ class OwnCodeAttack:
             stack.enter_context(chdir(here))
             stack.enter_context(patch.dict(os.environ, {"MLFLOW_TRACKING_URI": self.store}))
             stack.enter_context(patch("raysim.launch.session.Session._draw"))  # plots take longer than the run
-            stack.callback(own_code.LISTENERS.clear)
             for words in self._commands(kind, sets):
                 run_command(outcome, f"{kind}: {' '.join(words)}", *words, shown=SHOWN)
         if snapshot(root, here) != before:

@@ -81,7 +81,6 @@ def _as_in_a_new_process() -> Iterator[None]:
 
 def forget_own_code() -> None:
     own_code._FINDER.code = OwnCode()
-    own_code.LISTENERS.clear()
     for name in [name for name in sys.modules if name.startswith(own_code.PACKAGE) or name in NAMES]:
         del sys.modules[name]
 
@@ -198,7 +197,7 @@ class TestRuns:
         assert changed.id != first.id
         assert same.id == second.id
         by_grid = load_sweep(folder / "s.yaml", grid={"algorithm.name": ["./mine.py", "fd"]}, seeds=[1])
-        assert [cell.name for cell in by_grid.cells] == ["mine.py seed=1", "fd seed=1"]
+        assert [cell.name for cell in by_grid.cells] == ["Mine seed=1", "fd seed=1"]
 
     def test_an_entry_point(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.syspath_prepend(folder)
@@ -401,6 +400,13 @@ class TestNothingRunsUnannounced:
             "describe", str(folder / "evil.py"), capsys=capsys, code=1
         )
         assert not mark.exists()
+
+    def test_only_these_commands_refuse_it(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """What a command refused to run, Python code may run after it in the same process."""
+        words, mark = place(EVIL["in a default"], folder)
+        assert "not checked further" in ran("validate", *words, capsys=capsys)
+        raysim.load_scenario(folder / "s.yaml", words[2::2])
+        assert mark.exists()
 
     def test_a_run_whose_code_was_changed(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         result = raysim.run(folder / "s.yaml", quiet=True)
