@@ -25,8 +25,8 @@ POLL_S = 0.5
 """How often a call that waits checks that an answer can still come."""
 
 STALL_S = 30.0
-"""Seconds beyond the longest wait so far of the same kind after which a wait is a stall: an actor that is stopped, or a
-method that hangs, raises no error. The first wait of a kind gets twice as long."""
+"""Seconds beyond the longest wait so far of the same kind after which actors that are not at work are reported: one
+that is stopped, or whose method waits for ever, raises no error. The first wait of a kind gets twice as long."""
 
 GCS_TIMEOUT_S = 10.0
 """How long a cluster's GCS may refuse connections before the run takes it for dead: a cluster may restart its GCS."""
@@ -58,12 +58,14 @@ class ActorCalls:
         name_of: Callable[[str], str | None],
         notify: Callable[[str], None] = lambda text: None,
         detail_of: Callable[[str], str] = lambda actor_id: "",
+        idle_of: Callable[[Sequence[str]], Sequence[str]] = lambda actor_ids: actor_ids,
     ) -> None:
         """name_of: Ray's id of an actor -> its name in messages; None: an actor of another pool.
 
         notify: shows the user a sentence. detail_of: Ray's id of an actor -> its process and clients, for messages.
+        idle_of: Ray's ids of actors -> those of them that are not at work.
         """
-        self.name_of, self.notify, self.detail_of = name_of, notify, detail_of
+        self.name_of, self.notify, self.detail_of, self.idle_of = name_of, notify, detail_of, idle_of
         self.inputs: Sequence[Any] = ()
         self._probed_s = 0.0  # perf_counter() of the last probe of the GCS
         self._refused_s: float | None = None  # perf_counter() of the first of the probes that failed in a row
@@ -119,7 +121,7 @@ class ActorCalls:
             raise LostError(f"{context}: {self._failure_message(error)}") from None
 
     def _wait(self, poll: Callable[[], tuple[bool, Any]], pending: Sequence[Any], context: str) -> Any:
-        """Poll until there is an answer, and report a stall: again when it has lasted four times as long."""
+        """Poll until there is an answer, and report actors that stall: again when it has lasted four times as long."""
         began_s, kind = perf_counter(), re.sub(r"\d+", "", context)
         report_s = self._longest_s.get(kind, STALL_S) + STALL_S
         with self.translate_errors(context):
@@ -131,8 +133,10 @@ class ActorCalls:
                     self._longest_s[kind] = max(self._longest_s.get(kind, 0.0), waited_s)
                     return value
                 if waited_s >= report_s:
-                    report_s = 4 * waited_s
-                    self.notify(self._stall_message(pending, context, waited_s))
+                    idle = self.idle_of(self._awaited(pending))
+                    report_s = (4 if idle else 1.5) * waited_s
+                    if idle:
+                        self.notify(self._stall_message(idle, context, waited_s))
 
     def _check_gcs(self, context: str) -> bool:
         """Whether the GCS answered the last probe. Raises `GcsDiedError` when it will not come back."""
@@ -150,14 +154,17 @@ class ActorCalls:
             raise GcsDiedError(f"{context}: Ray's GCS (gcs_server) has died, without which the run cannot continue")
         return False
 
-    def _stall_message(self, pending: Sequence[Any], context: str, waited_s: float) -> str:
-        """Which actors have not answered, for how long, and what the user can do."""
+    def _awaited(self, pending: Sequence[Any]) -> list[str]:
+        """Ray's ids of the actors that have not answered: of those that make the inputs, while one is missing."""
         _, inputs = ray.wait(list(self.inputs), num_returns=len(self.inputs), timeout=0) if self.inputs else ([], [])
         _, left = ray.wait(list(pending), num_returns=len(pending), timeout=0, fetch_local=False)
-        ids = dict.fromkeys(_actor_of(ref) for ref in inputs or left)
-        actors = ", ".join(f"{self.name_of(one) or 'an actor'}{self.detail_of(one)}" for one in ids)
+        return list(dict.fromkeys(_actor_of(ref) for ref in inputs or left))
+
+    def _stall_message(self, idle: Sequence[str], context: str, waited_s: float) -> str:
+        """Which actors have not answered and are not at work, for how long, and what the user can do."""
+        actors = ", ".join(f"{self.name_of(one) or 'an actor'}{self.detail_of(one)}" for one in idle)
         return (
-            f"{context}: no answer for {waited_s:.0f} s from {actors or 'an actor'}; it is slow, hangs or was stopped: "
+            f"{context}: no answer for {waited_s:.0f} s from {actors}, and no work there: it hangs or was stopped; "
             "`py-spy dump --pid PID` or `ray stack` on its node show where; Ctrl-C twice ends the run, and resuming it "
             "with --set failure.client_timeout_s=SECONDS gives up on clients that hang"
         )

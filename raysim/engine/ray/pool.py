@@ -16,6 +16,7 @@ from raysim.common.errors import RunError, ScenarioError
 from raysim.core.algorithm import ClientId
 from raysim.engine.policies.placement import ActorGroup, ClusterResources, Node, Plan, place_actors
 from raysim.engine.ray.actors import ClientActor, Location, ServerActor
+from raysim.engine.ray.at_work import at_work
 from raysim.engine.ray.calls import POLL_S, RECOVERY_DEADLINE_S, ActorCalls, gcs_answers, succeeded
 from raysim.engine.ray.session import nodes
 from raysim.engine.records import MemoryReport, Startup
@@ -88,7 +89,7 @@ class ActorPool:
         self.plan, self.pack, self.head, self.replan = plan, pack, head, replan
         self.notify, self.participants, self.limits = notify, participants, limits
         self.driver_node = ""
-        self.calls = ActorCalls(self._name, notify, self._detail)
+        self.calls = ActorCalls(self._name, notify, self._detail, self._idle)
         self.startup: Startup | None = None
         self._inputs: Sequence[Any] = ()  # references to the RunSpec and the samples
         self._known_nodes = {node.id for node in nodes(head)}
@@ -218,14 +219,29 @@ class ActorPool:
         # The server works while the clients wait, so it takes no CPU away from them.
         return Worker(ray.remote(ServerActor).options(num_cpus=0).remote())
 
+    def _worker(self, actor_id: str) -> Worker | None:
+        return next((one for one in self.workers if one.actor._actor_id.hex() == actor_id), None)
+
     def _name(self, actor_id: str) -> str | None:
-        for i, worker in enumerate(self.workers):
-            if worker.actor._actor_id.hex() == actor_id:
-                return "the server actor" if worker is self.server else f"client actor {i + 1} of {len(self.clients)}"
-        return None
+        worker = self._worker(actor_id)
+        if worker is None:
+            return None
+        if worker is self.server:
+            return "the server actor"
+        return f"client actor {self.clients.index(worker) + 1} of {len(self.clients)}"
+
+    def _idle(self, actor_ids: Sequence[str]) -> list[str]:
+        """Which of these actors are not at work."""
+        workers = {one: worker for one in actor_ids if (worker := self._worker(one)) is not None and worker.node}
+        processes: dict[str, list[int]] = {}
+        for worker in workers.values():
+            processes.setdefault(worker.node, []).append(worker.location.pid)
+        working = at_work(processes)
+        busy = {one for one, worker in workers.items() if worker.location.pid in working.get(worker.node, ())}
+        return [one for one in actor_ids if one not in busy]
 
     def _detail(self, actor_id: str) -> str:
-        worker = next((one for one in self.workers if one.actor._actor_id.hex() == actor_id), None)
+        worker = self._worker(actor_id)
         if worker is None:
             return ""
         clients = ", ".join(map(str, worker.pending_clients[:5])) + (", ..." if len(worker.pending_clients) > 5 else "")

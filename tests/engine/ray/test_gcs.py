@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -72,20 +72,35 @@ def test_a_ray_that_does_not_start_is_one_sentence(monkeypatch: pytest.MonkeyPat
     assert not local_cluster.is_running()
 
 
-@pytest.mark.parametrize(("longest", "expected"), [({"round ": 5.0}, [35.0, 140.0, 560.0]), ({}, [60.0, 240.0])])
+@pytest.mark.parametrize(
+    ("longest", "idle", "expected"),
+    [
+        ({"round ": 5.0}, ["an id"], [35.0, 140.0, 560.0]),
+        ({}, ["an id"], [60.0, 240.0]),
+        ({"round ": 190.0}, [], []),  # the actor is at work all the time
+    ],
+)
 def test_a_stall_is_reported_ever_more_rarely(
-    monkeypatch: pytest.MonkeyPatch, longest: dict[str, float], expected: list[float]
+    monkeypatch: pytest.MonkeyPatch, longest: dict[str, float], idle: list[str], expected: list[float]
 ) -> None:
     notes: list[str] = []
     seconds = iter(range(1000))
-    waiting = ActorCalls(lambda actor_id: None, notes.append)
+    looked: list[Sequence[str]] = []
+
+    def idle_of(ids: Sequence[str]) -> list[str]:
+        looked.append(ids)
+        return idle
+
+    waiting = ActorCalls(lambda actor_id: None, notes.append, idle_of=idle_of)
     waiting._longest_s = dict(longest)
     monkeypatch.setattr(waiting, "_check_gcs", lambda context: True)
-    monkeypatch.setattr(waiting, "_stall_message", lambda pending, context, waited_s: str(waited_s))
+    monkeypatch.setattr(waiting, "_awaited", lambda pending: ["an id"])
+    monkeypatch.setattr(waiting, "_stall_message", lambda idle, context, waited_s: str(waited_s))
     monkeypatch.setattr(calls, "perf_counter", lambda: float(next(seconds)))
     answers = iter([(False, None)] * 900 + [(True, 7)])
     assert waiting._wait(lambda: next(answers), [], "round 3") == 7
     assert [float(note) for note in notes] == expected
+    assert looked == [["an id"]] * (len(expected) or 4)  # at 220, 330, 495, 743 s
     assert waiting._longest_s == {"round ": 901.0}
 
 

@@ -20,6 +20,7 @@ from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import ClusterResources, ResourceRequest, make_plan
+from raysim.engine.ray.at_work import at_work
 from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.calls import ActorCalls
 from raysim.engine.ray.pool import ActorPool
@@ -108,11 +109,37 @@ def test_a_stall_names_the_actor(ray_session: None, monkeypatch: pytest.MonkeyPa
             os.kill(pid, signal.SIGCONT)
         backend.close()
     assert re.match(
-        rf"round 2: no answer for \S+ s from client actor 1 of 2 \(pid {pids[0]} on \S+, at client \d.*\); .*py-spy"
-        r".*Ctrl-C twice .*failure.client_timeout_s=",
+        rf"round 2: no answer for \S+ s from client actor 1 of 2 \(pid {pids[0]} on \S+, at client \d.*\), "
+        r"and no work there.*py-spy.*Ctrl-C twice .*failure.client_timeout_s=",
         notes[0],
     )
-    assert re.match(rf"round 3: no answer for \S+ s from the server actor \(pid {pids[-1]} on \S+\); ", notes[1])
+    assert re.match(
+        rf"round 3: no answer for \S+ s from the server actor \(pid {pids[-1]} on \S+\), and no work", notes[1]
+    )
+
+
+def test_who_is_at_work(ray_session: None) -> None:
+    import ray
+
+    class Works:
+        def pid(self) -> int:
+            return os.getpid()
+
+        def compute(self, seconds: float) -> None:
+            end = time.perf_counter() + seconds
+            while time.perf_counter() < end:
+                pass
+
+        def sleep(self, seconds: float) -> None:
+            time.sleep(seconds)
+
+    node = str(ray.get_runtime_context().get_node_id())
+    computes, sleeps = (ray.remote(Works).options(num_cpus=0).remote() for _ in range(2))
+    pids = ray.get([computes.pid.remote(), sleeps.pid.remote()])
+    _ = computes.compute.remote(30.0), sleeps.sleep.remote(30.0)
+    assert at_work({node: pids}) == {node: pids[:1]}
+    for one in (computes, sleeps):
+        ray.kill(one)
 
 
 class Owner:
@@ -160,6 +187,7 @@ from raysim.engine.records import LostError
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import ResourceRequest, ClusterResources, make_plan
+from raysim.engine.ray.at_work import at_work
 from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.pool import ActorPool
 from raysim.engine.ray.session import nodes
