@@ -12,6 +12,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +26,7 @@ from ray._private.node import Node
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
 from raysim.common.errors import RunError, ScenarioError
-from raysim.common.files import reason
+from raysim.common.files import hold, lock, reason
 
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """With "0" in this variable Ray takes 127.0.0.1 for this machine's address, as it does by default on a Mac: its one
@@ -41,8 +42,12 @@ each of ten attempts, and in every other start one of them comes too early for t
 NODE_WAIT_S = 30.0
 """How long Ray's node may take to appear, before Ray's own wait says what is wrong."""
 
+HELD = ".held"
+"""A file in the folder of a Ray, which the process that started it has locked as long as it lives."""
+
 _before: dict[str, str | None] = {}  # the environment variables before `start`
 _folder: Path | None = None  # of the Ray that runs
+_held: int | None = None  # the descriptor of its lock
 
 
 def start(**options: Any) -> None:
@@ -50,13 +55,16 @@ def start(**options: Any) -> None:
 
     Raises `RunError` when it does not start.
     """
-    global _folder
+    global _folder, _held
     # Only the owner can enter this folder; in it is one that Ray opens to all users.
     try:
-        _folder = Path(tempfile.mkdtemp(prefix="raysim-", dir=os.environ.get("RAY_TMPDIR")))
+        folder = Path(tempfile.mkdtemp(prefix="raysim-", dir=os.environ.get("RAY_TMPDIR")))
+        _held = hold(folder / HELD)
     except OSError as error:
         place = f"RAY_TMPDIR ({os.environ['RAY_TMPDIR']})" if "RAY_TMPDIR" in os.environ else tempfile.gettempdir()
         raise ScenarioError(f"{place}: Ray's folder cannot be made there: {reason(error)}; set RAY_TMPDIR") from None
+    _folder = folder
+    remove_abandoned(folder.parent)
     variables = {LOOPBACK: "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     variables |= {name: os.environ.get(name, value) for name, value in {TASK_EVENTS: "0", **QUICK}.items()}
     _before.update({name: os.environ.get(name) for name in variables})
@@ -70,6 +78,28 @@ def start(**options: Any) -> None:
         if isinstance(error, Exception):
             raise RunError(f"Ray did not start on this machine: {[*str(error).splitlines(), ''][0]}") from error
         raise
+
+
+def remove_abandoned(place: Path) -> None:
+    """Remove this user's folders of Rays in `place` whose process was killed, and so could not remove them.
+
+    The system ends a process's lock with the process, so no process of another boot, or with the same number, is taken
+    for it. The lock may be unknown on another machine that shares the disk: only folders of this machine are removed.
+    """
+    if os.name == "nt":
+        return
+    for folder in place.glob("raysim-*"):
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # no lock file, or its process lives
+            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+                continue
+            with (folder / HELD).open(encoding="utf-8") as file:
+                lock(file.fileno())
+                # A process that has made the file, but not yet locked it, has written nothing.
+                if file.read().strip().endswith(f" on {socket.gethostname()}"):
+                    # The lock file is removed last: where processes of that Ray still write, a later start tries again.
+                    shutil.rmtree(folder / "ray", ignore_errors=True)
+                    if not (folder / "ray").exists():
+                        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _nothing(*args: Any, **options: Any) -> None:
@@ -121,17 +151,24 @@ def is_running() -> bool:
 
 
 def stop(remove_logs: bool = False) -> None:
-    """End it; safe to call twice. remove_logs: remove its folder, too, which Ray itself never does."""
-    global _folder
+    """End it; safe to call twice.
+
+    remove_logs: remove its folder, too, which Ray itself never does; else the folder stays, also in later starts.
+    """
+    global _folder, _held
     workers = _workers() if _folder is not None else []
     with contextlib.suppress(Exception):
         ray.shutdown()
     for process in workers:  # without a raylet they only wait, those of own code with threads for ever
         with contextlib.suppress(psutil.Error):
             process.kill()
-    if remove_logs and _folder is not None:
-        shutil.rmtree(_folder, ignore_errors=True)
-    _folder = None
+    if _folder is not None:
+        (_folder / HELD).unlink(missing_ok=True)
+        if remove_logs:
+            shutil.rmtree(_folder, ignore_errors=True)
+    if _held is not None:
+        os.close(_held)
+    _folder = _held = None
     ray_constants.ENABLE_RAY_CLUSTER = True
     set_environment(_before)
     _before.clear()
