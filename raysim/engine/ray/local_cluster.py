@@ -175,11 +175,14 @@ def stop(remove_logs: bool = False) -> None:
 
 
 def _workers() -> list[psutil.Process]:
-    """The processes that the raylet of this process's Ray has started, such as its actors."""
+    """The processes that the raylet of the Ray in `_folder` has started, such as its actors.
+
+    This process may have started another Ray, which the user's own code needs further.
+    """
     found: list[psutil.Process] = []
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process().children():
-            if process.name() == "raylet":
+            if process.name() == "raylet" and any(str(_folder) in word for word in process.cmdline()):
                 found += process.children(recursive=True)
     return found
 

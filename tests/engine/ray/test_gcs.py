@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import ray
 
@@ -59,17 +60,20 @@ def test_a_call_on_a_cluster_waits_for_a_gcs_that_restarts(monkeypatch: pytest.M
     assert not list(answers)
 
 
-def test_a_ray_that_does_not_start_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ray_that_does_not_start_is_one_sentence(ray_session: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def dies(**options: object) -> None:
         raise Exception("The current node timed out during startup.\nMore of it.")
 
     monkeypatch.setattr(ray, "init", dies)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     before = dict(os.environ)
+    agents = [one for one in psutil.Process().children(recursive=True) if "agent" in "".join(one.cmdline())]
     with pytest.raises(RunError, match=r"^Ray did not start on this machine: The current node timed out .*startup\.$"):
         local_cluster.start()
     assert dict(os.environ) == before
     assert not local_cluster.is_running()
+    assert agents  # of the tests' own Ray, which ends without them
+    assert all(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in agents)
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,7 @@ def test_a_start_removes_folders_of_killed_processes_alone(tmp_path: Path, monke
     before = {path.name for path in tmp_path.iterdir()}
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.setattr(ray, "init", lambda **options: None)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
     for remove_logs in (True, False):
         local_cluster.start()
         local_cluster.remove_abandoned(tmp_path)  # as another process does that starts
