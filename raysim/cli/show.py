@@ -146,7 +146,8 @@ def show_preview(found: Preview, loaded: Loaded) -> None:
         Text(
             f"Estimate, from those steps: {found.steps_per_turn:.3g} steps per participant and round, "
             f"{human_seconds(found.round_s)} per round, {human_seconds(found.total_s)} in all on CPUs like this one.\n"
-            f"Not in it: the start ({_start(found, loaded)}), tests, the server's work and messages.\n"
+            f"In it: tests, {human_seconds(found.tests_s)} of one CPU in all. "
+            f"Not in it: the start ({_start(found, loaded)}), the server's work and messages.\n"
             f"Memory: at most {memory / 1024:.1f} GiB ({found.plan.num_actors} actors, server and driver at up to "
             f"{found.process_memory_mb:.0f} MiB each, {found.client_memory_mb:.0f} MiB of client weights, "
             f"{found.samples_mb:.0f} MiB of samples once per node)."

@@ -108,16 +108,21 @@ class Assembly:
     @property
     def schedule(self) -> Schedule:
         """How many rounds there are, with how many participants, and what may fail."""
-        scenario = self.checked.loaded.scenario
-        return Schedule(
-            scenario.rounds,
-            self.checked.participants,
-            scenario.evaluation.every,
-            scenario.failure.max_failed_fraction,
-            scenario.failure.max_attempts,
-            participation=self.checked.participation,
-            global_every=scenario.evaluation.global_every,
-        )
+        return run_schedule(self.checked)
+
+
+def run_schedule(checked: Checked) -> Schedule:
+    """How many rounds a run has, with how many participants, what it tests when, and what may fail."""
+    scenario = checked.loaded.scenario
+    return Schedule(
+        scenario.rounds,
+        checked.participants,
+        scenario.evaluation.every,
+        scenario.failure.max_failed_fraction,
+        scenario.failure.max_attempts,
+        global_every=scenario.evaluation.global_every,
+        participation=checked.participation,
+    )
 
 
 def assemble(checked: Checked, machine: ClusterResources | None = None, *, rounds_left: bool = True) -> Assembly:

@@ -13,9 +13,10 @@ from raysim.common.errors import ScenarioError
 from raysim.core.data import Batch
 from raysim.core.fit import FitJob, fit_one
 from raysim.core.ops import cross_entropy
+from raysim.core.torch_workarounds import set_training
 from raysim.data.datasets import load_dataset, missing
 from raysim.engine.policies.placement import ActorGroup, ClusterResources, Plan, check_fits, make_plan
-from raysim.launch.assemble import attach, check_local, find_machine
+from raysim.launch.assemble import attach, check_local, find_machine, run_schedule
 from raysim.launch.backend_factory import Placement, placement
 from raysim.launch.check import Checked
 from raysim.models.split import example
@@ -32,6 +33,7 @@ class ModelCost:
     clients: int
     params: int
     step_s: float  # one training step of the scenario's batch size, on one thread of this machine's CPU
+    test_s: float  # the test of one sample, likewise
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class Preview:
     samples_per_client: float
     steps_per_turn: float
     turn_s: float  # estimate of one client's local training, on one thread of this machine's CPU
-    round_s: float  # estimate, on this machine's CPU
+    tests_s: float  # estimate of all tests of the run, on one thread of this machine's CPU
+    round_s: float  # estimate of an average round, on this machine's CPU
     total_s: float
     client_memory_mb: float  # weights of all clients
     process_memory_mb: float  # this process after importing what an actor imports
@@ -85,10 +88,14 @@ def preview(checked: Checked) -> Preview:
     pool = (
         dataset.train_size - checked.held_back + (dataset.test_size if checked.split in ("pooled811", "listed") else 0)
     )
-    samples = getattr(checked.partition, "samples_per_client", SPLIT_TRAIN[checked.split] * pool / count)
+    pool_train = SPLIT_TRAIN[checked.split] * pool
+    samples = getattr(checked.partition, "samples_per_client", pool_train / count)
     steps = scenario.training.epochs * samples / scenario.training.batch_size
     turn_s = sum(model.step_s * model.clients for model in models) / count * steps
+    tested = samples * (dataset.train_size - checked.held_back + dataset.test_size - pool_train) / pool_train
+    tests_s = sum(model.test_s * model.clients for model in models) / count * _samples_tested(checked, tested)
     lanes = min(plan.num_actors, machine.cpus, checked.participants)
+    total_s = (turn_s * checked.participants * scenario.rounds + tests_s) / lanes
     return Preview(
         machine=machine,
         plan=plan,
@@ -98,11 +105,24 @@ def preview(checked: Checked) -> Preview:
         samples_per_client=samples,
         steps_per_turn=steps,
         turn_s=turn_s,
-        round_s=turn_s * checked.participants / lanes,
-        total_s=turn_s * checked.participants / lanes * scenario.rounds,
+        tests_s=tests_s,
+        round_s=total_s / scenario.rounds,
+        total_s=total_s,
         client_memory_mb=client_memory_mb(checked),
         process_memory_mb=psutil.Process().memory_info().rss / 2**20,
         samples_mb=samples_mb(checked),
+    )
+
+
+def _samples_tested(checked: Checked, own: float) -> float:
+    """How many samples all tests of a run see. own: the test and validation samples of one client."""
+    scenario, schedule = checked.loaded.scenario, run_schedule(checked)
+    seen = {None: 0.0, "own": own, "whole": own}
+    if scenario.evaluation.global_test:
+        seen["whole"] += checked.dataset.test_size
+    before_round_1 = scenario.clients.number * seen["whole"]
+    return before_round_1 + checked.participants * sum(
+        seen[schedule.coverage(t)] for t in range(1, schedule.rounds + 1)
     )
 
 
@@ -137,6 +157,12 @@ def _measure(checked: Checked, name: str) -> ModelCost:
             start = perf_counter()
             fit_one(FitJob(model, cross_entropy, None, [batch], checked.local))
             step_s = perf_counter() - start
+        set_training(model, False)
+        with torch.inference_mode():
+            for _ in range(2):
+                start = perf_counter()
+                model(batch.x)
+                test_s = (perf_counter() - start) / size
     except (MemoryError, RuntimeError) as error:
         if "allocate memory" not in str(error):  # as Torch says of a CPU
             raise
@@ -147,4 +173,4 @@ def _measure(checked: Checked, name: str) -> ModelCost:
         ) from None
     finally:
         torch.set_num_threads(threads)
-    return ModelCost(name, _clients(checked, name), sum(p.numel() for p in model.parameters()), step_s)
+    return ModelCost(name, _clients(checked, name), sum(p.numel() for p in model.parameters()), step_s, test_s)

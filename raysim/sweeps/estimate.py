@@ -36,7 +36,7 @@ class Cost:
 class Estimator:
     """The costs of a sweep's cells. Cells that differ in the seed alone have the same.
 
-    Seconds: of finished cells, else from training steps that are timed, without tests and the server's work. Bytes: of
+    Seconds: of finished cells, else from training steps and tests that are timed, without the server's work. Bytes: of
     finished cells, else from the first, the middle and the last round, with two participants that train for one epoch.
     """
 
@@ -44,7 +44,7 @@ class Estimator:
     notify: Callable[[str], None] = lambda text: None  # told what is measured, as that takes seconds to minutes
     notes: list[str] = field(default_factory=list)  # why something could not be estimated, a sentence each
     _costs: dict[str, Cost] = field(default_factory=dict)
-    _turns_s: dict[str, float | None] = field(default_factory=dict)
+    _seconds: dict[str, float] = field(default_factory=dict)
 
     def of(self, states: Sequence[CellState]) -> list[Cost]:
         """The cost of each cell."""
@@ -66,11 +66,11 @@ class Estimator:
         try:
             checked = check(placed(cell, self.sweep, ["backend=in_process"]))
             without_method = _key(cell, "algorithm")
-            if without_method not in self._turns_s:
-                self._turns_s[without_method] = preview(checked).turn_s
-            turn_s = self._turns_s[without_method]
-            turns = checked.participants * cell.loaded.scenario.rounds
-            return Cost(None if turn_s is None else turn_s * turns, _probed(checked))
+            if without_method not in self._seconds:
+                shown = preview(checked)
+                turns = checked.participants * cell.loaded.scenario.rounds
+                self._seconds[without_method] = shown.turn_s * turns + shown.tests_s
+            return Cost(self._seconds[without_method], _probed(checked))
         except RaysimError as error:
             self.notes += [text for text in [f"{cell.name}: {error}"] if text not in self.notes]
             return Cost(None, None)

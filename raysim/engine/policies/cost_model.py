@@ -31,7 +31,7 @@ class CostModel:
     def learn(self, reports: Mapping[ClientId, ClientReport], evaluations: Mapping[ClientId, ClientEvaluation]) -> None:
         """Update the means with these client rounds and the tests of their models."""
         for k, report in reports.items():
-            seconds = report.train_s + (evaluations[k].seconds if k in evaluations else 0.0)
+            seconds = report.train_s + (_own_s(evaluations[k]) if k in evaluations else 0.0)
             sample_s = seconds / self._samples(k)
             arch = self.spec.arch(k)
             before = self.sample_s.get(arch, sample_s)
@@ -41,3 +41,9 @@ class CostModel:
         """Samples that pass through the network in a client round, plus one for its fixed cost."""
         spec = self.spec
         return spec.local.epochs * len(spec.train.of(k)) + len(spec.val.of(k)) + len(spec.test.of(k)) + 1
+
+
+def _own_s(one: ClientEvaluation) -> float:
+    """Seconds of the test without its share for the whole published test set, which few rounds may have."""
+    own, everyone = one.local.total + one.val_total, one.everyone.total if one.everyone else 0
+    return one.seconds * own / (own + everyone) if everyone else one.seconds
