@@ -1,8 +1,9 @@
 """The tracker that writes a run to MLflow, from a thread of its own so that no round waits for it.
 
 Importing MLflow takes seconds and is therefore left to that thread. The first database is made there too (see
-`raysim.tracking.database`): a run's first round does not wait for either. The import still takes a CPU and Python's lock:
-the round beside it, mostly the second, takes one to two seconds longer (measured by a later import, which moves them).
+`raysim.tracking.database`): a run's first round does not wait for either. The import still takes a CPU and Python's
+lock: the round beside it, mostly the second, takes one to two seconds longer. An import that began six seconds later
+made the rounds beside it as much longer.
 """
 
 from __future__ import annotations
