@@ -1,0 +1,29 @@
+"""What a client round is expected to take."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from raysim.engine.policies.cost_model import CostModel
+from raysim.engine.records import ClientEvaluation, EvaluationResult
+
+COUNTS = {"train": 8, "val": 1, "test": 10}
+
+
+def spec() -> Any:
+    samples = {name: SimpleNamespace(of=lambda k, n=number: range(n)) for name, number in COUNTS.items()}
+    return SimpleNamespace(arch=lambda k: "cnn", local=SimpleNamespace(epochs=10), **samples)
+
+
+@pytest.mark.parametrize(
+    ("everyone", "expected_s"),
+    [(None, 6.0 + 5.5), (EvaluationResult(0, 99, 0.0), 6.0 + 0.55)],  # 11 of 110 tested samples are the client's own
+)
+def test_tests_on_the_whole_test_set_are_left_out(everyone: EvaluationResult | None, expected_s: float) -> None:
+    model = CostModel(spec())
+    tested = ClientEvaluation(EvaluationResult(0, 10, 0.0), 0, 1, everyone, seconds=5.5)
+    model.learn({3: SimpleNamespace(train_s=6.0)}, {3: tested})  # type: ignore[dict-item]
+    assert model.expected_s(3) == pytest.approx(expected_s)
