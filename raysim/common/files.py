@@ -7,12 +7,15 @@ import errno
 import os
 import re
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import IO
+
+from raysim.common.errors import ScenarioError
 
 fcntl: ModuleType | None
 try:
@@ -55,6 +58,22 @@ def replace(path: Path, write: Callable[[IO[bytes]], object], fsync: bool = True
     with replacing(path, fsync) as file:
         write(file)
     file.close()
+
+
+def refuse_special(path: Path, key: str = "", origin: str = "") -> None:
+    """Raise `ScenarioError` where `path` is a pipe, a socket or a device: reading one may wait or go on for ever.
+
+    Every reader of a file that a user names, or that lies in a folder that a user names, calls this before it opens
+    the file. A missing file passes, since the reader has its own sentence for that, and so does a folder.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return
+    kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+    raise ScenarioError(f"{path} is {kind}, not a regular file; give a regular file", key=key, origin=origin)
 
 
 def reason(error: OSError) -> str:

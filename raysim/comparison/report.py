@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from raysim.common import names
 from raysim.common.errors import ScenarioError
-from raysim.common.files import replace
+from raysim.common.files import refuse_special, replace
 from raysim.common.text import printable
 from raysim.comparison.compare import Comparison, compare
 from raysim.comparison.measures import ACCURACIES, MEASURES
@@ -118,7 +118,9 @@ def _part(source: Path, baseline: str | None) -> Part:
 
 def _about(runs: Sequence[Run]) -> str:
     """The comment that opens the sweep's file, or else the first run's scenario, where it has one."""
+    scenario = runs[0].folder / "scenario.yaml"
+    refuse_special(scenario)
     try:
-        return runs[0].sweep.about if runs[0].sweep else opening_comment(read_text(runs[0].folder / "scenario.yaml"))
+        return runs[0].sweep.about if runs[0].sweep else opening_comment(read_text(scenario))
     except ScenarioError:
         return ""

@@ -39,6 +39,7 @@ class SweepCard:
     def read(cls, folder: Path) -> SweepCard | None:
         """The card in a sweep's folder; None where there is none. Raises `ScenarioError` when it is damaged."""
         path = folder / SWEEP_CARD
+        files.refuse_special(path)
         try:
             return TypeAdapter(cls).validate_json(path.read_bytes(), strict=True)
         except FileNotFoundError:

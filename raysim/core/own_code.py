@@ -28,6 +28,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from raysim.common.errors import ScenarioError
+from raysim.common.files import refuse_special
 from raysim.common.text import cause
 from raysim.core.imports import imports_of
 
@@ -275,6 +276,7 @@ def _with_imports(entry: Path) -> Iterator[tuple[str, SourceFile]]:
         if path in seen:
             continue
         seen.add(path)
+        refuse_special(path)
         try:
             text = path.read_bytes()
             tree = ast.parse(text)

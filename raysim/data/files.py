@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from raysim.common.errors import ScenarioError
+from raysim.common.files import refuse_special
 from raysim.common.text import expanded
 from raysim.data.sources import IMAGE_SUFFIXES, Source, refuse_missing_shards
 from raysim.data.specs import Files
@@ -48,6 +49,7 @@ def place_of(path: str, key: str) -> Path:
 
 def _listed(kind: str, path: str) -> tuple[Path, ...]:
     place, suffixes = place_of(path, "data.path"), SUFFIXES[kind]
+    refuse_special(place, "data.path")
     what = f"{'/'.join(sorted(suffixes))} file"
     if place.is_file() and kind != "images":
         if place.suffix.lower() not in suffixes:
@@ -56,10 +58,17 @@ def _listed(kind: str, path: str) -> tuple[Path, ...]:
     if not place.is_dir():
         state = "which is no folder" if place.exists() else "but there is no such file or folder"
         raise ScenarioError(f"{path} given, {state}", key="data.path")
-    files = (file for file in place.rglob("*") if file.suffix.lower() in suffixes and file.is_file())
-    if not (found := tuple(sorted(file for file in files if not _hidden(file.relative_to(place))))):
+    named = (file for file in place.rglob("*") if file.suffix.lower() in suffixes)
+    if not (found := tuple(sorted(one for one in named if not _hidden(one.relative_to(place)) and _is_regular(one)))):
         raise ScenarioError(f"{path} given, in which there is no {what}", key="data.path")
     return found
+
+
+def _is_regular(path: Path) -> bool:
+    if path.is_file():
+        return True
+    refuse_special(path, "data.path")
+    return False
 
 
 def _hidden(path: Path) -> bool:

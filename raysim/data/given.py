@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from raysim.common.errors import ScenarioError
+from raysim.common.files import refuse_special
 from raysim.data import partition_counts as counts
 from raysim.data.partition_counts import Ints
 from raysim.data.shards import PARTS, Partition, make_shards
@@ -85,6 +86,7 @@ def read_partition(path: str, num_clients: int | None, num_samples: int, label_M
 
     wanted = {"client": pa.int64(), "part": pa.string(), "sample": pa.int64()}
     file = place_of(path, "data.partition.path")
+    refuse_special(file, "data.partition.path")
     try:
         with pq.ParquetFile(file) as whole:
             schema, num_rows = whole.schema_arrow, whole.metadata.num_rows

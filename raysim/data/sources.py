@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from raysim.common.errors import ScenarioError
+from raysim.common.files import refuse_special
 from raysim.common.memory import available_memory
 from raysim.data.specs import DatasetSpec
 
@@ -310,6 +311,7 @@ def _read_folder(spec: DatasetSpec, source: Source) -> Decoded:
 @contextmanager
 def one_sentence(path: Path) -> Iterator[None]:
     """Turn whatever a reader raises about a file into a ScenarioError that names the file."""
+    refuse_special(path)
     try:
         yield
     except ScenarioError:

@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from raysim.common.errors import RunError, ScenarioError
+from raysim.common.files import refuse_special
 from raysim.common.text import is_name, one_line
 from raysim.comparison.sweep_card import SWEEP_CARD
 from raysim.jobs import archive
@@ -106,6 +107,7 @@ def _check_target(target: Path, log: JobLog) -> None:
 def _run_id(folder: Path) -> str | None:
     """The run that a folder holds; None where there is none, or it cannot be read."""
     try:
+        refuse_special(folder / "summary.json")
         return str(json.loads((folder / "summary.json").read_text(encoding="utf-8"))["run_id"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from raysim.common.errors import ScenarioError
-from raysim.common.files import reason
+from raysim.common.files import reason, refuse_special
 from raysim.common.text import expanded
 from raysim.core.fields import Range
 from raysim.core.seeds import seed_for
@@ -76,8 +76,7 @@ def _trace(loaded: Loaded, name: str) -> tuple[dict[str, Floats], str]:
     origin, key, path = loaded.origin, ("system", "trace"), expanded(name)
     given = loaded.scenario.system
     assert given is not None
-    if path.exists() and not path.is_file():  # a device would never end
-        raise origin.error(key, f"{name} given, which is no file; allowed: a CSV or Parquet file")
+    refuse_special(path, ".".join(key), origin.of(key))
     try:
         sha = hashlib.sha256(path.read_bytes()).hexdigest()
         table = _table(path)

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raysim.common.errors import ScenarioError
-from raysim.common.files import lock
+from raysim.common.files import lock, refuse_special
 from raysim.common.results import LOCK, ClientRow
 
 
@@ -99,6 +99,7 @@ def read_summary(folder: Path | str) -> dict[str, Any]:
     try:
         value = _object(path)
         if value.get("status") == "running":
+            refuse_special(Path(folder) / LOCK)
             with contextlib.suppress(OSError), (Path(folder) / LOCK).open("rb") as file:
                 lock(file.fileno(), shared=True)  # an error while the run's process holds it
                 value = _object(path)  # it may have ended between the two looks
@@ -160,6 +161,7 @@ def _checked(table: pa.Table, kinds: Mapping[str, str], path: Path) -> pa.Table:
 
 
 def _object(path: Path) -> dict[str, Any]:
+    refuse_special(path)
     value = json.loads(path.read_text())
     if not isinstance(value, dict):
         raise ValueError(f"it holds a {type(value).__name__} instead of an object")
@@ -168,6 +170,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _parquet(folder: Path, name: str) -> pa.Table:
+    refuse_special(folder / name)
     try:
         with (folder / name).open("rb") as file:
             # Without read-ahead: its threads may outlive the interpreter, and the process then aborts at exit.
@@ -179,6 +182,7 @@ def _parquet(folder: Path, name: str) -> pa.Table:
 
 
 def _stream(path: Path) -> pa.Table:
+    refuse_special(path)
     with path.open("rb") as file:
         try:
             reader = pa.ipc.open_stream(file)

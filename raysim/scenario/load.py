@@ -229,7 +229,7 @@ def _own_code(raw: dict[str, Any], origin: Origin, folders: Sequence[Path]) -> O
             continue
         place = expanded(reference.place)
         places = [path for folder in folders for path in (folder / place, folder / CODE / place.name)]
-        path = next((place for place in places if place.is_file()), None)
+        path = next((place for place in places if place.exists() and not place.is_dir()), None)
         if path is None:
             looked = ", ".join(dict.fromkeys(str(folder.absolute()) for folder in folders))
             raise origin.error(key, f"{holder[at]} given, but there is no such file in {looked}")

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from raysim.common.errors import ScenarioError
+from raysim.common.files import refuse_special
 from raysim.common.text import redacted
 
 MOST_ENTRIES = 1_000_000
@@ -58,6 +59,7 @@ for _tag, _pattern in NUMBERS.items():
 
 def read_text(path: Path) -> str:
     """A scenario file's text. Raises `ScenarioError`."""
+    refuse_special(path)
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:

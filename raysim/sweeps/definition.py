@@ -18,6 +18,7 @@ import yaml
 
 from raysim.common import names
 from raysim.common.errors import ScenarioError
+from raysim.common.files import refuse_special
 from raysim.common.text import is_name
 from raysim.comparison.measures import CURVES
 from raysim.comparison.published import Published
@@ -224,6 +225,7 @@ def _base(raw: Mapping[str, Any], path: Path) -> Path | Mapping[str, Any]:
     if isinstance(base, Mapping):
         return base
     file = path.parent / base
+    refuse_special(file, "base", str(path))
     if not file.is_file():
         raise ScenarioError(
             f"{base} given, but {file} is no file; allowed: a scenario file", key="base", origin=str(path)

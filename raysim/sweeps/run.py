@@ -13,7 +13,7 @@ from typing import Any
 
 from raysim.common import names
 from raysim.common.errors import RaysimError, RunError, ScenarioError
-from raysim.common.files import hold, reason
+from raysim.common.files import hold, reason, refuse_special
 from raysim.common.files import replace as replace_file
 from raysim.common.text import expanded
 from raysim.comparison.compare import compare
@@ -252,8 +252,10 @@ def _ended(outcome: Outcome, cell: Cell, sweep: Sweep, notify: Callable[[str], N
 
 def _already_compared(sweep: Sweep, states: Iterable[CellState]) -> bool:
     done = [str(folder) for folder in _done(states)]
+    compared = sweep.output / COMPARISON / COMPARED
     try:
-        return not done or bool(json.loads((sweep.output / COMPARISON / COMPARED).read_bytes()) == done)
+        refuse_special(compared)
+        return not done or bool(json.loads(compared.read_bytes()) == done)
     except (OSError, ValueError):
         return False
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from raysim.common.errors import ScenarioError
-from raysim.common.files import replace
+from raysim.common.files import refuse_special, replace
 from raysim.report.load import read_summary
 from raysim.sweeps.definition import Cell, Sweep
 
@@ -47,6 +47,7 @@ def state_of(cell: Cell, sweep: Sweep) -> CellState:
     if found:
         return found[-1]
     try:
+        refuse_special(folder / FAILURE)
         reason = str(json.loads((folder / FAILURE).read_text())["reason"])
     except (OSError, ValueError, LookupError, TypeError):
         return CellState(cell, "waiting")
