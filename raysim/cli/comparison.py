@@ -65,7 +65,8 @@ def sweep(
     """Run many scenarios, each once: the cells of a sweep file, or of a scenario and a grid.
 
     The same command again skips cells that are done, resumes those that were cut off and runs the rest. A cell that
-    fails stops no other. Exit code 1: a cell is not done, or the comparison is not written.
+    fails stops no other. Exit code 1: a cell is not done, or the comparison is not written. Exit code 2 of --dry-run: a
+    cell can never run, such as one whose data is damaged; data or weights that are still to be downloaded are noted.
 
     A cell runs whole in a worker process, unless it says `backend: ray` or, in `resources`, how many client actors
     there are to be, or is too large for a worker's share of the memory: then it has client actors, a cell at a time.
@@ -86,6 +87,8 @@ def sweep(
         print_states(states_of(loaded))
         return
     if dry_run:
+        from raysim.common.errors import ScenarioError
+        from raysim.report.units import plural
         from raysim.sweeps.display import print_plan
         from raysim.sweeps.estimate import Estimator
 
@@ -93,6 +96,10 @@ def sweep(
         print_plan(states, estimator.of(states), parallel or os.cpu_count() or 1)
         for note in estimator.notes:
             click.echo(f"note: {note}")
+        if refused := estimator.refused:
+            (name, why), others = next(iter(refused.items())), len(refused) - 1
+            more = f"; {plural(others, 'more variant')} cannot run either, see the notes" if others else ""
+            raise ScenarioError(f"{file}: the cell {name!r} can never run: {why}{more}")
         return
     sys.exit(run_and_show(loaded, parallel, retry_failed))
 

@@ -34,5 +34,9 @@ class ScenarioError(RaysimError, ValueError):
         self.key, self.reason = key, str(reason)
 
 
+class UnavailableError(ScenarioError):
+    """A published data set, or published weights, that this machine lacks: the scenario itself may be right."""
+
+
 class RunError(RaysimError, RuntimeError):
     """A run that had begun could not continue. Exit code 1."""

@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from raysim.common.errors import ScenarioError
+from raysim.common.errors import ScenarioError, UnavailableError
 from raysim.common.folders import cache_root
 from raysim.common.text import expanded
 from raysim.core.own_code import named
@@ -135,7 +135,7 @@ def load_dataset(
             return _load(spec, source)
     variable = os.environ.get("RAYSIM_DATA")
     in_variable = f" in {variable}, which RAYSIM_DATA names," if variable else ""
-    raise ScenarioError(
+    raise UnavailableError(
         f"{name} was not found{in_variable} and {problem}: give its folder as data.root, or in the environment "
         f"variable RAYSIM_DATA, or put it into {_download_folder()}"
         f"{' on a connected machine, where it downloads by itself' if spec.torchvision else ''}; "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raysim.common.errors import RunError, ScenarioError
+from raysim.common.errors import RunError, ScenarioError, UnavailableError
 from raysim.common.inputs import image
 from raysim.common.text import expanded, holds_secret, quoted
 from raysim.core.own_code import FAILURES, failing, named, where
@@ -155,7 +155,8 @@ def check(loaded: Loaded) -> Checked:
             dataset.name,
         )
     except ScenarioError as error:
-        raise (origin.error(tuple(error.key.split(".")), error.reason) if error.key else error) from None
+        key = tuple(error.key.split("."))
+        raise (origin.error(key, error.reason, kind=type(error)) if error.key else error) from None
     participants = cohort_size(clients.participation, clients.number)
     if participants < 1:
         raise origin.error(
@@ -238,6 +239,8 @@ def check(loaded: Loaded) -> Checked:
     if loaded.declared.checks:
         try:
             loaded.algorithm.check(checked.task)
+        except UnavailableError as error:
+            raise origin.error(("algorithm",), str(error), kind=UnavailableError) from None
         except ValueError as error:
             raise origin.error(("algorithm",), str(error)) from None
         except FAILURES as error:

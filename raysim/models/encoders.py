@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raysim.common.errors import ScenarioError
+from raysim.common.errors import ScenarioError, UnavailableError
 from raysim.common.inputs import Kind
 from raysim.core.algorithm import pixels
 
@@ -54,7 +54,7 @@ def build_encoder(name: str, kind: Kind = "image") -> Encoder:
         raise ScenarioError(f"encoder: {name!r} given; allowed: {', '.join(ENCODERS)}")
     file = weights_file()
     if not file.is_file():
-        raise ScenarioError(
+        raise UnavailableError(
             f"encoder: mobilenet_v3_small given, but there are no weights at {file}; allowed: pixels, or {_URL} put "
             "there"
         )

@@ -93,10 +93,10 @@ class Origin:
     def _set(self, key: Key) -> Key | None:
         return next((path for path in reversed(list(self.sets)) if key[: len(path)] == path), None)
 
-    def error(self, key: Key, text: str, cause: Key = ()) -> ScenarioError:
+    def error(self, key: Key, text: str, cause: Key = (), kind: type[ScenarioError] = ScenarioError) -> ScenarioError:
         """The one sentence about a key. cause: another key that it clashes with, named where a `--set` gave that."""
         origin = self.of(cause if cause and self._set(cause) else key)
-        return ScenarioError(text, key=cut(" ".join(".".join(key).split())) or "scenario", origin=origin)
+        return kind(text, key=cut(" ".join(".".join(key).split())) or "scenario", origin=origin)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from raysim.common.errors import RaysimError
+from raysim.common.errors import RaysimError, ScenarioError, UnavailableError
 from raysim.data.datasets import missing
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.run import run_round, sample
@@ -43,6 +43,7 @@ class Estimator:
     sweep: Sweep
     notify: Callable[[str], None] = lambda text: None  # told what is measured, as that takes seconds to minutes
     notes: list[str] = field(default_factory=list)  # why something could not be estimated, a sentence each
+    refused: dict[str, str] = field(default_factory=dict)  # name of a cell that can never run -> why, of each variant
     _costs: dict[str, Cost] = field(default_factory=dict)
     _seconds: dict[str, float] = field(default_factory=dict)
 
@@ -72,6 +73,8 @@ class Estimator:
                 self._seconds[without_method] = shown.turn_s * turns + shown.tests_s
             return Cost(self._seconds[without_method], _probed(checked))
         except RaysimError as error:
+            if isinstance(error, ScenarioError) and not isinstance(error, UnavailableError):
+                self.refused[cell.name] = str(error)
             self.notes += [text for text in [f"{cell.name}: {error}"] if text not in self.notes]
             return Cost(None, None)
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from tests.cli.command import run
 from tests.comparison.runs import make_run
 from tests.conftest import REPOSITORY
+from tests.data.own import scenario
+from tests.engine.scenarios import digits
 
 QUICKSTART = str(REPOSITORY / "scenarios" / "quickstart.yaml")
 
@@ -23,6 +27,42 @@ def test_a_dry_run_lists_cells(capfd: pytest.CaptureFixture[str], workplace: Pat
     assert [line[35:44].strip() for line in cells] == ["309 KiB", "309 KiB", "0 B", "0 B"]
     assert counted == "4 waiting" and total.startswith("about ") and total.endswith(" at a time")
     assert not list(workplace.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("base", "values", "sentence"),
+    [
+        ({}, [5000, 8], "5000 given, but digits has 1797 samples to deal"),
+        (scenario({"name": "csv", "path": "none.csv"}), [2], "none.csv given, but there is no such file or folder"),
+    ],
+    ids=["clients", "data"],
+)
+def test_a_dry_run_refuses_a_cell_that_can_never_run(
+    capfd: pytest.CaptureFixture[str], workplace: Path, base: dict[str, Any], values: list[int], sentence: str
+) -> None:
+    Path("sweep.yaml").write_text(yaml.safe_dump({"base": base or digits(), "grid": {"clients.count": values}}))
+    code, out, err = run(capfd, "sweep", "sweep.yaml", "--dry-run")
+    name = f"clients.count={values[0]}"
+    (last,) = [line for line in err.splitlines() if not line.startswith("measuring")]
+    assert code == 2 and last.startswith(f"raysim: sweep.yaml: the cell '{name}' can never run: ")
+    assert sentence in last and f"note: {name}: " in out
+
+
+def test_a_dry_run_notes_what_is_to_be_downloaded(
+    capfd: pytest.CaptureFixture[str], workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(workplace / "hub"))  # without weights
+    monkeypatch.setenv("RAYSIM_CACHE", str(workplace / "cache"))  # without data
+    monkeypatch.delenv("RAYSIM_DATA", raising=False)
+    runs = {
+        "data": ["data.name=tiny_imagenet", "clients.models=[resnet18]"],
+        "users": ["data={name: femnist, partition: {name: natural}}", "clients.count=auto", "clients.models=[cnn1]"],
+        "weights": ["algorithm={name: fedcache, encoder: mobilenet_v3_small}"],
+    }
+    Path("sweep.yaml").write_text(yaml.safe_dump({"base": digits(), "runs": runs}))
+    code, out, err = run(capfd, "sweep", "sweep.yaml", "--dry-run")
+    assert code == 0, err
+    assert [line.split(":")[1] for line in out.splitlines() if line.startswith("note")] == [f" {one}" for one in runs]
 
 
 @pytest.mark.parametrize(
