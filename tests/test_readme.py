@@ -1,4 +1,4 @@
-"""What README and docs show is true: the README's Python runs, all commands parse, its door is the whole door."""
+"""What README and docs show is true: their Python runs, all commands parse, and `raysim` has the names it lists."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from tests.conftest import REPOSITORY
 from tests.structure import files
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+GUIDE = (REPOSITORY / "docs" / "guide.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str, text: str = README) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+def blocks(language: str, text: str) -> list[str]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [block for of, block in found if of == language]
 
 
 PAGES = [README, *(path.read_text(encoding="utf-8") for path in sorted((REPOSITORY / "docs").glob("*.md")))]
@@ -26,24 +28,50 @@ COMMANDS = [
     line.split(" #")[0].strip()
     for page in PAGES
     for block in blocks("", page)
-    for line in block.splitlines()
+    for line in block.replace("\\\n", " ").splitlines()
     if line.startswith("raysim ") and not line.startswith("raysim: ")
 ]
 
 
-def test_the_python_runs(workplace: Path) -> None:
+def test_the_python_of_the_readme(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (workplace / "scenarios").symlink_to(REPOSITORY / "scenarios")
-    launching, reading = blocks("python")
+    launching, method = blocks("python", README)
     names: dict[str, Any] = {}
     exec(compile(launching, "README.md", "exec"), names)
+    assert names["result"].summary["rounds"] == 3
+    printed = f"{names['result'].rounds['accuracy/all'].max()} "
+    assert printed in capsys.readouterr().out
+    assert (REPOSITORY / "algorithms" / "lg_fedavg.py").read_text(encoding="utf-8").endswith(method)
+
+
+def test_the_python_of_the_guide(workplace: Path) -> None:
+    (workplace / "scenarios").symlink_to(REPOSITORY / "scenarios")
+    launching, reading = blocks("python", GUIDE)
+    names: dict[str, Any] = {}
+    exec(compile(launching, "guide.md", "exec"), names)
     summary = names["result"].summary
     assert summary["rounds"] == 3
     reading = re.sub(r'"runs/quickstart/[\w-]+"', repr(str(names["result"].folder)), reading)
-    exec(compile(reading, "README.md", "exec"), names)
+    exec(compile(reading, "guide.md", "exec"), names)
     assert names["curve"]["comm/total_bytes"].tolist()[0] == 0
     accuracy = names["last"]["accuracy"]
     assert accuracy.mean() == pytest.approx(summary["final"]["accuracy/all"])
     assert accuracy.std(ddof=0) == pytest.approx(summary["final"]["accuracy/all_std"])
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.split()) <= 700
+
+
+def test_the_results_in_the_readme_are_measured() -> None:
+    measured = (REPOSITORY / "docs" / "results.md").read_text(encoding="utf-8")
+    shown = [line.strip("| \n").split(" | ") for line in README.splitlines() if line.startswith("| ")][2:]
+    assert len(shown) == 5
+    for method, accuracy, difference in shown:
+        assert any(
+            line.startswith(f"| {method} |") and f"| {accuracy} | {difference} |" in line
+            for line in measured.splitlines()
+        )
 
 
 def test_there_are_commands() -> None:
@@ -60,8 +88,8 @@ def test_commands_parse(command: str) -> None:
 
 
 def test_the_sentence_about_a_typo_is_the_real_one(capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    shown = next(line for line in README.splitlines() if line.startswith("raysim: "))
-    typed = next(line for line in README.splitlines() if line.startswith("$ raysim "))
+    shown = next(line for line in GUIDE.splitlines() if line.startswith("raysim: "))
+    typed = next(line for line in GUIDE.splitlines() if line.startswith("$ raysim "))
     monkeypatch.chdir(REPOSITORY)
     from raysim.cli.main import main
 
