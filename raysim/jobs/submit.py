@@ -6,7 +6,6 @@ import os
 import re
 import secrets
 import shlex
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raysim.common.errors import RunError, ScenarioError
+from raysim.common.temporary import temporary_folder
 from raysim.core.own_code import OwnCode
 from raysim.jobs.cluster import KIND, Cluster, NoAnswerError, NotReadyError
 from raysim.jobs.stage import stage
@@ -134,8 +134,8 @@ def submit(
     if any(job == known.submission_id for known in cluster.call("list_jobs")):
         raise ScenarioError(f"--id: {job} is taken by another job at {shown(cluster.address)}; choose another")
     variables, notes = environment(env, cluster.address)
-    with tempfile.TemporaryDirectory(prefix="raysim-submit-") as folder:
-        name = stage(work.sweep or [file for file in (work.scenario,) if file is not None], Path(folder), work.own_code)
+    with temporary_folder("submit-") as folder:
+        name = stage(work.sweep or [file for file in (work.scenario,) if file is not None], folder, work.own_code)
         _submit_when_ready(
             cluster,
             notify,
@@ -143,7 +143,7 @@ def submit(
             entrypoint=f"exec {shlex.join(_words(name, work))}",
             submission_id=job,
             metadata={KIND: Versions.here().raysim, **work.facts},
-            runtime_env={"working_dir": folder, "env_vars": variables},
+            runtime_env={"working_dir": str(folder), "env_vars": variables},
         )
     return notes
 

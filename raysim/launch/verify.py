@@ -7,10 +7,10 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
+from raysim.common.temporary import temporary_folder
 from raysim.engine.backend import Backend
 from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import open_storage
@@ -108,7 +108,7 @@ def _traced(
     spec, schedule = assembly.spec, assembly.schedule
     trace = Trace(variation)
     began = perf_counter()
-    with TemporaryDirectory(prefix="raysim-verify-") as folder, contextlib.ExitStack() as closing:
+    with temporary_folder("verify-") as folder, contextlib.ExitStack() as closing:
         limits = state_limits(checked)
         backend: Backend = InProcessBackend(limits=limits)
         if variation.actors is not None:

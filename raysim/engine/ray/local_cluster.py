@@ -12,7 +12,6 @@ import contextlib
 import os
 import secrets
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +25,8 @@ from ray._private.node import Node
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
 from raysim.common.errors import RunError, ScenarioError
-from raysim.common.files import hold, lock, reason
+from raysim.common.files import reason
+from raysim.common.temporary import HELD, make_folder
 
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """With "0" in this variable Ray takes 127.0.0.1 for this machine's address, as it does by default on a Mac: its one
@@ -42,9 +42,6 @@ each of ten attempts, and in every other start one of them comes too early for t
 NODE_WAIT_S = 30.0
 """How long Ray's node may take to appear, before Ray's own wait says what is wrong."""
 
-HELD = ".held"
-"""A file in the folder of a Ray, which the process that started it has locked as long as it lives."""
-
 _before: dict[str, str | None] = {}  # the environment variables before `start`
 _folder: Path | None = None  # of the Ray that runs
 _held: int | None = None  # the descriptor of its lock
@@ -58,13 +55,10 @@ def start(**options: Any) -> None:
     global _folder, _held
     # Only the owner can enter this folder; in it is one that Ray opens to all users.
     try:
-        folder = Path(tempfile.mkdtemp(prefix="raysim-", dir=os.environ.get("RAY_TMPDIR")))
-        _held = hold(folder / HELD)
+        _folder, _held = make_folder(place=os.environ.get("RAY_TMPDIR"))
     except OSError as error:
         place = f"RAY_TMPDIR ({os.environ['RAY_TMPDIR']})" if "RAY_TMPDIR" in os.environ else tempfile.gettempdir()
         raise ScenarioError(f"{place}: Ray's folder cannot be made there: {reason(error)}; set RAY_TMPDIR") from None
-    _folder = folder
-    remove_abandoned(folder.parent)
     variables = {LOOPBACK: "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     variables |= {name: os.environ.get(name, value) for name, value in {TASK_EVENTS: "0", **QUICK}.items()}
     _before.update({name: os.environ.get(name) for name in variables})
@@ -78,28 +72,6 @@ def start(**options: Any) -> None:
         if isinstance(error, Exception):
             raise RunError(f"Ray did not start on this machine: {[*str(error).splitlines(), ''][0]}") from error
         raise
-
-
-def remove_abandoned(place: Path) -> None:
-    """Remove this user's folders of Rays in `place` whose process was killed, and so could not remove them.
-
-    The system ends a process's lock with the process, so no process of another boot, or with the same number, is taken
-    for it. The lock may be unknown on another machine that shares the disk: only folders of this machine are removed.
-    """
-    if os.name == "nt":
-        return
-    for folder in place.glob("raysim-*"):
-        with contextlib.suppress(OSError, UnicodeDecodeError):  # no lock file, or its process lives
-            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-                continue
-            with (folder / HELD).open(encoding="utf-8") as file:
-                lock(file.fileno())
-                # A process that has made the file, but not yet locked it, has written nothing.
-                if file.read().strip().endswith(f" on {socket.gethostname()}"):
-                    # The lock file is removed last: where processes of that Ray still write, a later start tries again.
-                    shutil.rmtree(folder / "ray", ignore_errors=True)
-                    if not (folder / "ray").exists():
-                        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _nothing(*args: Any, **options: Any) -> None:

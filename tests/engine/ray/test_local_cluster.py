@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from raysim.common.files import hold
+from raysim.common.temporary import remove_abandoned
 from tests.conftest import REPOSITORY
 
 pytestmark = pytest.mark.ray
@@ -139,14 +140,14 @@ def test_a_start_removes_folders_of_killed_processes_alone(tmp_path: Path, monke
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     for remove_logs in (True, False):
         local_cluster.start()
-        local_cluster.remove_abandoned(tmp_path)  # as another process does that starts
+        remove_abandoned(tmp_path)  # as another process does that starts
         folder = local_cluster._folder
         assert folder is not None and folder.exists()
         local_cluster.stop(remove_logs)
         assert folder.exists() != remove_logs
     assert {path.name for path in tmp_path.iterdir()} == before - {"raysim-dead"} | {folder.name}
-    local_cluster.remove_abandoned(tmp_path)
+    remove_abandoned(tmp_path)
     assert folder.exists()  # with the logs of a run that failed
     os.close(living)
-    local_cluster.remove_abandoned(tmp_path)
+    remove_abandoned(tmp_path)
     assert not (tmp_path / "raysim-living").exists()
