@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from raysim.cli.options import ADDRESS, SETS
+from raysim.cli.output import echo
 
 
 def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, list[Any]]:
@@ -92,10 +93,10 @@ def sweep(
         from raysim.sweeps.display import print_plan
         from raysim.sweeps.estimate import Estimator
 
-        estimator, states = Estimator(loaded, partial(click.echo, err=True)), states_of(loaded)
+        estimator, states = Estimator(loaded, partial(echo, err=True)), states_of(loaded)
         print_plan(states, estimator.of(states), parallel or os.cpu_count() or 1)
         for note in estimator.notes:
-            click.echo(f"note: {note}")
+            echo(f"note: {note}")
         if refused := estimator.refused:
             (name, why), others = next(iter(refused.items())), len(refused) - 1
             more = f"; {plural(others, 'more variant')} cannot run either, see the notes" if others else ""
@@ -139,7 +140,7 @@ def compare(runs: tuple[str, ...], targets: tuple[float, ...], baseline: str | N
 
         folder = Path(output)
         for path in [*write_tables(found, folder), *draw(found, folder)]:
-            click.echo(path)
+            echo(path)
 
 
 @click.command()
@@ -159,7 +160,7 @@ def report(runs: tuple[str, ...], baseline: str | None, output: str) -> None:
     from raysim.comparison.report import report as write
 
     try:
-        click.echo(write(*_folders(runs), output=output, baseline=baseline))
+        echo(write(*_folders(runs), output=output, baseline=baseline))
     except OSError as error:
         raise RunError(f"-o: {output} cannot be written: {(error.strerror or str(error)).lower()}") from None
 

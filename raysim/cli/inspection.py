@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from raysim.cli.output import echo
+
 if TYPE_CHECKING:
     from raysim.inspection.attack import Convention
     from raysim.inspection.transmission import Knowledge
@@ -49,7 +51,7 @@ def tsne(runs: tuple[str, ...], clients: list[int], part: str, seed: int, output
     """
     from raysim.inspection.tsne import draw_tsne
 
-    click.echo(draw_tsne(runs, clients, part, output, seed))
+    echo(draw_tsne(runs, clients, part, output, seed))
 
 
 @click.command()
@@ -101,16 +103,16 @@ def attack(
         knowledge=knowledge,
         convention=convention,
         seed=seed,
-        progress=lambda done: click.echo(f"image {done} of {pairs}", err=True),
+        progress=lambda done: echo(f"image {done} of {pairs}", err=True),
     )
-    click.echo("client  sample  PSNR dB  left of what was seen")
+    echo("client  sample  PSNR dB  left of what was seen")
     for one, value in zip(found.images, found.psnrs, strict=True):
-        click.echo(f"{one.client:6d}  {one.sample:6d}  {value:7.2f}  {one.distance:.1e}")
+        echo(f"{one.client:6d}  {one.sample:6d}  {value:7.2f}  {one.distance:.1e}")
     when = f"round {found.round}, from the state after {found.round - 1}"
-    click.echo(f"{found.run}, {when}, {found.knowledge} attacker, {len(found.images)} images")
-    click.echo(f"reconstructions      {found.mean:6.2f} dB")
-    click.echo(f"no information: two unrelated images {found.unrelated:.2f} dB, random pixels {found.start:.2f} dB")
-    click.echo(draw_attack(found, output))
+    echo(f"{found.run}, {when}, {found.knowledge} attacker, {len(found.images)} images")
+    echo(f"reconstructions      {found.mean:6.2f} dB")
+    echo(f"no information: two unrelated images {found.unrelated:.2f} dB, random pixels {found.start:.2f} dB")
+    echo(draw_attack(found, output))
 
 
 @click.command()
@@ -133,16 +135,14 @@ def tree(run: str, sample: int, output: str) -> None:
 
     picture_file(output)
     found = sample_tree(run, sample)
-    click.echo(f"{found.run.name}, after round {found.round}: sample {sample} of client {found.client}, {found.label}")
+    echo(f"{found.run.name}, after round {found.round}: sample {sample} of client {found.client}, {found.label}")
     if not found.clusters:
-        click.echo("no cluster: it is still alone at the top, and its own logits teach it")
+        echo("no cluster: it is still alone at the top, and its own logits teach it")
     else:
-        click.echo("cluster  samples  clients  mean logits say  classes")
+        echo("cluster  samples  clients  mean logits say  classes")
     for level, cluster in enumerate(found.clusters, 1):
-        click.echo(
-            f"{level:7d}  {len(cluster.samples):7d}  {cluster.clients:7d}  {cluster.predicted:<15}  {cluster.named}"
-        )
-    click.echo(draw_tree(found, output))
+        echo(f"{level:7d}  {len(cluster.samples):7d}  {cluster.clients:7d}  {cluster.predicted:<15}  {cluster.named}")
+    echo(draw_tree(found, output))
 
 
 COMMANDS = (tsne, attack, tree)

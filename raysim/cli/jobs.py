@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from raysim.cli.output import echo
+
 if TYPE_CHECKING:
     from raysim.jobs.cluster import Cluster
     from raysim.jobs.watch import Job
@@ -136,17 +138,17 @@ def submit(
     work = Work(None if scenario is None else Path(scenario), sets, run_, facts, code_changed, files, own_code)
 
     def show(note: str) -> None:
-        click.echo(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)
 
     for note in (*cluster.notes, *submit_job(cluster, work, variables, job, show)):
         show(note)
-    click.echo(f"submitted {job}", err=wait)
+    echo(f"submitted {job}", err=wait)
     if not wait:
         rest = _rest(address)
-        click.echo(f"  follow  raysim logs {job} --follow{rest}")
-        click.echo(f"  status  raysim status {job}{rest}")
-        click.echo(f"  stop    raysim stop {job}{rest}")
-        click.echo(f"  fetch   raysim fetch {job}{rest}")
+        echo(f"  follow  raysim logs {job} --follow{rest}")
+        echo(f"  status  raysim status {job}{rest}")
+        echo(f"  stop    raysim stop {job}{rest}")
+        echo(f"  fetch   raysim fetch {job}{rest}")
         return
     ended = _follow(cluster, job)
     if ended.code:
@@ -166,7 +168,7 @@ def status(job: str, address: str | None) -> None:
     from raysim.jobs.watch import look
 
     found, report = look(_cluster(address), job)
-    click.echo(_columns(_status_rows(found, report)))
+    echo(_columns(_status_rows(found, report)))
 
 
 @click.command()
@@ -185,7 +187,7 @@ def logs(job: str, follow: bool, address: str | None) -> None:
         _follow(cluster, job)
         return
     cluster.info(job)
-    click.echo(visible(cluster.log(job)), nl=False)
+    echo(visible(cluster.log(job)), nl=False)
 
 
 @click.command()
@@ -203,18 +205,18 @@ def stop(job: str, address: str | None) -> None:
     cluster = _cluster(address)
     before, _ = look(cluster, job)
     if before.ended:
-        click.echo(f"{job} had ended already: {before.state}")
+        echo(f"{job} had ended already: {before.state}")
         return
     stop_job(cluster, job)
     after, report = look(cluster, job)
     if not report.run_folder:
-        click.echo(f"{job}: {after.state}; its run had not begun")
+        echo(f"{job}: {after.state}; its run had not begun")
         return
     rounds = report.summary.get("rounds")
     kept = f"{rounds} rounds are kept" if isinstance(rounds, int) else "what was done is kept"
-    click.echo(f"{job}: {after.state}; {kept} in {report.run_folder}")
-    click.echo(f"  fetch   raysim fetch {job}{_rest(address)}")
-    click.echo(f"  resume  raysim submit --resume {job}{_rest(address)}")
+    echo(f"{job}: {after.state}; {kept} in {report.run_folder}")
+    echo(f"  fetch   raysim fetch {job}{_rest(address)}")
+    echo(f"  resume  raysim submit --resume {job}{_rest(address)}")
 
 
 @click.command()
@@ -226,12 +228,12 @@ def jobs(address: str | None) -> None:
 
     found = [Job.of(info) for info in _cluster(address).jobs()]
     if not found:
-        click.echo("no jobs")
+        echo("no jobs")
         return
     rows = [
         (job.id, job.state, job.name, job.algorithm, _when(job.began_s), human_seconds(job.seconds)) for job in found
     ]
-    click.echo(_columns([("id", "state", "scenario", "algorithm", "submitted", "time"), *rows]))
+    echo(_columns([("id", "state", "scenario", "algorithm", "submitted", "time"), *rows]))
 
 
 @click.command()
@@ -251,7 +253,7 @@ def fetch(job: str, output: str | None, checkpoints: bool, address: str | None) 
     from raysim.jobs.fetch import fetch as fetch_folder
 
     target, count = fetch_folder(_cluster(address), job, None if output is None else Path(output), checkpoints)
-    click.echo(f"{target}: {count} files")
+    echo(f"{target}: {count} files")
 
 
 def _rest(address: str | None) -> str:
@@ -270,12 +272,12 @@ def _follow(cluster: Cluster, job: str) -> Job:
 
     def write(text: str) -> None:
         if text:
-            click.echo(text, nl=False)
+            echo(text, nl=False)
 
     try:
         return follow(cluster, job, write)
     except KeyboardInterrupt:
-        click.echo(f"{job} continues without being watched (raysim stop {job} ends it)", err=True)
+        echo(f"{job} continues without being watched (raysim stop {job} ends it)", err=True)
         sys.exit(130)
 
 
@@ -285,9 +287,7 @@ def _print_end(cluster: Cluster, job: Job) -> None:
 
     _, report = look(cluster, job.id)
     if not report.problem:
-        click.echo(
-            f"raysim: {job.id}: {job.state}: {'stopped' if job.state == 'STOPPED' else why(job, report)}", err=True
-        )
+        echo(f"raysim: {job.id}: {job.state}: {'stopped' if job.state == 'STOPPED' else why(job, report)}", err=True)
 
 
 def _status_rows(job: Job, report: Any) -> list[tuple[str, str]]:

@@ -21,6 +21,7 @@ from raysim.cli.inspection import COMMANDS as INSPECTION_COMMANDS
 from raysim.cli.jobs import CODE_CHANGED
 from raysim.cli.jobs import COMMANDS as JOB_COMMANDS
 from raysim.cli.options import ADDRESS, SCENARIO, SETS
+from raysim.cli.output import echo, show_error
 from raysim.cli.starting import COMMANDS as STARTING_COMMANDS
 from raysim.common.errors import RaysimError
 from raysim.common.files import reason
@@ -154,7 +155,7 @@ def verify(scenario: str, sets: tuple[str, ...], actors: str, kill: bool) -> Non
     numbers = [int(part) for part in actors.split(",") if part.strip().isdigit() and int(part) > 0]
     if len(numbers) != len(actors.split(",")):
         raise click.BadParameter(f"{actors!r} given; allowed: numbers from 1 on, with commas", param_hint="--actors")
-    traces = compare(load_scenario(scenario, sets), numbers, kill, lambda text: click.echo(text, err=True))
+    traces = compare(load_scenario(scenario, sets), numbers, kill, lambda text: echo(text, err=True))
     show_traces(traces)
     sys.exit(1 if any(trace.difference for trace in traces) else 0)
 
@@ -182,12 +183,12 @@ def validate(scenario: str, sets: tuple[str, ...]) -> None:
     except _WouldRunError as error:
         verdict = f"not checked further, as that runs {error}; `raysim launch {scenario} --dry-run` does"
     if loaded is not None:
-        click.echo(loaded.resolved_yaml(), nl=False)
+        echo(loaded.resolved_yaml(), nl=False)
         if loaded.own_code.files:
-            click.echo(f"note: it runs code from {', '.join(loaded.own_code.paths)}", err=True)
+            echo(f"note: it runs code from {', '.join(loaded.own_code.paths)}", err=True)
     for warning in warnings:
-        click.echo(f"note: {warning}", err=True)
-    click.echo(f"{scenario}: {verdict}", err=True)
+        echo(f"note: {warning}", err=True)
+    echo(f"{scenario}: {verdict}", err=True)
 
 
 class _WouldRunError(Exception):
@@ -204,7 +205,7 @@ _announced: set[str] = set()
 def _announce(places: Sequence[str]) -> None:
     if new := [place for place in places if place not in _announced]:
         _announced.update(new)
-        click.echo(f"raysim: running code from {', '.join(new)}", err=True)
+        echo(f"raysim: running code from {', '.join(new)}", err=True)
 
 
 @cli.command("list")
@@ -252,7 +253,7 @@ def schema(output: str | None) -> None:
 
     text = json.dumps(scenario_schema(NAMED), indent=2) + "\n"
     if output is None:
-        click.echo(text, nl=False)
+        echo(text, nl=False)
     else:
         from pathlib import Path
 
@@ -292,7 +293,7 @@ def completion(shell: str) -> None:
 
     found = get_completion_class(shell)
     assert found is not None
-    click.echo(found(cli, {}, "raysim", "_RAYSIM_COMPLETE").source())
+    echo(found(cli, {}, "raysim", "_RAYSIM_COMPLETE").source())
 
 
 def _attach(address: str | None) -> None:
@@ -306,7 +307,7 @@ def _close(summary: Mapping[str, Any], uri: str | None) -> None:
     from raysim.report.table import print_closing_table
 
     print_closing_table(summary)
-    click.echo(f"See it in the browser:  {_ui_line(uri)}")
+    echo(f"See it in the browser:  {_ui_line(uri)}")
 
 
 def _ui_line(uri: str | None) -> str:
@@ -327,7 +328,7 @@ def _exit_for_defect(error: BaseException, args: Sequence[str] | None) -> NoRetu
     """Leave with what is said of an exception that raysim should have caught."""
     from raysim.cli.unexpected import EXIT_CODE, describe_unexpected
 
-    click.echo(describe_unexpected(error, sys.argv[1:] if args is None else args), err=True)
+    echo(describe_unexpected(error, sys.argv[1:] if args is None else args), err=True)
     sys.exit(EXIT_CODE)
 
 
@@ -339,16 +340,16 @@ def main(args: Sequence[str] | None = None) -> Any:
         with own_code.listening(_announce):
             cli.main(args=None if args is None else list(args), prog_name="raysim", standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):
-        click.echo("raysim: stopped", err=True)
+        echo("raysim: stopped", err=True)
         sys.exit(130)
     except click.ClickException as error:
-        error.show()
+        show_error(error)
         sys.exit(error.exit_code)
     except RaysimError as error:
         trace = getattr(error, "trace", "")
         if trace:
-            click.echo(trace, err=True)
-        click.echo(f"raysim: {error}", err=True)
+            echo(trace, err=True)
+        echo(f"raysim: {error}", err=True)
         sys.exit(error.exit_code)
     except SystemExit:
         raise
@@ -356,7 +357,7 @@ def main(args: Sequence[str] | None = None) -> Any:
         if error.filename is None:
             _exit_for_defect(error, args)
         # A file or folder that the user named: it does not exist, its name is too long, it cannot be written.
-        click.echo(f"raysim: {sentence(str(error.filename))}: {reason(error)}; give another file or folder", err=True)
+        echo(f"raysim: {sentence(str(error.filename))}: {reason(error)}; give another file or folder", err=True)
         sys.exit(2)
     except BaseException as error:  # a user's own exceptions need not be of `Exception`
         _exit_for_defect(error, args)

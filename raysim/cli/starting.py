@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from raysim.cli.output import echo
 from raysim.common.errors import ScenarioError
 
 SCENARIO = """# The {kind} of {name}.py:
@@ -98,8 +99,8 @@ def init(folder: Path) -> None:
     if folder.exists():
         raise ScenarioError(f"{folder} exists already; give another folder")
     shutil.copytree(Path(str(raysim.__file__)).parent / "scenarios", folder)
-    click.echo(f"{sum(1 for _ in folder.rglob('*.yaml'))} scenarios and sweeps in {folder}; a first run:")
-    click.echo(f"    raysim launch {folder / 'quickstart.yaml'}")
+    echo(f"{sum(1 for _ in folder.rglob('*.yaml'))} scenarios and sweeps in {folder}; a first run:")
+    echo(f"    raysim launch {folder / 'quickstart.yaml'}")
 
 
 @click.command()
@@ -133,8 +134,8 @@ def new(kind: str, name: str) -> None:
     ]
     for file, text in zip(files, texts, strict=True):
         file.write_text(text, encoding="utf-8")
-        click.echo(f"wrote {file}")
-    click.echo(f"    raysim launch {name}.yaml")
+        echo(f"wrote {file}")
+    echo(f"    raysim launch {name}.yaml")
 
 
 COMMANDS = (init, new)

@@ -107,3 +107,11 @@ def test_damaged_run_folders(what: str, copy: Path, capfd: pytest.CaptureFixture
 def test_numbers_beyond_floats_are_compared(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
     change_column(copy, "rounds.parquet", "accuracy/jain", 2**60)
     assert run(capfd, "compare", "copy")[0] == 0
+
+
+def test_what_is_printed_moves_no_cursor(workplace: Path, copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    hostile = "\x1b[2J\u2066x.html"
+    code, out, _ = run(capfd, "report", "copy", "-o", hostile)
+    assert (code, out) == (0, "x.html\n") and (workplace / hostile).is_file()
+    code, _, err = run(capfd, "list", "all", hostile)
+    assert code == 2 and "Got unexpected extra argument (x.html)" in err
