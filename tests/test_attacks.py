@@ -12,6 +12,7 @@ from tests.attacks import run_folders
 from tests.attacks.data_files import DataAttack
 from tests.attacks.harness import attack
 from tests.attacks.job_logs import attack_job
+from tests.attacks.names import NamesAttack
 from tests.attacks.own_code import OwnCodeAttack
 from tests.attacks.run_folders import FolderAttack
 
@@ -48,6 +49,13 @@ def test_own_code(tmp_path: Path) -> None:
     assert not outcome.failures, outcome.failures[0]
     assert outcome.codes[2]
     assert outcome.grown_mib < MIB
+
+
+def test_names(tmp_path: Path) -> None:
+    outcome = attack(8, NamesAttack(tmp_path), tmp_path)  # one of each kind
+    assert not outcome.failures, outcome.failures[0]
+    assert outcome.codes[0] and outcome.codes[2]
+    assert outcome.slowest_s < 60
 
 
 def test_they_find_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,12 +15,14 @@ from pathlib import Path
 from tests.attacks.data_files import DataAttack
 from tests.attacks.harness import Attack, attack, report
 from tests.attacks.job_logs import attack_job
+from tests.attacks.names import NamesAttack
 from tests.attacks.own_code import OwnCodeAttack
 from tests.attacks.run_folders import FolderAttack
 
 KINDS: dict[str, Callable[[Path], Attack]] = {
     "data-files": lambda place: DataAttack(),
     "job-logs": lambda place: attack_job,
+    "names": NamesAttack,
     "run-folders": lambda place: FolderAttack(place / "real"),
     "own-code": OwnCodeAttack,
 }

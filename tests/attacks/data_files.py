@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import io
 import random
-import resource
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import chdir, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import chdir, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 from PIL import Image
 
-from tests.attacks.harness import Outcome, run_command, values
+from tests.attacks.harness import Outcome, limited, run_command, values
 from tests.data.own import image_folder, scenario
-
-MEMORY = 4 << 30
-"""Bytes by which this process may grow."""
 
 Data = dict[str, Any]
 Kind = Callable[[random.Random], Data]
@@ -39,7 +34,7 @@ class DataAttack:
         """One mutant."""
         rng = random.Random(f"data {number}")
         cache = {"RAYSIM_CACHE": str(root / "here" / "cache")}
-        with chdir(root / "here"), patch.dict("os.environ", cache), _limited():
+        with chdir(root / "here"), patch.dict("os.environ", cache), limited():
             data = rng.choice(KINDS)(rng)
             whole = scenario(data, rounds=1, algorithm={"name": "fedavg"})
             if rng.random() < 0.25:
@@ -49,17 +44,6 @@ class DataAttack:
             Path("mine.yaml").write_text(yaml.safe_dump(whole))
             words = [] if rng.random() < 0.15 else ["--dry-run"]
             run_command(outcome, "launch", "launch", "mine.yaml", *words)
-
-
-@contextmanager
-def _limited() -> Iterator[None]:
-    """Let this process allocate so much more than it has, and no more."""
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + MEMORY, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def _column(rng: random.Random, rows: int) -> Any:

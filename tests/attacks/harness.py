@@ -12,13 +12,18 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from raysim.cli.main import main
 from raysim.common.text import printable
+
+MEMORY = 4 << 30
+"""Bytes by which this process may grow within `limited`."""
 
 TIME_S = 300
 """How long a mutant may hang, in seconds."""
@@ -61,6 +66,17 @@ def attack(count: int, one: Attack, places: Path, first: int = 0) -> Outcome:
         shutil.rmtree(root)
     outcome.grown_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     return outcome
+
+
+@contextmanager
+def limited() -> Iterator[None]:
+    """Let this process allocate so much more than it has, and no more."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + MEMORY, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def _too_long(*rest: object) -> None:
