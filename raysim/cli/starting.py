@@ -93,12 +93,12 @@ _WORDS = {
 @click.command()
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default="scenarios")
 def init(folder: Path) -> None:
-    """Copy the scenarios that come with raysim into FOLDER, which must not exist yet; default: ./scenarios."""
+    """Copy the bundled scenarios into FOLDER, which must be new or empty; default: ./scenarios."""
     import raysim
 
-    if folder.exists():
-        raise ScenarioError(f"{folder} exists already; give another folder")
-    shutil.copytree(Path(str(raysim.__file__)).parent / "scenarios", folder)
+    if folder.exists() and any(folder.iterdir()):
+        raise ScenarioError(f"{folder} is not empty; choose a new or empty folder")
+    shutil.copytree(Path(str(raysim.__file__)).parent / "scenarios", folder, dirs_exist_ok=True)
     echo(f"{sum(1 for _ in folder.rglob('*.yaml'))} scenarios and sweeps in {folder}; a first run:")
     echo(f"    raysim launch {folder / 'quickstart.yaml'}")
 

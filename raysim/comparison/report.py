@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,6 +54,16 @@ class Part:
     def over_tasks(self) -> list[list[str]]:
         """The methods over all data sets and partitions, where there are several."""
         return task_rows(self.comparison)
+
+    @property
+    def settings(self) -> list[list[str]]:
+        """The keys that decide a result and have the same value in all runs, defaults included."""
+        first, *others = [run.deciding for variant in self.comparison.variants for run in variant.runs]
+        shared = {key: value for key, value in first.items() if all(one.get(key) == value for one in others)}
+        return [
+            ["key", "value"],
+            *([key, value if isinstance(value, str) else json.dumps(value)] for key, value in shared.items()),
+        ]
 
     @property
     def legend(self) -> str:

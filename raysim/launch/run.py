@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -116,7 +117,8 @@ def resume(
     done, status = summary.get("rounds"), summary.get("status")
     over = isinstance(done, int) and done >= loaded.scenario.rounds
     if over and status == "finished":
-        return Result(path, {**summary, "folder": str(path), "nothing_to_do": True})
+        more = f"{resume_command} {shlex.quote(str(path))} --set rounds=N"
+        return Result(path, {**summary, "folder": str(path), "nothing_to_do": more})
     closing = False
     if over and status == "closing":
         with contextlib.suppress(ScenarioError):  # a damaged file is mended from the last checkpoint

@@ -116,7 +116,7 @@ def load_sweep(
     text = read_text(path)
     raw = parse(text, str(path))
     if not _is_sweep(raw):
-        raw = {"base": path.name, "name": f"{path.stem}-sweep"}  # beside the folder of single runs
+        raw = {"base": path.name, "name": f"{raw.get('name', path.stem)}-sweep"}  # beside the folder of single runs
     for key, value in raw.items():
         if key not in KEYS:
             raise ScenarioError(f"unknown key; allowed: {', '.join(KEYS)}", key=str(key), origin=str(path))
@@ -172,7 +172,8 @@ def load_sweep(
 def _about(text: str, base: Path | Mapping[str, Any]) -> str:
     """The comments that open a sweep's file and its base's."""
     texts = [text, *([read_text(base)] if isinstance(base, Path) else [])]
-    return "\n\n".join(filter(None, map(opening_comment, texts)))
+    comments = dict.fromkeys(map(opening_comment, texts))  # a scenario is its own base
+    return "\n\n".join(filter(None, comments))
 
 
 def files_of(path: Path) -> list[Path]:

@@ -27,6 +27,11 @@ def test_init_copies_every_scenario(
     assert raysim.load_scenario("mine/quickstart.yaml").scenario.name == "quickstart"
     with pytest.raises(SystemExit, match="2"):
         main(["init", "mine"])
+    assert "mine is not empty; choose a new or empty folder" in capsys.readouterr().err
+    Path("empty").mkdir()
+    monkeypatch.chdir("empty")
+    main(["init", "."])
+    assert Path("quickstart.yaml").exists()
 
 
 def test_the_template_of_a_method_explains_its_types_in_order() -> None:

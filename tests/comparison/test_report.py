@@ -54,6 +54,8 @@ def test_it_holds_everything_and_loads_nothing(page: Path) -> None:
     assert "What &lt;this&gt; is." in text and "yaml-language-server" not in text
     assert text.count("raysim launch ") == 2 * 6
     assert "60.00 ± 24.84" in text  # of 50, 60 and 70 %
+    assert re.search(r"<td>data.name</td><td>\w+</td>", text)  # the same in all runs
+    assert "<td>algorithm.name</td>" not in text and "<td>seed</td>" not in text
 
 
 def test_the_same_runs_give_the_same_bytes(page: Path) -> None:

@@ -53,7 +53,14 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]
         begun.append({"folder": folder, "loaded": loaded and loaded.scenario.rounds, "sets": list(sets)})
         if code_changed:
             begun[-1]["code_changed"] = True
-        return SimpleNamespace(summary={**SUMMARY, "run_id": "r1", "folder": str(folder), "nothing_to_do": True})
+        return SimpleNamespace(
+            summary={
+                **SUMMARY,
+                "run_id": "r1",
+                "folder": str(folder),
+                "nothing_to_do": "raysim submit --resume r1 --set rounds=N",
+            }
+        )
 
     monkeypatch.setattr("raysim.launch.run.run", run)
     monkeypatch.setattr("raysim.launch.run.resume", resume)
@@ -196,7 +203,10 @@ class TestResume:
     def test_one_that_has_all_rounds_can_be_fetched(self, run_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
         assert entry.main([QUICKSTART, f"--resume={run_folder}"]) == 0
         shown = capfd.readouterr()
-        assert f"{run_folder}: all 2 rounds were done already" in shown.err
+        assert (
+            f"{run_folder}: all 2 rounds were done already; run more rounds with: raysim submit --resume r1"
+            in shown.err
+        )
         log = read_log(shown.out)
         assert (log.run_folder, log.run_id) == (str(run_folder), "r1")
 

@@ -76,7 +76,7 @@ def test_going_on_with_more_rounds_is_as_if_there_had_always_been_so_many(workpl
     assert longer.state_digest == whole.state_digest
     assert of_results(longer.folder)[1].equals(of_results(whole.folder)[1])
     again = resume(short.folder, sets=["rounds=5"], quiet=True)
-    assert again.summary["nothing_to_do"]
+    assert again.summary["nothing_to_do"] == f"raysim resume {short.folder} --set rounds=N"
 
 
 def test_what_a_checkpoint_keeps_is_not_counted_on(workplace: Path) -> None:

@@ -110,7 +110,7 @@ NUMBER = "a number or a list or a mapping of keys and values"
         (["clients.selection.name=samples"], "(there are: uniform, by_samples, fastest)"),
         (["clients.selection.name=fastest"], "clients.selection.name: fastest given; allowed: with system.flops_per_s"),
         (["clients.selection.name=fastest", "system.latency_s=1"], "fastest given; allowed: with system.flops_per_s"),
-        (["system.trace=/dev/zero"], "system.trace: /dev/zero given, which is no file; allowed: a CSV or Parquet file"),
+        (["system.trace=/dev/zero"], "system.trace: /dev/zero is a device, not a regular file; give a regular file"),
         (["seeds.init=3"], "seeds.init: unknown key (allowed: data, weights, cohorts)"),
         (["seeds.data=-1"], "seeds.data: -1 given; allowed: at least 0"),
     ],

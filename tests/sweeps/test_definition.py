@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+import raysim
 from raysim.common.errors import ScenarioError
 from raysim.launch.check import check
 from raysim.sweeps.definition import load_sweep, placed
@@ -50,8 +51,16 @@ def test_runs_are_named_lists_of_overrides(base: Path, tmp_path: Path) -> None:
 def test_a_scenario_and_a_grid_are_a_sweep(base: Path) -> None:
     models = [["digits_mlp64"], ["digits_mlp64", "digits_mlp128"]]
     sweep = load_sweep(base, grid={"clients.models": models}, seeds="1,2", sets=["rounds=1"])
-    assert (sweep.name, len(sweep.cells)) == ("base-sweep", 4)
+    assert len(sweep.cells) == 4
     assert sweep.cells[2].loaded.scenario.clients.models == models[1]
+
+
+def test_a_sweep_of_a_scenario_has_its_name_and_its_comment_once(base: Path) -> None:
+    base.write_text(f"# What it is.\n{base.read_text()}")
+    sweep = load_sweep(base, seeds=[1])
+    name = raysim.load_scenario(base).scenario.name
+    assert name != base.stem
+    assert (sweep.name, sweep.output.name, sweep.about) == (f"{name}-sweep", f"{name}-sweep", "What it is.")
 
 
 def test_an_inline_base(tmp_path: Path) -> None:
