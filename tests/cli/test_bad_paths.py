@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import raysim
+from raysim.common.errors import ScenarioError
 from tests.cli.command import run
 from tests.engine.scenarios import digits
 
