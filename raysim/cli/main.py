@@ -23,9 +23,9 @@ from raysim.cli.jobs import COMMANDS as JOB_COMMANDS
 from raysim.cli.options import ADDRESS, SCENARIO, SETS
 from raysim.cli.output import echo, show_error
 from raysim.cli.starting import COMMANDS as STARTING_COMMANDS
-from raysim.common.errors import RaysimError
+from raysim.common.errors import RaysimError, ScenarioError
 from raysim.common.files import reason
-from raysim.common.text import sentence
+from raysim.common.text import quoted, sentence
 from raysim.core import own_code
 
 if TYPE_CHECKING:
@@ -332,11 +332,23 @@ def _exit_for_defect(error: BaseException, args: Sequence[str] | None) -> NoRetu
     sys.exit(EXIT_CODE)
 
 
+def _refuse_unusable(word: str) -> None:
+    """Raise `ScenarioError` for a word that no shell passes, and that Click and the system take for no path."""
+    try:
+        usable = b"\0" not in os.fsencode(word)
+    except UnicodeEncodeError:
+        usable = False
+    if not usable:
+        raise ScenarioError(f"{quoted(word)} holds a NUL or half of a character; give a word without it")
+
+
 def main(args: Sequence[str] | None = None) -> Any:
     """Run the command. An error is one sentence and an exit code; only that of a user's own code shows a traceback."""
     _announced.clear()
     atexit.register(_skip_last_collection)
     try:
+        for word in args or ():
+            _refuse_unusable(word)
         with own_code.listening(_announce):
             cli.main(args=None if args is None else list(args), prog_name="raysim", standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):

@@ -118,3 +118,9 @@ def test_what_is_printed_moves_no_cursor(workplace: Path, copy: Path, capfd: pyt
     assert (code, out) == (0, "x.html\n") and (workplace / hostile).is_file()
     code, _, err = run(capfd, "list", "all", hostile)
     assert code == 2 and "Got unexpected extra argument (x.html)" in err
+
+
+@pytest.mark.parametrize("word", ["\0", "\ud800"])
+def test_words_that_no_shell_passes(word: str, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capfd, "report", "--", word)
+    assert (code, out) == (2, "") and err.endswith("holds a NUL or half of a character; give a word without it\n")
