@@ -40,6 +40,7 @@ from tests.jobs import add_commands
 
 pytestmark = [
     pytest.mark.ray,
+    pytest.mark.large,  # starting a cluster takes half a minute
     pytest.mark.filterwarnings("ignore:ssl=None is deprecated:DeprecationWarning"),  # how Ray's client uses aiohttp
 ]
 
@@ -253,7 +254,6 @@ def test_a_job_runs_as_it_would_here_and_comes_back(
     assert "first: there is no such" not in raysim("logs", "first")
 
 
-@pytest.mark.large
 def test_a_sweep(head: Head, raysim: Any, tracking_store: str, tmp_path: Path) -> None:
     """One job runs all cells, with the bits of runs by themselves; it comes back as a folder, twice into the same."""
     file = tmp_path / "few.yaml"
@@ -271,7 +271,6 @@ def test_a_sweep(head: Head, raysim: Any, tracking_store: str, tmp_path: Path) -
     assert "SUCCEEDED" in raysim("status", "few")
 
 
-@pytest.mark.large
 def test_own_data(head: Head, raysim: Any, tracking_store: str, workplace: Path) -> None:
     """The page's own file, scenario and commands."""
     page = (REPOSITORY / "docs" / "own_data.md").read_text(encoding="utf-8")
@@ -291,7 +290,6 @@ def test_own_data(head: Head, raysim: Any, tracking_store: str, workplace: Path)
     assert summary["clients"] == 30
 
 
-@pytest.mark.large
 def test_a_run_goes_on(head: Head, first: Output, raysim: Any, tracking_store: str) -> None:
     """Named by its job alone, to the bits of a run that was never interrupted."""
     there = connect(find_address(head.address))
@@ -305,7 +303,6 @@ def test_a_run_goes_on(head: Head, first: Output, raysim: Any, tracking_store: s
     assert summary["state_digest"] == local.state_digest
 
 
-@pytest.mark.large
 def test_a_run_that_is_not_there(raysim: Any) -> None:
     output = raysim("submit", QUICKSTART, "--resume", "/nowhere/r1", "--wait", "--id", "nowhere")
     assert output.code == 2
@@ -321,7 +318,6 @@ def test_an_unknown_id(raysim: Any) -> None:
     assert output.count("\n") == 1
 
 
-@pytest.mark.large
 def test_a_cluster_that_does_not_fit(raysim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     here = Versions.here()
     monkeypatch.setattr(Versions, "here", lambda: Versions("2.7", here.ray, here.torch, here.raysim))
@@ -331,7 +327,6 @@ def test_a_cluster_that_does_not_fit(raysim: Any, monkeypatch: pytest.MonkeyPatc
     assert sentence in output.splitlines()
 
 
-@pytest.mark.large
 @pytest.mark.parametrize(
     ("id_", "long", "line"),
     [
@@ -376,7 +371,6 @@ def test_stop(head: Head, raysim: Any, tracking_store: str, id_: str, long: str,
     assert summary["rounds"] == (checkpoint.round if checkpoint else 0)
 
 
-@pytest.mark.large
 def test_a_cluster_with_a_token(raysim: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its own token in its own file; none, a wrong one, and a whole job with the right one."""
     right, wrong, home = tmp_path / "token", tmp_path / "wrong", tmp_path / "home"

@@ -58,9 +58,7 @@ def test_code_that_raises_and_a_worker_that_is_killed(
     assert "raysim: 2 of 3 cells are not done; the same command runs the rest, with --retry-failed also" in error
 
     (workplace / "mended").touch()
-    code, out, error = run(capfd, "sweep", "sweep.yaml", "--parallel", "2")
-    assert (code, out.splitlines()[-2]) == (1, "2 done, 1 failed"), out
-    code, out, error = run(capfd, "sweep", "sweep.yaml", "--parallel", "2", "--retry-failed")
+    code, out, error = run(capfd, "sweep", "sweep.yaml", "--parallel", "1", "--retry-failed")
     assert (code, out.splitlines()[-2]) == (0, "3 done")
     assert len(list((workplace / "runs" / "sweep").glob("*/*/summary.json"))) == 3  # resumed, not begun anew
 

@@ -81,7 +81,7 @@ def test_a_dead_gcs_ends_the_run(ray_session: None, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_stall_names_the_actor(ray_session: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raysim.engine.ray.calls.STALL_S", 0.2)
+    monkeypatch.setattr("raysim.engine.ray.calls.STALL_S", 1.0)
     monkeypatch.setattr("raysim.engine.ray.calls.POLL_S", 0.1)
     notes: list[str] = []
     stopped: list[int] = []
