@@ -177,7 +177,7 @@ def test_a_folder_whose_name_is_not_utf8(
     monkeypatch.chdir(odd)
     assert "has a name that is not UTF-8" in refused(capfd, workplace)
     odd.rmdir()
-    assert "the current folder cannot be used (No such file or directory)" in refused(capfd, workplace)
+    assert "cannot access the current working directory (No such file or directory)" in refused(capfd, workplace)
 
 
 def test_resuming_in_the_home_of_an_unknown_user(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:

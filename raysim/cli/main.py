@@ -236,7 +236,7 @@ def describe(name: str) -> None:
         with own_code.listening(_refuse_to_run):
             show_description(name)
     except _WouldRunError as error:
-        raise click.ClickException(f"describe {name}: what it declares can be told by running {error} alone") from None
+        raise click.ClickException(f"cannot describe {name} without importing {error}") from None
 
 
 @cli.command()

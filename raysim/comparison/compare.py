@@ -282,10 +282,10 @@ def compare(*runs: Path | str, targets: Iterable[float] | None = None, baseline:
     """
     found = find_runs(runs)
     if not found:
-        raise ScenarioError("compare: no run given; allowed: one or more run folders, or folders with runs in them")
+        raise ScenarioError("compare: no run given; give one or more run folders, or folders that contain runs")
     measured = sorted((run for run in found if run.summary.get("rounds")), key=lambda run: run.place)
     if not measured:
-        raise ScenarioError(f"compare: {found[0].folder} has no round yet, and neither has any other run given")
+        raise ScenarioError(f"compare: {found[0].folder} has no finished round, and neither do the other runs")
     sweeps = [run.sweep for run in measured]
     sweep = sweeps[0] if all(one == sweeps[0] for one in sweeps) else None
     if targets is None and sweep is not None:
@@ -303,7 +303,7 @@ def compare(*runs: Path | str, targets: Iterable[float] | None = None, baseline:
         try:
             baseline, baselines = _baselines(variants, sweep.baseline)
         except ScenarioError:
-            notes.append(f"the sweep's baseline, {sweep.baseline}, is no variant here: no difference is given")
+            notes.append(f"the sweep's baseline, {sweep.baseline}, is not among these runs: differences are not shown")
     variants = [replace(one, is_baseline=True) if one in baselines else one for one in variants]
     notes += list(dict.fromkeys(note for run in measured if run.sweep for note in run.sweep.notes))
     notes += _cells_without_runs(measured)

@@ -185,7 +185,7 @@ def find_runs(paths: Sequence[Path | str]) -> list[Run]:
         # `Path.exists` raises where a name is too long.
         folders = [path] if os.path.exists(path / "summary.json") else list(_below(path))  # noqa: PTH110
         if not folders:
-            raise ScenarioError(f"{path}: no run is there; allowed: a run folder, or a folder with run folders in it")
+            raise ScenarioError(f"{path}: no run found; give a run folder, or a folder that contains run folders")
         for folder in folders:
             place = folder.resolve()
             found.setdefault(place, Run.read(folder, sweep_of(place.parent.parent)))

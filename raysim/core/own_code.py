@@ -84,7 +84,7 @@ class Reference:
     def get(self) -> Any:
         """The class or function. Raises `ScenarioError` when there is none of that name."""
         if not self.attribute:
-            raise ScenarioError(f"{self.place} given; allowed: with a name behind it, such as {self.place}:Name")
+            raise ScenarioError(f"{self.place} given; add the name of the class or function: {self.place}:Name")
         found = getattr(self.load(), self.attribute, None)
         if not callable(found):
             raise ScenarioError(f"{self.place}: has no class or function {self.attribute!r}")
@@ -175,7 +175,7 @@ class OwnCode:
         found: dict[str, SourceFile] = {}
         for path in paths:
             if not path.stem.isidentifier():
-                raise ScenarioError(f"{path}: {path.stem!r} is no name for a module; allowed: letters, digits and _")
+                raise ScenarioError(f"{path}: {path.stem!r} is not a module name; use letters, digits and _")
             if _is_installed(path.stem, path):
                 raise ScenarioError(f"{path}: Python has another module {path.stem!r}; give the file another name")
             for name, file in _with_imports(path):
@@ -292,7 +292,7 @@ def _with_imports(entry: Path) -> Iterator[tuple[str, SourceFile]]:
         for one in imports_of(tree):
             if one.module.startswith(".") and not package:
                 raise ScenarioError(
-                    f"{path}: line {one.line}: a relative import; allowed: `import name` of a file beside it"
+                    f"{path}: line {one.line}: relative import; use `import name` for a file in the same folder"
                 )
             module = resolve_name(one.module, package)
             for name in (module, *(f"{module}.{name}" for name in one.names)):

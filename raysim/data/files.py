@@ -33,7 +33,9 @@ def find_files(kind: str, given: Files) -> Source:
         folder = places[0] if places[0].is_dir() else places[0].parent
         train, test = _parts(found[0], folder)
     if twice := set(train) & set(test):
-        raise ScenarioError(f"{min(twice)} is given twice, to train and to test; allowed: once", key="data.path")
+        raise ScenarioError(
+            f"{min(twice)} is given as training data and as test data; give different files", key="data.path"
+        )
     for part in (train, test):
         refuse_missing_shards(part)
     tables = [path for place in places for path in place.rglob(METADATA)] if kind == "images" and given.by else []
@@ -43,7 +45,7 @@ def find_files(kind: str, given: Files) -> Source:
 def place_of(path: str, key: str) -> Path:
     """The absolute path that a user gave. Raises ScenarioError where it cannot be one."""
     if "\0" in path:
-        raise ScenarioError(f"{path} given, which holds a NUL character; no path may hold one", key=key)
+        raise ScenarioError(f"{path} contains a NUL character; remove it", key=key)
     return expanded(path).absolute()
 
 
@@ -60,7 +62,7 @@ def _listed(kind: str, path: str) -> tuple[Path, ...]:
         raise ScenarioError(f"{path} given, {state}", key="data.path")
     named = (file for file in place.rglob("*") if file.suffix.lower() in suffixes)
     if not (found := tuple(sorted(one for one in named if not _hidden(one.relative_to(place)) and _is_regular(one)))):
-        raise ScenarioError(f"{path} given, in which there is no {what}", key="data.path")
+        raise ScenarioError(f"{path} contains no {what}", key="data.path")
     return found
 
 

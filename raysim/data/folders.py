@@ -31,7 +31,9 @@ def read_images(source: Source, given: Files) -> Decoded:
     images = Images(len(paths), given.size)
     for path in paths:
         if path.parent == source.folder:
-            raise ScenarioError(f"{path} is in no sub-folder; allowed: a folder per class, with its images")
+            raise ScenarioError(
+                f"{path} is not in a sub-folder; put the images of each class into a folder of their own"
+            )
         with one_sentence(path):
             images.add(path.read_bytes(), str(path))
     label_M, names = to_classes([np.array([path.parent.name for path in paths])], source.folder)
@@ -45,8 +47,7 @@ def _ids(source: Source, by: str) -> NDArray[Any]:
     if by == FOLDER:
         if strays := [path for path in paths if path.parent.parent == source.folder]:
             raise ScenarioError(
-                f"folder given, but {strays[0]} is in no folder of a client; allowed: a folder per client, which has a "
-                "folder per class",
+                f"'folder' given, but {strays[0]} is not in a client's folder; use <client>/<class>/<image>",
                 key="data.partition.by",
             )
         return np.array([path.parent.parent.name for path in paths])
@@ -104,7 +105,7 @@ def read_function(load: Callable[[], Any], given: Files, where: Path) -> Decoded
         found = load()
     names = [name for name in ("x", "y", given.by) if name]
     if not isinstance(found, Mapping) or not found.keys() >= set(names):
-        raise ScenarioError(f"{where}: returns no mapping with {' and '.join(names)}; allowed: one, with arrays")
+        raise ScenarioError(f"{where}: must return a mapping with the arrays {' and '.join(names)}")
     arrays = {}
     for name in names:
         with failing(f"{where}: {name} is no array"):
@@ -146,7 +147,7 @@ def _arrays(path: Path, names: tuple[str, ...], given: Files) -> dict[str, NDArr
                 text = f"{path}: {name} holds Python objects, which are not read; allowed: numbers"
                 raise ScenarioError(text) from None
             if not isinstance(array, np.ndarray):
-                raise ScenarioError(f"{path}: {name} is no array, but another file that was put into the archive")
+                raise ScenarioError(f"{path}: {name} is not an array")
             found[name] = array
     _check_arrays(found, path, given)
     return found
@@ -168,7 +169,7 @@ def _check_arrays(found: Mapping[str, NDArray[Any]], path: Path, given: Files) -
     sizes = {name: len(array) if array.ndim else 0 for name, array in found.items()}
     if len(set(sizes.values())) > 1 or not sizes["y"]:
         text = ", ".join(f"{name} has {size}" for name, size in sizes.items())
-        raise ScenarioError(f"{path}: {text} samples; allowed: as many in each, and some")
+        raise ScenarioError(f"{path}: {text} samples; all arrays need the same number, at least one")
     if given.by and found[given.by].dtype.kind == "U" and (found[given.by] == "").any():
         raise ScenarioError(f"{path}: {given.by} has an empty id at {int((found[given.by] == '').argmax())}")
 

@@ -61,7 +61,9 @@ def _read(spec: DatasetSpec, source: Source) -> Decoded:
             for x, y, id_B in _users(path) if source.format == "json" else text_pieces(path, COLUMNS):
                 first = seen.setdefault((path in source.train, id_B[0]), path)
                 if source.format == "json" and first != path:
-                    raise ScenarioError(f"{path}: user {id_B[0]} is in {first}, too; allowed: each user in one file")
+                    raise ScenarioError(
+                        f"{path}: user {id_B[0]} is also in {first}; each user must be in one file only"
+                    )
                 values.append(_ink(x, path) if spec.name == "femnist" else _tokens(x, path))
                 labels.append(np.asarray(y, np.int64) if spec.name == "femnist" else _tokens(y, path, 1)[:, 0])
                 ids.append(np.asarray(id_B))

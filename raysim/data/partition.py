@@ -119,7 +119,7 @@ def check_split(
     """Refuse a split that a partition or a data set does not have. Raises ScenarioError, as `check_partition` does."""
     if isinstance(setting, Hks) and split != "published":
         raise ScenarioError(
-            f"{split} given, but partition hks deals the published split: give published", key="data.split"
+            f"{split} given, but partition hks needs the published split: give published", key="data.split"
         )
     if isinstance(setting, Listed) != (split == "listed"):
         raise ScenarioError(
@@ -180,14 +180,14 @@ def check_partition(
         chosen = setting.min_samples > Dirichlet.min_samples
         if chosen and num_clients * least <= pool < num_clients * setting.min_samples:
             raise ScenarioError(
-                f"{setting.min_samples} given, but {name} has {pool} samples to deal with "
+                f"{setting.min_samples} given, but {name} has {pool} samples to distribute with "
                 f"split {split} to {num_clients} clients: give at most {pool // num_clients}",
                 key="data.partition.min_samples",
             )
         least = setting.min_samples
     if num_clients * least > pool:
         raise ScenarioError(
-            f"{num_clients} given, but {name} has {pool} samples to deal with split {split}, at "
+            f"{num_clients} given, but {name} has {pool} samples to distribute with split {split}, at "
             f"least {least} for each client: give at most {pool // least}",
             key="clients.count",
         )
@@ -320,7 +320,7 @@ def _own_shares(setting: Any, class_count_C: Ints, num_clients: int, rng: np.ran
         )
     total_C = share_NC.sum(0)
     if (unheld_U := np.flatnonzero((total_C == 0) & (class_count_C > 0))).size:
-        raise ScenarioError(f"{name}.shares gives class {unheld_U[0]} to no client", key="data.partition.name")
+        raise ScenarioError(f"{name}.shares assigns class {unheld_U[0]} to no client", key="data.partition.name")
     return share_NC / np.where(total_C == 0, 1, total_C)
 
 
@@ -329,7 +329,7 @@ def _check_holders(class_count_C: Ints, holders_C: Ints, num_clients: int, name:
         worst = int((holders_C - class_count_C).argmax())
         raise ScenarioError(
             f"{num_clients} given, but {name} has {class_count_C[worst]} samples of class {worst} "
-            f"to deal to the {holders_C[worst]} clients that would hold it: give fewer clients or fewer "
+            f"for the {holders_C[worst]} clients that would hold it: give fewer clients or fewer "
             f"data.partition.classes_per_client",
             key="clients.count",
         )

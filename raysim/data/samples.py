@@ -122,7 +122,7 @@ def to_classes(
         names = names or tuple(map(str, range(most + 1)))
     if len(label_M) and (label_M == label_M[0]).all():
         raise ScenarioError(
-            f"{where}: all {len(label_M)} labels are {names[int(label_M[0])]}; allowed: two classes or more"
+            f"{where}: all {len(label_M)} labels are {names[int(label_M[0])]}; at least two classes are needed"
         )
     return label_M.astype(np.int64).reshape(-1), names
 

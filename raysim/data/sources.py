@@ -300,7 +300,7 @@ def _read_folder(spec: DatasetSpec, source: Source) -> Decoded:
     for row, path in enumerate(files):
         name = listed.get(path.name, by_folder(path)) if row >= len(source.train) else by_folder(path)
         if name not in number:
-            raise ScenarioError(f"{path}: its class {name} is not among the folders of {source.folder / 'train'}")
+            raise ScenarioError(f"{path}: its class {name} has no folder in {source.folder / 'train'}")
         label_M[row] = number[name]
         with one_sentence(path):
             encoded = path.read_bytes()

@@ -190,7 +190,7 @@ def _columns(path: Path, schema: Any, given: Files) -> _Columns:
         names = list(chosen)
         if given.label in names:
             raise ScenarioError(
-                f"{given.label!r} given, which is the label; allowed: what a label is predicted from",
+                f"{given.label!r} given, which is the label; a feature cannot be the label",
                 key="data.features",
             )
     else:
@@ -203,16 +203,17 @@ def _columns(path: Path, schema: Any, given: Files) -> _Columns:
         return _Columns("image" if images else "list", names, given.label, given.by)
     if images or lists:
         raise ScenarioError(
-            f"{path} has the columns {few(names)}; allowed: one column of images or of lists, or columns of numbers",
+            f"{path} has the columns {few(names)}; it needs one column of images or of lists, or columns of numbers",
             key="data.features",
         )
     if not names:
-        raise ScenarioError(f"{path} has no column but those of label and id", key="data.features")
+        raise ScenarioError(f"{path} has no feature columns, only label and id", key="data.features")
     for name in names:
         kind = type_of[name]
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
             raise ScenarioError(
-                f"{path}: column {name} is of type {kind}, but features are numbers; name those columns that are",
+                f"{path}: column {name} is of type {kind}, but features must be numbers; list the numeric "
+                "columns in data.features",
                 key="data.features",
             )
     return _Columns("numbers", names, given.label, given.by)
@@ -253,7 +254,7 @@ def _read_piece(path: Path, start: int, table: Any, columns: _Columns, read: _Re
 def _refuse_gaps(path: Path, start: int, column: Any, name: str) -> None:
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy())[0])
-        raise ScenarioError(f"{path}: row {start + row + 1}, column {name} is empty; allowed: a value in every row")
+        raise ScenarioError(f"{path}: row {start + row + 1}, column {name} is empty; every row needs a value")
 
 
 def _label(path: Path, start: int, column: Any, name: str) -> NDArray[Any]:
@@ -287,17 +288,17 @@ def _text(path: Path, column: Any, name: str) -> NDArray[Any]:
 def _nested(path: Path, start: int, column: Any, name: str) -> NDArray[Any]:
     """Lists of equal length, of numbers or of such lists, as an array."""
     if column.null_count:
-        raise ScenarioError(f"{path}: a list in column {name} has a gap; allowed: a number in every place")
+        raise ScenarioError(f"{path}: a list in column {name} has a missing entry; every entry must be a number")
     if not _is_list(column.type):
         if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-            raise ScenarioError(f"{path}: column {name} has lists of {column.type}; allowed: of numbers")
+            raise ScenarioError(f"{path}: column {name} has lists of {column.type}; they must contain numbers")
         return np.asarray(column.to_numpy(zero_copy_only=False))
     length_B = column.value_lengths().to_numpy(zero_copy_only=False)
     if (length_B != length_B[0]).any():
         row = int(np.flatnonzero(length_B != length_B[0])[0])
         raise ScenarioError(
             f"{path}: row {start + row + 1}, column {name} has {length_B[row]} entries, but the first has "
-            f"{length_B[0]}; allowed: as many in each"
+            f"{length_B[0]}; all must have the same number"
         )
     inner = _nested(path, 0, column.flatten(), name)
     return inner.reshape(len(length_B), int(length_B[0]), *inner.shape[1:])
@@ -309,7 +310,7 @@ def _stacked(parts: Sequence[NDArray[Any]], path: Path, name: str) -> tuple[NDAr
         other = "x".join(map(str, shapes.pop()))
         first = "x".join(map(str, parts[0].shape[1:]))
         raise ScenarioError(
-            f"{path}: column {name} has lists of {first} and of {other} entries; allowed: as many in each"
+            f"{path}: column {name} has lists of {first} and of {other} entries; all must have the same number"
         )
     value_M = np.concatenate(parts)
     if not value_M[0].size:

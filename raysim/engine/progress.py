@@ -69,7 +69,7 @@ class Progress:
             self.diverged = set(clients.validate_python(facts.get("diverged", []), strict=True))
         except (ValueError, KeyError) as error:
             raise RunError(
-                f"the checkpoint of round {t} does not say how the run stood ({' '.join(str(error).split())})"
+                f"the checkpoint of round {t} has no valid progress record ({' '.join(str(error).split())})"
             ) from None
         self.t, self.latest = t, Latest(latest.values())
 

@@ -322,8 +322,8 @@ def _report_failures(t: int, report: RoundReport, schedule: Schedule, notify: No
             notify(f"round {t}: uploads that held a NaN or infinity were left out, those of {_named(rejected)}")
     if report.timing is not None and not report.client_reports and not report.failed:
         gone = report.timing.dropped
-        why = f"the {gone} selected ones dropped out or were late" if gone else "none was available"
-        notify(f"round {t}: no client counts, {why}")
+        why = f"all {gone} selected clients dropped out or were late" if gone else "no client was available"
+        notify(f"round {t}: no updates to aggregate: {why}")
     if not report.failed:
         return
     of = len(report.failed) + len(report.client_reports)

@@ -23,7 +23,7 @@ from raysim.core.schedule import Constant, RateSchedule, factor_of
 from raysim.core.seeds import global_seed
 
 FEW = 8
-"""Clients from which on one call is faster than one by one: it costs what four steps of a perceptron do."""
+"""Minimum group size at which one call is faster: a call costs as much as four steps of a perceptron."""
 
 
 @dataclass(frozen=True)

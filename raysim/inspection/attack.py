@@ -196,7 +196,7 @@ def _unrelated(
 ) -> float:
     """Mean PSNR of two images that clients train on."""
     if len(index) < 2:
-        raise ScenarioError("the clients of the run hold a single training image; allowed: two or more")
+        raise ScenarioError("the clients of the run have only one training image; the attack needs at least two")
     pairs = [rng.choice(index, 2, replace=False) for _ in range(STRANGERS)]
     found = [psnr(pixels(image_MHWC[a]), pixels(image_MHWC[b]), convention) for a, b in pairs]
     return float(np.mean([value for value in found if isfinite(value)]))

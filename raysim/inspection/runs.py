@@ -98,7 +98,7 @@ class OpenedRun:
         if latest is None:
             damage = f" ({self.store.damage[-1]})" if self.store.damage else ""
             raise ScenarioError(
-                f"{self.folder} keeps no state of its clients{damage}; a run keeps it unless checkpoint.every is 0"
+                f"{self.folder} has no checkpoint{damage}; a run saves one unless checkpoint.every is 0"
             )
         if t is not None and t not in kept:
             raise ScenarioError(

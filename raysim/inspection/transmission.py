@@ -136,7 +136,7 @@ def transmit(
     with hook(spec.seed, "client_update", t, k, spec.algorithm, torch.device("cpu"), down, client.arch):
         up = spec.algorithm.client_update(client, down)
     if up is None:
-        raise ScenarioError(f"{method} sends nothing in round {t}; allowed: a state after which it does")
+        raise ScenarioError(f"{method} sends nothing in round {t}; choose the state after another round")
     if method in OUTPUTS:
         return _output(method, spec, client, before, up, sample, knowledge)
     return _step(method, spec, client, before, up, sample, knowledge, jobs[0])

@@ -69,14 +69,14 @@ def sample_tree(run: Path | str, sample: int) -> SampleTree:
         logits = backend.server.server.state.logits
     known = sorted(logits)
     if not known:
-        raise ScenarioError(f"{opened.folder}: no logits were sent until round {checkpoint.round}: that was warm-up")
+        raise ScenarioError(f"{opened.folder}: no logits were sent up to round {checkpoint.round}, which is warm-up")
     place_N = np.concatenate([opened.spec.train.of(k) for k in known])
     owner_N = np.repeat(known, [len(logits[k]) for k in known])
     if sample not in place_N:
         near = int(place_N[np.abs(place_N - sample).argmin()])
         raise ScenarioError(
-            f"--sample: {sample} given, of which the server has no logits; allowed: the place in the data set of a "
-            f"training sample of a client that took part, such as {near} (partition.parquet lists them)"
+            f"--sample: {sample} given, but the server has no logits of it; give the position in the data set of a "
+            f"participant's training sample, such as {near} (partition.parquet lists them)"
         )
     target = int((place_N == sample).argmax())
     logits_NC = torch.cat([logits[k] for k in known])

@@ -38,9 +38,11 @@ def embed(value_ND: NDArray[np.float32], seed: int = 0) -> NDArray[np.float32]:
     from threadpoolctl import threadpool_limits
 
     if len(value_ND) < 4:
-        raise ScenarioError(f"{len(value_ND)} samples given; allowed: at least 4, so name more clients or another part")
+        raise ScenarioError(
+            f"{len(value_ND)} samples given; t-SNE needs at least 4: choose more clients or another part"
+        )
     if not np.isfinite(value_ND).all():
-        raise ScenarioError("representations are not finite: the training of these clients diverged")
+        raise ScenarioError("representations contain NaN or infinity: the training of these clients diverged")
     perplexity = min(PERPLEXITY, (len(value_ND) - 1) / 3)
     tsne = TSNE(2, perplexity=perplexity, init="pca", random_state=seed)
     # OpenMP's threads wait for each other in every step: beside other work, that is minutes instead of seconds.

@@ -116,7 +116,7 @@ class Cluster:
         except (OSError, RuntimeError) as error:
             raise self._translate(error) from None
         except (ValueError, KeyError, TypeError) as error:  # Ray's client cannot parse the answer
-            raise RunError(f"{shown(self.address)} answers as no Ray does ({type(error).__name__})") from None
+            raise RunError(f"{shown(self.address)} does not answer like Ray ({type(error).__name__})") from None
         except Exception as error:
             from ray.exceptions import AuthenticationError
 
@@ -169,7 +169,7 @@ def connect(address: Address) -> Cluster:
         )
     version = facts.get("ray_version") if isinstance(facts, dict) else None
     if not isinstance(version, str):
-        raise address.error(f"answers, but is no Ray dashboard; allowed: {ALLOWED}")
+        raise address.error(f"answers, but is not a Ray dashboard; use {ALLOWED}")
     from ray.exceptions import AuthenticationError
     from ray.job_submission import JobSubmissionClient
 
@@ -184,7 +184,7 @@ def connect(address: Address) -> Cluster:
         except (
             AuthenticationError
         ):  # the cluster needs no token, but with RAY_AUTH_MODE=token Ray's client looks for one
-            raise ScenarioError("RAY_AUTH_MODE: token given, but there is none that can be read; unset it") from None
+            raise ScenarioError("RAY_AUTH_MODE: token given, but no token can be read; unset it") from None
     return Cluster(address.url, version, client, notes)
 
 

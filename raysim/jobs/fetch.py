@@ -98,10 +98,10 @@ def _source(job: Job, log: JobLog) -> str:
 
 def _check_target(target: Path, log: JobLog) -> None:
     if target.exists() and not target.is_dir():
-        raise ScenarioError(f"-o: {target} is a file; allowed: a new or empty folder, or one that holds this run")
+        raise ScenarioError(f"-o: {target} is a file; choose a new or empty folder, or one with this run")
     same = (target / SWEEP_CARD).is_file() if log.sweep else target.is_dir() and _run_id(target) == log.run_id
     if target.is_dir() and any(target.iterdir()) and not same:
-        raise ScenarioError(f"-o: {target} holds something else; allowed: a new or empty folder, or one with this run")
+        raise ScenarioError(f"-o: {target} contains other files; choose a new or empty folder, or one with this run")
 
 
 def _run_id(folder: Path) -> str | None:
@@ -122,7 +122,7 @@ def _move(part: Path, target: Path) -> int:
     for file in files:  # checked before the first move: either all are moved or none
         for place in (target / file, *(target / above for above in file.parents[:-1])):
             if place.is_symlink() or (place.exists() and place.is_dir() == (place == target / file)):
-                raise ScenarioError(f"-o: {place} is in the way of the run's files; allowed: a new or empty folder")
+                raise ScenarioError(f"-o: {place} has the name of one of the run's files; choose a new or empty folder")
     for file in files:
         (target / file).parent.mkdir(parents=True, exist_ok=True)
         (part / file).replace(target / file)

@@ -230,11 +230,13 @@ def check_local(checked: Checked) -> None:
         str(Path.cwd()).encode()
     except OSError as error:
         raise ScenarioError(
-            f"the current folder cannot be used ({error.strerror}); allowed: one that is there"
+            f"cannot access the current working directory ({error.strerror}); change to an existing directory"
         ) from None
     except UnicodeEncodeError:
         here = os.fsencode(Path.cwd()).decode(errors="replace")
-        raise ScenarioError(f"the current folder {here} has a name that is not UTF-8; allowed: one that is") from None
+        raise ScenarioError(
+            f"the current working directory {here} has a name that is not UTF-8; change to another directory"
+        ) from None
     _ = checked.loaded.algorithm  # raises: a user's own file may not be importable
     has = psutil.virtual_memory().total
     with torch.device("meta"):  # shapes without memory
@@ -254,7 +256,7 @@ def checkpoint_storage(address: str) -> Storage:
         return open_storage(address)
     except OSError as error:
         raise ScenarioError(
-            f"{address} given, which cannot be used ({error.strerror}); allowed: a folder, or an "
+            f"{address} given, which cannot be used ({error.strerror}); choose a folder, or an "
             "address whose fsspec package is installed",
             key="checkpoint.folder",
         ) from None
@@ -269,6 +271,6 @@ def try_storage(address: str) -> None:
         storage.remove(".try")
     except OSError as error:
         raise ScenarioError(
-            f"{address} cannot be written ({reason(error)}); allowed: a folder, or an address that can be",
+            f"{address} cannot be written ({reason(error)}); choose a writable folder or address",
             key="checkpoint.folder",
         ) from None

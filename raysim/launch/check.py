@@ -124,13 +124,16 @@ def check(loaded: Loaded) -> Checked:
     }
     for key, place in ((tuple(name.split(".")), place or "") for name, place in folders.items()):
         if not place.isprintable():
-            raise origin.error(key, f"{place!r} given, which is no name for a folder; allowed: printable characters")
+            raise origin.error(key, f"{place!r} given, which is not a folder name; use printable characters only")
         if str(expanded(place)).startswith("~"):
-            raise origin.error(key, f"{place} given, but there is no such user; allowed: a folder, ~ for your own")
+            raise origin.error(
+                key, f"{place} given, but there is no such user; give a folder, or ~ for your home folder"
+            )
     if is_process_memory(scenario.checkpoint.folder or ""):
         raise origin.error(
             ("checkpoint", "folder"),
-            f"{scenario.checkpoint.folder} given, which is memory of the process and gone with it; allowed: a folder, "
+            f"{scenario.checkpoint.folder} given, which is memory of this process and is lost when it ends; "
+            "choose a folder, "
             "or an address that outlives the process",
         )
     partition = named_settings(
@@ -161,7 +164,7 @@ def check(loaded: Loaded) -> Checked:
     if participants < 1:
         raise origin.error(
             ("clients", "participation"),
-            f"{clients.participation:g} given, which selects none of {clients.number} clients; "
+            f"{clients.participation:g} given, which selects no client of {clients.number}; "
             f"allowed: {1 / clients.number:g} to 1",
         )
     participation, system = _check_participation(loaded)
@@ -173,8 +176,8 @@ def check(loaded: Loaded) -> Checked:
     if scenario.evaluation.global_test and split in ("pooled811", "listed"):
         raise origin.error(
             ("evaluation", "global_test"),
-            f"true given, but data.split {split} deals the published test samples to clients to train on; "
-            "allowed with split published or pfedhn",
+            f"true given, but with data.split {split} clients train on published test samples; "
+            "use data.split published or pfedhn",
         )
     evaluation = scenario.evaluation
     if evaluation.global_every is not None and evaluation.global_every % evaluation.every:
@@ -185,7 +188,7 @@ def check(loaded: Loaded) -> Checked:
     if evaluation.global_every is not None and not evaluation.global_test:
         raise origin.error(
             ("evaluation", "global_every"),
-            "needs evaluation.global_test: true",
+            "needs evaluation.global_test: true; set it",
         )
     # What was chosen is written down in full: a default that changes later does not change an old run.
     dealt = {"name": scenario.data.partition["name"], **asdict(partition)}
@@ -232,8 +235,8 @@ def check(loaded: Loaded) -> Checked:
     if loaded.declared.public_data and scenario.data.public is None:
         raise origin.error(
             ("data", "public"),
-            f"null given, but {loaded.resolved['algorithm']['name']} needs data that all parties have; allowed: "
-            "{share: 0.1}, or {name: DATASET}",
+            f"{loaded.resolved['algorithm']['name']} needs public data; set data.public to "
+            "{share: 0.1} or {name: DATASET}",
             cause=("algorithm", "name"),
         )
     if loaded.declared.checks:
@@ -274,7 +277,7 @@ def together_of(loaded: Loaded, dataset: DatasetSpec, feature_dim: int) -> dict[
     if reason and max(found.values()) > 1:
         raise loaded.origin.error(
             ("training", "together"),
-            f"{max(found.values())} given, but with {reason} each client trains by itself; allowed: 1, or auto",
+            f"{max(found.values())} given, but {reason} requires that each client trains alone; allowed: 1 or auto",
             cause=tuple(reason.split(".")),
         )
     return found
@@ -306,9 +309,9 @@ def _check_participation(loaded: Loaded) -> tuple[Participation, dict[str, Any] 
         ("clients", "oversample"): clients.oversample > 1,
     }
     for key in (key for key, given in needs.items() if given and system is None):
-        raise origin.error(key, "given, but without virtual time all finish at once; allowed: with a section system")
+        raise origin.error(key, "needs virtual time; add the section `system`")
     if clients.selection["name"] == "fastest" and (system is None or np.isinf(system.flops_per_s).any()):
-        raise origin.error(("clients", "selection", "name"), "fastest given; allowed: with system.flops_per_s")
+        raise origin.error(("clients", "selection", "name"), "'fastest' needs system.flops_per_s; set it")
     seed = scenario.seeds.cohorts
     return Participation(selection, seed, clients.oversample, clients.deadline_s, system), section
 
@@ -324,7 +327,7 @@ def _refuse_secrets(loaded: Loaded) -> None:
         if isinstance(value, str) and holds_secret(value):
             raise loaded.origin.error(
                 tuple(name.split(".")),
-                "an address with a user name, password or token given, which the run folder and MLflow would show; "
+                "the address contains a user name, password or token, which the run folder and MLflow would show; "
                 f"{instead.get(name, 'leave them out')}",
             )
 
@@ -419,7 +422,7 @@ def _requests(loaded: Loaded) -> tuple[ResourceRequest, ...]:
     for i, override in enumerate(resources.overrides):
         key: Key = ("resources", "overrides", str(i))
         if (override.models is None) == (override.clients is None):
-            raise origin.error(key, "give either models or clients, to say whom it is for")
+            raise origin.error(key, "give either `models` or `clients` to select the clients of this override")
         if override.models is not None:
             strange = [name for name in override.models if name not in models]
             if strange:

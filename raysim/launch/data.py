@@ -29,7 +29,7 @@ def files_of(loaded: Loaded, partition: Any) -> Files | None:
         if key not in spec.keys and value != type(data).model_fields[key].default:
             takes = [name for name, one in DATASETS.items() if key in one.keys]
             raise ScenarioError(
-                f"{shown(value)} given, but data set {data.name} has no such key; it is of {', '.join(takes)}",
+                f"{shown(value)} given, but data set {data.name} has no such key; only {', '.join(takes)} have it",
                 key=f"data.{key}",
             )
     if own:
@@ -68,10 +68,10 @@ def with_count(loaded: Loaded, data: Dataset | None, dataset: DatasetSpec, parti
     clients, name = loaded.scenario.clients, loaded.scenario.data.partition["name"]
     owner_M = data.decoded.owner_M if data else np.zeros(0, np.int64)
     if isinstance(partition, Natural) and not len(owner_M):
-        given = "natural given without by" if dataset.keys else f"natural given, but {dataset.name} has no ids"
+        given = "needs `by`, the column of client ids" if dataset.keys else f"needs client ids; {dataset.name} has none"
         raise ScenarioError(
-            f"{given}; allowed: by, the column (of numpy: the array) of the ids of parquet, csv, numpy or images; or "
-            "data set femnist or shakespeare",
+            f"partition 'natural' {given}; set data.partition.by (parquet, csv, numpy or images), or use the data set "
+            "femnist or shakespeare",
             key="data.partition.name",
         )
     sizes = dataset.train_size, dataset.train_size + dataset.test_size
@@ -79,7 +79,8 @@ def with_count(loaded: Loaded, data: Dataset | None, dataset: DatasetSpec, parti
     found = given_count(partition, split, *sizes, owner_M)
     if found is None and clients.count == "auto":
         raise ScenarioError(
-            f"auto given, but partition {name} deals to any number; allowed: a whole number", key="clients.count"
+            f"'auto' given, but partition {name} works with any number of clients; give a whole number",
+            key="clients.count",
         )
     if found is not None and clients.count not in ("auto", found):
         raise ScenarioError(
@@ -102,10 +103,10 @@ def public_samples(loaded: Loaded, dataset: DatasetSpec, partition: Any) -> tupl
     if public is None:
         return 0, 0
     if (public.share is None) == (public.name is None):
-        raise ScenarioError("give either share, of this data set, or name, of another one", key="data.public")
+        raise ScenarioError("give either `share` (of this data set) or `name` (of another data set)", key="data.public")
     if public.name == loaded.scenario.data.name:
         raise ScenarioError(
-            f"{public.name} given, which is the clients' own data; allowed: share, of it, or another data set",
+            f"{public.name} given, which is the clients' own data set; give `share` instead, or another data set",
             key="data.public.name",
         )
     if public.name is not None:
@@ -117,21 +118,23 @@ def public_samples(loaded: Loaded, dataset: DatasetSpec, partition: Any) -> tupl
         if other.input_spec != dataset.input_spec and dataset.train_size:
             raise ScenarioError(
                 f"{public.name} given, which has {other.input_spec}, but {dataset.name} has {dataset.input_spec}; "
-                "allowed: data of the same shape",
+                "choose a data set of the same shape",
                 key="data.public.name",
             )
         return min(other.train_size, public.samples or other.train_size), 0
     if isinstance(partition, Natural | Listed):
         name = loaded.scenario.data.partition["name"]
         raise ScenarioError(
-            f"{public.share:g} given, but partition {name} says whose each sample is; allowed: name, of other data",
+            f"{public.share:g} given, but partition {name} assigns every sample to a client; give `name`, "
+            "another data set",
             key="data.public.share",
         )
     assert public.share is not None
     held = round(public.share * dataset.train_size)
     if not 0 < held < dataset.train_size:
         raise ScenarioError(
-            f"{public.share:g} given, which is {held} of {dataset.train_size} training samples; allowed: some, not all",
+            f"{public.share:g} given, which is {held} of {dataset.train_size} training samples; must leave both "
+            "public and private samples",
             key="data.public.share",
         )
     size = held if public.samples is None else min(held, public.samples)

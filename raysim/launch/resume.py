@@ -54,7 +54,7 @@ class Identity:
             found = TypeAdapter(cls).validate_json((folder / "run.json").read_bytes(), strict=True)
         except FileNotFoundError:
             raise ScenarioError(
-                f"{folder} holds no run.json, so it is no run's folder, or the run was never begun"
+                f"{folder} contains no run.json: it is not a run folder, or the run never started"
             ) from None
         except ValidationError as error:
             first = error.errors()[0]
@@ -63,7 +63,7 @@ class Identity:
         except OSError as error:
             raise ScenarioError(f"{folder / 'run.json'} cannot be read ({error})") from None
         if not _RUN_ID.fullmatch(found.run_id):
-            raise ScenarioError(f"{folder / 'run.json'}: run_id: {found.run_id!r} given, which is no run id")
+            raise ScenarioError(f"{folder / 'run.json'}: run_id: {found.run_id!r} is not a run id")
         if not _is_of_run(found.checkpoints, found.run_id):
             raise ScenarioError(
                 f"{folder / 'run.json'}: checkpoints: {found.checkpoints!r} given; allowed: 'checkpoints', in the run "
@@ -88,17 +88,16 @@ class Identity:
         ):
             if had != has:
                 raise ScenarioError(
-                    f"{folder}: its {what} had the digest {had[:12]}, those found now have {has[:12]}; a run goes on, "
-                    "and is looked into, with its own alone"
+                    f"{folder}: its {what} had the digest {had[:12]}, the present one has {has[:12]}; "
+                    "resuming or inspecting a run requires its original data"
                 )
 
     def refuse_other_code(self, folder: Path, now: Code) -> None:
         """Raises `ScenarioError` when the method, or what computes it, is not as it was."""
         if changes := self.code.changes(now):
             raise ScenarioError(
-                f"{folder} cannot be resumed: its code had another SHA-256: {', '.join(changes)}; the results "
-                "would not be of one method; --code-changed (code_changed=True in Python) "
-                "resumes it with the code as it is now"
+                f"{folder} cannot be resumed: its code has changed since: {', '.join(changes)}; to "
+                "resume it with the new code, give --code-changed (code_changed=True in Python)"
             )
 
     def with_code(self, now: Code, t: int) -> Identity:
@@ -121,9 +120,11 @@ class Identity:
         ]
         found = []
         if other:
-            found.append(f"other versions than the run began with ({', '.join(other)}): last digits may differ")
+            found.append(
+                f"different versions than at the start of the run ({', '.join(other)}): last digits may differ"
+            )
         if changes := self.code.changes(now):
-            found.append(f"other code from here on: {', '.join(changes)}")
+            found.append(f"code changed from this round on: {', '.join(changes)}")
         return found if self.code.files else [*found, UNKNOWN]
 
 
@@ -137,7 +138,7 @@ def find_run(text: str, output: Path = Path("runs")) -> Path:
         return found[0].absolute()
     known = sorted((p.parent for p in output.glob("*/*/run.json")), key=lambda p: p.name)
     latest = f"; the latest run here: {known[-1]}" if known else ""
-    raise ScenarioError(f"{text} given, but there is no such run folder, and no such run below {output}{latest}")
+    raise ScenarioError(f"{text} given, but there is no such run folder and no such run below {output}{latest}")
 
 
 def run_scenario(folder: Path, sets: Sequence[str] = (), *, code_changed: bool = False) -> Loaded:
@@ -169,7 +170,7 @@ def refuse_strange_files(folder: Path) -> None:
     for where, folders, files in os.walk(folder):
         for path in (Path(where, name) for name in (*folders, *files)):
             if path.is_symlink():
-                raise ScenarioError(f"{path} is a link; a run is resumed only in a folder that holds none: copy it")
+                raise ScenarioError(f"{path} is a link, and a run folder must not contain links; copy the file instead")
             if not (path.is_file() or path.is_dir()):
                 raise ScenarioError(f"{path} is neither a file nor a folder; remove it to resume the run")
     for names, expected in ((_FOLDERS, False), (_FILES, True)):
@@ -203,8 +204,8 @@ def refuse_differences(folder: Path, loaded: Loaded, code_changed: bool = False)
         named = [f"{key} ({_shown(had.get(key))} there, {_shown(has.get(key))} here)" for key in differing]
         place = loaded.origin.of(tuple(differing[0].split(".")))
         raise ScenarioError(
-            f"{place}: {folder} is a run with another {', '.join(named)}; a run is resumed only with "
-            f"what gives the same result: {', '.join(FREE)}, and a later last round, may differ"
+            f"{place}: {folder} was run with different settings: {', '.join(named)}; a resumed run may "
+            f"change only {', '.join(FREE)} and have more rounds"
         )
 
 
@@ -215,7 +216,7 @@ def refuse_lost_checkpoints(folder: Path, store: CheckpointStore, summary: Mappi
         return
     raise ScenarioError(
         f"{folder} cannot be resumed: its summary.json says that a checkpoint of round {saved['round']} was saved in "
-        f"{saved.get('folder')}, but there is none in {store.storage.where}; allowed: put it back there, or begin anew "
+        f"{saved.get('folder')}, but there is none in {store.storage.where}; restore it there, or start again "
         "with `raysim launch`"
     )
 

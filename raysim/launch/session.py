@@ -140,7 +140,7 @@ class Session:
     def complete(self, summary: dict[str, Any]) -> Result:
         """Close a run that has all its rounds and whose closing was cut off, without Ray. summary: the folder's."""
         self.stop.closing = True
-        self.notify("closing the run: what plots and MLflow lack is added")
+        self.notify("finalising: writing missing plots and MLflow data")
         summary = {**summary, "status": "finished", "folder": str(self.card.folder)}
         with interruptible(self.stop):
             try:
@@ -179,7 +179,7 @@ class Session:
             self.notify(text)
         self.mlflow.resume(self.folder.rounds)
         if checkpoint is None:
-            self.notify("there is no checkpoint: the run begins anew in its folder")
+            self.notify("there is no checkpoint: the run starts again in its folder")
         else:
             self.notify(f"resuming after round {t}")
             progress.resume(t, checkpoint.facts, latest)
@@ -313,7 +313,7 @@ class Session:
                     attempt(self.folder.mark_finished, summary)
         except KeyboardInterrupt:
             if over:
-                self.notify(f"all rounds are done, but not everything is written; {complete}")
+                self.notify(f"all rounds are done, but some results are not written yet; {complete}")
             raise
         if over and failed:
             if isinstance(failed[0], RaysimError) and not self.folder.why_missing():
@@ -325,7 +325,7 @@ class Session:
             cleanup.close()
 
     def _draw(self) -> None:
-        if self.folder.why_missing():  # the pictures alone are no reason to make it again
+        if self.folder.why_missing():  # do not recreate a deleted folder just for plots
             return
         plots = self.card.folder / "plots"
         plots.mkdir(exist_ok=True)

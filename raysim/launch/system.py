@@ -51,7 +51,7 @@ def read_system(loaded: Loaded) -> tuple[System | None, dict[str, Any] | None]:
         if name in trace:
             if value is not None:
                 raise origin.error(
-                    key, f"given, but the file of system.trace has a column {name}; allowed: one of them"
+                    key, f"given, but the file of system.trace also has the column {name}; remove one of them"
                 )
             key = ("system", "trace")
         if isinstance(value, dict):
@@ -81,7 +81,7 @@ def _trace(loaded: Loaded, name: str) -> tuple[dict[str, Floats], str]:
         sha = hashlib.sha256(path.read_bytes()).hexdigest()
         table = _table(path)
     except OSError as error:
-        raise origin.error(key, f"{name} given, which cannot be read ({reason(error)}); allowed: a file") from None
+        raise origin.error(key, f"{name} given, which cannot be read ({reason(error)}); give a readable file") from None
     except ValueError as error:  # pyarrow's own, too
         raise origin.error(key, f"{name} given, which cannot be read ({' '.join(str(error).split())})") from None
     if given.trace_sha256 not in (None, sha):
@@ -115,12 +115,12 @@ def _columns(table: pa.Table, count: int) -> dict[str, Floats]:
         try:
             column[name] = table[name].cast("float64").to_numpy()
         except (ValueError, NotImplementedError):
-            raise ScenarioError(f"the column {name} holds {table[name].type}; allowed: numbers") from None
+            raise ScenarioError(f"the column {name} contains {table[name].type}; it must contain numbers") from None
     row_of = {k: row for row, k in enumerate(column["client"].tolist())}
     if len(row_of) < table.num_rows:
-        raise ScenarioError("a client has several rows; allowed: one row per client")
+        raise ScenarioError("a client has several rows; give one row per client")
     missing = [k for k in range(count) if k not in row_of]
     if missing:
-        raise ScenarioError(f"client {missing[0]} has no row; allowed: a row for each of 0 to {count - 1}")
+        raise ScenarioError(f"client {missing[0]} has no row; give one row for each client from 0 to {count - 1}")
     rows = [row_of[k] for k in range(count)]
     return {name: column[name][rows] for name in names if name != "client"}

@@ -257,7 +257,7 @@ def common_feature_dim(names: Iterable[str]) -> int:
     if len(widths) == 1:
         return widths.pop()
     if not widths:
-        raise ScenarioError(f"no width of representation follows from {list(width_of)}: set clients.feature_dim")
+        raise ScenarioError(f"{list(width_of)} do not determine the width of representations: set clients.feature_dim")
     listed = ", ".join(f"{name} {width}" for name, width in width_of.items() if width is not None)
     raise ScenarioError(
         f"the models' representations differ in width ({listed}): set clients.feature_dim to a common one"
@@ -282,5 +282,5 @@ def _own(reference: Reference, num_classes: int, input_spec: InputSpec, feature_
     with failing(f"{reference.name}: cannot be built"):
         net = make(num_classes, input_spec, feature_dim)
     if not isinstance(net, SplitNet):
-        raise ScenarioError(f"{reference.name}: makes a {type(net).__name__}; allowed: a raysim.SplitNet")
+        raise ScenarioError(f"{reference.name}: returns a {type(net).__name__}; it must return a raysim.SplitNet")
     return net

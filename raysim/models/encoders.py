@@ -47,7 +47,7 @@ def build_encoder(name: str, kind: Kind = "image") -> Encoder:
     """
     if kind == "tokens" or (kind == "features" and name != "pixels"):
         allowed = "pixels" if kind == "features" else "a method without encoder"
-        raise ScenarioError(f"encoder: {name} given, which does not read {kind}; allowed: {allowed}")
+        raise ScenarioError(f"encoder: {name} given, which cannot encode {kind}; allowed: {allowed}")
     if name == "pixels":
         return pixels
     if name != "mobilenet_v3_small":

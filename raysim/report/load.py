@@ -60,7 +60,10 @@ def class_accuracy(folder: Path | str) -> pa.Table:
     """
     latest = last_measured(read_clients(folder))
     if "class_correct" not in latest.column_names or latest["class_correct"].null_count:
-        raise ScenarioError(f"{folder}: its clients.parquet holds no class_correct; allowed: a run of a later raysim")
+        raise ScenarioError(
+            f"{folder}: its clients.parquet has no class_correct: an earlier version of raysim "
+            "wrote it; run the scenario again"
+        )
     dealt = _parquet(Path(folder), "partition.parquet")
     dealt = dealt.filter(pc.and_(pc.equal(dealt["part"], "test"), pc.is_in(dealt["client"], latest["client"])))
     both = np.stack([dealt["client"].to_numpy(), dealt["label"].to_numpy()])

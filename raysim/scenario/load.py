@@ -281,7 +281,7 @@ def named_settings(
         except ScenarioError as error:
             raise origin.error((*key, "name"), error.reason) from None
         if not is_dataclass(cls) or not callable(getattr(cls, hook, None)):
-            raise origin.error((*key, "name"), f"{name}: is no dataclass with a method {hook!r}")
+            raise origin.error((*key, "name"), f"{name}: is not a dataclass with a method {hook!r}")
         classes = {name: cast(type, cls)}
     if name not in classes:
         raise origin.error(
@@ -301,14 +301,14 @@ def _settings_model(declaration: Declaration, name: str, key: Key, origin: Origi
         if field.default is not MISSING and not _is_plain(field.default):
             raise origin.error(
                 key,
-                f"{name}: field {field.name} has the default {quoted(field.default)}, which no scenario can hold; "
+                f"{name}: field {field.name} has the default {quoted(field.default)}, which a scenario cannot contain; "
                 "allowed: text, numbers, true, false, null, lists, mappings",
             )
     try:
         return settings_model(declaration)
     except Exception as error:  # Pydantic raises many kinds for types and names that it does not take
         why = str(error).splitlines()[0] if isinstance(error, PydanticUserError) else cause(error)
-        raise origin.error(key, f"{name}: a field has a type that no scenario can give ({why})") from None
+        raise origin.error(key, f"{name}: a field has a type that a scenario cannot contain ({why})") from None
 
 
 def _is_plain(value: Any) -> bool:
@@ -364,7 +364,7 @@ def _apply(raw: dict[str, Any], path: Key, value: Any, origin: Origin) -> None:
     for depth, key in enumerate(path[:-1]):
         section = section.setdefault(key, {})
         if not isinstance(section, dict):
-            raise origin.error(path, f"{'.'.join(path[: depth + 1])} is not a mapping; it has no keys to set")
+            raise origin.error(path, f"{'.'.join(path[: depth + 1])} is not a mapping, so its keys cannot be set")
     if path[:-1] in NAMED_SECTIONS and path[-1] == "name" and section.get("name") != value:
         section.clear()  # the other method's fields mean nothing to this one
     section[path[-1]] = value

@@ -100,7 +100,7 @@ def _only_algorithm(module: ModuleType, place: str, attribute: str) -> type[AnyA
     if len(found) != 1:
         called = f" called {attribute}" if attribute else ""
         allowed = "one" if attribute else f"exactly one, or {place}:Name"
-        raise ScenarioError(f"{place}: holds {len(found)} Algorithm classes{called}; it must hold {allowed}")
+        raise ScenarioError(f"{place}: contains {len(found)} Algorithm classes{called}; it must contain {allowed}")
     (cls,) = found
     slip = first_slip(cls)
     if missing := sorted(cls.__abstractmethods__):

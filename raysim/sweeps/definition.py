@@ -219,9 +219,7 @@ def _kind(key: str) -> str:
 
 def _base(raw: Mapping[str, Any], path: Path) -> Path | Mapping[str, Any]:
     if "base" not in raw:
-        raise ScenarioError(
-            "is missing; allowed: a scenario file, or its keys and values", key="base", origin=str(path)
-        )
+        raise ScenarioError("is missing; give a scenario file, or its keys and values", key="base", origin=str(path))
     base = raw["base"]
     if isinstance(base, Mapping):
         return base
@@ -229,13 +227,13 @@ def _base(raw: Mapping[str, Any], path: Path) -> Path | Mapping[str, Any]:
     refuse_special(file, "base", str(path))
     if not file.is_file():
         raise ScenarioError(
-            f"{base} given, but {file} is no file; allowed: a scenario file", key="base", origin=str(path)
+            f"{base} given, but {file} is not a file; give a scenario file", key="base", origin=str(path)
         )
     if file.resolve() != path.resolve() or "base" not in parse(read_text(path), str(path)):
         found = parse(read_text(file), str(file))
         if not {"base", "grid"} & found.keys():
             return file
-    raise ScenarioError(f"{base} given, which is a sweep; allowed: a scenario file", key="base", origin=str(path))
+    raise ScenarioError(f"{base} given, which is a sweep; give a scenario file", key="base", origin=str(path))
 
 
 def _seeds(given: Any, file: str) -> list[int | None]:
@@ -273,7 +271,7 @@ def _runs(given: Mapping[str, Any], file: str) -> list[tuple[dict[str, str], lis
         for label, sets in labelled.items():
             _check_overrides(sets, ".".join(filter(None, ("runs", str(axis), str(label)))), file)
         if axis and not labelled:
-            raise ScenarioError("{} given; allowed: at least one name with overrides", key=f"runs.{axis}", origin=file)
+            raise ScenarioError("{} given; add at least one name with overrides", key=f"runs.{axis}", origin=file)
     found = []
     for combination in itertools.product(*(labelled.items() for labelled in axes.values() if labelled)):
         labels = {str(axis): str(label) for axis, (label, _) in zip(axes, combination, strict=False)}

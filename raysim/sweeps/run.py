@@ -194,9 +194,7 @@ def lock(sweep: Sweep, cleanup: contextlib.ExitStack) -> None:
     except BlockingIOError:
         raise ScenarioError(f"{sweep.output}: another process runs this sweep") from None
     except OSError as error:
-        raise ScenarioError(
-            f"{sweep.output} cannot be written ({reason(error)}); allowed: a folder that can be"
-        ) from None
+        raise ScenarioError(f"{sweep.output} cannot be written ({reason(error)}); choose a writable folder") from None
     cleanup.callback(os.close, handle)
 
 

@@ -65,7 +65,7 @@ def serve_ui(uri: str | None, host: str = "127.0.0.1", port: int = 5000) -> int:
     command = ui_command(resolved, host, port)
     _refuse_taken_port(host, port)
     if is_new(resolved):
-        print(f"There is no run yet in {database_path(resolved)}; runs show as they are made", flush=True)
+        print(f"{database_path(resolved)} contains no run yet; new runs will appear here", flush=True)
         try:
             ensure_database(resolved)
         except Exception as error:

@@ -157,7 +157,7 @@ def test_bad_arguments(tmp_path: Path, arguments: dict[str, object], sentence: s
 
 
 def test_folders_without_runs(tmp_path: Path) -> None:
-    with pytest.raises(ScenarioError, match="no run is there; allowed: a run folder, or a folder with run folders"):
+    with pytest.raises(ScenarioError, match="no run found; give a run folder, or a folder that contains run folders"):
         compare(tmp_path)
     with pytest.raises(ScenarioError, match="cannot be read: No such file"):
         compare(tmp_path / "missing")
@@ -227,7 +227,7 @@ def test_a_baseline_of_the_sweep_without_a_run_is_left_out(tmp_path: Path) -> No
     sweep_of(tmp_path, baseline="standalone")
     comparison = compare(tmp_path)
     assert comparison.baseline is None
-    assert "the sweep's baseline, standalone, is no variant here: no difference is given" in comparison.notes
+    assert "the sweep's baseline, standalone, is not among these runs: differences are not shown" in comparison.notes
 
 
 def test_cells_without_a_run_are_counted(tmp_path: Path) -> None:

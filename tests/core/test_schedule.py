@@ -108,7 +108,7 @@ def test_more_rounds_are_added_only_where_the_old_ones_stay_the_same(tmp_path: P
         ("./mine.py:Zero", "training.schedule"),
         ("{name: './mine.py:Zero'}", "training.schedule: Zero.factor(2, 2) gives 0; allowed: greater than 0"),
         ("{name: './mine.py:Fails'}", "Fails.factor fails: KeyError: 1 (mine.py, line 10)"),
-        ("{name: './mine.py:No'}", "is no dataclass with a method 'factor'"),
+        ("{name: './mine.py:No'}", "is not a dataclass with a method 'factor'"),
     ],
 )
 def test_refused(tmp_path: Path, text: str, sentence: str) -> None:

@@ -169,8 +169,8 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     "no path": (lambda: {"name": "csv"}, "data.path: is required and was not given"),
     "another suffix": (good(path="own.py"), "data.path: "),
     "three paths": (good(path=["mine.csv"] * 3), "data.path: 3 given; allowed: a file or a folder, or two"),
-    "the same file to train and test": (good(path=["mine.csv"] * 2), "is given twice, to train and to test"),
-    "an empty folder": (empty, "data.path: nothing given, in which there is no .csv file"),
+    "the same file to train and test": (good(path=["mine.csv"] * 2), "is given as training data and as test data"),
+    "an empty folder": (empty, "data.path: nothing contains no .csv file"),
     "an empty file": (csv(), "mine.csv: cannot be read, it may be damaged (Empty CSV file)"),
     "a header alone": (csv("a,b,label"), "mine.csv: has no rows below its header"),
     "ragged rows": (
@@ -182,8 +182,11 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     "no such feature": (good(features=["a", "z*"]), "data.features: 'z*' given, but "),
     "the label as feature": (good(features="*"), "data.features: 'label' given, which is the label"),
     "no feature at all": (csv("label", "0", "1"), "data.features: "),
-    "text where numbers must be": (csv("a,b,label", "1,x,0", "3,y,1"), "column b is of type string, but features are"),
-    "a number is missing": (csv(*ROWS, "5,,0"), "mine.csv: row 3, column b is empty; allowed: a value in every row"),
+    "text where numbers must be": (
+        csv("a,b,label", "1,x,0", "3,y,1"),
+        "column b is of type string, but features must be",
+    ),
+    "a number is missing": (csv(*ROWS, "5,,0"), "mine.csv: row 3, column b is empty; every row needs a value"),
     "NaN features": (parquet({"a": [1.0, float("nan")], "label": [0, 1]}), "row 2, column a holds nan; features are"),
     "infinite features": (parquet({"a": [1.0, 1e300], "label": [0, 1]}), "row 2, column a holds inf; features are"),
     "labels that are fractions": (csv("a,label", "1,0.5", "2,1.5"), "data.label: "),
@@ -193,14 +196,17 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
         csv("a,label", "1,0", "2,90210"),
         "labels run from 0 to 90210, but there are 2 samples",
     ),
-    "one class": (csv("a,label", "1,x", "2,x"), "all 2 labels are x; allowed: two classes or more"),
+    "one class": (csv("a,label", "1,x", "2,x"), "all 2 labels are x; at least two classes are needed"),
     "empty ids": (csv("user,a,label", "u,1,0", ",2,1", **BY_USER), "row 2, column user is empty; it is an id"),
     "no such id column": (csv(*ROWS, **BY_USER), "mine.csv has no column 'user'; its columns are"),
     "ids of too few samples": (
         csv("user,a,label", "u,1,0", "v,2,1", **BY_USER),
         "data.partition.min_samples: 2 given, but none of the 2 ids has as many samples",
     ),
-    "natural without ids": (good(partition={"name": "natural"}), "data.partition.name: natural given without by"),
+    "natural without ids": (
+        good(partition={"name": "natural"}),
+        "data.partition.name: partition 'natural' needs `by`, the column of client ids",
+    ),
     "no test part": (good(split="published"), "data.split: published given, but csv has no test part"),
     "no test part, by ids": (
         good(split="published", **BY_USER),
@@ -208,7 +214,7 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     ),
     "a key of another kind": (
         good(size=8),
-        "data.size: 8 given, but data set csv has no such key; it is of parquet, images",
+        "data.size: 8 given, but data set csv has no such key; only parquet, images",
     ),
     "augmented features": (good(augment=True), "data.augment: true given, but csv has 3 features, not images"),
     "constants that do not fit": (
@@ -234,12 +240,12 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     ),
     "lists of text": (
         parquet({"x": [["a"], ["b"]], "label": [0, 1]}),
-        "column x has lists of string; allowed: of numbers",
+        "column x has lists of string; they must contain numbers",
     ),
     "tokens below 0": (parquet({"x": [[1], [-1]], "label": [0, 1]}), "holds token -1; tokens count from 0"),
     "lists beside numbers": (
         parquet({"x": [[1], [2]], "a": [1, 2], "label": [0, 1]}),
-        "allowed: one column of images or",
+        "it needs one column of images or",
     ),
     "more rows than fit into memory": (
         many_rows,
@@ -259,7 +265,7 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     "objects": (npz(x=OBJECTS, y=[0, 1]), "mine.npz: x holds Python objects, which are not read; allowed: numbers"),
     "more samples than labels": (
         npz(x=np.zeros((3, 2)), y=[0, 1]),
-        "x has 3, y has 2 samples; allowed: as many in each",
+        "x has 3, y has 2 samples; all arrays need the same number",
     ),
     "NaN in an array": (
         npz(x=[[0.0], [np.nan]], y=[0, 1]),
@@ -267,7 +273,7 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     ),
     "two labels per sample": (npz(x=np.zeros((2, 2)), y=[[0], [1]]), "y is int64 of shape (2, 1); allowed: one whole"),
     "channels first": (npz(x=np.zeros((2, 3, 8, 8), np.uint8), y=[0, 1]), "x is uint8 of shape (2, 3, 8, 8); allowed"),
-    "a member that is no array": (no_array, "mine.npz: y is no array, but another file that was put into the archive"),
+    "a member that is no array": (no_array, "mine.npz: y is not an array"),
     "an .npz that holds 4 GB": (huge_npz, "mine.npz: reading takes about 12.9 GB of memory, but 0.5 GB are available"),
     "an array of another file": (npy, "mine.npz: cannot be read, it may be damaged (File is not a zip file)"),
     "no .npz at all": (lambda: Path("mine.npz").write_bytes(b"PK no") and NUMPY, "mine.npz: cannot be read"),
@@ -279,17 +285,17 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     ),
     "an image outside the classes": (
         images(lambda folder: (folder / "cat" / "0.jpeg").rename("pets/0.png")),
-        "is in no sub-folder",
+        "is not in a sub-folder",
     ),
     "images of more than the memory": (
         images(size=20000),
         "data.size: ",
         "0.jpeg: 6 images of 20000x20000 pixels: reading takes about 7.2 GB of memory",
     ),
-    "a NUL in a path": (images(path="pe\0ts"), "data.path: pets given, which holds a NUL character"),
+    "a NUL in a path": (images(path="pe\0ts"), "data.path: pets contains a NUL character"),
     "images by folders that are none": (
         images(partition={"name": "natural", "by": "folder"}),
-        "data.partition.by: folder given, but ",
+        "data.partition.by: 'folder' given, but ",
     ),
     "images by a column of no file": (
         images(**BY_USER),
@@ -301,13 +307,13 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     ),
     "an image without an id": (metadata("file_name,user", "cat/0.jpeg,a"), "cat/1.png has no row in "),
     "an id that is empty": (metadata("file_name,user", "cat/0.jpeg,"), "row 1, column file_name or user is empty"),
-    "no images": (lambda: {**empty(), **IMAGES, "path": "nothing"}, "in which there is no .jpeg/.jpg/.png file"),
+    "no images": (lambda: {**empty(), **IMAGES, "path": "nothing"}, "contains no .jpeg/.jpg/.png file"),
     "a file in place of a folder": (
         lambda: table(Path("mine.csv")) and {**IMAGES, "path": "mine.csv"},
         "which is no folder",
     ),
     # FEMNIST
-    "a user in two files": (a_user_in_two_files, "user w0 is in "),
+    "a user in two files": (a_user_in_two_files, "user w0 is also in "),
     "another JSON": (leaf_with({"users": []}), "is not in LEAF's layout"),
     "x and y of two lengths": (leaf_with({"user_data": {"u": {"x": [], "y": [1]}}}), "user u has 0 x but 1 y"),
     "no ink": (leaf_with({"user_data": {"u": {"x": [[2.0] * 784], "y": [1]}}}), "an x is not 784 numbers from 0 to 1"),
@@ -326,7 +332,7 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     "a sample twice": (listed(client=[0, 0], sample=[1, 1]), "which gives a client the same sample twice"),
     "the published test part, dealt": (
         lambda: {**listed()(), "global_test": True},
-        "evaluation.global_test: true given, but data.split listed deals the published test samples",
+        "evaluation.global_test: true given, but with data.split listed clients train on published",
     ),
     "parts that are lists": (listed(part=[["train"], ["test"]]), "whose column part is list<"),
     "parts that are no text": (listed(part=[b"\xff", b"train"]), "whose column part is binary; allowed: "),
@@ -335,7 +341,7 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
         "data.partition.path: mine.parquet given, which holds a number that is too large (",
     ),
     "labels that are lists": (listed(label=[[0], [1]]), "whose column label is list<"),
-    "a NUL in the path of a list": (listed(path="a\0b"), "data.partition.path: ab given, which holds a NUL character"),
+    "a NUL in the path of a list": (listed(path="a\0b"), "data.partition.path: ab contains a NUL character"),
     "nothing to train on": (listed(part=["val", "test"]), "in which no sample is for training"),
 }
 

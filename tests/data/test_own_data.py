@@ -250,7 +250,7 @@ def test_unknown_ids_and_counts_are_refused(workplace: Path) -> None:
         ScenarioError, match=r"clients\.count: 7 given, but partition natural makes 4 clients; allowed: 4"
     ):
         checked(data, clients={"count": 7, "models": ["mlp_s"]})
-    with pytest.raises(ScenarioError, match=r"clients\.count: auto given, but partition iid deals to any number"):
+    with pytest.raises(ScenarioError, match=r"clients\.count: 'auto' given, but partition iid works with any number"):
         checked(
             {**data, "partition": {"name": "iid"}, "features": "[abc]"}, clients={"count": "auto", "models": ["mlp_s"]}
         )

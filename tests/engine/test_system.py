@@ -127,11 +127,11 @@ def test_what_a_deadline_costs_is_said(workplace: Path, capfd: pytest.CaptureFix
     """A run is told when none of its clients counts, and at its end how many did not."""
     result = run(loaded(SYSTEM, "clients.deadline_s=1e-9"))
     err = capfd.readouterr().err
-    assert "round 2: no client counts, the 4 selected ones dropped out or were late" in err
+    assert "round 2: no updates to aggregate: all 4 selected clients dropped out or were late" in err
     assert re.search(r"round 3/3 .* 4 dropped out or late", err)
     assert dict(rows(result.summary))["dropped out or late"] == "12 times a selected client"
     run(loaded("system={availability: 0}", "rounds=1"))
-    assert "round 1: no client counts, none was available" in capfd.readouterr().err
+    assert "round 1: no updates to aggregate: no client was available" in capfd.readouterr().err
 
 
 def test_a_round_in_which_no_client_is_available() -> None:

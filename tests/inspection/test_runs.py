@@ -82,8 +82,8 @@ def test_what_cannot_be_is_one_sentence(runs: Runs, tmp_path: Path) -> None:
         (lambda: raysim.load_client(folder, -1), r"^client -1 given, "),
         (lambda: raysim.client_data(folder, 0, "tests"), r"^part: 'tests' given; allowed: train, val, test$"),
         (lambda: raysim.load_client("nowhere", 0), r"^nowhere given, but there is no such run folder"),
-        (lambda: raysim.load_client(tmp_path, 0), r"holds no run.json"),
-        (lambda: raysim.load_client(runs("fedgh", "checkpoint.every=0").folder, 0), r"keeps no state of its clients; "),
+        (lambda: raysim.load_client(tmp_path, 0), r"contains no run.json"),
+        (lambda: raysim.load_client(runs("fedgh", "checkpoint.every=0").folder, 0), r"has no checkpoint; "),
     ):
         with pytest.raises(raysim.ScenarioError, match=sentence):
             call()
@@ -91,7 +91,7 @@ def test_what_cannot_be_is_one_sentence(runs: Runs, tmp_path: Path) -> None:
     shutil.copytree(folder, copy)
     for part in (copy / "checkpoints").glob("clients-*"):
         part.write_bytes(part.read_bytes()[:-1])
-    with pytest.raises(raysim.ScenarioError, match=r"keeps no state of its clients \(the checkpoint of round 3 cannot"):
+    with pytest.raises(raysim.ScenarioError, match=r"has no checkpoint \(the checkpoint of round 3 cannot"):
         raysim.load_client(copy, 0)
 
 
@@ -100,5 +100,5 @@ def test_data_that_is_not_the_runs_is_refused(runs: Runs, tmp_path: Path) -> Non
     shutil.copytree(runs().folder, copy)
     card = copy / "run.json"
     card.write_text(card.read_text().replace('"partition_digest": "', '"partition_digest": "0000'))
-    with pytest.raises(raysim.ScenarioError, match=r"its partition had the digest 0000.*, those found now have "):
+    with pytest.raises(raysim.ScenarioError, match=r"its partition had the digest 0000.*, the present one has "):
         raysim.client_data(copy, 0, "train")

@@ -57,8 +57,8 @@ def test_what_cannot_be_is_one_sentence(runs: Runs) -> None:
     run = OpenedRun.of(folder)
     tested = int(run.spec.test.of(0)[0])
     with pytest.raises(
-        ScenarioError, match=rf"^--sample: {tested} given, of which the server has no logits; .* \d+ \("
+        ScenarioError, match=rf"^--sample: {tested} given, but the server has no logits of it; .* \d+ \("
     ):
         sample_tree(folder, tested)
-    with pytest.raises(ScenarioError, match="no logits were sent until round 1: that was warm-up"):
+    with pytest.raises(ScenarioError, match="no logits were sent up to round 1, which is warm-up"):
         sample_tree(runs("hks", "rounds=1", "algorithm.warmup=9").folder, 0)

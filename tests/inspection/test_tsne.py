@@ -26,9 +26,9 @@ def test_what_lies_apart_stays_apart() -> None:
 
 
 def test_too_few_or_not_finite() -> None:
-    with pytest.raises(ScenarioError, match=r"^3 samples given; allowed: at least 4, "):
+    with pytest.raises(ScenarioError, match=r"^3 samples given; t-SNE needs at least 4: "):
         embed(np.zeros((3, 2), np.float32))
-    with pytest.raises(ScenarioError, match="not finite"):
+    with pytest.raises(ScenarioError, match="contain NaN or infinity"):
         embed(np.full((9, 2), np.nan, np.float32))
 
 

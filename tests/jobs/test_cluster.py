@@ -115,7 +115,7 @@ class TestConnect:
 
     @pytest.mark.parametrize("answer", [b"<html>", {"version": "4"}, [], b"[" * 200_000, b" " * (2 << 20) + b"{}"])
     def test_something_else(self, answer: object) -> None:
-        with dashboard(answer) as url, pytest.raises(ScenarioError, match="is no Ray dashboard"):
+        with dashboard(answer) as url, pytest.raises(ScenarioError, match="is not a Ray dashboard"):
             connect(at(url))
 
 

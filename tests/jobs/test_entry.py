@@ -225,4 +225,4 @@ class TestResume:
     ) -> None:
         monkeypatch.setattr("raysim.launch.run.resume", resume)
         assert entry.main(["--resume=r1"]) == 2
-        assert "holds no run.json" in capfd.readouterr().err
+        assert "contains no run.json" in capfd.readouterr().err

@@ -260,7 +260,7 @@ class TestFetch:
         here = cluster(details("j"), logs=self.log(run_folder))
         (tmp_path / "taken").mkdir()
         (tmp_path / "taken" / "thesis.tex").write_text("")
-        with pytest.raises(ScenarioError, match="holds something else"):
+        with pytest.raises(ScenarioError, match="contains other files"):
             fetch(here, "j", tmp_path / "taken", False)
         with pytest.raises(ScenarioError, match="is a file"):
             fetch(here, "j", tmp_path / "taken" / "thesis.tex", False)
@@ -308,7 +308,7 @@ class TestFetch:
         (place / "plots" / "accuracy.png").unlink()
         (place / "plots").rmdir()
         (place / "plots").symlink_to(tmp_path / "secret")
-        with pytest.raises(ScenarioError, match=r"place/plots is in the way of the run's files"):
+        with pytest.raises(ScenarioError, match=r"place/plots has the name of one of the run's files"):
             fetch(here, "j", place, False)
         assert names(tmp_path / "secret") == {"key"}
 

@@ -63,7 +63,8 @@ def test_who_trains_together_is_written_down(sets: list[str], found: dict[str, i
         (["training.together={cnn1: 2}"], "training.together: cnn1 given, which is not among clients.models; allowed"),
         (
             ["training.together=2", "failure.max_failed_fraction=0.5"],
-            "training.together: 2 given, but with failure.max_failed_fraction each client trains by itself; allowed: 1",
+            "training.together: 2 given, but failure.max_failed_fraction requires that each client trains "
+            "alone; allowed: 1",
         ),
     ],
 )

@@ -93,7 +93,7 @@ def test_a_run_does_not_go_on_with_other_code(write: Write, name: str, old: str,
     has = Code.of(mine().algorithm).files[f"algorithms/{name}"][:12]
     with pytest.raises(ScenarioError) as caught:
         resume(short.folder, sets=["rounds=4"], quiet=True)
-    assert f"its code had another SHA-256: algorithms/{name} ({had} there, {has} here); " in str(caught.value)
+    assert f"its code has changed since: algorithms/{name} ({had} there, {has} here); " in str(caught.value)
     assert "--code-changed" in str(caught.value)
     assert {path: path.read_bytes() for path in short.folder.rglob("*") if path.is_file()} == before
     assert resume(short.folder, sets=["rounds=2"], quiet=True).summary["nothing_to_do"]
@@ -103,7 +103,7 @@ def test_a_run_goes_on_with_other_code_where_one_says_so(write: Write, capfd: py
     short = run(mine("rounds=2"), quiet=True)
     write("my_factor.py", "FACTOR = 5\n")
     longer = resume(short.folder, sets=["rounds=4"], code_changed=True)
-    assert "other code from here on: algorithms/my_factor.py (" in " ".join(capfd.readouterr().err.split())
+    assert "code changed from this round on: algorithms/my_factor.py (" in " ".join(capfd.readouterr().err.split())
     (change,) = longer.summary["code"]["changes"]
     assert change["after_round"] == 2
     assert [text.partition(" ")[0] for text in change["files"]] == ["algorithms/my_factor.py"]
@@ -147,7 +147,7 @@ def test_a_run_of_an_older_raysim_goes_on_with_a_word(workplace: Path, capfd: py
     longer = resume(short.folder, sets=["rounds=2"])
     told = " ".join(capfd.readouterr().err.split())
     assert code.UNKNOWN in told
-    assert "other versions than the run began with (torch 1.0 there, " in told
+    assert "different versions than at the start of the run (torch 1.0 there, " in told
     assert longer.summary["code"]["files"] == short.summary["code"]["files"]
     assert resume(short.folder, sets=["rounds=3"], quiet=True).summary["code"]["changes"] == []
 
@@ -171,7 +171,7 @@ def test_on_the_command_line(write: Write, workplace: Path, capfd: pytest.Captur
         told = capfd.readouterr().err
         assert ended.value.code == 2
         assert told.count("\n") == 1
-        assert told.startswith(f"raysim: {short.folder} cannot be resumed: its code had another SHA-256: ")
+        assert told.startswith(f"raysim: {short.folder} cannot be resumed: its code has changed since: ")
     main([*relaunch, "--code-changed"])
     write("my_factor.py", "FACTOR = 6\n")
     main(["resume", str(short.folder), "--set", "rounds=3", "--quiet", "--code-changed"])

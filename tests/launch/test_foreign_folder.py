@@ -54,7 +54,7 @@ def test_links_are_refused(folder: Path, name: str, target: str, tmp_path: Path)
     if path.exists():
         path.rename(tmp_path / "old")
     path.symlink_to(tmp_path / target)
-    with pytest.raises(ScenarioError, match=rf"/{name} is a link; a run is resumed only in a folder that holds none"):
+    with pytest.raises(ScenarioError, match=rf"/{name} is a link, and a run folder must not contain links"):
         run_scenario(folder)
 
 
@@ -75,7 +75,7 @@ def test_other_things_than_files_are_refused(folder: Path, change: Callable[[Pat
 @pytest.mark.parametrize(
     ("facts", "told"),
     [
-        ({"run_id": "../x"}, r"run_id: '../x' given, which is no run id"),
+        ({"run_id": "../x"}, r"run_id: '../x' is not a run id"),
         ({"run_id": ["x"]}, r"cannot be read \(run_id: Input should be a valid string\)"),
         ({"versions": []}, r"cannot be read \(versions: "),
         ({"versions": {"raysim": 1}}, r"cannot be read \(versions: raysim: "),
@@ -164,7 +164,7 @@ def test_how_a_run_stood_has_its_types(changes: dict[str, Any]) -> None:
     progress = Progress()
     progress.resume(3, facts, {})
     assert (progress.t, progress.stale) == (3, {1})
-    with pytest.raises(RunError, match="the checkpoint of round 3 does not say how the run stood"):
+    with pytest.raises(RunError, match="the checkpoint of round 3 has no valid progress record"):
         Progress().resume(3, {**facts, **changes}, {})
 
 

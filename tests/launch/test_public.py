@@ -108,15 +108,27 @@ def test_another_data_set(own: Path) -> None:
     [
         ("{share: 0}", "share", "0 given; allowed: greater than 0"),
         ("{share: 1}", "share", "1 given; allowed: less than 1"),
-        ("{share: 0.0001}", "share", "0.0001 given, which is 0 of 1437 training samples; allowed: some, not all"),
-        ("{share: 0.9999}", "share", "0.9999 given, which is 1437 of 1437 training samples; allowed: some, not all"),
+        (
+            "{share: 0.0001}",
+            "share",
+            "0.0001 given, which is 0 of 1437 training samples; must leave both public and private samples",
+        ),
+        (
+            "{share: 0.9999}",
+            "share",
+            "0.9999 given, which is 1437 of 1437 training samples; must leave both public and private samples",
+        ),
         ("{share: 0.1, samples: 0}", "samples", "0 given; allowed: at least 1"),
-        ("{samples: 5}", "", "give either share, of this data set, or name, of another one"),
-        ("{share: 0.1, name: cifar10}", "", "give either share, of this data set, or name, of another one"),
-        ("{name: digits}", "name", "digits given, which is the clients' own data; allowed: share, of it, or another"),
+        ("{samples: 5}", "", "give either `share` (of this data set) or `name` (of another data set)"),
+        ("{share: 0.1, name: cifar10}", "", "give either `share` (of this data set) or `name` (of another data set)"),
+        (
+            "{name: digits}",
+            "name",
+            "digits given, which is the clients' own data set; give `share` instead, or another",
+        ),
         ("{name: cifar101}", "name", "'cifar101' given; did you mean 'cifar10"),
         ("{name: parquet}", "name", "'parquet' given; allowed: digits, fashion_mnist, cifar10"),
-        ("{name: cifar10}", "name", "cifar10 given, which has 3x32x32 images, but digits has 1x8x8 images; allowed:"),
+        ("{name: cifar10}", "name", "cifar10 given, which has 3x32x32 images, but digits has 1x8x8 images; choose"),
         ("{shar: 0.1}", "shar", "unknown key; did you mean 'share'?"),
         ("0.1", "", "0.1 given; allowed: a mapping"),
     ],
@@ -136,13 +148,13 @@ def test_labels_of_another_data_set_are_known_not_to_be_there(own: Path) -> None
 
 def test_a_share_needs_a_partition_that_deals(own: Path) -> None:
     sets = ["data.public={share: 0.5}", "data.partition={name: natural, by: user}", "clients.count=auto"]
-    with pytest.raises(ScenarioError, match=r"data.public.share: 0.5 given, but partition natural says whose each"):
+    with pytest.raises(ScenarioError, match=r"data.public.share: 0.5 given, but partition natural assigns every"):
         check(load_scenario(own, sets))
 
 
 @pytest.mark.parametrize("method", ["fedmd", "feddf"])
 def test_a_method_that_needs_it_says_so(method: str) -> None:
-    sentence = f"^--set .*: data.public: null given, but {method} needs data that all parties have; allowed: "
+    sentence = f"^--set .*: data.public: {method} needs public data; set data.public to "
     with pytest.raises(ScenarioError, match=sentence):
         check(loaded(f"algorithm={{name: {method}}}"))
 

@@ -166,9 +166,12 @@ def test_a_run_without_a_checkpoint_begins_anew_in_its_folder(workplace: Path) -
 @pytest.mark.parametrize(
     ("sets", "told"),
     [
-        (["training.lr=0.5", "seed=9"], r"another seed \(5 there, 9 here\), training.lr \(0.05 there, 0.5 here\);"),
-        (["rounds=1"], r"another rounds \(3 there, 1 here\)"),
-        (["algorithm.name=fedproto"], r"another algorithm.name \(fedgh there, fedproto here\)"),
+        (
+            ["training.lr=0.5", "seed=9"],
+            r"different settings: seed \(5 there, 9 here\), training.lr \(0.05 there, 0.5 here\);",
+        ),
+        (["rounds=1"], r"different settings: rounds \(3 there, 1 here\)"),
+        (["algorithm.name=fedproto"], r"different settings: algorithm.name \(fedgh there, fedproto here\)"),
     ],
 )
 def test_going_on_with_other_maths_is_refused(workplace: Path, sets: list[str], told: str) -> None:
@@ -225,7 +228,7 @@ def test_the_summary_of_a_run_that_goes_on_has_what_is_known_already(workplace: 
 
 def test_a_method_that_counts_rounds_cannot_have_more_of_them(workplace: Path) -> None:
     done = run(loaded("algorithm={name: fedkd}"), quiet=True)
-    with pytest.raises(ScenarioError, match=r"another rounds \(3 there, 9 here\)"):
+    with pytest.raises(ScenarioError, match=r"different settings: rounds \(3 there, 9 here\)"):
         resume(done.folder, sets=["rounds=9"], quiet=True)
 
 
@@ -306,7 +309,7 @@ def test_a_killed_run_knows_that_it_had_checkpoints(workplace: Path, monkeypatch
 
 @pytest.mark.parametrize("address", ["memory://x", "simplecache::memory://x", "memory://"])
 def test_checkpoints_in_memory_of_the_process_are_refused(workplace: Path, address: str) -> None:
-    with pytest.raises(ScenarioError, match=r"checkpoint.folder: .*memory of the process"):
+    with pytest.raises(ScenarioError, match=r"checkpoint.folder: .*memory of this process"):
         run(loaded(f"checkpoint.folder='{address}'"), quiet=True)
     assert not (workplace / "runs").exists()
 
@@ -361,7 +364,7 @@ def test_a_damaged_checkpoint_does_not_prevent_resuming_from_an_older_one(
     line = rf"thecheckpointofround4cannotbeused:\S+?{part}-00000[24]\S+?doesnotholdwhatwaswritten;goingback"
     assert len(re.findall(line, reported)) == 1
     assert ("resumingafterround2" in reported) == (len(damaged) == 1)
-    assert ("thereisnocheckpoint:therunbeginsanewinitsfolder" in reported) == (len(damaged) == 2)
+    assert ("thereisnocheckpoint:therunstartsagaininitsfolder" in reported) == (len(damaged) == 2)
 
 
 class Taken(MemoryTracker):

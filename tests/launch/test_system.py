@@ -103,13 +103,13 @@ NUMBER = "a number or a list or a mapping of keys and values"
         (["system.dropout=1.5"], "system.dropout: 1.5 given; allowed: at most 1"),
         (["system.dropout={name: uniform, low: 2, high: 3}"], "; allowed: a number at least 0 and at most 1"),
         (["system=fast"], "system: 'fast' given; allowed: a mapping of keys and values"),
-        (["clients.deadline_s=3"], "clients.deadline_s: given, but without virtual time all finish at once"),
-        (["clients.oversample=1.2"], "clients.oversample: given, but without virtual time all finish at once"),
+        (["clients.deadline_s=3"], "clients.deadline_s: needs virtual time; add the section `system`"),
+        (["clients.oversample=1.2"], "clients.oversample: needs virtual time; add the section `system`"),
         (["clients.oversample=0.9"], "clients.oversample: 0.9 given; allowed: at least 1"),
         (["clients.selection=random"], "clients.selection: 'random' given; allowed: a mapping of keys and values"),
         (["clients.selection.name=samples"], "(there are: uniform, by_samples, fastest)"),
-        (["clients.selection.name=fastest"], "clients.selection.name: fastest given; allowed: with system.flops_per_s"),
-        (["clients.selection.name=fastest", "system.latency_s=1"], "fastest given; allowed: with system.flops_per_s"),
+        (["clients.selection.name=fastest"], "clients.selection.name: 'fastest' needs system.flops_per_s; set it"),
+        (["clients.selection.name=fastest", "system.latency_s=1"], "'fastest' needs system.flops_per_s; set it"),
         (["system.trace=/dev/zero"], "system.trace: /dev/zero is a device, not a regular file; give a regular file"),
         (["seeds.init=3"], "seeds.init: unknown key (allowed: data, weights, cohorts)"),
         (["seeds.data=-1"], "seeds.data: -1 given; allowed: at least 0"),
@@ -130,9 +130,9 @@ def test_what_is_wrong_is_one_sentence(sets: list[str], sentence: str) -> None:
         ("client,speed\n0,1\n", "it has the columns client, speed; allowed: client and any of flops_per_s, "),
         ("id,latency_s\n0,1\n", "it has the columns id, latency_s; allowed"),
         ("client,latency_s,latency_s\n0,1,1\n", "it has the columns client, latency_s, latency_s; allowed"),
-        ("client,latency_s\n0,slow\n", "the column latency_s holds string; allowed: numbers"),
-        ("client,latency_s\n0,1\n0,2\n", "a client has several rows; allowed: one row per client"),
-        ("client,latency_s\n0,1\n1,2\n", "client 2 has no row; allowed: a row for each of 0 to 7"),
+        ("client,latency_s\n0,slow\n", "the column latency_s contains string; it must contain numbers"),
+        ("client,latency_s\n0,1\n0,2\n", "a client has several rows; give one row per client"),
+        ("client,latency_s\n0,1\n1,2\n", "client 2 has no row; give one row for each client from 0 to 7"),
         (ROWS.replace("13", "-1"), "client 3 has the flops_per_s -1; allowed: a number greater than 0"),
         (ROWS.replace("13", ""), "client 3 has the flops_per_s nan; allowed: a number greater than 0"),
         (ROWS.replace("13,0.3\n", "13\n"), "cannot be read (CSV parse error"),
@@ -149,5 +149,7 @@ def test_what_is_wrong_with_a_trace_is_one_sentence(workplace: Path, text: str |
 
 def test_a_key_and_a_column_of_the_trace_clash(workplace: Path) -> None:
     Path("devices.csv").write_text(ROWS)
-    with pytest.raises(ScenarioError, match=r"system\.latency_s: given, but the file of system.trace has a column lat"):
+    with pytest.raises(
+        ScenarioError, match=r"system\.latency_s: given, but the file of system.trace also has the column lat"
+    ):
         check(loaded("system={trace: devices.csv, latency_s: 1}"))

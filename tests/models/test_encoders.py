@@ -54,7 +54,7 @@ def images(count: int, channels: int = 3, side: int = 32) -> Tensor:
     [("pixels", "tokens", "a method without encoder"), ("mobilenet_v3_small", "features", "pixels")],
 )
 def test_an_encoder_reads_only_what_it_can(name: str, kind: Kind, allowed: str) -> None:
-    with pytest.raises(ValueError, match=rf"^encoder: {name} given, which does not read {kind}; allowed: {allowed}$"):
+    with pytest.raises(ValueError, match=rf"^encoder: {name} given, which cannot encode {kind}; allowed: {allowed}$"):
         build_encoder(name, kind)
 
 

@@ -162,7 +162,7 @@ REFUSED = [
     ("resources.overrides=[3]", "resources.overrides.0: 3 given; allowed: a mapping of keys and values"),
     ("training={1: 2}", "training.1: keys are text"),
     ("training={lr: {a: {b: 1}}}", "training.lr: {a: {b: 1}} given; allowed: a number"),
-    ("rounds.x=1", "rounds.x: rounds is not a mapping; it has no keys to set"),
+    ("rounds.x=1", "rounds.x: rounds is not a mapping, so its keys cannot be set"),
     ("training.lr", "--set training.lr: write it as key.key=value, for example training.lr=0.1"),
     ("=3", "--set =3: write it as key.key=value"),
     ("a..b=3", "--set a..b=3: write it as key.key=value"),
@@ -364,7 +364,7 @@ def test_one_override_that_is_not_in_a_list_is_refused():
 COMBINATIONS = [
     (
         ["clients.participation=0.01"],
-        "clients.participation: 0.01 given, which selects none of 20 clients; allowed: 0.05 to 1",
+        "clients.participation: 0.01 given, which selects no client of 20; allowed: 0.05 to 1",
     ),
     (["algorithm.name=fedavg"], "clients.models: 5 architectures given (digits_mlp64, digits_mlp128, digits_cnn_s, "),
     (
@@ -377,14 +377,17 @@ COMBINATIONS = [
     ),
     (["data.partition.classes_per_client=0"], "data.partition.classes_per_client: 0 given; allowed: at least 1"),
     (["clients.count=100000"], "100000 given, but digits has 1797 samples"),
-    (["evaluation.global_test=true"], "evaluation.global_test: true given, but data.split pooled811 deals"),
+    (["evaluation.global_test=true"], "evaluation.global_test: true given, but with data.split pooled811"),
     (["evaluation.global_every=2"], "evaluation.global_every: needs evaluation.global_test: true"),
     (
         ["data.split=published", "evaluation={global_test: true, every: 2, global_every: 3}"],
         "evaluation.global_every: 3 given, which is no multiple of evaluation.every (2)",
     ),
-    (["resources.overrides=[{actors: 1}]"], "resources.overrides.0: give either models or clients"),
-    (["resources.overrides=[{models: [digits_cnn_s], clients: 0-1}]"], "overrides.0: give either models or clients"),
+    (["resources.overrides=[{actors: 1}]"], "resources.overrides.0: give either `models` or `clients`"),
+    (
+        ["resources.overrides=[{models: [digits_cnn_s], clients: 0-1}]"],
+        "overrides.0: give either `models` or `clients`",
+    ),
     (
         ["resources.overrides=[{clients: 0-99}]"],
         "overrides.0.clients: '0-99' given: there is no client 99; allowed: 0 to 19",

@@ -225,7 +225,7 @@ class TestRuns:
     ("sets", "files", "sentence"),
     [
         ("algorithm.name=./none.py", {}, "./none.py given, but there is no such file in "),
-        ("algorithm.name=./mine.py:Nope", {}, "mine.py: holds 0 Algorithm classes called Nope; it must hold one"),
+        ("algorithm.name=./mine.py:Nope", {}, "mine.py: contains 0 Algorithm classes called Nope; it must contain one"),
         (
             "algorithm.name=./random.py",
             {"random.py": ""},
@@ -234,13 +234,13 @@ class TestRuns:
         (
             "algorithm.name=./my-own.py",
             {"my-own.py": ""},
-            "'my-own' is no name for a module; allowed: letters, digits and _",
+            "'my-own' is not a module name; use letters, digits and _",
         ),
         ("algorithm.name=./evil.py", {"evil.py": "def f(:\n"}, "evil.py: cannot be imported: invalid syntax (line 1)"),
         (
             "algorithm.name=./evil.py",
             {"evil.py": "from .nets import x\n"},
-            "evil.py: line 1: a relative import; allowed: ",
+            "evil.py: line 1: relative import; use ",
         ),
         (
             "algorithm.name=./evil.py",
@@ -252,7 +252,7 @@ class TestRuns:
         (
             "clients.models=[./nets.py, digits_mlp64]",
             {},
-            "nets.py given; allowed: with a name behind it, such as nets.py:Name",
+            "nets.py given; add the name of the class or function: nets.py:Name",
         ),
         ("clients.models=['./nets.py:None_', digits_mlp64]", {}, "nets.py: has no class or function 'None_'"),
         (
@@ -263,7 +263,7 @@ class TestRuns:
         (
             "clients.models=['./nets.py:other', digits_mlp64]",
             {},
-            "nets.py:other: makes a Linear; allowed: a raysim.SplitNet",
+            "nets.py:other: returns a Linear; it must return a raysim.SplitNet",
         ),
         (
             "clients.models=['./nets.py:narrow', digits_mlp64]",
@@ -273,7 +273,7 @@ class TestRuns:
         (
             "clients.models=['./nets.py:Small']",
             {},
-            "no width of representation follows from ['nets.py:Small']: set clients.feature_dim",
+            "['nets.py:Small'] do not determine the width of representations: set clients.feature_dim",
         ),
         (
             "clients.models=['./nets.py:Small', './sub/nets.py:Small']",
@@ -396,7 +396,7 @@ class TestNothingRunsUnannounced:
         main(["describe", str(folder / "evil.py")])
         assert "header_lr" in capsys.readouterr().out
         place(EVIL["in a default"], folder)
-        assert f"by running {folder / 'evil.py'} alone" in ran(
+        assert f"without importing {folder / 'evil.py'}" in ran(
             "describe", str(folder / "evil.py"), capsys=capsys, code=1
         )
         assert not mark.exists()
@@ -415,8 +415,10 @@ class TestNothingRunsUnannounced:
         (kept / "my_helper.py").write_text(TOUCH.format(mark=str(mark)) + "SCALE = 1.0\n")
         for words in (["resume"], ["tsne", "--clients", "0"], ["tree", "--sample", "0"], ["attack"]):
             said = ran(words[0], str(result.folder), *words[1:], capsys=capsys, code=2)
-            assert "its code had another SHA-256: my_helper.py (" in said
-        assert "its code had another" in ran("resume", str(result.folder), "--set", "rounds=3", capsys=capsys, code=2)
+            assert "its code has changed since: my_helper.py (" in said
+        assert "its code has changed since" in ran(
+            "resume", str(result.folder), "--set", "rounds=3", capsys=capsys, code=2
+        )
         assert not mark.exists()
         said = ran("resume", str(result.folder), "--set", "rounds=3", "--code-changed", "--quiet", capsys=capsys)
         assert said.startswith(f"raysim: running code from {kept / 'mine.py'}, ")
@@ -503,7 +505,7 @@ LEAVING: dict[str, tuple[str, str]] = {
     "schedule": ("training.schedule={name: './evil.py:Leaves'}", "schedule: Leaves.factor fails: SystemExit (evil.py"),
     "a default that is NumPy's": (
         "data.partition={name: './evil.py:Default'}",
-        "evil.py:Default: field first has the default np.int64(1), which no scenario can hold; allowed: text",
+        "evil.py:Default: field first has the default np.int64(1), which a scenario cannot contain; allowed: text",
     ),
     "an attribute": (
         "clients.models=['./evil.py:Attribute', digits_mlp64]",
@@ -564,7 +566,7 @@ class TestSelection:
     @pytest.mark.parametrize(
         ("returned", "sentence"),
         [
-            ("None", "returned None; allowed: 2 different ones of the 4 candidates, by their ids"),
+            ("None", "returned None; it must return the ids of 2 different clients among the 4 candidates"),
             ("1 / 0", "fails: ZeroDivisionError: division by zero (evil.py, line 7)"),
         ],
     )
@@ -593,7 +595,7 @@ class TestSelection:
     def test_one_that_is_none(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         words = ["--set", "clients.participation=0.5", "--set", "clients.selection={name: './nets.py:Small'}"]
         said = ran("launch", str(folder / "s.yaml"), *words, capsys=capsys, code=2)
-        assert "clients.selection.name: nets.py:Small: is no dataclass with a method 'select'" in said
+        assert "clients.selection.name: nets.py:Small: is not a dataclass with a method 'select'" in said
 
 
 def test_a_metric_that_has_no_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -694,9 +696,9 @@ class TestData:
     @pytest.mark.parametrize(
         ("name", "sentence"),
         [
-            ("not_arrays", "evil.py:not_arrays: returns no mapping with x and y; allowed: one, with arrays"),
+            ("not_arrays", "evil.py:not_arrays: must return a mapping with the arrays x and y"),
             ("fails", "evil.py:fails: fails: ZeroDivisionError: division by zero (evil.py, line "),
-            ("ragged", "evil.py:ragged: x has 3, y has 2 samples; allowed: as many in each, and some"),
+            ("ragged", "evil.py:ragged: x has 3, y has 2 samples; all arrays need the same number, at least one"),
             ("no_part", "evil.py:no_part: num_train is 0; allowed: 1 to 200"),
             ("none", "evil.py: has no class or function 'none'"),
         ],
@@ -734,7 +736,7 @@ class TestPartition:
         [
             ("shape", "Halves.shares gives (3, 10) numbers from 0 to 1; allowed: (4, 10), none negative, "),
             ("negative", "Halves.shares gives (4, 10) numbers from -1 to 0; allowed: (4, 10), none negative, "),
-            ("unheld", "Halves.shares gives class 0 to no client"),
+            ("unheld", "Halves.shares assigns class 0 to no client"),
             ("error", "Halves.shares fails: KeyError: 'oops' (evil.py, line "),
         ],
     )

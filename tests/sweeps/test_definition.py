@@ -166,9 +166,9 @@ def test_a_fast_sweep_is_small_and_another(base: Path, tmp_path: Path) -> None:
         ({"seeds": []}, r"seeds: \[\] given; allowed"),
         ({"set": ["a=1", {"b={c": "1}"}]}, r"set: \[a=1, {'b={c': '1}'}\] given; allowed: a list of .* in quotes"),
         ({"runs": {"a": "training.lr=1"}}, "runs.a: 'training.lr=1' given; allowed: a list of overrides"),
-        ({"base": "missing.yaml"}, "base: missing.yaml given, but .*missing.yaml is no file; allowed: a scenario file"),
-        ({"base": "sweep.yaml"}, "base: sweep.yaml given, which is a sweep; allowed: a scenario file"),
-        ({"base": "other.yaml"}, "base: other.yaml given, which is a sweep; allowed: a scenario file"),
+        ({"base": "missing.yaml"}, "base: missing.yaml given, but .*missing.yaml is not a file; give a scenario file"),
+        ({"base": "sweep.yaml"}, "base: sweep.yaml given, which is a sweep; give a scenario file"),
+        ({"base": "other.yaml"}, "base: other.yaml given, which is a sweep; give a scenario file"),
         ({"base": 3}, "base: 3 given; allowed: a scenario file, or its keys and values"),
         ({"name": "a/b"}, "name: 'a/b' given; allowed: letters, digits"),
         ({"targets": [0.5, 2]}, "targets: 2 given; allowed: accuracies greater than 0 and at most 1"),
@@ -189,7 +189,7 @@ def test_a_fast_sweep_is_small_and_another(base: Path, tmp_path: Path) -> None:
         ({"published": [claim(), 3]}, "published.1: 3 given; allowed: a mapping"),
         ({"published": [claim(rows={"papr": "X"})]}, "published.0.rows.papr: no such column"),
         ({"published": [claim(), claim(rows={"paper": "Y"}, measures={"acc_%": "last"})]}, "published: the cell"),
-        ({"runs": {"method": {}, "seed": {"a": []}}}, "runs.method: {} given; allowed: at least one name"),
+        ({"runs": {"method": {}, "seed": {"a": []}}}, "runs.method: {} given; add at least one name"),
         ({"runs": {"method": {"a": "x"}}}, "runs.method.a: 'x' given; allowed: a list of overrides"),
     ],
 )  # fmt: skip
@@ -206,7 +206,7 @@ def test_bad_sweep_files(base: Path, tmp_path: Path, content: dict[str, Any], se
 def test_a_sweep_without_a_base(tmp_path: Path) -> None:
     path = tmp_path / "sweep.yaml"
     path.write_text("seeds: [1]\n")
-    with pytest.raises(ScenarioError, match="base: is missing; allowed: a scenario file"):
+    with pytest.raises(ScenarioError, match="base: is missing; give a scenario file"):
         load_sweep(path)
 
 

@@ -127,7 +127,7 @@ def test_a_store_without_a_run_is_made_whole_and_said_to_be_empty(tmp_path, monk
 
     monkeypatch.setattr("raysim.tracking.ui.ui_command", lambda *_: [sys.executable, "-c", ""])
     uri = f"sqlite:///{tmp_path / 'new.db'}"
-    for told in (f"There is no run yet in {tmp_path / 'new.db'}; runs show as they are made\n", ""):
+    for told in (f"{tmp_path / 'new.db'} contains no run yet; new runs will appear here\n", ""):
         port = free_port()
         assert serve_ui(uri, port=port) == 0
         assert capsys.readouterr().out == f"{told}MLflow is at http://127.0.0.1:{port} (Ctrl-C ends it)\n"

@@ -151,8 +151,8 @@ def make_plan(requests: Sequence[ResourceRequest], machine: ClusterResources, pa
                 f"{machine.cpus:g}; allowed: fewer actors or smaller shares"
             )
         notes.append(
-            f"the plan counts {plan.cpus:g} CPUs, the machine has {machine.cpus:g}: rounds take longer, results are "
-            "those of a machine with as many"
+            f"the plan needs {plan.cpus:g} CPUs, the machine has {machine.cpus:g}: rounds take longer, results are "
+            "the same"
         )
     return Plan(plan.groups, tuple(dict.fromkeys(notes)))
 
@@ -188,7 +188,8 @@ def check_fits(plan: Plan, nodes: Sequence[Node], pack: bool = False) -> None:
             offers = ", ".join(f"{node.name} ({node.cpus:g} CPU, {node.gpus:g} GPU)" for node in nodes)
             raise ScenarioError(
                 f"resources: {group.actors} actors of {group.cpus_per_actor:g} CPU and {group.gpus_per_actor:g} GPU "
-                f"wanted, but only {len(placed)} of them fit on the nodes, which offer {offers or 'nothing'}; allowed: "
+                f"requested, but only {len(placed)} of them fit on the nodes, which offer "
+                f"{offers or 'nothing'}; request "
                 "fewer actors or smaller shares"
             )
 
@@ -249,7 +250,7 @@ def parse_ranges(text: str, count: int) -> set[int]:
         if not first.isdigit() or (dash and not last.isdigit()):
             raise ValueError('write ranges of ids such as "0-9,12"')
         if last and int(last) < int(first):
-            raise ValueError(f"{part.strip()} runs backwards")
+            raise ValueError(f"{part.strip()} is in descending order")
         if max(int(first), int(last or first)) >= count:
             raise ValueError(f"there is no client {max(int(first), int(last or first))}")
         found |= set(range(int(first), int(last or first) + 1))

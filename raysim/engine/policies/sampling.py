@@ -128,8 +128,8 @@ def cohort(
     if found is None or len(found) != size or len({*chosen}) != size:
         count = "" if found is None else f"{f'more than {size}' if len(found) > size else len(found)} clients, "
         raise RunError(
-            f"{name} returned {count}{quoted(selected)}; allowed: {size} different ones of the {len(ids)} candidates, "
-            "by their ids"
+            f"{name} returned {count}{quoted(selected)}; it must return the ids of {size} different "
+            f"clients among the {len(ids)} candidates"
         )
     return tuple(sorted(chosen))
 

@@ -164,7 +164,7 @@ class ActorCalls:
         """Which actors have not answered and are not at work, for how long, and what the user can do."""
         actors = ", ".join(f"{self.name_of(one) or 'an actor'}{self.detail_of(one)}" for one in idle)
         return (
-            f"{context}: no answer for {waited_s:.0f} s from {actors}, and no work there: it hangs or was stopped; "
+            f"{context}: no answer for {waited_s:.0f} s from {actors}, which uses no CPU: it hangs or was stopped; "
             "`py-spy dump --pid PID` or `ray stack` on its node show where; Ctrl-C twice ends the run, and resuming it "
             "with --set failure.client_timeout_s=SECONDS gives up on clients that hang"
         )

@@ -314,7 +314,7 @@ class ActorPool:
             clients += left + [self._new_client(g, *free[i : i + 1]) for i in range(count - len(left))]
             groups.append(replace(group, actors=count))
             if count < group.actors:
-                notes.append(f"only {count} of {group.actors} actors fit now: the run continues with them")
+                notes.append(f"only {count} of {group.actors} actors fit now; the run continues with these")
         self.clients, self.plan = clients, replace(self.plan, groups=tuple(groups))
         return notes
 
@@ -353,4 +353,4 @@ class ActorPool:
         self.clients.insert(sum(group.actors for group in groups[: g + 1]), worker)
         groups[g] = replace(groups[g], actors=groups[g].actors + 1)
         self.plan = replace(self.plan, groups=tuple(groups))
-        self.notify(f"an actor on a new node takes part: {len(self.clients)} client actors now")
+        self.notify(f"added an actor on a new node: {len(self.clients)} client actors now")

@@ -350,7 +350,7 @@ class ClientWorker:
                 everyone = None
                 if published_M is not None:
                     everyone = self._score_group(nets, [published_M] * len(group), [part[:0] for part in val])
-            except FAILURES:  # whose network fails is told by testing it alone
+            except FAILURES:  # evaluate one by one to identify the failing client
                 return self._evaluate_each(group, coverage)
         share_s = (perf_counter() - start) / len(group)
         found = {}

@@ -123,7 +123,7 @@ class ServerWorker:
         try:
             self.server.state = deserialize(serialized, self.server.state, modules_of(self.spec.algorithm))
         except ValueError as error:
-            raise RunError(f"the server's state cannot be put together again: {error}") from error
+            raise RunError(f"the server's state cannot be restored: {error}") from error
         self._flops = {_tuples(key): count for key, count in facts["flops"]}
 
     def fingerprints(self) -> dict[str, str]:

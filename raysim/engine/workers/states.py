@@ -43,7 +43,7 @@ class Shell:
         if unknown := self.net.state_dict().keys() - known:
             raise RunError(
                 f"{type(self.net).__name__}: its state_dict holds {min(unknown)}, which is neither a parameter nor a "
-                "buffer; a client's network keeps nothing else"
+                "buffer; a client's network may contain nothing else"
             )
         self.form = _form(self.net)
         self.modules = [*self.net.modules()]
@@ -160,7 +160,7 @@ class ClientStates:
                 name = min(name for name, _ in found.items() ^ form.items())
                 raise RunError(
                     f"client {k} with model {self._arch(k)}: the shape or type of {name} in its network's state_dict "
-                    "changed; a client's network keeps those that client_model gave it"
+                    "changed; they must stay as client_model created them"
                 )
             shell.load(net.state_dict())
         shell.collected()

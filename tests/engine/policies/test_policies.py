@@ -93,9 +93,7 @@ def test_plan_that_does_not_fit(request_: ResourceRequest, machine: ClusterResou
 def test_local_cpus_may_be_oversubscribed() -> None:
     plan = make_plan([group_of(10, actors=3)], ClusterResources(2, 0, oversubscribable=True))
     assert plan.num_actors == 3
-    assert plan.notes == (
-        "the plan counts 3 CPUs, the machine has 2: rounds take longer, results are those of a machine with as many",
-    )
+    assert plan.notes == ("the plan needs 3 CPUs, the machine has 2: rounds take longer, results are the same",)
 
 
 def test_groups_share_the_machine() -> None:

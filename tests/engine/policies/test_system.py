@@ -118,7 +118,8 @@ def test_a_selection_that_is_none_ends_the_run() -> None:
             return [3, 3, *candidates.ids[: size - 2]]
 
     with pytest.raises(
-        RunError, match=r"round 2: Twice.select returned 4 clients, \[3, 3, 0, 1\]; allowed: 4 different"
+        RunError,
+        match=r"round 2: Twice.select returned 4 clients, \[3, 3, 0, 1\]; it must return the ids of 4 different",
     ):
         cohort(1, 2, range(8), 4, given=Participation(Twice()))
 
@@ -168,7 +169,7 @@ def test_what_is_no_selection(found: Any, told: str) -> None:
         cohort(1, 3, range(8), 2, given=Participation(Returns(found)))
     said = " ".join(str(caught.value).split())
     assert said.startswith(f"round 3: Returns.select returned {told}")
-    assert said.endswith("; allowed: 2 different ones of the 8 candidates, by their ids")
+    assert said.endswith("; it must return the ids of 2 different clients among the 8 candidates")
 
 
 def test_the_fastest_of_those_that_are_drawn() -> None:
