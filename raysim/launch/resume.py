@@ -230,13 +230,27 @@ def _is_of_run(checkpoints: str, run_id: str) -> bool:
     return whole and checkpoints.isprintable() and ".." not in parts and is_name(parts[-2]) and parts[-1] == run_id
 
 
+def how_to_continue(loaded: Loaded, resume_line: str) -> str:
+    """How the user of a finished run gets more rounds, as the rest of a sentence. resume_line: resumes the run."""
+    rounds = loaded.scenario.rounds
+    if _may_have_more_rounds(loaded, rounds, rounds + 1):
+        return f"to run more rounds: {resume_line} --set rounds=N, where N is greater than {rounds}"
+    return "its learning rate or its method depends on the total number of rounds, so launch a new run for more rounds"
+
+
+def _may_have_more_rounds(loaded: Loaded, had: int, have: int) -> bool:
+    """Whether the first `had` rounds of `have` are the same as those of a run with `had` rounds.
+
+    They are not if the method or the learning rate depends on the total number of rounds.
+    """
+    schedule = schedule_of(loaded)
+    same = all(factor_of(schedule, t, had) == factor_of(schedule, t, have) for t in range(1, had + 1))
+    return have > had and same and not loaded.declared.scheduled
+
+
 def _free(key: str, before: Loaded, now: Loaded) -> bool:
     if key == "rounds":
-        # More rounds are the same rounds and then some, unless the method or the learning rate looks at how many
-        # there will be.
-        had, have, schedule = before.scenario.rounds, now.scenario.rounds, schedule_of(now)
-        same = all(factor_of(schedule, t, had) == factor_of(schedule, t, have) for t in range(1, had + 1))
-        return have > had and same and not now.declared.scheduled
+        return _may_have_more_rounds(now, before.scenario.rounds, now.scenario.rounds)
     if key in ("data.path", "data.partition.path"):  # a file may be moved: its digest is compared
         return True
     return not decides(key)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -23,13 +22,14 @@ from raysim.launch.check import check
 from raysim.launch.code import Code, versions
 from raysim.launch.resume import (
     Identity,
+    how_to_continue,
     label,
     refuse_differences,
     refuse_incompatible,
     refuse_lost_checkpoints,
     run_scenario,
 )
-from raysim.launch.session import RESUME, Result, Resumed, Session
+from raysim.launch.session import RESUME, Result, Resumed, Session, resume_line
 from raysim.report.load import read_rounds, read_summary
 from raysim.report.progress import make_display
 from raysim.scenario.load import Loaded, load_scenario
@@ -81,7 +81,7 @@ def run(
         Code.of(given.algorithm, given.own_code),
         overrides=given.overrides,
     )
-    run_folder = RunFolder.create(scenario.output_folder, scenario.name, run_id)
+    run_folder = RunFolder.create(scenario.results_folder(), run_id)
     return _session(assembly, identity, run_folder, quiet, trackers, resume_command, stop=stop).run()
 
 
@@ -117,8 +117,8 @@ def resume(
     done, status = summary.get("rounds"), summary.get("status")
     over = isinstance(done, int) and done >= loaded.scenario.rounds
     if over and status == "finished":
-        more = f"{resume_command} {shlex.quote(str(path))} --set rounds=N"
-        return Result(path, {**summary, "folder": str(path), "nothing_to_do": more})
+        how = how_to_continue(loaded, resume_line(resume_command, path))
+        return Result(path, {**summary, "folder": str(path), "nothing_to_do": how})
     closing = False
     if over and status == "closing":
         with contextlib.suppress(ScenarioError):  # a damaged file is mended from the last checkpoint

@@ -46,6 +46,11 @@ RESUME = "raysim resume"
 """The command that resumes a run, with the run's folder behind it."""
 
 
+def resume_line(command: str, folder: Path) -> str:
+    """The line that a user types to resume the run in `folder`."""
+    return f"{command} {shlex.quote(str(folder))}"
+
+
 @dataclass(frozen=True)
 class Result:
     """A run that ended well."""
@@ -350,7 +355,7 @@ class Session:
 
     @property
     def _resume_line(self) -> str:
-        return f"{self.resume_command} {shlex.quote(str(self.card.folder))}"
+        return resume_line(self.resume_command, self.card.folder)
 
     def _summary(self, status: Status, progress: Progress, checkpoints: CheckpointManager | None) -> dict[str, Any]:
         client_rounds = max(1, progress.client_rounds)

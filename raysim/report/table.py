@@ -18,8 +18,8 @@ def print_closing_table(summary: Mapping[str, object], file: TextIO | None = Non
 
     - `scenario`, `method` (or `algorithm`), `status`, `folder`, `mlflow` (the line to print), `state_digest`: text
     - `seed`; `overrides`: dotted keys and values that `--set` gave
-    - `nothing_to_do`: the command that adds rounds, if all rounds had been done before; `completed`: whether they had,
-      and only plots or MLflow lacked something; standard error then says so
+    - `nothing_to_do`: how to add rounds, if all rounds had been done before; `completed`: whether they had, and only
+      plots or MLflow lacked something; standard error then says so
     - `rounds`: rounds done; `rounds_asked`: rounds that the scenario asks for
     - `participants_per_round`, `clients`: counts
     - `final`: metric name to value, of the last round that measured it; accuracies in [0, 1], bytes, seconds
@@ -34,12 +34,13 @@ def print_closing_table(summary: Mapping[str, object], file: TextIO | None = Non
     from rich.console import Console
     from rich.text import Text
 
-    if more := summary.get("nothing_to_do"):
-        done = f"; run more rounds with: {more}"
+    if how := summary.get("nothing_to_do"):
+        done = f"; {how}"
     else:
         done = "; plots and MLflow are complete now" if summary.get("completed") else ""
     if done:
-        print(f"{summary['folder']}: all {summary['rounds']} rounds were done already{done}", file=sys.stderr)
+        text = f"{summary['folder']}: this run is finished: all {summary['rounds']} rounds are done{done}"
+        print(text, file=sys.stderr)
     found = rows(summary)
     width = max((len(name) for name, _ in found), default=0)
     lines = [Text.assemble(" ", (name.ljust(width), "dim"), f"   {value}") for name, value in found]

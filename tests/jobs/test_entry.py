@@ -58,7 +58,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]
                 **SUMMARY,
                 "run_id": "r1",
                 "folder": str(folder),
-                "nothing_to_do": "raysim submit --resume r1 --set rounds=N",
+                "nothing_to_do": "to run more rounds: raysim submit --resume r1 --set rounds=N",
             }
         )
 
@@ -203,10 +203,8 @@ class TestResume:
     def test_one_that_has_all_rounds_can_be_fetched(self, run_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
         assert entry.main([QUICKSTART, f"--resume={run_folder}"]) == 0
         shown = capfd.readouterr()
-        assert (
-            f"{run_folder}: all 2 rounds were done already; run more rounds with: raysim submit --resume r1"
-            in shown.err
-        )
+        finished = f"{run_folder}: this run is finished: all 2 rounds are done; to run more rounds: raysim submit"
+        assert finished in shown.err
         log = read_log(shown.out)
         assert (log.run_folder, log.run_id) == (str(run_folder), "r1")
 

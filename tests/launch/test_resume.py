@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,6 +27,7 @@ from raysim.tracking import rows
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.memory import MemoryTracker
 from raysim.tracking.mlflow import MlflowTracker
+from tests.cli.command import run as command
 from tests.engine.scenarios import loaded, of_method
 
 
@@ -76,7 +78,30 @@ def test_going_on_with_more_rounds_is_as_if_there_had_always_been_so_many(workpl
     assert longer.state_digest == whole.state_digest
     assert of_results(longer.folder)[1].equals(of_results(whole.folder)[1])
     again = resume(short.folder, sets=["rounds=5"], quiet=True)
-    assert again.summary["nothing_to_do"] == f"raysim resume {short.folder} --set rounds=N"
+    assert f"raysim resume {short.folder} --set rounds=N" in again.summary["nothing_to_do"]
+
+
+def test_resuming_a_finished_run_tells_how_to_run_more_rounds(
+    workplace: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What it prints is a command that works, where more rounds are possible."""
+    folder = run(loaded("rounds=2", "output=with space"), quiet=True).folder
+    code, _, err = command(capfd, "resume", str(folder), "--quiet")
+    assert code == 0 and f"{folder}: this run is finished: all 2 rounds are done; to run more rounds: " in err
+    line = err.partition("to run more rounds: ")[2].partition(", where N is greater than 2")[0]
+    words = shlex.split(line.replace("rounds=N", "rounds=3"))
+    assert words[0] == "raysim"
+    assert command(capfd, *words[1:], "--quiet")[0] == 0
+    assert read_summary(folder)["rounds"] == 3
+
+
+def test_a_finished_run_whose_rounds_depend_on_their_number_cannot_have_more(
+    workplace: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = run(loaded("rounds=2", "training.schedule={name: cosine}"), quiet=True).folder
+    code, _, err = command(capfd, "resume", str(folder), "--quiet")
+    assert code == 0 and "all 2 rounds are done; its learning rate or its method depends on the total number" in err
+    assert command(capfd, "resume", str(folder), "--set", "rounds=3")[0] == 2
 
 
 def test_what_a_checkpoint_keeps_is_not_counted_on(workplace: Path) -> None:
