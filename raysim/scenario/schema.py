@@ -315,6 +315,13 @@ class Scenario(Section):
         """Where run folders go, absolute."""
         return expanded(self.output).absolute()
 
+    def results_folder(self, name: str | None = None) -> Path:
+        """The folder in which a command keeps its results, below `output`.
+
+        name: of the sweep that runs the scenario; default: the scenario's own name, for single runs.
+        """
+        return self.output_folder / (self.name if name is None else name)
+
 
 FREE = ("name", "backend", "output", "resources", "tracking", "checkpoint", "failure", "data.root", "data.format")
 """Keys, with all below them, that say where and how a run takes place, not what comes out."""

@@ -115,15 +115,16 @@ def load_sweep(
     path = Path(file)
     text = read_text(path)
     raw = parse(text, str(path))
-    if not _is_sweep(raw):
-        raw = {"base": path.name, "name": f"{raw.get('name', path.stem)}-sweep"}  # beside the folder of single runs
+    of_scenario = not _is_sweep(raw)
+    if of_scenario:
+        raw = {"base": path.name}
     for key, value in raw.items():
         if key not in KEYS:
             raise ScenarioError(f"unknown key; allowed: {', '.join(KEYS)}", key=str(key), origin=str(path))
         if not isinstance(value, KEYS[key]) or isinstance(value, bool):
             raise ScenarioError(f"{shown(value)} given; allowed: {_kind(key)}", key=key, origin=str(path))
     name = raw.get("name", path.stem)
-    if not is_name(name):
+    if not of_scenario and not is_name(name):
         allowed = "letters, digits and . _ -, at most 100, beginning with a letter or digit"
         raise ScenarioError(f"{name!r} given; allowed: {allowed}", key="name", origin=str(path))
     _check_overrides(raw.get("set", []), "set", str(path))
@@ -136,7 +137,7 @@ def load_sweep(
         raise ScenarioError(f"{path}: the sweep has {number:,} cells, and at most {MOST_CELLS:,} fit: split it")
     claims = read_claims(raw.get("published"), path)
     if fast:
-        name, chosen = f"{name}-fast", chosen[:1]
+        chosen = chosen[:1]
     cells: dict[str, Cell] = {}
     named: dict[str, str] = {}  # a cell's name -> its id
     methods: dict[str, str] = {}  # `algorithm.name` -> what tables call it
@@ -162,10 +163,11 @@ def load_sweep(
             raise ScenarioError(f"{path}: the cells {same.name!r} and {cell.name!r} are the same run; remove one")
     _check_comparison(raw, list(cells.values()), str(path))
     targets = raw.get("targets")
-    output = next(iter(cells.values())).loaded.scenario.output_folder / name
+    scenario = next(iter(cells.values())).loaded.scenario
+    name = (f"{scenario.name}-sweep" if of_scenario else name) + ("-fast" if fast else "")
     return Sweep(
-        name, base, tuple(cells.values()), output, raw.get("baseline"), targets and tuple(targets),
-        _about(text, base), (FAST_NOTE,) if fast else (), raw.get("targets_on", "all"),
+        name, base, tuple(cells.values()), scenario.results_folder(name), raw.get("baseline"),
+        targets and tuple(targets), _about(text, base), (FAST_NOTE,) if fast else (), raw.get("targets_on", "all"),
     )  # fmt: skip
 
 

@@ -60,13 +60,13 @@ class RunFolder:
         self._restored = True  # whether what is above is what the files hold; not so between `reopen` and `truncate`
 
     @classmethod
-    def create(cls, output: Path, name: str, run_id: str) -> RunFolder:
-        """Make the folder and see that it can be written to.
+    def create(cls, results: Path, run_id: str) -> RunFolder:
+        """Make the folder of a run in that of its scenario's results, and see that it can be written to.
 
         Raises:
             ScenarioError: the folder exists already, or cannot be made or written.
         """
-        path = Path(output).absolute() / name / run_id
+        path = Path(results).absolute() / run_id
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.mkdir()

@@ -63,6 +63,19 @@ def test_a_sweep_of_a_scenario_has_its_name_and_its_comment_once(base: Path) -> 
     assert (sweep.name, sweep.output.name, sweep.about) == (f"{name}-sweep", f"{name}-sweep", "What it is.")
 
 
+def test_a_sweep_of_a_scenario_lies_beside_its_single_runs(base: Path, tmp_path: Path) -> None:
+    """Both folders have the scenario's name, whatever its file is called, and `--set` changes both."""
+    file = base.rename(tmp_path / "my scenario.yaml")
+    for name, sets in (("tiny", []), ("other", ["name=other"])):
+        single = raysim.load_scenario(file, sets).scenario.results_folder()
+        sweep = load_sweep(file, seeds="1,2", sets=sets)
+        assert single == tmp_path / "runs" / name
+        assert sweep.output == single.with_name(f"{name}-sweep") and sweep.name == f"{name}-sweep"
+        assert load_sweep(file, seeds="1,2", sets=sets, fast=True).output == single.with_name(f"{name}-sweep-fast")
+        for cell in sweep.cells:
+            assert placed(cell, sweep).scenario.results_folder() == sweep.output / cell.folder_name
+
+
 def test_an_inline_base(tmp_path: Path) -> None:
     sweep = load_sweep(write(tmp_path, base=digits(), grid={"seed": [1, 2]}))
     assert [cell.loaded.scenario.seed for cell in sweep.cells] == [1, 2]

@@ -64,7 +64,7 @@ def begin(tmp_path, make_card, tell):
     """A new run folder with the rounds up to `last`, its run still running."""
 
     def begin(last, name="r1"):
-        folder = RunFolder.create(tmp_path / "runs", "quick", name)
+        folder = RunFolder.create(tmp_path / "runs" / "quick", name)
         folder.open(make_card(folder.path))
         tell(folder, 0, last)
         return folder
@@ -161,7 +161,7 @@ def test_a_run_that_begins_anew(begin, continue_run, ideal, make_card):
 
 
 def test_a_run_that_was_killed_before_it_was_opened(tmp_path, continue_run, ideal):
-    folder = RunFolder.create(tmp_path / "runs", "quick", "r1")
+    folder = RunFolder.create(tmp_path / "runs" / "quick", "r1")
     kill(folder)
     assert continue_run(folder.path, -1) == ideal
 
@@ -526,7 +526,7 @@ import sys, pathlib
 from raysim.common.results import ClientRow, RunCard
 from raysim.common.files import set_aside
 from raysim.tracking.folder import RunFolder
-folder = RunFolder.create(pathlib.Path(sys.argv[1]), "quick", "killed")
+folder = RunFolder.create(pathlib.Path(sys.argv[1]) / "quick", "killed")
 folder.open(RunCard("quick", "killed", folder.path, {}, {}, "digits", "s", "d", "p", 1, 1, "m-s1", {}))
 for t in range(100_000):
     row = ClientRow(t, 0, "m", True, 0.5, 1, 2, 0.1, 1, 2, None, None, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)

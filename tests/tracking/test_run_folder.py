@@ -23,7 +23,7 @@ from raysim.tracking.memory import MemoryTracker
 
 @pytest.fixture
 def run(tmp_path, make_card):
-    run = RunFolder.create(tmp_path / "runs", "quick", "r1")
+    run = RunFolder.create(tmp_path / "runs" / "quick", "r1")
     run.open(make_card(run.path))
     yield run
     run._clients.close_stream()  # what a killed process leaves to the operating system
@@ -150,20 +150,20 @@ def test_many_rounds_make_few_row_groups(run, make_rows):
 def test_a_place_that_cannot_hold_runs_is_refused(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     with pytest.raises(ScenarioError, match=r"file/quick/r1 cannot be used \(not a directory\)"):
-        RunFolder.create(tmp_path / "file", "quick", "r1")
+        RunFolder.create(tmp_path / "file" / "quick", "r1")
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "quick").write_text("")
     with pytest.raises(ScenarioError, match="cannot be used"):
-        RunFolder.create(tmp_path / "runs", "quick", "r1")
-    RunFolder.create(tmp_path, "quick", "r1")
+        RunFolder.create(tmp_path / "runs" / "quick", "r1")
+    RunFolder.create(tmp_path / "quick", "r1")
     with pytest.raises(ScenarioError, match="exists already"):
-        RunFolder.create(tmp_path, "quick", "r1")
+        RunFolder.create(tmp_path / "quick", "r1")
     monkeypatch.setattr(folder_module.os, "fsync", _full_disk)
     with pytest.raises(ScenarioError, match="no space left on device"):
-        RunFolder.create(tmp_path, "quick", "r2")
+        RunFolder.create(tmp_path / "quick", "r2")
     monkeypatch.setattr(Path, "mkdir", _forbidden)
     with pytest.raises(ScenarioError, match="permission denied"):
-        RunFolder.create(tmp_path, "quick", "r3")
+        RunFolder.create(tmp_path / "quick", "r3")
 
 
 def test_no_run_folder_is_one_sentence(tmp_path):
