@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from raysim.comparison.measures import ACCURACIES, MEASURES
 from raysim.comparison.pictures import pictures, save
 from raysim.comparison.runs import Run
 from raysim.comparison.tables import TASKS, legend, rows, short, task_rows, title
-from raysim.scenario.yaml_text import opening_comment, read_text
+from raysim.scenario.yaml_text import opening_comment, read_text, shown
 
 CAPTIONS = {
     "curves": "Mean test accuracy of all clients over rounds, over bytes sent, over operations and over virtual time, "
@@ -37,7 +37,7 @@ class Part:
     """One comparison in the report."""
 
     name: str
-    about: str  # the comment that opens the scenario
+    about: str  # the comment that opens the scenario, unless an earlier part shows the same
     comparison: Comparison
 
     @property
@@ -51,19 +51,27 @@ class Part:
         return rows(self.comparison, self.comparison.measures, ACCURACIES)
 
     @property
+    def settings(self) -> list[list[str]]:
+        """The table of every key that decides a result, defaults included: its values and the variants that have them.
+
+        Without the seed, which the table of the runs has.
+        """
+        of_variant = {variant.name: variant.runs[0].deciding for variant in self.comparison.variants}
+        found = [["key", "value", "variants"]]
+        for key in dict.fromkeys(key for deciding in of_variant.values() for key in deciding):
+            variants: dict[str, list[str]] = {}
+            for name, deciding in of_variant.items():
+                if key in deciding:
+                    value = deciding[key]
+                    variants.setdefault(value if isinstance(value, str) else shown(value), []).append(name)
+            for value, having in variants.items():
+                found.append([key, value, "all" if len(having) == len(of_variant) else ", ".join(having)])
+        return found
+
+    @property
     def over_tasks(self) -> list[list[str]]:
         """The methods over all data sets and partitions, where there are several."""
         return task_rows(self.comparison)
-
-    @property
-    def settings(self) -> list[list[str]]:
-        """The keys that decide a result and have the same value in all runs, defaults included."""
-        first, *others = [run.deciding for variant in self.comparison.variants for run in variant.runs]
-        shared = {key: value for key, value in first.items() if all(one.get(key) == value for one in others)}
-        return [
-            ["key", "value"],
-            *([key, value if isinstance(value, str) else json.dumps(value)] for key, value in shared.items()),
-        ]
 
     @property
     def legend(self) -> str:
@@ -104,7 +112,11 @@ def report(*sources: Path | str, output: Path | str, baseline: str | None = None
         ScenarioError: as `compare`.
         OSError: the file cannot be written.
     """
-    parts = [_part(Path(source), baseline) for source in sources]
+    parts: list[Part] = []
+    for source in sources:
+        part = _part(Path(source), baseline)
+        is_repeated = any(part.about == earlier.about for earlier in parts)
+        parts.append(dataclasses.replace(part, about="") if is_repeated else part)
     environment = Environment(
         loader=PackageLoader("raysim.comparison"), autoescape=True, undefined=StrictUndefined, finalize=_clean
     )

@@ -54,8 +54,19 @@ def test_it_holds_everything_and_loads_nothing(page: Path) -> None:
     assert "What &lt;this&gt; is." in text and "yaml-language-server" not in text
     assert text.count("raysim launch ") == 2 * 6
     assert "60.00 ± 24.84" in text  # of 50, 60 and 70 %
-    assert re.search(r"<td>data.name</td><td>\w+</td>", text)  # the same in all runs
-    assert "<td>algorithm.name</td>" not in text and "<td>seed</td>" not in text
+    assert re.search(r"<td>data.name</td><td>\w+</td><td>all</td>", text)
+
+
+def test_a_comment_is_shown_once(page: Path) -> None:
+    assert page.read_text().count("What &lt;this&gt; is.") == 1
+
+
+def test_it_shows_the_settings_of_the_variants(page: Path) -> None:
+    text = page.read_text()
+    assert text.count("<tr><td>training.batch_size</td><td>8</td><td>all</td></tr>") == 2
+    for method in ("fedgh", "standalone"):
+        assert text.count(f"<tr><td>algorithm.name</td><td>{method}</td><td>{method}</td></tr>") == 2
+    assert "<td>seed</td>" not in text and "<td>output</td>" not in text
 
 
 def test_the_same_runs_give_the_same_bytes(page: Path) -> None:
