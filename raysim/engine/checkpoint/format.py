@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -74,17 +76,28 @@ def read_file(storage: Storage, file: CheckpointFile) -> bytes:
 
 
 def read_clients(data: bytes, wanted: Collection[ClientId]) -> dict[ClientId, Weights]:
-    """The states of some of the clients in a file of `client_files`."""
+    """The states of some of the clients in a file of `client_files`. Raises `DamageError` when it is no such file."""
     found: dict[ClientId, Weights] = {k: {} for k in wanted}
-    for name, tensor in load(data).items():
-        k, _, inner = name.partition("/")
-        if int(k) in found:
-            found[int(k)][inner] = tensor
+    with _malformed():
+        for name, tensor in load(data).items():
+            k, _, inner = name.partition("/")
+            if int(k) in found:
+                found[int(k)][inner] = tensor
     return found
 
 
 def read_server(data: bytes) -> tuple[Serialized, dict[str, Any]]:
-    """The content of a file of `server_file`: (state, facts)."""
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    metadata = header["__metadata__"]
-    return Serialized(json.loads(metadata["tree"]), load(data)), json.loads(metadata["facts"])
+    """The content of a file of `server_file`: (state, facts). Raises `DamageError` when it is no such file."""
+    with _malformed():
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        metadata = header["__metadata__"]
+        return Serialized(json.loads(metadata["tree"]), load(data)), json.loads(metadata["facts"])
+
+
+@contextlib.contextmanager
+def _malformed() -> Iterator[None]:
+    """Raise `DamageError` where a file with the right checksum is not as raysim writes it: another user's, for one."""
+    try:
+        yield
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DamageError(f"a checkpoint file is not as raysim writes it ({type(error).__name__}: {error})") from error

@@ -14,7 +14,7 @@ import torch
 from raysim.core.messages import weights
 from raysim.core.state import serialize
 from raysim.engine.checkpoint import store as store_module
-from raysim.engine.checkpoint.format import client_files, read_clients, read_file, read_server, server_file
+from raysim.engine.checkpoint.format import DamageError, client_files, read_clients, read_file, read_server, server_file
 from raysim.engine.checkpoint.storage import LocalStorage, Storage, open_storage
 from raysim.engine.checkpoint.store import CheckpointError, CheckpointStore, DamagedCheckpointError
 from raysim.engine.records import SavedFiles
@@ -225,3 +225,15 @@ def test_manifests_are_plain_json(tmp_path: Path) -> None:
     add(CheckpointStore(open_storage(tmp_path)), 1, [0])
     outer = json.loads((tmp_path / "checkpoint-000001.json").read_text())
     assert json.loads(outer["checkpoint"])["round"] == 1
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"junk" * 9, b"\2" + bytes(7) + b"{}", b"\2" + bytes(7) + b"[]", b"\1" + bytes(7) + b"7"]
+)
+def test_a_file_that_raysim_did_not_write(data: bytes) -> None:
+    """As in a run folder from another user, whose manifest has the right checksum."""
+    with pytest.raises(DamageError, match="is not as raysim writes it"):
+        read_server(data)
+    if data[:1] != b"\2":  # a file without tensors is one without clients
+        with pytest.raises(DamageError, match="is not as raysim writes it"):
+            read_clients(data, [0])
