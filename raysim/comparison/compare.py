@@ -78,6 +78,11 @@ class Variant:
         return clean_name(" ".join([self.called, *own]))
 
     @property
+    def counted(self) -> Mapping[Any, Run]:
+        """(seed, partition digest) -> the run that counts: the last one."""
+        return {run.pair: run for run in self.runs}
+
+    @property
     def algorithm(self) -> str:
         """Its name in the scenario."""
         return self.runs[0].algorithm
@@ -110,9 +115,9 @@ class Comparison:
         found: dict[str, dict[str, dict[Any, float]]] = {}
         for variant in self.variants:
             of_variant = found.setdefault(variant.name, {})
-            for run in variant.runs:
+            for pair, run in variant.counted.items():
                 for measure, value in run.measures(self.targets, self.targets_on).items():
-                    of_variant.setdefault(measure, {})[run.pair] = value
+                    of_variant.setdefault(measure, {})[pair] = value
         return found
 
     def pairs(self, variant: str) -> list[tuple[int, str]]:
@@ -291,6 +296,7 @@ def compare(*runs: Path | str, targets: Iterable[float] | None = None, baseline:
     if targets is None and sweep is not None:
         targets = sweep.targets
     chosen = sorted({target for run in measured for target in run.targets}) if targets is None else list(targets)
+    chosen = list({f"{target:g}": target for target in chosen}.values())  # as their columns are called
     for target in chosen:
         if not 0 < target <= 1:
             raise ScenarioError(f"--target: {target:g} given; allowed: an accuracy greater than 0 and at most 1")
@@ -437,9 +443,12 @@ def _notes(variants: Sequence[Variant]) -> list[str]:
             done, asked = run.summary.get("rounds"), run.keys.get("rounds")
             found.append(f"{variant.name}, seed {run.seed}: {run.summary.get('status')} after {done} of {asked} rounds")
         for run in variant.runs:
-            if (t := run.diverged) is not None:
-                found.append(f"{variant.name}, seed {run.seed}: its loss is not finite in round {t}")
+            found += [f"{variant.name}, seed {run.seed}: {text}" for text in run.divergence]
             found += [f"{variant.name}, seed {run.seed}: its code changed after round {t}" for t in run.code_changes]
+        if changed := _unequal_code(list(variant.counted.values())):
+            found.append(
+                f"{variant.name}: its runs have different code ({', '.join(changed)}); run the older ones again"
+            )
         seeds = [run.seed for run in variant.runs]
         for seed in sorted({seed for seed in seeds if seeds.count(seed) > 1}):
             found.append(f"{variant.name}, seed {seed}: {seeds.count(seed)} runs; the last one counts")
@@ -461,6 +470,15 @@ def _notes(variants: Sequence[Variant]) -> list[str]:
         if len(partitions) > len(tasks):
             found.append(f"seed {seed}: runs with the same settings have different partitions, so they are not paired")
     return found
+
+
+def _unequal_code(runs: Sequence[Run]) -> list[str]:
+    """The files of the method that are not the same in all runs that have them."""
+    digests: dict[str, set[str]] = {}
+    for run in runs:
+        for name, digest in run.code_files.items():
+            digests.setdefault(name, set()).add(digest)
+    return sorted(name for name, found in digests.items() if len(found) > 1)
 
 
 def _unequal_settings(variants: Sequence[Variant]) -> list[str]:

@@ -92,6 +92,27 @@ class Run:
         return [one.get("after_round") for one in changes or () if isinstance(one, Mapping)]
 
     @property
+    def code_files(self) -> dict[str, str]:
+        """The method's files, those of raysim's engine apart, and their SHA-256."""
+        code = self.summary.get("code")
+        files = code.get("files") if isinstance(code, Mapping) else None
+        found = files.items() if isinstance(files, Mapping) else ()
+        return {str(name): str(digest) for name, digest in found if not str(name).startswith("raysim/{")}
+
+    @property
+    def divergence(self) -> list[str]:
+        """What was not finite in this run, in sentences without a subject."""
+        found = [] if self.diverged is None else [f"its loss is not finite in round {self.diverged}"]
+        counts = {name: self.summary.get(name) for name in ("uploads", "rejected_uploads", "diverged_clients")}
+        number = {name: value if isinstance(value, int) else 0 for name, value in counts.items()}
+        if number["rejected_uploads"]:
+            of = f" of {number['uploads']}" if number["uploads"] else ""
+            found.append(f"{number['rejected_uploads']}{of} uploads held a NaN or infinity and were left out")
+        if number["diverged_clients"]:
+            found.append(f"{number['diverged_clients']} clients ended with a loss or an upload that is not finite")
+        return found
+
+    @property
     def diverged(self) -> int | None:
         """The first round whose training or test loss is NaN or infinite; None: none is."""
         names = [name for name in ("loss/train", "loss/test") if name in self.rounds.column_names]
@@ -194,15 +215,17 @@ def find_runs(paths: Sequence[Path | str]) -> list[Run]:
 
 def _below(folder: Path) -> Iterator[Path]:
     """Run folders below this one, without looking into them."""
-    try:
-        children = sorted(child for child in folder.iterdir() if child.is_dir() and not child.is_symlink())
-    except OSError as error:
-        raise ScenarioError(f"{folder}: cannot be read: {error.strerror}") from None
-    for child in children:
-        if (child / "summary.json").exists():
-            yield child
-        else:
-            yield from _below(child)
+    left = [folder]
+    while left:
+        inner = left.pop()
+        if inner != folder and (inner / "summary.json").exists():
+            yield inner
+            continue
+        try:
+            children = [child for child in inner.iterdir() if child.is_dir() and not child.is_symlink()]
+        except OSError as error:
+            raise ScenarioError(f"{inner}: cannot be read: {error.strerror}") from None
+        left += sorted(children, reverse=True)
 
 
 def _at(values: np.ndarray[Any, Any], place: int) -> float | None:

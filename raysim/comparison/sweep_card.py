@@ -48,8 +48,12 @@ class SweepCard:
             raise ScenarioError(f"{path} is damaged; remove it, and run the sweep again") from None
 
     def write(self, folder: Path) -> None:
-        """Write the card; cells of earlier cards stay, as their runs do. Raises `OSError`, `ScenarioError`."""
+        """Write the card. Cells of earlier cards stay before these, as their runs do: of two runs, the last one counts.
+
+        Raises `OSError`, `ScenarioError`.
+        """
         earlier = self.read(folder)
-        card = replace(self, cells={**(earlier.cells if earlier else {}), **self.cells})
+        others = {name: cell for name, cell in (earlier.cells if earlier else {}).items() if name not in self.cells}
+        card = replace(self, cells={**others, **self.cells})
         content = TypeAdapter(dict).dump_json(asdict(card), indent=1)
         files.replace(folder / SWEEP_CARD, lambda file: file.write(content))

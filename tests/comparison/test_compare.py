@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +107,48 @@ def test_a_loss_that_is_not_finite_is_said(tmp_path: Path) -> None:
     make_run(tmp_path / "b", "fd", losses=[2.0, None, float("nan"), float("inf")])
     notes = [note for note in compare(tmp_path).notes if "finite" in note]
     assert notes == ["fd, seed 1: its loss is not finite in round 2"]
+
+
+def add_facts(folder: Path, **facts: Any) -> None:
+    path = folder / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))
+
+
+def test_what_was_left_out_is_said(tmp_path: Path) -> None:
+    add_facts(make_run(tmp_path / "a"), uploads=18, rejected_uploads=18, diverged_clients=6)
+    add_facts(make_run(tmp_path / "b", "fd"), uploads=18, rejected_uploads=0, diverged_clients=0)
+    assert [note for note in compare(tmp_path).notes if note.startswith("f")] == [
+        "fedgh, seed 1: 18 of 18 uploads held a NaN or infinity and were left out",
+        "fedgh, seed 1: 6 clients ended with a loss or an upload that is not finite",
+    ]
+
+
+def test_runs_of_other_code_are_said(tmp_path: Path) -> None:
+    engine = "raysim/{common,core}"
+    for seed, digest in ((1, "a"), (2, "b"), (3, "a")):
+        files = {"mine.py": digest, "net.py": "n", engine: str(seed)}
+        add_facts(make_run(tmp_path / str(seed), "mine.py:Mine", seed, called="Mine"), code={"files": files})
+    found = [note for note in compare(tmp_path).notes if "code" in note]
+    assert found == ["Mine: its runs have different code (mine.py); run the older ones again"]
+
+
+def test_the_last_of_two_runs_counts_in_every_measure(tmp_path: Path) -> None:
+    for name, seed, accuracy in (("a", 1, [0.1, 0.9]), ("b", 2, [0.1, 0.9]), ("c", 2, [0.1, 0.2])):
+        make_run(tmp_path / name, seed=seed, accuracy=accuracy, partition=f"p{seed}")
+    comparison = compare(tmp_path, targets=[0.5, 0.5000001])
+    assert comparison.targets == [0.5000001]  # of two that are printed alike, one
+    measured = comparison.measured["fedgh"]
+    assert measured["last"] == {(1, "p1"): 0.9, (2, "p2"): 0.2}
+    assert measured["rounds_to_0.5"] == {(1, "p1"): 1.0}
+
+
+def test_folders_of_any_depth(tmp_path: Path) -> None:
+    subprocess.run(["mkdir", "-p", "/".join(["d"] * 1200)], cwd=tmp_path, check=True)
+    try:
+        make_run(tmp_path / "d" / "run")
+        assert [run.folder.name for run in find_runs([tmp_path])] == ["run"]
+    finally:
+        subprocess.run(["rm", "-rf", "d"], cwd=tmp_path, check=True)  # as `shutil.rmtree` cannot
 
 
 def test_equal_results_are_said(tmp_path: Path) -> None:
