@@ -15,7 +15,7 @@ from raysim.data.specs import Files
 SUFFIXES = {"parquet": {".parquet"}, "csv": {".csv"}, "images": IMAGE_SUFFIXES, "numpy": {".npz"}, "json": {".json"}}
 METADATA = "metadata.csv"
 """Says more of the images in its folder, as in the image folders of the Hugging Face hub."""
-_PART = re.compile(r"(train|test|validation|valid|val)(?![A-Za-z0-9])", re.IGNORECASE)
+PART = re.compile(r"(train|test|validation|valid|val)(?![A-Za-z0-9])", re.IGNORECASE)
 
 
 def find_files(kind: str, given: Files) -> Source:
@@ -84,7 +84,7 @@ def _parts(files: Iterable[Path], folder: Path) -> tuple[tuple[Path, ...], tuple
     """
     parts: dict[str, list[Path]] = {"train": [], "test": [], "val": [], "": []}
     for path in files:
-        names = (match[1].lower() for name in path.relative_to(folder).parts if (match := _PART.match(name)))
+        names = (match[1].lower() for name in path.relative_to(folder).parts if (match := PART.match(name)))
         part = next(names, "")
         parts["val" if part.startswith("val") else part].append(path)
     if not parts["train"]:

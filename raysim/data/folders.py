@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from raysim.common.errors import ScenarioError
 from raysim.common.text import quoted
 from raysim.core.own_code import failing, whole_number
-from raysim.data.files import METADATA
+from raysim.data.files import METADATA, PART, place_of
 from raysim.data.samples import Images, few, to_classes, to_features, to_owners, to_tokens
 from raysim.data.sources import Decoded, Source, one_sentence, refuse_too_large
 from raysim.data.specs import Files
@@ -37,20 +37,16 @@ def read_images(source: Source, given: Files) -> Decoded:
         with one_sentence(path):
             images.add(path.read_bytes(), str(path))
     label_M, names = to_classes([np.array([path.parent.name for path in paths])], source.folder)
-    owner_M, owners = to_owners(_ids(source, given.by)) if given.by else (np.zeros(0, np.int64), ())
+    owner_M, owners = to_owners(_ids(source, given)) if given.by else (np.zeros(0, np.int64), ())
     return Decoded(images.raw_MHWC, label_M, len(source.train), names, owner_M=owner_M, owners=owners)
 
 
-def _ids(source: Source, by: str) -> NDArray[Any]:
+def _ids(source: Source, given: Files) -> NDArray[Any]:
     """Each image's id: the folder that its class's folder is in, or column `by` of a metadata.csv above the image."""
-    paths = source.train + source.test
+    paths, by = source.train + source.test, given.by
     if by == FOLDER:
-        if strays := [path for path in paths if path.parent.parent == source.folder]:
-            raise ScenarioError(
-                f"'folder' given, but {strays[0]} is not in a client's folder; use <client>/<class>/<image>",
-                key="data.partition.by",
-            )
-        return np.array([path.parent.parent.name for path in paths])
+        return np.array([_client_folder(path, given) for path in paths])
+    assert by is not None
     if not source.extra:
         raise ScenarioError(
             f"{by} given, but there is no {METADATA} in {source.folder}; give a {METADATA} with the columns file_name "
@@ -60,10 +56,27 @@ def _ids(source: Source, by: str) -> NDArray[Any]:
     id_of: dict[Path, str] = {}
     for table in source.extra:
         for name, one in _rows(table, by):
-            id_of[table.parent / name] = one
+            if id_of.setdefault(table.parent / name, one) != one:
+                raise ScenarioError(f"{table}: {name} has two values of {by}; give each image one")
     if unknown := [path for path in paths if path not in id_of]:
         raise ScenarioError(f"{unknown[0]} has no row in {source.extra[0]}; allowed: each image's {by}")
     return np.array([id_of[path] for path in paths])
+
+
+def _client_folder(path: Path, given: Files) -> str:
+    """The client of an image at <client>/<class>/<image>, below the folder of its part if there is one."""
+    roots = [place_of(root, "data.path") for root in given.path]
+    root = next(root for root in roots if path.is_relative_to(root))
+    folders = path.relative_to(root).parts
+    if len(roots) == 1 and PART.match(folders[0]):
+        folders = folders[1:]
+    if len(folders) != 3:
+        raise ScenarioError(
+            f"'folder' given, but {path} is not in the folders of a client and a class; use <client>/<class>/<image> "
+            f"below {root}, or below train and test in it",
+            key="data.partition.by",
+        )
+    return folders[0]
 
 
 def _rows(path: Path, by: str) -> Iterator[tuple[str, str]]:

@@ -305,6 +305,10 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
         metadata("file_name,owner", "cat/0.jpeg,a"),
         "has no column 'user'; its columns are file_name, owner",
     ),
+    "an image with two ids": (
+        metadata("file_name,user", "cat/0.jpeg,a", "cat/0.jpeg,b"),
+        "metadata.csv: cat/0.jpeg has two values of user; give each image one",
+    ),
     "an image without an id": (metadata("file_name,user", "cat/0.jpeg,a"), "cat/1.png has no row in "),
     "an id that is empty": (metadata("file_name,user", "cat/0.jpeg,"), "row 1, column file_name or user is empty"),
     "no images": (lambda: {**empty(), **IMAGES, "path": "nothing"}, "contains no .jpeg/.jpg/.png file"),

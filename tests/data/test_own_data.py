@@ -282,6 +282,23 @@ def test_the_clients_of_images(by: str, workplace: Path) -> None:
     assert sum(len(shards.index) for shards in made.partition.parts.values()) == 12
 
 
+@pytest.mark.parametrize("folders", [("a/u1", "b/u1"), ("train", "test")])
+def test_folders_that_are_no_clients(folders: tuple[str, str], workplace: Path) -> None:
+    """Two clients u1 of two sites would be one, and the folders of the parts would be clients."""
+    for folder in folders:
+        image_folder(Path("pets", folder))
+    with pytest.raises(ScenarioError, match="use <client>/<class>/<image> below "):
+        assembled({"name": "images", "path": "pets", "size": 8, "partition": {"name": "natural", "by": "folder"}})
+
+
+def test_folders_of_clients_in_each_part(workplace: Path) -> None:
+    for folder in ("train/u1", "train/u2", "test/u1", "test/u2"):
+        image_folder(Path("pets", folder))
+    for path in ("pets", ["pets/train", "pets/test"]):
+        made = assembled({"name": "images", "path": path, "size": 8, "partition": {"name": "natural", "by": "folder"}})
+        assert made.partition.ids == ("u1", "u2")
+
+
 def test_images_are_read_again_when_their_ids_change(workplace: Path) -> None:
     image_folder(Path("pets"))
     names = sorted(str(path.relative_to("pets")) for path in Path("pets").rglob("*.*"))
