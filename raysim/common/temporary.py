@@ -11,6 +11,7 @@ import contextlib
 import os
 import shutil
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,13 +46,18 @@ def temporary_folder(kind: str) -> Iterator[Path]:
         os.close(handle)
 
 
+def _is_regular(path: Path) -> bool:
+    """Whether it is a file, not a link or a pipe, whose opening could wait for ever."""
+    return stat.S_ISREG(path.lstat().st_mode)
+
+
 def remove_abandoned(place: Path) -> None:
     """Remove this user's folders in `place` whose process was killed, and so could not remove them."""
     if os.name == "nt":
         return
     for folder in place.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError, UnicodeDecodeError):  # no lock file, or its process lives
-            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+            if folder.is_symlink() or folder.stat().st_uid != os.getuid() or not _is_regular(folder / HELD):
                 continue
             with (folder / HELD).open(encoding="utf-8") as file:
                 lock(file.fileno())

@@ -94,7 +94,7 @@ def run_rounds(
         recovering(start)
         recovering.at = progress.rounds
         recovering.restarts += progress.restarts
-        _evaluate_unknown(recovering, progress, record)
+        _evaluate_unknown(recovering, progress, record, "whole" if schedule.global_every is None else "own")
         progress.started = perf_counter()
         stop.possible = True
         told: set[str] = set()
@@ -219,7 +219,7 @@ def _within(within_round: Callable[[int, int], None], of: int, done: int) -> Non
     within_round(done, of)
 
 
-def _evaluate_unknown(recovering: RecoveringBackend, progress: Progress, record: Recorder) -> None:
+def _evaluate_unknown(recovering: RecoveringBackend, progress: Progress, record: Recorder, coverage: Coverage) -> None:
     """Test all clients before round 1; in a resumed run those whose latest row is missing."""
     backend = recovering.backend
     unknown = [k for k in range(backend.spec.num_clients) if k not in progress.latest.measured]
@@ -227,7 +227,7 @@ def _evaluate_unknown(recovering: RecoveringBackend, progress: Progress, record:
         return
     # In a resumed run with evaluation.when after_receive, a participant's lost row was of another moment: accuracy/all
     # then counts the client as it is now.
-    found = recovering(lambda: backend.evaluate([(k,) for k in unknown]).result())
+    found = recovering(lambda: backend.evaluate([(k,) for k in unknown], coverage).result())
     rows = [client_row(backend.spec, progress.rounds, k, None, one) for k, one in found.items()]
     progress.latest.update(rows)
     if progress.t < 0:

@@ -120,7 +120,7 @@ def _samples_tested(checked: Checked, own: float) -> float:
     seen = {None: 0.0, "own": own, "whole": own}
     if scenario.evaluation.global_test:
         seen["whole"] += checked.dataset.test_size
-    before_round_1 = scenario.clients.number * seen["whole"]
+    before_round_1 = scenario.clients.number * seen["whole" if schedule.global_every is None else "own"]
     return before_round_1 + checked.participants * sum(
         seen[schedule.coverage(t)] for t in range(1, schedule.rounds + 1)
     )

@@ -206,7 +206,8 @@ class Evaluation(Section):
     global_test: bool = False
     """Also measure participants on the whole published test set (data.split published or pfedhn)."""
     global_every: AtLeastOne | None = None
-    """Measure that after every so many rounds (and after the last); a multiple of `every`, which is the default."""
+    """Measure that after every so many rounds (and after the last, not before the first); a multiple of `every`.
+    Default: whenever participants are measured, and before the first round."""
 
 
 class Override(Section):

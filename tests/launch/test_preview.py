@@ -20,7 +20,7 @@ OWN, PUBLISHED = 10.0, 360
         # All four clients before round 1; two participants after rounds 2, 4 and 5, the last.
         ([], 4 * OWN + 2 * 3 * OWN),
         (GLOBAL, 4 * (OWN + PUBLISHED) + 2 * 3 * (OWN + PUBLISHED)),
-        ([*GLOBAL, "evaluation.global_every=4"], 4 * (OWN + PUBLISHED) + 2 * (OWN + 2 * (OWN + PUBLISHED))),
+        ([*GLOBAL, "evaluation.global_every=4"], 4 * OWN + 2 * (OWN + 2 * (OWN + PUBLISHED))),
     ],
 )
 def test_how_many_samples_are_tested(sets: list[str], expected: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping
 from time import sleep
 
@@ -48,9 +49,11 @@ def at_work_here(pids: Collection[int]) -> list[int]:
 
 
 def _cpu_s(pid: int) -> float:
-    """CPU time that a process has used so far; 0: there is none with this id."""
-    try:
-        used = psutil.Process(pid).cpu_times()
-    except psutil.Error:
-        return 0.0
-    return float(used.user + used.system)
+    """CPU time that a process and its children, such as data loaders, have used so far; 0: there is none."""
+    seconds = 0.0
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for one in (process, *process.children(recursive=True)):
+            used = one.cpu_times()
+            seconds += used.user + used.system
+    return seconds

@@ -89,7 +89,7 @@ class ClientWorker:
         self.untrained_logits: dict[str, Tensor] = {}  # of `spec.shared_tests`
         self.local = -1, spec.local  # round, and how clients train in it
         self.meter = FlopMeter()
-        self.has_received = False  # a message, in an earlier round
+        self.rounds_received = 0  # with a message, so far
 
     # -- the round ---------------------------------------------------------------------------------
 
@@ -126,8 +126,9 @@ class ClientWorker:
                 assert position is not None
                 packed = broadcast.messages[position]
                 down = unpack(packed, self.device)
-                # Comparing values takes as long as a copy of the message, so only its first round does.
-                guard = Unchanged(down, None if self.has_received else packed)
+                # Comparing values takes as long as a copy of the message, so only rounds 1, 2, 4, 8, ... do: a method
+                # may begin to use the message after a warm-up.
+                guard = Unchanged(down, packed if (self.rounds_received + 1).bit_count() == 1 else None)
                 received[position] = Received(down, wire_size(down), guard)
             downs = {k: received[broadcast.of[k]] for k in group}
             if len(group) > 1:
@@ -140,7 +141,7 @@ class ClientWorker:
                 yield self._train_tolerating(k, t, downs[k], evaluate_before)
             else:
                 yield self._train(k, t, downs[k], evaluate_before)
-        self.has_received = self.has_received or len(received) > 1
+        self.rounds_received += len(received) > 1
 
     def discard(self, ids: Iterable[ClientId]) -> None:
         """Let clients be as they were before the last call of `train`."""

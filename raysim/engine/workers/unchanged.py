@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import is_dataclass
 from typing import Any
 
 from torch import Tensor
@@ -17,20 +19,21 @@ class ChangedMessageError(RunError):
 class Unchanged:
     """A message as it arrived.
 
-    Counts of in-place operations, which torch keeps, cost microseconds and are compared every time. A change through
-    `.data`, NumPy or a parameter that shares the message's memory moves no count: it shows in the values, if the packed
-    message is given to compare them with.
+    Keys, lengths and counts of in-place operations, which torch keeps, cost microseconds and are compared every time. A
+    change through `.data`, NumPy or a parameter that shares the message's memory moves no count: it shows in the
+    values, if the packed message is given to compare them with.
     """
 
     def __init__(self, message: Any, packed: Any = None) -> None:
         self.message = message
+        self.outline = _outline(message)
         self.before = [(leaf, _count(leaf)) for leaf in leaves(message)]
         self.packed = [] if packed is None else leaves(packed)
 
     def check(self, problem: str) -> None:
         """Raise `ChangedMessageError` with this sentence if the message is no longer as it arrived."""
         now = leaves(self.message)
-        same = len(now) == len(self.before) and all(
+        same = self.outline == _outline(self.message) and all(
             leaf is then and _count(leaf) == count for leaf, (then, count) in zip(now, self.before, strict=True)
         )
         if same and self.packed:
@@ -42,3 +45,14 @@ class Unchanged:
 
 def _count(leaf: Any) -> int:
     return leaf._version if isinstance(leaf, Tensor) else 0
+
+
+def _outline(message: Any) -> Any:
+    """The keys and lengths of a message's parts, and where it holds `None`, which is no leaf."""
+    if isinstance(message, Mapping):
+        return tuple((key, _outline(value)) for key, value in message.items())
+    if isinstance(message, tuple | list):
+        return tuple(map(_outline, message))
+    if is_dataclass(message):
+        return tuple((name, _outline(value)) for name, value in vars(message).items())
+    return message is None

@@ -54,6 +54,12 @@ class Own(LGFedAvg):
             down.w["bias"].numpy()[0] = 7
         elif self.how == "parameter":
             client.net.header.weight.data = down.w["weight"]  # local training then changes it
+        elif self.how == "none":
+            down.w["more"] = None  # type: ignore[assignment]
+        elif self.how == "rename":
+            down.w["renamed"] = down.w.pop("bias")
+        elif self.how == "late numpy" and client.t == 2:
+            down.w["bias"].numpy()[0] = 7
         elif self.how == "second round" and client.t == 2 and client.id == 1:
             down.w["bias"].mul_(0.5)
 
@@ -94,6 +100,9 @@ CLIENT_SIDE = {
     "data": ("client_receive of client 0", 1),
     "numpy": ("client_receive of client 0", 1),
     "parameter": ("client_update of client 0", 1),
+    "none": ("client_receive of client 0", 1),
+    "rename": ("client_receive of client 0", 1),
+    "late numpy": ("client_receive of client 0", 2),
     "second round": ("client_receive of client 1", 2),
     "update": ("client_update of client 1", 1),
 }
