@@ -15,7 +15,7 @@ from rich.text import Text
 
 from raysim.common.errors import ScenarioError
 from raysim.common.results import METRICS, ClientRow
-from raysim.common.text import expanded
+from raysim.common.text import expanded, printable
 from raysim.core.fields import field_docs, in_words
 from raysim.core.own_code import OwnCode, Reference, named
 from raysim.data.partition import PARTITIONS
@@ -60,30 +60,30 @@ def show_description(name: str) -> None:
         _show_algorithm(console, name)
         if name not in PARTITIONS:
             return
-        console.print(Text(f"\nThe partition {name}:"))
+        console.print(_text(f"\nThe partition {name}:"))
     settings = {named: (where, cls) for where, classes in NAMED.items() for named, cls in classes.items()}
     if name in settings:
         (section, kind), cls = settings[name]
         declaration = declaration_of(cls)
-        console.print(Text(f"{declaration.doc}\n"))
+        console.print(_text(f"{declaration.doc}\n"))
         _show_fields(console, declaration, f"{section}: {{{kind}: {{name: {name}}}}}")
     elif name in MODELS:
         spec = MODELS[name]
-        console.print(Text(f"{spec.summary}\nRepresentation width: {spec.native_dim}"))
+        console.print(_text(f"{spec.summary}\nRepresentation width: {spec.native_dim}"))
     elif name in DATASETS:
         dataset = DATASETS[name]
-        console.print(Text(dataset.summary))
+        console.print(_text(dataset.summary))
         if dataset.train_size:
             sizes = f"{dataset.train_size:,} training and {dataset.test_size:,} test samples"
-            console.print(Text(f"{dataset.num_classes} classes; {sizes}: {dataset.input_spec}"))
+            console.print(_text(f"{dataset.num_classes} classes; {sizes}: {dataset.input_spec}"))
         for key in dataset.keys:
-            console.print(Text(f"data.{key}: {' '.join((Data.model_fields[key].description or '').split())}"))
+            console.print(_text(f"data.{key}: {' '.join((Data.model_fields[key].description or '').split())}"))
     elif name in METRICS:
-        console.print(Text(METRICS[name]))
+        console.print(_text(METRICS[name]))
     elif tuple(name.split(".")) in NAMED:
         show_description(f"{name.rpartition('.')[2]}s")
     elif name in KINDS:
-        console.print(Text(f"{KINDS[name]} `raysim describe NAME` explains one.\n"))
+        console.print(_text(f"{KINDS[name]} `raysim describe NAME` explains one.\n"))
         _show_entries(console, None, _entries(name))
     elif name in FILES:
         _show_entries(console, None, FILES[name].items(), "column")
@@ -100,13 +100,13 @@ def _show_algorithm(console: Console, name: str) -> None:
     own_code = OwnCode.of([expanded(reference.place)] if reference is not None and reference.is_file else [])
     method = declared(name if reference is None else reference.name, own_code)
     file = f"algorithms/{name}.py" if reference is None else ", ".join(own_code.paths) or reference.name
-    console.print(Text(method.file_doc or method.doc, overflow="fold"))
-    console.print(Text(f"\nPaper: {method.paper}"))
-    console.print(Text(f"File:  {file}\n"))
+    console.print(_text(method.file_doc or method.doc, overflow="fold"))
+    console.print(_text(f"\nPaper: {method.paper}"))
+    console.print(_text(f"File:  {file}\n"))
     _show_fields(console, method, f"algorithm: {{name: {name}}}")
     for profile, preset in method.profiles.items():
         values = ", ".join(f"{field}: {_plain(value)}" for field, value in preset.items())
-        console.print(Text(f"profile: {profile}  ({values})"))
+        console.print(_text(f"profile: {profile}  ({values})"))
 
 
 def show_preview(found: Preview, loaded: Loaded) -> None:
@@ -114,7 +114,7 @@ def show_preview(found: Preview, loaded: Loaded) -> None:
     console = Console()
     machine = found.machine
     console.print(
-        Text(
+        _text(
             f"{loaded.scenario.name}: {loaded.scenario.clients.number} clients, {found.participants} per round, "
             f"{loaded.scenario.rounds} rounds, on {machine.nodes} node{'s' if machine.nodes > 1 else ''} with "
             f"{machine.cpus:g} CPUs and {machine.gpus:g} GPUs"
@@ -135,7 +135,7 @@ def show_preview(found: Preview, loaded: Loaded) -> None:
         nodes = _table("Nodes", "node", "CPUs taken", "GPUs taken", "holds")
         for one in found.placement:
             cpus, gpus = f"{one.cpus:g} of {one.node.cpus:g}", f"{one.gpus:g} of {one.node.gpus:g}"
-            nodes.add_row(Text(one.node.name), cpus, gpus, Text(one.holds))
+            nodes.add_row(_text(one.node.name), cpus, gpus, _text(one.holds))
         console.print(nodes)
     models = _table("Architectures", "model", "clients", "parameters", "one step on this CPU")
     for model in found.models:
@@ -143,7 +143,7 @@ def show_preview(found: Preview, loaded: Loaded) -> None:
     console.print(models)
     memory = found.process_memory_mb * (found.plan.num_actors + 2) + found.client_memory_mb + found.samples_mb
     console.print(
-        Text(
+        _text(
             f"Estimate, from those steps: {found.steps_per_turn:.3g} steps per participant and round, "
             f"{human_seconds(found.round_s)} per round, {human_seconds(found.total_s)} in all on CPUs like this one.\n"
             f"In it: tests, {human_seconds(found.tests_s)} of one CPU in all. "
@@ -154,8 +154,8 @@ def show_preview(found: Preview, loaded: Loaded) -> None:
         )
     )
     for note in found.plan.notes:
-        console.print(Text(f"Note: {note}"))
-    console.print(Text("Nothing was started."))
+        console.print(_text(f"Note: {note}"))
+    console.print(_text("Nothing was started."))
 
 
 def _start(found: Preview, loaded: Loaded) -> str:
@@ -182,10 +182,10 @@ def show_traces(traces: Sequence[Trace]) -> None:
     console.print(table)
     for trace in traces:
         if trace.difference is not None:
-            console.print(Text(f"{trace.variation.name}: {trace.difference}"))
+            console.print(_text(f"{trace.variation.name}: {trace.difference}"))
     if all(trace.difference is None for trace in traces):
         tensors = sum(len(one) for found in traces[0].rounds for one in found.values())
-        console.print(Text(f"Every tensor of every round and every metric is the same ({tensors} tensors compared)."))
+        console.print(_text(f"Every tensor of every round and every metric is the same ({tensors} tensors compared)."))
 
 
 def _entries(kind: str) -> Iterable[tuple[str, str]]:
@@ -204,7 +204,7 @@ def _entries(kind: str) -> Iterable[tuple[str, str]]:
 def _show_entries(console: Console, title: str | None, entries: Iterable[tuple[str, str]], of: str = "name") -> None:
     table = _table(title, of, "what it is")
     for name, text in entries:
-        table.add_row(Text(name), Text(text))
+        table.add_row(_text(name), _text(text))
     console.print(table)
 
 
@@ -218,12 +218,12 @@ def _algorithm(name: str) -> str:
 
 def _show_fields(console: Console, declaration: Declaration, where: str) -> None:
     if not declaration.fields:
-        console.print(Text(f"It has no fields: {where}"))
+        console.print(_text(f"It has no fields: {where}"))
         return
     table = _table(None, "field", "default", "allowed", "meaning")
     for field in declaration.fields:
         default = "required" if field.default is MISSING else _plain(field.default)
-        table.add_row(Text(field.name), Text(default), Text(field.allowed), Text(field.doc))
+        table.add_row(_text(field.name), _text(default), _text(field.allowed), _text(field.doc))
     console.print(table)
 
 
@@ -231,21 +231,21 @@ def _show_section(console: Console, name: str) -> None:
     section = Scenario if name == "scenario" else _section_of(Scenario.model_fields[name], optional=True)
     if section is None:
         field = Scenario.model_fields[name]
-        console.print(Text(field.description or name))
+        console.print(_text(field.description or name))
         console.print(
-            Text(
+            _text(
                 f"Default: {_default(field)}\nAllowed: {in_words(get_type_hints(Scenario, include_extras=True)[name])}"
             )
         )
         return
-    console.print(Text(inspect.cleandoc(section.__doc__ or "") + "\n"))
+    console.print(_text(inspect.cleandoc(section.__doc__ or "") + "\n"))
     hints = get_type_hints(section, include_extras=True)
     table = _table(None, "key", "default", "allowed", "meaning")
     for key, field in section.model_fields.items():
         inner = _section_of(field)
         may = in_words(hints[key]) if inner is None else f"see `raysim describe {key}`"
         meaning = field.description or (inspect.cleandoc(inner.__doc__ or "").split("\n\n")[0] if inner else "")
-        table.add_row(Text(key), Text(_default(field)), Text(may), Text(meaning.replace("\n", " ")))
+        table.add_row(_text(key), _text(_default(field)), _text(may), _text(meaning.replace("\n", " ")))
     console.print(table)
 
 
@@ -267,6 +267,11 @@ def _plain(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_plain(inner)}" for key, inner in value.items()) + "}"
     return str(value)
+
+
+def _text(text: str, **options: Any) -> Text:
+    """Text that moves no cursor, whatever another person's file says."""
+    return Text(printable(text).encode(errors="replace").decode(), **options)
 
 
 def _table(title: str | None, *columns: str) -> Table:

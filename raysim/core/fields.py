@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 import operator
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType, NoneType, UnionType
@@ -90,9 +90,11 @@ def in_words(hint: Any) -> str:
     if origin in (Union, UnionType):
         return " or ".join(map(in_words, args))
     if origin is list:
-        return f"a list, each {in_words(args[0])}"
+        return f"a list, each {in_words(args[0])}" if args else "a list"
     if origin is dict:
-        return f"a mapping of names to {in_words(args[1])}"
+        return f"a mapping of names to {in_words(args[1])}" if args else "a mapping"
+    if not isinstance(hint, Hashable):  # no type: a file may say anything
+        return str(hint)
     if hint not in _WORDS and isinstance(hint, type):  # a section of a scenario
         return f"a mapping of {', '.join(inspect.get_annotations(hint))}"
     return _WORDS.get(hint, str(hint))

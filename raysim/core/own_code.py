@@ -218,7 +218,7 @@ class OwnCode:
     def module(self, name: str) -> SourceFile | None:
         """The file of a module."""
         place = name.replace(".", "/")
-        return self.files.get(f"{place}.py") or self.files.get(f"{place}/__init__.py")
+        return self.files.get(f"{place}/__init__.py") or self.files.get(f"{place}.py")  # as Python looks
 
     def activate(self) -> None:
         """Announce these files, and make their modules those of `raysim_own` in this process."""
@@ -294,7 +294,10 @@ def _with_imports(entry: Path) -> Iterator[tuple[str, SourceFile]]:
                 raise ScenarioError(
                     f"{path}: line {one.line}: relative import; use `import name` for a file in the same folder"
                 )
-            module = resolve_name(one.module, package)
+            try:
+                module = resolve_name(one.module, package)
+            except ImportError as error:
+                raise ScenarioError(f"{path}: line {one.line}: cannot be imported: {error}") from None
             for name in (module, *(f"{module}.{name}" for name in one.names)):
                 rest += _files(root, name)
 
@@ -304,7 +307,7 @@ def _files(root: Path, module: str) -> Iterator[Path]:
     parts = module.split(".")
     for depth in range(1, len(parts) + 1):
         place = root.joinpath(*parts[:depth])
-        path = next((one for one in (place.with_suffix(".py"), place / "__init__.py") if one.is_file()), None)
+        path = next((one for one in (place / "__init__.py", place.with_suffix(".py")) if one.is_file()), None)
         if path is None or (depth == 1 and _is_installed(parts[0], path)):
             return
         yield path

@@ -23,7 +23,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar, get_origin
 
+from raysim.common.errors import ScenarioError
 from raysim.common.folders import cache_root
+from raysim.common.text import quoted
 from raysim.core import fields as field_types
 from raysim.core.fields import FieldInfo, docs_in, settings_fields
 from raysim.core.imports import LIBRARIES, imports_of, is_allowed
@@ -48,6 +50,12 @@ class Declaration:
     one_architecture: bool = False
     public_data: bool = False
     checks: bool = False  # whether it refuses more than its fields' ranges and choices do
+
+    def __post_init__(self) -> None:
+        presets = self.profiles.values() if isinstance(self.profiles, Mapping) else [None]
+        if not all(isinstance(preset, Mapping) for preset in presets):
+            given = quoted(self.profiles)
+            raise ScenarioError(f"{self.name}: profiles is {given}; it must map names to mappings of fields and values")
 
     @property
     def summary(self) -> str:

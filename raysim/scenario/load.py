@@ -305,7 +305,13 @@ def _settings_model(declaration: Declaration, name: str, key: Key, origin: Origi
                 "allowed: text, numbers, true, false, null, lists, mappings",
             )
     try:
-        return settings_model(declaration)
+        model = settings_model(declaration)
+        model.model_rebuild()  # raises where a type is not defined
+        defaults = {field.name: field.default for field in declaration.fields if field.default is not MISSING}
+        model.model_construct(**defaults).model_dump(
+            mode="json", warnings=False
+        )  # raises where a default is not of its type
+        return model
     except Exception as error:  # Pydantic raises many kinds for types and names that it does not take
         why = str(error).splitlines()[0] if isinstance(error, PydanticUserError) else cause(error)
         raise origin.error(key, f"{name}: a field has a type that a scenario cannot contain ({why})") from None

@@ -401,6 +401,34 @@ class TestNothingRunsUnannounced:
         )
         assert not mark.exists()
 
+    @pytest.mark.parametrize(
+        ("line", "sentence"),
+        [
+            ("profiles: ClassVar[Any] = [1]", "profiles is [1]; it must map names to mappings of fields and values"),
+            ("profiles: ClassVar[Any] = {'official': 3}", "profiles is {'official': 3}; it must map names"),
+            ("extra: __builtins__ = 1", "a field has a type that a scenario cannot contain"),
+            ("extra: [int] = 1", "a field has a type that a scenario cannot contain"),
+            ("extra: Pattern = 1", "a field has a type that a scenario cannot contain"),
+            ("extra: Optional[List] = None", ""),
+            ('extra: int = 1\n    """\\x1b]0;title\\x07 red \\x1b[31m"""', ""),
+        ],
+    )
+    def test_odd_fields(self, line: str, sentence: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """Not one is a defect of raysim, and none reaches the terminal as an escape sequence."""
+        head, _, rest = MINE.partition("    header_lr")
+        (folder / "odd.py").write_text(f"from typing import *\n{head}    {line}\n    header_lr{rest}")
+        codes = []
+        for words in (["describe", str(folder / "odd.py")], ["validate", str(folder / "s.yaml")]):
+            try:
+                main([*words, *(["--set", "algorithm.name=./odd.py"] if words[0] == "validate" else [])])
+                codes.append(0)
+            except SystemExit as ended:
+                codes.append(int(ended.code or 0))
+        shown = capsys.readouterr()
+        assert set(codes) <= {0, 2}, shown.err
+        assert sentence in shown.err
+        assert "\x1b" not in shown.out + shown.err
+
     def test_only_these_commands_refuse_it(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """What a command refused to run, Python code may run after it in the same process."""
         words, mark = place(EVIL["in a default"], folder)
