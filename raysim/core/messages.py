@@ -21,7 +21,8 @@ from torch.utils import _pytree as pytree
 
 T = TypeVar("T")
 Weights = dict[str, Tensor]
-_IS_MESSAGE = "__raysim_message__"
+_FIELDS = "__raysim_message__"
+"""Attribute of a message class: the names of its fields. Its cached properties are no part of the message."""
 
 IN_LINE = 4096
 """Bytes up to which a packed tensor is pickled in line."""
@@ -38,7 +39,7 @@ def message(cls: type[T]) -> type[T]:
         lambda values, _: made(*values),
         serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
     )
-    setattr(made, _IS_MESSAGE, True)
+    setattr(made, _FIELDS, names)
     return made
 
 
@@ -61,9 +62,9 @@ def _collect(msg: object, found: list[Any]) -> None:
     elif isinstance(msg, tuple | list):
         for value in msg:
             _collect(value, found)
-    elif hasattr(type(msg), _IS_MESSAGE):
-        for value in vars(msg).values():
-            _collect(value, found)
+    elif hasattr(type(msg), _FIELDS):
+        for name in getattr(type(msg), _FIELDS):
+            _collect(getattr(msg, name), found)
     elif msg is not None:
         found.append(msg)
 
@@ -77,8 +78,8 @@ def mapped(kind: type[Any], change: Callable[[Any], Any], msg: Any) -> Any:
     if isinstance(msg, tuple | list):
         changed = [mapped(kind, change, value) for value in msg]
         return type(msg)(*changed) if hasattr(msg, "_fields") else type(msg)(changed)
-    if hasattr(type(msg), _IS_MESSAGE):
-        return type(msg)(*[mapped(kind, change, value) for value in vars(msg).values()])
+    if hasattr(type(msg), _FIELDS):
+        return type(msg)(*[mapped(kind, change, getattr(msg, name)) for name in getattr(type(msg), _FIELDS)])
     return msg
 
 
@@ -193,7 +194,7 @@ def wire_components(msg: object) -> dict[str, int]:
     """Bytes by field of the message, for example `{"class_S": 40, "mean_SD": 20000}`."""
     if isinstance(msg, Mapping):
         return {str(name): wire_bytes(value) for name, value in msg.items()}
-    if is_dataclass(msg) and hasattr(type(msg), _IS_MESSAGE):
+    if is_dataclass(msg) and hasattr(type(msg), _FIELDS):
         return {field.name: wire_bytes(getattr(msg, field.name)) for field in fields(msg)}
     return {"message": wire_bytes(msg)} if msg is not None else {}
 

@@ -39,6 +39,9 @@ FAILURES = (Exception, SystemExit, GeneratorExit)
 """What the user's own code may raise: a function that calls `sys.exit()` fails, like any other."""
 
 
+_LONGEST = 10_000_000
+"""Bytes of one file: all of them travel to every process."""
+
 BOOLEANS = ("bool", "torch.bool")
 """What NumPy and torch call the type of truth values."""
 
@@ -220,6 +223,11 @@ class OwnCode:
         place = name.replace(".", "/")
         return self.files.get(f"{place}/__init__.py") or self.files.get(f"{place}.py")  # as Python looks
 
+    def is_folder(self, name: str) -> bool:
+        """Whether a module is a folder of these files without an `__init__.py`."""
+        place = name.replace(".", "/")
+        return self.module(name) is None and any(file.startswith(f"{place}/") for file in self.files)
+
     def activate(self) -> None:
         """Announce these files, and make their modules those of `raysim_own` in this process."""
         known = _FINDER.code.files
@@ -278,6 +286,8 @@ def _with_imports(entry: Path) -> Iterator[tuple[str, SourceFile]]:
         seen.add(path)
         refuse_special(path)
         try:
+            if path.stat().st_size > _LONGEST:
+                raise ScenarioError(f"{path}: has more than {_LONGEST} bytes; keep data in files of their own")
             text = path.read_bytes()
             tree = ast.parse(text)
         except OSError as error:
@@ -307,10 +317,13 @@ def _files(root: Path, module: str) -> Iterator[Path]:
     parts = module.split(".")
     for depth in range(1, len(parts) + 1):
         place = root.joinpath(*parts[:depth])
-        path = next((one for one in (place / "__init__.py", place.with_suffix(".py")) if one.is_file()), None)
-        if path is None or (depth == 1 and _is_installed(parts[0], path)):
+        path = next((one for one in (place / "__init__.py", place.with_suffix(".py")) if one.is_file()), place)
+        if depth == 1 and _is_installed(parts[0], path):
             return
-        yield path
+        if path != place:
+            yield path
+        elif not place.is_dir():  # a folder needs no __init__.py
+            return
 
 
 def _is_installed(module: str, path: Path) -> bool:
@@ -356,7 +369,7 @@ def _import(
 ) -> ModuleType:
     """`__import__` as own code calls it: a name that is one of its files' means that file."""
     first = name.partition(".")[0]
-    if level or _FINDER.code.module(first) is None:
+    if level or (_FINDER.code.module(first) is None and not _FINDER.code.is_folder(first)):
         return __import__(name, globals, locals, fromlist or (), level)
     found = __import__(f"{PACKAGE}.{name}", globals, locals, fromlist or ())
     return found if fromlist else sys.modules[f"{PACKAGE}.{first}"]
@@ -368,7 +381,11 @@ class _Finder(MetaPathFinder):
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if fullname == PACKAGE:
             return ModuleSpec(PACKAGE, None, is_package=True)
-        file = self.code.module(plain_module(fullname)) if fullname.startswith(f"{PACKAGE}.") else None
+        if not fullname.startswith(f"{PACKAGE}."):
+            return None
+        if self.code.is_folder(plain_module(fullname)):
+            return ModuleSpec(fullname, None, is_package=True)
+        file = self.code.module(plain_module(fullname))
         if file is None:
             return None
         spec = spec_from_loader(fullname, _Loader(file), origin=file.path)

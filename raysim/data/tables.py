@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
@@ -220,7 +221,12 @@ def _columns(path: Path, schema: Any, given: Files) -> _Columns:
 
 
 def _is_image(kind: Any) -> bool:
-    return pa.types.is_binary(kind) or (pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0)
+    is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
+    return is_bytes or (pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0)
+
+
+def _is_text(kind: Any) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def _is_list(kind: Any) -> bool:
@@ -246,8 +252,7 @@ def _read_piece(path: Path, start: int, table: Any, columns: _Columns, read: _Re
     read.label.append(_label(path, start, table.column(columns.label), columns.label))
     if columns.by:
         text_B = _text(path, table.column(columns.by), columns.by)
-        if (empty_E := np.flatnonzero(text_B == "")).size:
-            raise ScenarioError(f"{path}: row {start + empty_E[0] + 1}, column {columns.by} is empty; it is an id")
+        _refuse_odd_text(path, start, text_B, columns.by, "an id")
         read.id.append(text_B)
 
 
@@ -255,6 +260,17 @@ def _refuse_gaps(path: Path, start: int, column: Any, name: str) -> None:
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy())[0])
         raise ScenarioError(f"{path}: row {start + row + 1}, column {name} is empty; every row needs a value")
+
+
+def _refuse_odd_text(path: Path, start: int, text_B: NDArray[Any], name: str, what: str) -> None:
+    ends_B = pc.ends_with(pa.array(text_B, pa.large_string()), "\0").to_numpy(zero_copy_only=False)
+    for wrong_B, problem in (
+        (text_B == "", f"is empty; every row needs {what}"),
+        # An array of text drops it, so that two names would become one.
+        (ends_B, "ends with a NUL character; remove it"),
+    ):
+        if (row_E := np.flatnonzero(wrong_B)).size:
+            raise ScenarioError(f"{path}: row {start + row_E[0] + 1}, column {name} {problem}")
 
 
 def _label(path: Path, start: int, column: Any, name: str) -> NDArray[Any]:
@@ -266,10 +282,10 @@ def _label(path: Path, start: int, column: Any, name: str) -> NDArray[Any]:
         column, kind = column.cast(pa.int64()), pa.int64()
     if pa.types.is_integer(kind):
         return np.asarray(column.to_numpy())
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        if (empty_E := np.flatnonzero((text_B := column.to_numpy()) == "")).size:
-            raise ScenarioError(f"{path}: row {start + empty_E[0] + 1}, column {name} is empty; it is the label")
-        return text_B.astype(str)
+    if _is_text(kind):
+        text_B = column.cast(pa.large_string()).to_numpy()
+        _refuse_odd_text(path, start, text_B, name, "a label")
+        return np.asarray(text_B.astype(str))
     raise ScenarioError(f"{path}: column {name} is of type {kind}; labels are whole numbers or text", key="data.label")
 
 

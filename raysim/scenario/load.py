@@ -308,13 +308,17 @@ def _settings_model(declaration: Declaration, name: str, key: Key, origin: Origi
         model = settings_model(declaration)
         model.model_rebuild()  # raises where a type is not defined
         defaults = {field.name: field.default for field in declaration.fields if field.default is not MISSING}
-        model.model_construct(**defaults).model_dump(
-            mode="json", warnings=False
-        )  # raises where a default is not of its type
-        return model
+        model.model_construct(**defaults).model_dump(mode="json", warnings=False)  # raises where YAML has no such type
+        model.model_validate(defaults)
+    except ValidationError as error:
+        for problem in error.errors(include_url=False):
+            if problem["type"] != "missing":  # a field without a default, which the scenario gives
+                wrong = f"field {problem['loc'][0]} has the default {shown(problem['input'])}"
+                raise origin.error(key, f"{name}: {wrong}; allowed: {_allowed(problem)}") from None
     except Exception as error:  # Pydantic raises many kinds for types and names that it does not take
         why = str(error).splitlines()[0] if isinstance(error, PydanticUserError) else cause(error)
         raise origin.error(key, f"{name}: a field has a type that a scenario cannot contain ({why})") from None
+    return model
 
 
 def _is_plain(value: Any) -> bool:

@@ -244,7 +244,7 @@ class MlflowTracker:
                 return None
             except Exception as error:  # MLflow raises those of requests, SQLAlchemy and its own
                 over = time.monotonic() - began + holdoff > timeout_s
-                if over or getattr(error, "error_code", None) in _FINAL:
+                if over or _is_final(error):
                     return in_words(error)
             time.sleep(holdoff)
             holdoff = min(2 * holdoff, _HOLDOFF_S[1])
@@ -348,7 +348,7 @@ class MlflowTracker:
                 if len(batch) > 1:
                     failing_since = time.monotonic()
                     continue
-                if getattr(error, "error_code", None) in _FINAL:
+                if _is_final(error):
                     self._lost += 1
                     self.warnings.append(f"MLflow did not take round {t}: {in_words(error)}.")
                     self._pending.popleft()
@@ -415,6 +415,12 @@ def _fitting(rounds: Sequence[_Round]) -> list[_Round]:
     """The first rounds, at least one, that one call can carry."""
     sizes = itertools.accumulate(len(metrics) for _, _, metrics in rounds)
     return [one for i, (one, size) in enumerate(zip(rounds, sizes, strict=True)) if not i or size <= _METRICS_PER_BATCH]
+
+
+def _is_final(error: Exception) -> bool:
+    """Whether MLflow would refuse the same request again."""
+    # Two runs that add the same data set at once: one of them meets the other's row, and finds it the next time.
+    return getattr(error, "error_code", None) in _FINAL and "IntegrityError" not in str(error)
 
 
 def _text(value: str | int | float | bool | None) -> str:

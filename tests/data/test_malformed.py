@@ -197,7 +197,18 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
         "labels run from 0 to 90210, but there are 2 samples",
     ),
     "one class": (csv("a,label", "1,x", "2,x"), "all 2 labels are x; at least two classes are needed"),
-    "empty ids": (csv("user,a,label", "u,1,0", ",2,1", **BY_USER), "row 2, column user is empty; it is an id"),
+    "empty ids": (
+        csv("user,a,label", "u,1,0", ",2,1", **BY_USER),
+        "row 2, column user is empty; every row needs an id",
+    ),
+    "ids that end alike": (
+        parquet({"user": ["u", "u\0", "u"], "a": [1, 2, 3], "label": [0, 1, 0]}, **BY_USER),
+        "row 2, column user ends with a NUL character; remove it",
+    ),
+    "labels that end alike": (
+        parquet({"a": [1, 2, 3], "label": ["x", "y", "x\0"]}),
+        "row 3, column label ends with a NUL character; remove it",
+    ),
     "no such id column": (csv(*ROWS, **BY_USER), "mine.csv has no column 'user'; its columns are"),
     "ids of too few samples": (
         csv("user,a,label", "u,1,0", "v,2,1", **BY_USER),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -202,6 +203,21 @@ def test_leaf(workplace: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> No
         assert (str(spec.input_spec), spec.num_classes) == ("80 tokens of a vocabulary of 81", 81)
         assert np.array_equal(made.data.label_M, made.data.raw_M[:, 0])  # y is the first character, in the tests
         assert {CHARACTERS[token] for token in np.unique(made.data.raw_M)} == set("To be, or not")
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view()], ids=str)
+@pytest.mark.parametrize("text", [pa.string(), pa.large_string(), pa.string_view()], ids=str)
+def test_every_type_of_bytes_and_text_that_arrow_has(kind: Any, text: Any, workplace: Path) -> None:
+    image = layouts.pixels(4, (1, 8, 8))
+    columns = {
+        "image": pa.array([layouts.encoded(one) for one in image], kind),
+        "label": pa.array(["b", "a", "b", "a"], text),
+        "user": pa.array(["u", "v", "u", "v"], text),
+    }
+    pq.write_table(pa.table(columns), "mine.parquet")
+    data = load_dataset("parquet", files=Files(("mine.parquet",), by="user"))
+    assert np.array_equal(data.raw_M, image) and data.class_names == ("a", "b")
+    assert data.label_M.tolist() == [1, 0, 1, 0] and data.decoded.owners == ("u", "v")
 
 
 def test_femnist_of_the_hub(workplace: Path) -> None:

@@ -172,6 +172,19 @@ class TestRuns:
         assert [trace.difference for trace in traces] == [None] * len(traces)
         assert traces[0].digest == traces[1].digest
 
+    def test_a_folder_without_an_init_file(self, folder: Path) -> None:
+        """It is a package to Python too; the run folder has its files, and other processes import them from there."""
+        (folder / "lib" / "deep").mkdir(parents=True)
+        (folder / "my_helper.py").rename(folder / "lib" / "deep" / "my_helper.py")
+        for line in (
+            "from lib.deep.my_helper import SCALE",
+            "import lib.deep.my_helper\nSCALE = lib.deep.my_helper.SCALE",
+        ):
+            (folder / "mine.py").write_text(HELPED.replace("from my_helper import SCALE", line))
+            loaded = raysim.load_scenario(folder / "s.yaml")
+            assert set(loaded.own_code.files) == {"mine.py", "lib/deep/my_helper.py", "nets.py"}
+            assert type(loaded.algorithm).__module__ == "raysim_own.mine"
+
     def test_a_subclass_of_a_bundled_method(self, folder: Path) -> None:
         """FedProx as FedAvg and a term: FedAvg's bits without the term, other bits with it."""
         (folder / "mine.py").write_text(FEDPROX)
@@ -410,6 +423,8 @@ class TestNothingRunsUnannounced:
             ("extra: [int] = 1", "a field has a type that a scenario cannot contain"),
             ("extra: Pattern = 1", "a field has a type that a scenario cannot contain"),
             ("extra: Optional[List] = None", ""),
+            ("extra: int = 'a'", "field extra has the default 'a'; allowed: a whole number"),
+            ("extra: Annotated[float, Range(gt=0)] = 0.0", "field extra has the default 0.0; allowed: greater than 0"),
             ('extra: int = 1\n    """\\x1b]0;title\\x07 red \\x1b[31m"""', ""),
         ],
     )
@@ -624,6 +639,13 @@ class TestSelection:
         words = ["--set", "clients.participation=0.5", "--set", "clients.selection={name: './nets.py:Small'}"]
         said = ran("launch", str(folder / "s.yaml"), *words, capsys=capsys, code=2)
         assert "clients.selection.name: nets.py:Small: is not a dataclass with a method 'select'" in said
+
+
+def test_data_in_the_place_of_code(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with (folder / "nets.py").open("wb") as file:
+        file.truncate(3 << 30)  # takes no disk
+    said = ran("validate", str(folder / "s.yaml"), capsys=capsys, code=2)
+    assert "nets.py: has more than 10000000 bytes; keep data in files of their own" in said
 
 
 def test_a_metric_that_has_no_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -194,6 +194,28 @@ def test_one_bad_round_does_not_hold_up_the_others(store, tmp_path, make_card, m
     assert tracker.warnings[-1].startswith("1 rounds could not be logged"), tracker.warnings
 
 
+def test_two_runs_that_add_the_same_data_set_at_once(store, tmp_path, make_card, monkeypatch):
+    """MLflow calls the loser's error a bad request; the second time it finds the row of the other."""
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
+
+    original, errors = MlflowClient.log_inputs, [MlflowException("(sqlite3.IntegrityError) UNIQUE", 4)]
+    assert errors[0].error_code == "BAD_REQUEST"
+
+    def log_inputs(self, run_id, **inputs):
+        if errors:
+            raise errors.pop()
+        original(self, run_id, **inputs)
+
+    monkeypatch.setattr(MlflowClient, "log_inputs", log_inputs)
+    tracker = MlflowTracker(store, "e", {}, timeout_s=5)
+    tracker.open(make_card(tmp_path))
+    assert tracker.ready(30)
+    tracker.close("finished", {})
+    assert not errors and not tracker.warnings
+    assert len(client_of(store).get_run(tracker.run_id).inputs.dataset_inputs) == 1
+
+
 def test_a_run_that_mlflow_does_not_take(store, tmp_path, make_card):
     client = client_of(store)
     client.delete_experiment(client.create_experiment("gone"))

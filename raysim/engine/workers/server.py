@@ -96,7 +96,7 @@ class ServerWorker:
         if ups:
             # Counting slows small operations down, so it is done once per signature of the uploads.
             key = tuple(tuple(leaf.shape) for leaf in leaves(ups) if isinstance(leaf, Tensor))
-            guard = Unchanged(ups)
+            guard = Unchanged(dict(ups))  # the mapping is the hook's own: it may take uploads out
             with self._hook("server_update", t, next(iter(ups.values()))):
                 if key in self._flops:
                     self.spec.algorithm.server_update(self.server, ups)

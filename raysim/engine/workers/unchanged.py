@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from torch import Tensor
@@ -54,5 +54,6 @@ def _outline(message: Any) -> Any:
     if isinstance(message, tuple | list):
         return tuple(map(_outline, message))
     if is_dataclass(message):
-        return tuple((name, _outline(value)) for name, value in vars(message).items())
+        # Fields only: a cached property adds an entry to `vars`, and changes nothing.
+        return tuple((field.name, _outline(getattr(message, field.name, None))) for field in fields(message))
     return message is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from raysim.algorithms.lg_fedavg import LGFedAvg
 from raysim.common.errors import RunError
-from raysim.core import Client, ClientId, Header, Server, weights
+from raysim.core import Client, ClientId, Header, Server, message, weights
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.progress import Progress
 from raysim.engine.run import Observers, run_rounds
@@ -135,6 +136,28 @@ def test_a_server_hook_that_changes_what_clients_sent(how: str, sentence: str) -
     with pytest.raises(RunError) as caught:
         run_of(Own(how=how), *ONE_BY_ONE)
     assert str(caught.value) == sentence
+
+
+def test_a_mapping_of_uploads_and_a_cached_property_are_the_hooks_own() -> None:
+    @message
+    class Cached(Header):
+        @cached_property
+        def bias(self) -> torch.Tensor:
+            return self.w["bias"].clone()
+
+    class Takes(Own):
+        def server_send(self, server: Server[Any], client: ClientId) -> Any:
+            return Cached(super().server_send(server, client).w)
+
+        def client_receive(self, client: Client, down: Any) -> None:
+            assert len(down.bias) == 10
+            super().client_receive(client, down)
+
+        def server_update(self, server: Server[Any], ups: Any) -> None:
+            first = ups.pop(0)
+            super().server_update(server, {0: first, **ups})
+
+    run_of(Takes(), *ONE_BY_ONE)
 
 
 def test_a_hook_may_read_copy_and_load_the_message() -> None:
