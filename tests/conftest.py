@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import chdir
 from pathlib import Path
@@ -18,6 +19,10 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 # A shell starts the background jobs of a script with SIGINT ignored, and every child of such a job inherits that: a
 # test that sends Ctrl-C would wait for nothing.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Two workers share two cores: with a second thread each, they would wait for one another in every small operation.
+# Processes that the tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # On a busy machine any example may take seconds.
 hypothesis.settings.register_profile("raysim", deadline=None)
@@ -33,6 +38,13 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     yield
     if before is None:
         del os.environ["RAYSIM_CACHE"]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """Torch computes on one thread, whatever the test before has set."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -35,14 +35,6 @@ TASK = Task(4, 8, ("deep", "norm", "flat"), toy_model, num_rounds=4)
 ONE = Batch(torch.zeros(1, 1), torch.tensor([0]), torch.tensor([0]))
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def padded(*diagonal: float, side: int = 20) -> Tensor:
     """diag(...) with zeros around it, so that factors are smaller."""
     matrix = torch.zeros(side, side)

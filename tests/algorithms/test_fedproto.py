@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,15 +20,6 @@ from raysim.core.ops import class_means, cross_entropy
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
 from tests.engine.sizes import KB, one_round
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads only wait for one another in networks this small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def server_of(method: FedProto, owners: dict[int, list[int]], num_classes: int = 3, width: int = 2) -> Server[Table]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -40,15 +39,6 @@ from tests.engine.scenarios import loaded, of_method
 from tests.engine.sizes import KB, one_round
 
 LN = math.log1p
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads only wait for one another in networks this small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def server_of(method: FedTGP, owners: dict[int, list[int]], num_classes: int = 3, width: int = 2) -> Server[Trained]:

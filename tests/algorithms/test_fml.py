@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -23,14 +21,6 @@ from raysim.models import build_model
 TASK = Task(4, 8, ("deep", "norm", "flat"), toy_model)
 FLAT = 16 * 8 + 8 + 8 * 4 + 4  # parameters of the smallest of the toy architectures
 ONE = Batch(torch.zeros(1, 1), torch.tensor([0]), torch.tensor([0]))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Says(nn.Module):

@@ -1,6 +1,6 @@
 """Methods with what they add switched off are the methods they build on, bit for bit.
 
-On real CIFAR-100: 10 clients with 10 of the 100 classes each, five CNNs, all of them in every round; 48 training images
+On real CIFAR-100: 10 clients with 10 of the 100 classes each, five CNNs, all of them in every round; 24 training images
 per client keep it short.
 """
 
@@ -28,7 +28,7 @@ from raysim.launch.check import check
 from raysim.scenario.load import load_scenario
 from tests.engine.scenarios import states_of
 
-ROUNDS, PER_CLIENT = 2, 48
+ROUNDS, PER_CLIENT = 2, 24
 
 
 @cache
@@ -119,7 +119,7 @@ def test_what_was_switched_off_matters(
 
 def test_fd_runs_where_the_papers_print_a_dash(data_root: str) -> None:
     # 10 of 100 clients with 10 of 100 classes in each of 20 rounds: almost every round some class has one participant,
-    # whose leave-one-out mean is 0/0 unless guarded. With 48 samples, some clients lack some of their classes, too.
+    # whose leave-one-out mean is 0/0 unless guarded. With 24 samples, some clients lack some of their classes, too.
     spec, raw_M = base(data_root, 100)
     backend, lonely = InProcessBackend(), 0.0
     try:

@@ -23,14 +23,6 @@ from raysim.core.fields import settings_fields
 from raysim.scenario.registry import algorithm_class, algorithm_names
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def clean_globals() -> Iterator[None]:
     yield from broken.fresh_globals()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -84,13 +84,6 @@ class Own(LGFedAvg):
         if self.how == "register":
             registrations[0].w["bias"].zero_()
         return super().server_start(server, registrations)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 REMEDY = "clients share the message, so results would depend on their placement: change a copy, such as tensor.clone()"
