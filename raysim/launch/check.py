@@ -113,143 +113,200 @@ class Checked:
 
 
 def check(loaded: Loaded) -> Checked:
-    """Resolve names and refuse combinations that cannot be. Raises `ScenarioError`, one sentence."""
-    scenario, origin = loaded.scenario, loaded.origin
-    clients = scenario.clients
+    """Resolve every name of a scenario and refuse combinations that cannot run.
+
+    Reads no data set whose size its name tells, and starts no Ray. Raises `ScenarioError`, one sentence.
+    """
+    origin = loaded.origin
     _refuse_secrets(loaded)
+    _refuse_unusable_folders(loaded)
+    data = loaded.scenario.data
+    partition = named_settings(data.partition, ("data", "partition"), PARTITIONS, origin, loaded.own_code, "shares")
+    schedule = schedule_of(loaded)
+    split = default_split(partition) if data.split == "auto" else data.split
+    try:
+        loaded, dataset, public_size, held_back = _check_data(loaded, partition, split)
+        files = files_of(loaded, partition)
+    except ScenarioError as error:
+        if not error.key:
+            raise
+        raise origin.error(tuple(error.key.split(".")), error.reason, kind=type(error)) from None
+    participation, system = _check_participation(loaded)
+    feature_dim = _check_models(loaded, dataset)
+    together = together_of(loaded, dataset, feature_dim)
+    checked = Checked(
+        loaded=_with_choices(loaded, partition, split, files, participation, system, schedule, together),
+        dataset=dataset,
+        partition=partition,
+        split=split,
+        feature_dim=feature_dim,
+        participants=_count_participants(loaded),
+        requests=_requests(loaded),
+        participation=participation,
+        files=files,
+        public_size=public_size,
+        held_back=held_back,
+        schedule=schedule,
+        together=together,
+    )
+    _refuse_augmentation(checked)
+    _refuse_global_test(checked)
+    _refuse_unsuited_algorithm(checked)
+    _ask_algorithm(checked)
+    return checked
+
+
+def _refuse_unusable_folders(loaded: Loaded) -> None:
+    """Refuse folders with control characters, of users that do not exist, or in the memory of this process."""
+    scenario, origin = loaded.scenario, loaded.origin
     folders = {
-        "output": scenario.output,
-        "checkpoint.folder": scenario.checkpoint.folder,
-        "data.root": scenario.data.root,
+        ("output",): scenario.output,
+        ("checkpoint", "folder"): scenario.checkpoint.folder or "",
+        ("data", "root"): scenario.data.root or "",
     }
-    for key, place in ((tuple(name.split(".")), place or "") for name, place in folders.items()):
-        if not place.isprintable():
-            raise origin.error(key, f"{place!r} given, which is not a folder name; use printable characters only")
-        if str(expanded(place)).startswith("~"):
+    for key, folder in folders.items():
+        if not folder.isprintable():
+            raise origin.error(key, f"{folder!r} given, which is not a folder name; use printable characters only")
+        if str(expanded(folder)).startswith("~"):
             raise origin.error(
-                key, f"{place} given, but there is no such user; give a folder, or ~ for your home folder"
+                key, f"{folder} given, but there is no such user; give a folder, or ~ for your home folder"
             )
     if is_process_memory(scenario.checkpoint.folder or ""):
         raise origin.error(
             ("checkpoint", "folder"),
             f"{scenario.checkpoint.folder} given, which is memory of this process and is lost when it ends; "
-            "choose a folder, "
-            "or an address that outlives the process",
+            "choose a folder, or an address that outlives the process",
         )
-    partition = named_settings(
-        scenario.data.partition, ("data", "partition"), PARTITIONS, origin, loaded.own_code, "shares"
+
+
+def _check_data(loaded: Loaded, partition: Any, split: str) -> tuple[Loaded, DatasetSpec, int, int]:
+    """Refuse a data set, a number of clients and public data that the partition cannot work with.
+
+    Returns the scenario with its number of clients, the data set as networks read it, how many samples are public, and
+    how many of them are training samples that no client gets. Raises `ScenarioError` without the file's name.
+    """
+    read = read_data(loaded, partition)
+    stored = read.spec if read else DATASETS[loaded.scenario.data.name]
+    dataset = _normalised(stored, loaded)
+    loaded = with_count(loaded, read, dataset, partition, split)
+    public_size, held_back = public_samples(loaded, stored, partition)
+    num_train = dataset.train_size - held_back
+    check_partition(
+        partition,
+        split,
+        dataset.num_classes,
+        loaded.scenario.clients.number,
+        num_train,
+        num_train + dataset.test_size,
+        dataset.name,
     )
-    schedule = schedule_of(loaded)
-    split = default_split(partition) if scenario.data.split == "auto" else scenario.data.split
-    try:
-        read = read_data(loaded, partition)
-        stored = read.spec if read else DATASETS[scenario.data.name]
-        dataset = _normalised(stored, loaded)
-        loaded = with_count(loaded, read, dataset, partition, split)
-        scenario, clients = loaded.scenario, loaded.scenario.clients
-        public_size, held_back = public_samples(loaded, stored, partition)
-        check_partition(
-            partition,
-            split,
-            dataset.num_classes,
-            clients.number,
-            dataset.train_size - held_back,
-            dataset.train_size - held_back + dataset.test_size,
-            dataset.name,
-        )
-    except ScenarioError as error:
-        key = tuple(error.key.split("."))
-        raise (origin.error(key, error.reason, kind=type(error)) if error.key else error) from None
+    return loaded, dataset, public_size, held_back
+
+
+def _count_participants(loaded: Loaded) -> int:
+    """K, the clients of a round. Raises `ScenarioError` where it is zero."""
+    clients = loaded.scenario.clients
     participants = cohort_size(clients.participation, clients.number)
     if participants < 1:
-        raise origin.error(
+        raise loaded.origin.error(
             ("clients", "participation"),
             f"{clients.participation:g} given, which selects no client of {clients.number}; "
             f"allowed: {1 / clients.number:g} to 1",
         )
-    participation, system = _check_participation(loaded)
-    if scenario.data.augment and dataset.input_spec.kind != "image":
-        raise origin.error(
+    return participants
+
+
+def _with_choices(
+    loaded: Loaded,
+    partition: Any,
+    split: str,
+    files: Files | None,
+    participation: Participation,
+    system: dict[str, Any] | None,
+    schedule: RateSchedule,
+    together: Mapping[str, int],
+) -> Loaded:
+    """Write every choice that raysim made into the resolved scenario.
+
+    A default that a later version changes must not change an old run.
+    """
+    resolved, scenario = loaded.resolved, loaded.scenario
+    dealt = {"name": scenario.data.partition["name"], **asdict(partition)}
+    if isinstance(partition, Listed):
+        dealt["path"] = str(expanded(partition.path).absolute())
+    data: dict[str, Any] = {**resolved["data"], "partition": dealt, "split": split}
+    if files and files.path:
+        data["path"] = [str(expanded(path).absolute()) for path in files.path]
+    selection = {"name": scenario.clients.selection["name"], **asdict(participation.selection)}  # type: ignore[call-overload]
+    rates = {"name": scenario.training.schedule["name"], **asdict(schedule)}  # type: ignore[call-overload]
+    chosen = {
+        "data": data,
+        "clients": {**resolved["clients"], "selection": selection},
+        "system": system,
+        "training": {**resolved["training"], "together": together, "schedule": rates},
+    }
+    return replace(loaded, resolved={**resolved, **chosen})
+
+
+def _refuse_augmentation(checked: Checked) -> None:
+    """Only images can be augmented."""
+    dataset = checked.dataset
+    if checked.loaded.scenario.data.augment and dataset.input_spec.kind != "image":
+        raise checked.loaded.origin.error(
             ("data", "augment"), f"true given, but {dataset.name} has {dataset.input_spec}, not images; allowed: false"
         )
-    feature_dim = _check_models(loaded, dataset)
-    if scenario.evaluation.global_test and split in ("pooled811", "listed"):
+
+
+def _refuse_global_test(checked: Checked) -> None:
+    """The published test set serves as a global test only where no client trains on it, and in tested rounds."""
+    evaluation, origin = checked.loaded.scenario.evaluation, checked.loaded.origin
+    if evaluation.global_test and checked.split in ("pooled811", "listed"):
         raise origin.error(
             ("evaluation", "global_test"),
-            f"true given, but with data.split {split} clients train on published test samples; "
+            f"true given, but with data.split {checked.split} clients train on published test samples; "
             "use data.split published or pfedhn",
         )
-    evaluation = scenario.evaluation
     if evaluation.global_every is not None and evaluation.global_every % evaluation.every:
         raise origin.error(
             ("evaluation", "global_every"),
             f"{evaluation.global_every} given, which is no multiple of evaluation.every ({evaluation.every})",
         )
     if evaluation.global_every is not None and not evaluation.global_test:
-        raise origin.error(
-            ("evaluation", "global_every"),
-            "needs evaluation.global_test: true; set it",
-        )
-    # What was chosen is written down in full: a default that changes later does not change an old run.
-    dealt = {"name": scenario.data.partition["name"], **asdict(partition)}
-    data: dict[str, Any] = {**loaded.resolved["data"], "partition": dealt, "split": split}
-    if (files := files_of(loaded, partition)) and files.path:
-        data["path"] = [str(expanded(path).absolute()) for path in files.path]
-    if isinstance(partition, Listed):
-        dealt["path"] = str(expanded(partition.path).absolute())
-    selection = {"name": clients.selection["name"], **asdict(participation.selection)}  # type: ignore[call-overload]
-    together = together_of(loaded, dataset, feature_dim)
-    filled = {
-        "data": data,
-        "clients": {**loaded.resolved["clients"], "selection": selection},
-        "system": system,
-        "training": {
-            **loaded.resolved["training"],
-            "together": together,
-            "schedule": {"name": scenario.training.schedule["name"], **asdict(schedule)},  # type: ignore[call-overload]
-        },
-    }
-    complete = replace(loaded, resolved={**loaded.resolved, **filled})
-    checked = Checked(
-        complete,
-        dataset,
-        partition,
-        split,
-        feature_dim,
-        participants,
-        (),
-        participation,
-        files,
-        public_size,
-        held_back,
-        schedule,
-        together,
-    )
+        raise origin.error(("evaluation", "global_every"), "needs evaluation.global_test: true; set it")
+
+
+def _refuse_unsuited_algorithm(checked: Checked) -> None:
+    """The algorithm's declaration may require one architecture or public data."""
+    loaded, name = checked.loaded, checked.loaded.resolved["algorithm"]["name"]
     if loaded.declared.one_architecture and len(checked.architectures) > 1:
-        raise origin.error(
+        raise loaded.origin.error(
             ("clients", "models"),
             f"{len(checked.architectures)} architectures given ({', '.join(checked.architectures)}), but "
-            f"{loaded.resolved['algorithm']['name']} exchanges whole models; allowed: one architecture",
+            f"{name} exchanges whole models; allowed: one architecture",
             cause=("algorithm", "name"),
         )
-    if loaded.declared.public_data and scenario.data.public is None:
-        raise origin.error(
+    if loaded.declared.public_data and loaded.scenario.data.public is None:
+        raise loaded.origin.error(
             ("data", "public"),
-            f"{loaded.resolved['algorithm']['name']} needs public data; set data.public to "
-            "{share: 0.1} or {name: DATASET}",
+            f"{name} needs public data; set data.public to {{share: 0.1}} or {{name: DATASET}}",
             cause=("algorithm", "name"),
         )
-    if loaded.declared.checks:
-        try:
-            loaded.algorithm.check(checked.task)
-        except UnavailableError as error:
-            raise origin.error(("algorithm",), str(error), kind=UnavailableError) from None
-        except ValueError as error:
-            raise origin.error(("algorithm",), str(error)) from None
-        except FAILURES as error:
-            name = type(loaded.algorithm).__name__
-            raise origin.error(("algorithm",), f"{name}.check fails: {where(error)}") from error
-    return replace(checked, requests=_requests(loaded))
+
+
+def _ask_algorithm(checked: Checked) -> None:
+    """Let the algorithm refuse the task, with its own `check`. Raises `ScenarioError`."""
+    loaded = checked.loaded
+    if not loaded.declared.checks:
+        return
+    try:
+        loaded.algorithm.check(checked.task)
+    except UnavailableError as error:
+        raise loaded.origin.error(("algorithm",), str(error), kind=UnavailableError) from None
+    except ValueError as error:
+        raise loaded.origin.error(("algorithm",), str(error)) from None
+    except FAILURES as error:
+        name = type(loaded.algorithm).__name__
+        raise loaded.origin.error(("algorithm",), f"{name}.check fails: {where(error)}") from error
 
 
 def together_of(loaded: Loaded, dataset: DatasetSpec, feature_dim: int) -> dict[str, int]:
