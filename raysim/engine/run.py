@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
+from typing import Any
 
 from raysim.common.results import ClientRow, Tracker
 from raysim.core.algorithm import ClientId
@@ -14,18 +14,25 @@ from raysim.core.state import combined_digest
 from raysim.engine.backend import Backend
 from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import Storage
+from raysim.engine.notices import Notices
 from raysim.engine.policies.metrics import ALL_CLIENTS, compute_metrics
 from raysim.engine.policies.sampling import Participation, cohort
 from raysim.engine.policies.system import time_round
 from raysim.engine.progress import Progress
 from raysim.engine.recorder import Recorder
-from raysim.engine.records import Coverage, MemoryReport, RoundReport, Timing, TrainingResult, client_row
+from raysim.engine.records import (
+    ClientEvaluation,
+    Coverage,
+    Pending,
+    RoundReport,
+    SavedFiles,
+    Timing,
+    TrainingResult,
+    client_row,
+)
 from raysim.engine.recovery import Notify, RecoveringBackend
 from raysim.engine.spec import RunSpec
 from raysim.engine.stop import Stop
-from raysim.engine.workers.hooks import HookError
-
-_REMEDY = "a smaller training.lr, or training.clip, may prevent that"
 
 
 @dataclass(frozen=True)
@@ -72,77 +79,170 @@ def run_rounds(
     start: starts the backend; when the run resumes, also restores its checkpoint and sets `progress` to that. It is
     called again when it raises `LostError`.
 
-    `progress` is changed in place, so that the caller knows how far a run came that was cut off. An exception leaves
+    `progress` is changed in place, so that the caller knows how far an interrupted run came. An exception leaves
     it at the last round that was handed to the trackers, one of which may have failed to log it.
     Raises `KeyboardInterrupt` after a round in which `schedule.stop` was requested.
     """
-    stop = schedule.stop
-
-    def replay(t: int, failed: Collection[ClientId]) -> None:
-        timing = partial(virtual_timing, backend.spec, schedule, t)
-        run_round(backend, t, sample(backend.spec, schedule, t), skip=failed, timing=timing)
-
     with Recorder(observers.trackers) as record:
-        recovering = RecoveringBackend(
-            backend,
-            replay,
-            checkpoints,
-            observers.notify,
-            schedule.max_attempts,
-            record.wait,
-        )
-        recovering(start)
-        recovering.at = progress.rounds
-        recovering.restarts += progress.restarts
-        _evaluate_unknown(recovering, progress, record, "whole" if schedule.global_every is None else "own")
-        progress.started = perf_counter()
-        stop.possible = True
-        told: set[str] = set()
-        known = set(progress.diverged)  # clients whose divergence was reported
+        loop = Loop(backend, schedule, progress, observers, checkpoints, record)
+        loop.start(start)
         for t in range(progress.t + 1, schedule.rounds + 1):
-            if stop.requested:
-                _save(recovering, progress, record)
+            if schedule.stop.requested:
+                loop.save()
                 raise KeyboardInterrupt
             began = perf_counter()
-            participants = sample(backend.spec, schedule, t)
             evaluate = schedule.coverage(t)
-            storage = checkpoints.begin() if checkpoints is not None and checkpoints.due(t) else None
-            within = partial(_within, observers.within_round, len(participants))
-            timing = partial(virtual_timing, backend.spec, schedule, t)
-            one_round = partial(run_round, backend, t, participants, evaluate, timing=timing)
-            report = recovering.round(t, partial(one_round, progress=within, storage=storage))
-            restarts = recovering.restarts
-            _report_failures(t, report, schedule, observers.notify)
-            _tell_once(_apart(backend.spec, report), told, observers.notify)
-            rows = _client_rows(recovering, t, report, evaluate, progress)
-            values = progress.count(report, rows, evaluate is not None)
-            _report_diverged(t, progress.diverged - known, observers.notify)
-            known |= progress.diverged
-            memory = backend.memory()
-            _tell_once(_on_disk(memory), told, observers.notify)
-            _tell_once(_endless(progress), told, observers.notify)
-            progress.restarts = recovering.restarts
-            values["training/lr"] = backend.spec.local_in(t).lr
-            values["engine/restarts"] = recovering.restarts
-            values["time/round_s"] = perf_counter() - began
-            values["time/total_s"] = progress.elapsed_s()
-            values["memory/host_mb"], values["memory/gpu_peak_mb"] = memory.resident_mb, memory.gpu_peak_mb
-            progress.final = progress.final | values
-            recovering(record.wait)  # a checkpoint may have been lost with an actor
-            checkpoint = None
-            # A checkpoint builds on the one before: if that was lost, it would lack what changed in between.
-            if checkpoints and report.files and recovering.restarts == restarts:
-                checkpoint = partial(checkpoints.complete, t, report.files, progress.facts())
-            record(t, values, rows, checkpoint)
-            progress.t = t
-            recovering(partial(observers.after_round, t))
-        _save(recovering, progress, record)
-        if progress.rejected and progress.rejected == progress.uploads:
-            observers.notify(
-                f"no upload of this run was used: all {progress.uploads} held a NaN or infinity, so the server learned "
-                f"nothing, and the results show diverged clients, not the method; {_REMEDY}"
-            )
-        return recovering(lambda: state_digest(backend))
+            report = loop.run_round(t, evaluate)
+            loop.notices.check_failures(t, report)
+            rows = loop.client_rows(t, report, evaluate)
+            metrics = progress.count(report, rows, evaluate is not None) | loop.engine_metrics(t, began)
+            loop.notices.check_round(t, report, progress)
+            loop.record_round(t, metrics, rows, report.files)
+        loop.save()
+        loop.notices.check_run(progress)
+        return loop.recovering(lambda: state_digest(backend))
+
+
+class Loop:
+    """The parts of `run_rounds`: each step of a round, repeated from the last checkpoint where an actor dies."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        schedule: Schedule,
+        progress: Progress,
+        observers: Observers,
+        checkpoints: CheckpointManager | None,
+        record: Recorder,
+    ) -> None:
+        self.backend, self.schedule, self.progress, self.observers = backend, schedule, progress, observers
+        self.checkpoints, self.record = checkpoints, record
+        self._restarts_at_save = 0
+        self.notices = Notices(backend, schedule.max_failed_fraction, observers.notify)
+        self.recovering = RecoveringBackend(
+            backend, self._replay, checkpoints, observers.notify, schedule.max_attempts, record.wait
+        )
+
+    @property
+    def restarts(self) -> int:
+        """How often the run went back to a checkpoint."""
+        return self.recovering.restarts
+
+    def start(self, start: Callable[[], object]) -> None:
+        """Start the backend, or resume it, and test the clients whose accuracy is not known."""
+        self.recovering(start)
+        self.recovering.at = self.progress.rounds
+        self.recovering.restarts += self.progress.restarts
+        self._test_unknown()
+        self.notices.diverged = set(self.progress.diverged)
+        self.progress.started = perf_counter()
+        self.schedule.stop.possible = True
+
+    def run_round(self, t: int, evaluate: Coverage | None) -> RoundReport:
+        """Run round `t`, and save the state after it where a checkpoint is due."""
+        participants = sample(self.backend.spec, self.schedule, t)
+        storage = self.checkpoints.begin() if self.checkpoints is not None and self.checkpoints.due(t) else None
+        call = partial(
+            run_round,
+            self.backend,
+            t,
+            participants,
+            evaluate,
+            progress=lambda done: self.observers.within_round(done, len(participants)),
+            storage=storage,
+            timing=self._timing(t),
+        )
+        report = self.recovering.round(t, call)
+        self._restarts_at_save = self.restarts
+        return report
+
+    def client_rows(self, t: int, report: RoundReport, evaluate: Coverage | None) -> list[ClientRow]:
+        """The rows of round `t`; with `evaluate` also of clients that changed since they were last tested."""
+        progress, spec = self.progress, self.backend.spec
+        virtual_s = report.timing.seconds if report.timing else {}
+        rows = [
+            client_row(spec, t, k, client_report, report.evaluations.get(k), virtual_s.get(k))
+            for k, client_report in report.client_reports.items()
+        ]
+        if evaluate is None:
+            progress.stale |= report.client_reports.keys()
+            return rows
+        if missed := sorted(progress.stale - report.evaluations.keys()):
+            tested = self._test(missed, evaluate)
+            rows += [client_row(spec, t, k, None, one) for k, one in tested.items()]
+        progress.latest.update(row for row in rows if row.total is not None)
+        progress.stale.clear()
+        return rows
+
+    def engine_metrics(self, t: int, began: float) -> dict[str, float | int]:
+        """The metrics of round `t` that describe this machine and the training's settings, not its results.
+
+        began: when the round began, in seconds of `perf_counter`.
+        """
+        memory = self.backend.memory()
+        self.notices.check_memory(memory)
+        return {
+            "training/lr": self.backend.spec.local_in(t).lr,
+            "engine/restarts": self.restarts,
+            "time/round_s": perf_counter() - began,
+            "time/total_s": self.progress.elapsed_s(),
+            "memory/host_mb": memory.resident_mb,
+            "memory/gpu_peak_mb": memory.gpu_peak_mb,
+        }
+
+    def record_round(
+        self, t: int, metrics: dict[str, Any], rows: Sequence[ClientRow], files: Pending[SavedFiles] | None
+    ) -> None:
+        """Hand round `t` to the trackers and complete its checkpoint. files: of that checkpoint; None: none is due."""
+        progress, checkpoints = self.progress, self.checkpoints
+        progress.restarts = self.restarts
+        progress.final = progress.final | metrics
+        self.recovering(self.record.wait)  # the checkpoint before may have been lost with an actor
+        complete = None
+        # A checkpoint builds on the one before: if that was lost, it would lack what changed in between.
+        if checkpoints and files and self.restarts == self._restarts_at_save:
+            complete = partial(checkpoints.complete, t, files, progress.facts())
+        self.record(t, metrics, rows, complete)
+        progress.t = t
+        self.recovering(partial(self.observers.after_round, t))
+
+    def save(self) -> None:
+        """Save the last round that is done, unless it is saved already."""
+        self.recovering(self.record.wait)
+        checkpoints, progress = self.checkpoints, self.progress
+        if checkpoints is None or checkpoints.saved_round == progress.t:
+            return
+        storage = checkpoints.begin()
+        self.recovering(
+            lambda: checkpoints.complete(progress.t, self.backend.save(progress.t, storage), progress.facts())
+        )
+
+    def _test_unknown(self) -> None:
+        """Test all clients before round 1; in a resumed run those whose latest row is missing."""
+        progress, spec = self.progress, self.backend.spec
+        unknown = [k for k in range(spec.num_clients) if k not in progress.latest.measured]
+        if not unknown:
+            return
+        # In a resumed run with evaluation.when after_receive, a participant's lost row was of another moment:
+        # accuracy/all then counts the client as it is now.
+        tested = self._test(unknown, "whole" if self.schedule.global_every is None else "own")
+        rows = [client_row(spec, progress.rounds, k, None, one) for k, one in tested.items()]
+        progress.latest.update(rows)
+        if progress.t < 0:
+            progress.final = compute_metrics(ALL_CLIENTS, progress.latest)
+            self.record(0, progress.final, rows)
+            progress.t = 0
+
+    def _test(self, clients: Sequence[ClientId], coverage: Coverage) -> Mapping[ClientId, ClientEvaluation]:
+        return self.recovering(lambda: self.backend.evaluate([(k,) for k in clients], coverage).result())
+
+    def _replay(self, t: int, failed: Collection[ClientId]) -> None:
+        """Run round `t` again, without the clients that failed in it."""
+        participants = sample(self.backend.spec, self.schedule, t)
+        run_round(self.backend, t, participants, skip=failed, timing=self._timing(t))
+
+    def _timing(self, t: int) -> Callable[[TrainingResult], Timing | None]:
+        return partial(virtual_timing, self.backend.spec, self.schedule, t)
 
 
 def sample(spec: RunSpec, schedule: Schedule, t: int) -> Sequence[ClientId]:
@@ -213,126 +313,3 @@ def state_digest(backend: Backend) -> str:
     """SHA-256 over all client and server state: equal digests mean bit-identical runs."""
     clients, server = backend.digests()
     return combined_digest({f"client/{k:09d}": sha for k, sha in clients.items()} | {"server": server})
-
-
-def _within(within_round: Callable[[int, int], None], of: int, done: int) -> None:
-    within_round(done, of)
-
-
-def _evaluate_unknown(recovering: RecoveringBackend, progress: Progress, record: Recorder, coverage: Coverage) -> None:
-    """Test all clients before round 1; in a resumed run those whose latest row is missing."""
-    backend = recovering.backend
-    unknown = [k for k in range(backend.spec.num_clients) if k not in progress.latest.measured]
-    if not unknown:
-        return
-    # In a resumed run with evaluation.when after_receive, a participant's lost row was of another moment: accuracy/all
-    # then counts the client as it is now.
-    found = recovering(lambda: backend.evaluate([(k,) for k in unknown], coverage).result())
-    rows = [client_row(backend.spec, progress.rounds, k, None, one) for k, one in found.items()]
-    progress.latest.update(rows)
-    if progress.t < 0:
-        progress.final = compute_metrics(ALL_CLIENTS, progress.latest)
-        record(0, progress.final, rows)
-        progress.t = 0
-
-
-def _client_rows(
-    recovering: RecoveringBackend, t: int, report: RoundReport, evaluate: Coverage | None, progress: Progress
-) -> list[ClientRow]:
-    """The rows of round `t`; with `evaluate` also of clients that changed since they were last tested."""
-    backend = recovering.backend
-    virtual_s = report.timing.seconds if report.timing else {}
-    rows = [
-        client_row(backend.spec, t, k, client_report, report.evaluations.get(k), virtual_s.get(k))
-        for k, client_report in report.client_reports.items()
-    ]
-    if evaluate is None:
-        progress.stale |= report.client_reports.keys()
-        return rows
-    if missed := sorted(progress.stale - report.evaluations.keys()):
-        found = recovering(lambda: backend.evaluate([(k,) for k in missed], evaluate).result())
-        rows += [client_row(backend.spec, t, k, None, one) for k, one in found.items()]
-    progress.latest.update(row for row in rows if row.total is not None)
-    progress.stale.clear()
-    return rows
-
-
-def _save(recovering: RecoveringBackend, progress: Progress, record: Recorder) -> None:
-    """Save the last round that is done, unless it is saved already."""
-    recovering(record.wait)
-    checkpoints = recovering.checkpoints
-    if checkpoints is None or checkpoints.saved_round == progress.t:
-        return
-    storage = checkpoints.begin()
-    recovering(lambda: checkpoints.complete(progress.t, recovering.backend.save(progress.t, storage), progress.facts()))
-
-
-def _tell_once(texts: Iterable[str], told: set[str], notify: Notify) -> None:
-    """Notify the user of what was not told before."""
-    for text in texts:
-        if text not in told:
-            told.add(text)
-            notify(text)
-
-
-def _apart(spec: RunSpec, report: RoundReport) -> Iterator[str]:
-    """Which clients were to be trained together and could not be, and why."""
-    for k, one in report.client_reports.items():
-        if one.apart:
-            yield f"clients with {spec.arch(k)} are trained one by one (training.together): {one.apart}"
-
-
-def _on_disk(memory: MemoryReport) -> Iterator[str]:
-    """That states of clients are not kept in memory."""
-    if memory.on_disk_mb:
-        size_gb = memory.on_disk_mb * 2**20 / 1e9
-        yield f"the clients' states take {size_gb:.3g} GB, more than resources.memory_gb allows: they are kept on disk"
-
-
-def _endless(progress: Progress) -> Iterator[str]:
-    """That virtual time has overflowed."""
-    if math.isinf(progress.totals.get("virtual_s", 0.0)):
-        yield (
-            "virtual time is more than a floating-point number can hold, and plots leave such rounds out: give "
-            "greater speeds or smaller latencies in the section `system`"
-        )
-
-
-def _report_diverged(t: int, clients: Collection[ClientId], notify: Notify) -> None:
-    """Notify the user of clients that have diverged in round `t` for the first time."""
-    if clients:
-        notify(
-            f"round {t}: the training loss, the test loss or the upload of {_named(sorted(clients))} is NaN or "
-            f"infinite for the first time; the accuracy counts such clients as they are; {_REMEDY}"
-        )
-
-
-def _named(clients: Sequence[ClientId]) -> str:
-    """The first ten of the clients by their ids, and how many more there are."""
-    more = f" and {len(clients) - 10} more" if len(clients) > 10 else ""
-    return f"{'client' if len(clients) == 1 else 'clients'} {', '.join(map(str, clients[:10]))}{more}"
-
-
-def _report_failures(t: int, report: RoundReport, schedule: Schedule, notify: Notify) -> None:
-    """Notify the user of failed clients and refused uploads. Raises `HookError` when too many clients failed."""
-    if rejected := report.server.rejected:
-        if len(rejected) == len(report.uploaded):
-            notify(f"round {t}: all uploads held a NaN or infinity and were left out; the server learned nothing")
-        else:
-            notify(f"round {t}: uploads that held a NaN or infinity were left out, those of {_named(rejected)}")
-    if report.timing is not None and not report.client_reports and not report.failed:
-        gone = report.timing.dropped
-        why = f"all {gone} selected clients dropped out or were late" if gone else "no client was available"
-        notify(f"round {t}: no updates to aggregate: {why}")
-    if not report.failed:
-        return
-    of = len(report.failed) + len(report.client_reports)
-    if len(report.failed) > schedule.max_failed_fraction * of + 1e-9:
-        first = next(iter(report.failed.values()))
-        raise HookError(
-            f"round {t}: {len(report.failed)} of {of} clients failed, more than failure.max_failed_fraction "
-            f"({schedule.max_failed_fraction:g}) allows; the first: {first.reason}",
-            first.trace,
-        )
-    for k, failed in report.failed.items():
-        notify(f"round {t} goes on without client {k}: {failed.reason}")

@@ -1,0 +1,112 @@
+"""Notices of a run: what its user should know and no metric says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+from raysim.core.algorithm import ClientId
+from raysim.engine.backend import Backend
+from raysim.engine.progress import Progress
+from raysim.engine.records import MemoryReport, RoundReport
+from raysim.engine.recovery import Notify
+from raysim.engine.spec import RunSpec
+from raysim.engine.workers.hooks import HookError
+
+_REMEDY = "a smaller training.lr, or training.clip, may prevent that"
+
+
+class Notices:
+    """Checks rounds and tells the user of failures, divergence and limits; each lasting condition once.
+
+    Attributes:
+        diverged: the clients whose divergence the user knows of.
+    """
+
+    def __init__(self, backend: Backend, max_failed_fraction: float, notify: Notify) -> None:
+        self.backend, self.max_failed_fraction, self.notify = backend, max_failed_fraction, notify
+        self.diverged: set[ClientId] = set()
+        self._seen: set[str] = set()
+
+    def check_failures(self, t: int, report: RoundReport) -> None:
+        """Tell of failed clients and rejected uploads. Raises `HookError` when too many clients failed."""
+        if rejected := report.server.rejected:
+            if len(rejected) == len(report.uploaded):
+                text = "all uploads held a NaN or infinity and were left out; the server learned nothing"
+            else:
+                text = f"uploads that held a NaN or infinity were left out, those of {_named(rejected)}"
+            self.notify(f"round {t}: {text}")
+        if report.timing is not None and not report.client_reports and not report.failed:
+            gone = report.timing.dropped
+            why = f"all {gone} selected clients dropped out or were late" if gone else "no client was available"
+            self.notify(f"round {t}: no updates to aggregate: {why}")
+        if not report.failed:
+            return
+        of = len(report.failed) + len(report.client_reports)
+        if len(report.failed) > self.max_failed_fraction * of + 1e-9:
+            first = next(iter(report.failed.values()))
+            raise HookError(
+                f"round {t}: {len(report.failed)} of {of} clients failed, more than failure.max_failed_fraction "
+                f"({self.max_failed_fraction:g}) allows; the first: {first.reason}",
+                first.trace,
+            )
+        for k, failed in report.failed.items():
+            self.notify(f"round {t} goes on without client {k}: {failed.reason}")
+
+    def check_memory(self, memory: MemoryReport) -> None:
+        """Tell that client states do not fit into memory."""
+        self._once(_on_disk(memory))
+
+    def check_round(self, t: int, report: RoundReport, progress: Progress) -> None:
+        """Tell of clients that are trained one by one, of new divergence, and of a virtual time that overflowed."""
+        self._once(_apart(self.backend.spec, report))
+        if clients := sorted(progress.diverged - self.diverged):
+            self.notify(
+                f"round {t}: the training loss, the test loss or the upload of {_named(clients)} is NaN or "
+                f"infinite for the first time; the accuracy counts such clients as they are; {_REMEDY}"
+            )
+        self.diverged |= progress.diverged
+        self._once(_endless(progress))
+
+    def check_run(self, progress: Progress) -> None:
+        """Tell, at the end, of a run in which the server learned nothing."""
+        if progress.rejected and progress.rejected == progress.uploads:
+            self.notify(
+                f"no upload of this run was used: all {progress.uploads} held a NaN or infinity, so the server learned "
+                f"nothing, and the results show diverged clients, not the method; {_REMEDY}"
+            )
+
+    def _once(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            if text not in self._seen:
+                self._seen.add(text)
+                self.notify(text)
+
+
+def _apart(spec: RunSpec, report: RoundReport) -> Iterator[str]:
+    """Which clients were to be trained together and could not be, and why."""
+    for k, one in report.client_reports.items():
+        if one.apart:
+            yield f"clients with {spec.arch(k)} are trained one by one (training.together): {one.apart}"
+
+
+def _on_disk(memory: MemoryReport) -> Iterator[str]:
+    """That states of clients are not kept in memory."""
+    if memory.on_disk_mb:
+        size_gb = memory.on_disk_mb * 2**20 / 1e9
+        yield f"the clients' states take {size_gb:.3g} GB, more than resources.memory_gb allows: they are kept on disk"
+
+
+def _endless(progress: Progress) -> Iterator[str]:
+    """That virtual time has overflowed."""
+    if math.isinf(progress.totals.get("virtual_s", 0.0)):
+        yield (
+            "virtual time is more than a floating-point number can hold, and plots leave such rounds out: give "
+            "greater speeds or smaller latencies in the section `system`"
+        )
+
+
+def _named(clients: Sequence[ClientId]) -> str:
+    """The first ten of the clients by their ids, and how many more there are."""
+    more = f" and {len(clients) - 10} more" if len(clients) > 10 else ""
+    return f"{'client' if len(clients) == 1 else 'clients'} {', '.join(map(str, clients[:10]))}{more}"
