@@ -249,7 +249,7 @@ def scenario(
     }
 
 
-def run_raysim(work: Workload, rounds: int, processes: int, folder: Path, notes: Arrivals) -> raysim.Result:
+def run_raysim(work: Workload, rounds: int, processes: int, folder: Path, notes: Arrivals) -> raysim.Run:
     """Run the workload on raysim, on a Ray of its own."""
     loaded = raysim.load_scenario(scenario(work, rounds, processes, folder))
     return raysim.run(loaded, quiet=True, trackers=[notes])

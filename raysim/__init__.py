@@ -2,8 +2,8 @@
 
 import raysim
 
-result = raysim.run("scenarios/quickstart.yaml", sets=["rounds=3"])
-print(result.folder, result.summary["final"]["accuracy/all"], result.rounds["accuracy/all"].max())
+run = raysim.run("scenarios/quickstart.yaml", sets=["rounds=3"])
+print(run.folder, run.status, run.rounds["accuracy/all"].max())
 """
 
 from __future__ import annotations
@@ -18,11 +18,8 @@ if TYPE_CHECKING:
     from raysim.contract import check_algorithm
     from raysim.core.algorithm import Algorithm
     from raysim.core.messages import message
-    from raysim.inspection.runs import client_data, load_client, representations
-    from raysim.launch.run import resume, run
-    from raysim.launch.session import Result
     from raysim.models.split import SplitNet
-    from raysim.report.load import class_accuracy, read_clients, read_rounds, read_summary
+    from raysim.runs.run import Run, run
     from raysim.scenario.load import Loaded, load_scenario
     from raysim.sweeps.run import sweep
 
@@ -32,23 +29,15 @@ __all__ = [
     "InputSpec",
     "Loaded",
     "RaysimError",
-    "Result",
+    "Run",
     "RunError",
     "ScenarioError",
     "SplitNet",
     "Tracker",
     "check_algorithm",
-    "class_accuracy",
-    "client_data",
     "compare",
-    "load_client",
     "load_scenario",
     "message",
-    "read_clients",
-    "read_rounds",
-    "read_summary",
-    "representations",
-    "resume",
     "run",
     "sweep",
 ]
@@ -59,24 +48,16 @@ _HOMES = {
     "InputSpec": "raysim.common.inputs",
     "Loaded": "raysim.scenario.load",
     "RaysimError": "raysim.common.errors",
-    "Result": "raysim.launch.session",
+    "Run": "raysim.runs.run",
     "RunError": "raysim.common.errors",
     "ScenarioError": "raysim.common.errors",
     "SplitNet": "raysim.models.split",
     "Tracker": "raysim.common.results",
     "check_algorithm": "raysim.contract",
-    "class_accuracy": "raysim.report.load",
-    "client_data": "raysim.inspection.runs",
     "compare": "raysim.comparison.compare",
-    "load_client": "raysim.inspection.runs",
     "load_scenario": "raysim.scenario.load",
     "message": "raysim.core.messages",
-    "read_clients": "raysim.report.load",
-    "read_rounds": "raysim.report.load",
-    "read_summary": "raysim.report.load",
-    "representations": "raysim.inspection.runs",
-    "resume": "raysim.launch.run",
-    "run": "raysim.launch.run",
+    "run": "raysim.runs.run",
     "sweep": "raysim.sweeps.run",
 }
 

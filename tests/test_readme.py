@@ -38,8 +38,8 @@ def test_the_python_of_the_readme(workplace: Path, capsys: pytest.CaptureFixture
     launching, method = blocks("python", README)
     names: dict[str, Any] = {}
     exec(compile(launching, "README.md", "exec"), names)
-    assert names["result"].summary["rounds"] == 3
-    printed = f"{names['result'].rounds['accuracy/all'].max()} "
+    assert names["run"].summary["rounds"] == 3
+    printed = f"{names['run'].rounds['accuracy/all'].max()} "
     assert printed in capsys.readouterr().out
     assert (REPOSITORY / "algorithms" / "lg_fedavg.py").read_text(encoding="utf-8").endswith(method)
 
@@ -49,9 +49,9 @@ def test_the_python_of_the_guide(workplace: Path) -> None:
     launching, reading = blocks("python", GUIDE)
     names: dict[str, Any] = {}
     exec(compile(launching, "guide.md", "exec"), names)
-    summary = names["result"].summary
-    assert summary["rounds"] == 3
-    reading = re.sub(r'"runs/quickstart/[\w-]+"', repr(str(names["result"].folder)), reading)
+    summary = names["run"].summary
+    assert summary["rounds"] == 5
+    reading = re.sub(r'"runs/quickstart/[\w-]+"', repr(str(names["run"].folder)), reading)
     exec(compile(reading, "guide.md", "exec"), names)
     assert names["curve"]["comm/total_bytes"].tolist()[0] == 0
     accuracy = names["last"]["accuracy"]

@@ -57,7 +57,7 @@ class OpenedRun:
         identity = Identity.of(folder)
         assembly = assemble(check(loaded), rounds_left=False)
         identity.refuse_other_data(folder, assembly.digest, assembly.partition.digest)
-        return cls(folder, assembly, CheckpointStore.open(checkpoint_storage(identity.checkpoints_of(folder))))
+        return cls(folder, assembly, checkpoints_of(folder))
 
     @cached_property
     def raw_M(self) -> NDArray[Any]:
@@ -144,6 +144,25 @@ class OpenedRun:
         raw_N = torch.from_numpy(self.raw_M[index_N])
         return Samples(raw_N, torch.from_numpy(self.spec.labels[index_N]), self.spec.transform)
 
+    def look_again(self) -> None:
+        """Read the list of checkpoints again: a run in progress replaces them."""
+        self.store = checkpoints_of(self.folder)
+
+    @torch.inference_mode()
+    def predictions(self, k: ClientId, part: str) -> dict[str, NDArray[Any]]:
+        """Columns `sample`, `label`, `predicted` and `probability` of a client's samples of one part."""
+        samples = self.samples(k, part)
+        net = self.nets([k])[k]
+        logits = [net(batch.x) for batch in samples.in_order(EVALUATION_BATCH)]
+        probability_NC = torch.cat(logits).softmax(1) if logits else torch.zeros(0, self.spec.num_classes)
+        probability_N, predicted_N = probability_NC.max(1)
+        return {
+            "sample": self.assembly.partition.parts[part].of(k),
+            "label": samples.y.numpy(),
+            "predicted": predicted_N.numpy(),
+            "probability": probability_N.numpy(),
+        }
+
     @torch.inference_mode()
     def representations(self, clients: Sequence[ClientId], part: str, t: int | None = None) -> Representations:
         """Of each client's own samples, by its own network."""
@@ -159,40 +178,14 @@ class OpenedRun:
         return Representations(np.concatenate(values), np.concatenate(labels), np.concatenate(owners))
 
 
+def checkpoints_of(folder: Path) -> CheckpointStore:
+    """The checkpoints of the run in this folder."""
+    return CheckpointStore.open(checkpoint_storage(Identity.of(folder).checkpoints_of(folder)))
+
+
 def own_model(net: nn.Module) -> Any:
     """The model of a client's own architecture in what its method keeps: beside others, methods hold it first."""
     for module in (net, *net.children()):
         if hasattr(module, "features"):
             return module
     raise ScenarioError(f"{type(net).__name__} has no features: its method keeps no model with an extractor")
-
-
-def load_client(run: Path | str, k: ClientId, round: int | None = None) -> nn.Module:
-    """Client k's trained network, on the CPU and in eval mode: what its method keeps and predicts with.
-
-    run: the folder of a run, finished or not, or its id below ./runs. round: after which, of those whose state the
-    run keeps, the last two that were saved; default: the latest. It reads normalised samples, such as
-    `client_data(run, k, "test").x`, and gives logits.
-    Raises `ScenarioError` when the state of that round is not kept, or there is no such client.
-    """
-    return OpenedRun.of(run).nets([k], round)[k]
-
-
-def client_data(run: Path | str, k: ClientId, part: str) -> Samples:
-    """Client k's samples of one part, train, val or test, as dealt in the run, not augmented.
-
-    Returns `Samples`: `raw_N` as stored (images uint8, [N, H, W, C]), `x` as networks read them ([N, C, H, W]), `y` the
-    labels.
-    Raises `ScenarioError` when there is no such client or part, or the data is not the run's.
-    """
-    return OpenedRun.of(run).samples(k, part)
-
-
-def representations(
-    run: Path | str, clients: Sequence[ClientId], part: str = "test", round: int | None = None
-) -> Representations:
-    """What clients' networks make of their own samples of one part, before the header reads it, as NumPy arrays.
-
-    round: as in `load_client`. Raises `ScenarioError` as that and `client_data` do.
-    """
-    return OpenedRun.of(run).representations(clients, part, round)

@@ -8,9 +8,9 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,15 +32,12 @@ from raysim.launch.backend_factory import make_backend, metrics_tracker
 from raysim.launch.code import Code
 from raysim.launch.resume import Identity
 from raysim.launch.signals import interruptible, sigterm_kept
-from raysim.report.load import read_clients, read_rounds
+from raysim.report.load import read_rounds
 from raysim.report.plots import plot_accuracy
 from raysim.report.progress import Display
 from raysim.scenario.load import CODE
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.mlflow import MlflowTracker
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 RESUME = "raysim resume"
 """The command that resumes a run, with the run's folder behind it."""
@@ -60,18 +57,8 @@ class Result:
 
     @property
     def state_digest(self) -> str:
-        """SHA-256 over all client and server state; equal digests mean bit-identical runs."""
+        """SHA-256 over all client and server state."""
         return str(self.summary["state_digest"])
-
-    @cached_property
-    def rounds(self) -> pd.DataFrame:
-        """A row per round, from `rounds.parquet`; see `raysim describe metrics`."""
-        return read_rounds(self.folder).to_pandas()
-
-    @cached_property
-    def clients(self) -> pd.DataFrame:
-        """A row per round and measured client, from `clients.parquet`; see `raysim describe clients.parquet`."""
-        return read_clients(self.folder).to_pandas()
 
 
 class Resumed(NamedTuple):

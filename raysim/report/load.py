@@ -52,6 +52,15 @@ def read_clients(folder: Path | str) -> pa.Table:
     return _checked(_parquet(folder, "clients.parquet"), _CLIENT_KINDS, folder / "clients.parquet")
 
 
+def read_partition(folder: Path | str) -> pa.Table:
+    """A row per sample that a client holds: client, part (train, val or test), sample, label.
+
+    Raises:
+        ScenarioError: no such run, or its file is damaged.
+    """
+    return _parquet(Path(folder), "partition.parquet")
+
+
 def class_accuracy(folder: Path | str) -> pa.Table:
     """A row per class that clients are tested on: class, correct, total, accuracy, of all clients' latest tests.
 
@@ -64,7 +73,7 @@ def class_accuracy(folder: Path | str) -> pa.Table:
             f"{folder}: its clients.parquet has no class_correct: an earlier version of raysim "
             "wrote it; run the scenario again"
         )
-    dealt = _parquet(Path(folder), "partition.parquet")
+    dealt = read_partition(folder)
     dealt = dealt.filter(pc.and_(pc.equal(dealt["part"], "test"), pc.is_in(dealt["client"], latest["client"])))
     both = np.stack([dealt["client"].to_numpy(), dealt["label"].to_numpy()])
     (_, label), total = np.unique(both, axis=1, return_counts=True)  # by client, then class: as class_correct

@@ -88,10 +88,10 @@ def test_more_rounds_are_added_only_where_the_old_ones_stay_the_same(tmp_path: P
     two, three = (raysim.run(digits(), sets=sets(step, rounds), quiet=True) for rounds in (2, 3))
     first, *later = three.rounds["training/lr"][1:]
     assert later == [first / 2, first / 4]
-    assert raysim.resume(two.folder, sets=["rounds=3"], quiet=True).state_digest == three.state_digest
+    assert two.resume(["rounds=3"], quiet=True).state_digest == three.state_digest
     two = raysim.run(digits(), sets=sets(cosine, 2), quiet=True)
     with pytest.raises(ScenarioError, match="rounds"):
-        raysim.resume(two.folder, sets=["rounds=3"], quiet=True)
+        two.resume(["rounds=3"], quiet=True)
 
 
 @pytest.mark.parametrize(

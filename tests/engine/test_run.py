@@ -40,6 +40,7 @@ from raysim.launch.session import Result
 from raysim.models import MODELS, ModelSpec
 from raysim.models.split import SplitNet
 from raysim.report.load import class_accuracy
+from raysim.runs.run import Run
 from raysim.tracking.memory import MemoryTracker
 from tests.engine.scenarios import loaded, outcome
 
@@ -120,7 +121,7 @@ def test_accuracy_of_each_class(finished: Result) -> None:
     dealt = finished.folder / "partition.parquet"
     tested = pq.read_table(dealt).to_pandas().query("part == 'test'")
     assert dict(zip(found["class"], found["total"], strict=True)) == tested["label"].value_counts().to_dict()
-    last = finished.clients.dropna(subset=["accuracy"]).groupby("client").last()
+    last = Run(finished.folder).clients.dropna(subset=["accuracy"]).groupby("client").last()
     assert sum(found["correct"]) == last["correct"].sum()
     assert found["accuracy"] == [c / n for c, n in zip(found["correct"], found["total"], strict=True)]
     # By hand, of the client with the least id.
@@ -371,13 +372,14 @@ def test_clients_that_diverge_are_named_once_and_counted(workplace: Path, capfd:
     result = run(given)
     lines = capfd.readouterr().err.splitlines()
     uploads = 2 * 4
-    first = {row["client"] for row in result.clients.to_dict("records") if row["round"] == 1 and row["participated"]}
+    clients = Run(result.folder).clients
+    first = set(clients.query("round == 1 and participated")["client"])
     named = f"the upload of clients {', '.join(map(str, sorted(first)))} is NaN or infinite for the first time"
     assert sum(line.startswith("round 1: the training loss") and named in line for line in lines) == 1
     for t in (1, 2):
         assert f"round {t}: all uploads held a NaN or infinity and were left out; the server learned nothing" in lines
     assert sum(line.startswith(f"no upload of this run was used: all {uploads} held") for line in lines) == 1
-    trained = {row["client"] for row in result.clients.to_dict("records") if row["participated"]}
+    trained = set(clients.query("participated")["client"])
     assert result.summary["diverged_clients"] == len(trained)
     assert result.summary["rejected_uploads"] == result.summary["uploads"] == uploads
 

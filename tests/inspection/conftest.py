@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 import raysim
-from raysim.launch.session import Result
+from raysim.runs.run import Run
 from tests.conftest import _no_picture
 from tests.engine.scenarios import digits
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, tracking_store: str) -> Callable[..., Result]:
+def runs(tmp_path_factory: pytest.TempPathFactory, tracking_store: str) -> Callable[..., Run]:
     """Runs of the tiny scenario, once per module: `runs("fedgh", rounds=2)`."""
     folder = tmp_path_factory.mktemp("runs")
-    made: dict[str, Result] = {}
+    made: dict[str, Run] = {}
 
-    def run(method: str = "fedgh", *sets: str, **changes: Any) -> Result:
+    def run(method: str = "fedgh", *sets: str, **changes: Any) -> Run:
         key = repr((method, sets, changes))
         if key not in made:
             given = digits(algorithm={"name": method}, output=str(folder), **changes)

@@ -25,10 +25,10 @@ from raysim.inspection.transmission import (
     attackable,
     transmit,
 )
-from raysim.launch.session import Result
+from raysim.runs.run import Run
 from raysim.scenario.registry import algorithm_names
 
-Runs = Callable[..., Result]
+Runs = Callable[..., Run]
 ONE = "clients.models=[digits_mlp64]"
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from raysim.inspection.runs import OpenedRun
-from raysim.launch.session import Result
+from raysim.runs.run import Run
 from tests.cli.command import run
 
-Runs = Callable[..., Result]
+Runs = Callable[..., Run]
 
 
 def test_attack(capfd: pytest.CaptureFixture[str], runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

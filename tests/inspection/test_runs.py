@@ -7,16 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 
 import raysim
 from raysim.data.datasets import load_dataset
 from raysim.inspection.runs import own_model
-from raysim.launch.session import Result
+from raysim.runs.run import Run
 
-Runs = Callable[..., Result]
+Runs = Callable[..., Run]
 
 
 def test_a_loaded_client_has_the_accuracy_that_the_run_measured(runs: Runs) -> None:
@@ -24,66 +23,75 @@ def test_a_loaded_client_has_the_accuracy_that_the_run_measured(runs: Runs) -> N
     last = result.clients.dropna(subset=["accuracy"]).groupby("client").last()
     assert result.clients["participated"].sum() < 3 * 8  # in each round some client keeps its state
     for k, row in last.iterrows():
-        net, test = raysim.load_client(result.folder, k), raysim.client_data(result.folder, k, "test")
+        net, test = result.client(k).network, result.client(k).data.test
         right = net(test.x).argmax(1) == test.y
         assert (int(right.sum()), len(test)) == (row["correct"], row["total"])
         assert not net.training
+        predictions = result.client(k).predictions()
+        assert predictions["label"].tolist() == test.y.tolist()
+        assert (predictions["predicted"] == predictions["label"]).sum() == row["correct"]
+        probability_NC = net(test.x).softmax(1)
+        assert np.allclose(predictions["probability"], probability_NC.max(1).values.detach())
 
 
 @pytest.mark.parametrize("part", ["train", "val", "test"])
 def test_samples_are_those_of_the_partition_table(runs: Runs, part: str) -> None:
     result = runs()
-    table = pq.read_table(result.folder / "partition.parquet").to_pandas().query("part == @part and client == 2")
-    samples = raysim.client_data(result.folder, 2, part)
+    table = result.partition.query("part == @part and client == 2")
+    samples = getattr(result.client(2).data, part)
+    assert result.client(2).predictions(part)["sample"].tolist() == table["sample"].tolist()
     assert samples.y.tolist() == table["label"].tolist()
     images = load_dataset("digits").raw_M[table["sample"].to_numpy()]
     assert np.array_equal(samples.raw_N.numpy(), images)
 
 
 def test_representations_are_what_the_header_reads(runs: Runs) -> None:
-    folder = runs().folder
-    value_ND, label_N, client_N = raysim.representations(folder, [4, 1], "val")
+    run = runs()
+    value_ND, label_N, client_N = run.representations([4, 1], "val")
     assert value_ND.shape == (len(label_N), 32) and client_N.tolist() == sorted(client_N, reverse=True)
-    net, samples = raysim.load_client(folder, 4), raysim.client_data(folder, 4, "val")
+    net, samples = run.client(4).network, run.client(4).data.val
     logits_NC = net.header(torch.from_numpy(value_ND[client_N == 4]))
     torch.testing.assert_close(logits_NC, net(samples.x))
 
 
 def test_earlier_rounds_as_far_as_they_are_kept(runs: Runs) -> None:
-    folder = runs("fedgh", "checkpoint.every=1").folder
-    cohort = set(runs("fedgh", "checkpoint.every=1").clients.query("round == 3 and participated")["client"])
+    run = runs("fedgh", "checkpoint.every=1")
+    cohort = set(run.clients.query("round == 3 and participated")["client"])
     for k in range(8):
-        now, before = (raysim.load_client(folder, k, t).state_dict() for t in (3, 2))
+        now, before = (run.client(k).network_after(t).state_dict() for t in (3, 2))
         assert all(torch.equal(now[name], before[name]) for name in now) == (k not in cohort)
     with pytest.raises(
         raysim.ScenarioError, match=r"^round 1 given, but .* keeps the state after round 2 and 3 only; "
     ):
-        raysim.load_client(folder, 0, 1)
+        run.client(0).network_after(1)
 
 
 @pytest.mark.parametrize("method", ["fml", "fedkd", "fedapen", "fedral", "hks"])
 def test_the_own_model_is_found_beside_others(runs: Runs, method: str) -> None:
-    net = raysim.load_client(runs(method, "rounds=1").folder, 0)
+    client = runs(method, "rounds=1").client(0)
+    net = client.network
     assert {name for name, _ in own_model(net).named_children()} >= {"header"} or method == "fedral"
-    assert own_model(net).features(raysim.client_data(runs(method, "rounds=1").folder, 0, "test").x).shape[1] == 32
+    assert own_model(net).features(client.data.test.x).shape[1] == 32
 
 
 def test_nothing_in_the_folder_changes(runs: Runs) -> None:
-    folder = runs().folder
+    run = runs()
+    folder = run.folder
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    raysim.representations(folder, [0], "test")
+    run.representations([0], "test")
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
 def test_what_cannot_be_is_one_sentence(runs: Runs, tmp_path: Path) -> None:
-    folder = runs().folder
+    run = runs()
+    folder = run.folder
     for call, sentence in (
-        (lambda: raysim.load_client(folder, 8), r"^client 8 given, but .* has clients 0 to 7$"),
-        (lambda: raysim.load_client(folder, -1), r"^client -1 given, "),
-        (lambda: raysim.client_data(folder, 0, "tests"), r"^part: 'tests' given; allowed: train, val, test$"),
-        (lambda: raysim.load_client("nowhere", 0), r"^nowhere given, but there is no such run folder"),
-        (lambda: raysim.load_client(tmp_path, 0), r"contains no run.json"),
-        (lambda: raysim.load_client(runs("fedgh", "checkpoint.every=0").folder, 0), r"has no checkpoint; "),
+        (lambda: run.client(8), r"^client 8 given, but .* has clients 0 to 7$"),
+        (lambda: run.client(-1), r"^client -1 given, "),
+        (lambda: run.client(0).predictions("tests"), r"^part: 'tests' given; allowed: train, val, test$"),
+        (lambda: raysim.Run("nowhere"), r"^nowhere given, but there is no such run folder"),
+        (lambda: raysim.Run(tmp_path).client(0), r"contains no run.json"),
+        (lambda: runs("fedgh", "checkpoint.every=0").client(0).network, r"has no checkpoint; "),
     ):
         with pytest.raises(raysim.ScenarioError, match=sentence):
             call()
@@ -92,7 +100,7 @@ def test_what_cannot_be_is_one_sentence(runs: Runs, tmp_path: Path) -> None:
     for part in (copy / "checkpoints").glob("clients-*"):
         part.write_bytes(part.read_bytes()[:-1])
     with pytest.raises(raysim.ScenarioError, match=r"has no checkpoint \(the checkpoint of round 3 cannot"):
-        raysim.load_client(copy, 0)
+        _ = raysim.Run(copy).client(0).network
 
 
 def test_data_that_is_not_the_runs_is_refused(runs: Runs, tmp_path: Path) -> None:
@@ -101,4 +109,4 @@ def test_data_that_is_not_the_runs_is_refused(runs: Runs, tmp_path: Path) -> Non
     card = copy / "run.json"
     card.write_text(card.read_text().replace('"partition_digest": "', '"partition_digest": "0000'))
     with pytest.raises(raysim.ScenarioError, match=r"its partition had the digest 0000.*, the present one has "):
-        raysim.client_data(copy, 0, "train")
+        raysim.Run(copy).client(0)

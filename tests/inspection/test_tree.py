@@ -12,9 +12,9 @@ from raysim.algorithms.hks import HKS, Tree
 from raysim.common.errors import ScenarioError
 from raysim.inspection.runs import OpenedRun
 from raysim.inspection.tree import draw_tree, path_levels, sample_tree
-from raysim.launch.session import Result
+from raysim.runs.run import Run
 
-Runs = Callable[..., Result]
+Runs = Callable[..., Run]
 
 
 def test_the_path_by_hand() -> None:

@@ -11,9 +11,9 @@ import pytest
 from raysim.common.errors import ScenarioError
 from raysim.inspection.pictures import picture_file
 from raysim.inspection.tsne import draw_tsne, embed
-from raysim.launch.session import Result
+from raysim.runs.run import Run
 
-Runs = Callable[..., Result]
+Runs = Callable[..., Run]
 
 
 def test_what_lies_apart_stays_apart() -> None:

@@ -136,9 +136,9 @@ class TestRuns:
         assert {"mine.py", "my_helper.py", "nets.py"} < result.summary["code"]["files"].keys()
 
         shutil.rmtree(folder)
-        longer = raysim.resume(result.folder, sets=["rounds=3"], quiet=True)
+        longer = result.resume(["rounds=3"], quiet=True)
         assert longer.summary["rounds"] == 3
-        assert len(raysim.load_client(result.folder, 1).header.weight) == 10
+        assert len(result.client(1).network.header.weight) == 10
 
     def test_an_edited_file_is_another_run(self, folder: Path) -> None:
         before = raysim.load_scenario(folder / "s.yaml")
@@ -158,11 +158,11 @@ class TestRuns:
         if edited:
             for name in ("my_helper.py", "nets.py"):
                 (folder / name).write_text((folder / name).read_text() + "EDITED = True\n")
-        net = raysim.load_client(result.folder, 1)
+        net = result.client(1).network
         assert type(net).__name__ == "Small"
         assert not isinstance(net, users["nets"].Small)
         assert not hasattr(sys.modules[type(net).__module__], "EDITED")
-        raysim.resume(result.folder, sets=["rounds=3"], quiet=True)
+        result.resume(["rounds=3"], quiet=True)
         assert {name: sys.modules[name] for name in users} == users
         assert hasattr(importlib.reload(users["my_helper"]), "EDITED") == edited
 
@@ -604,7 +604,7 @@ class TestSelection:
         sets = ["clients.participation=0.5", "clients.selection={name: './evil.py:Mine'}", "algorithm.name=fedgh"]
         result = raysim.run(folder / "s.yaml", sets=sets, quiet=True)
         assert set(result.clients[result.clients.participated].client) == {0, 1}
-        assert raysim.resume(result.folder, sets=["rounds=3"], quiet=True).summary["rounds"] == 3
+        assert result.resume(["rounds=3"], quiet=True).summary["rounds"] == 3
 
     @pytest.mark.parametrize(
         ("returned", "sentence"),

@@ -1,0 +1,203 @@
+"""`Run`: one run folder, whether its run is finished, still running, interrupted or damaged.
+
+Every property reads the folder when it is asked, so a `Run` of a run in progress shows its present state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from raysim.common.results import Tracker
+from raysim.engine.stop import Stop
+from raysim.launch import run as launching
+from raysim.launch.resume import find_run, run_scenario
+from raysim.report.load import class_accuracy, read_clients, read_partition, read_rounds, read_summary
+from raysim.scenario.load import Loaded
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import nn
+
+    from raysim.core.data import Samples
+    from raysim.inspection.runs import OpenedRun, Representations
+
+
+class Run:
+    """A run, opened by its folder or by its id below ./runs.
+
+    Every property and method raises `ScenarioError` where a file that it needs is missing or damaged; the others work.
+
+    Attributes:
+        folder: the run folder, an absolute path.
+    """
+
+    def __init__(self, run: Path | str) -> None:
+        """Open a run. Raises `ScenarioError` when there is no such folder and no such id below ./runs."""
+        self.folder = find_run(str(run))
+        self._opened: OpenedRun | None = None
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r})"
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The content of `summary.json`; for a run in progress: what was known when it began."""
+        return read_summary(self.folder)
+
+    @property
+    def status(self) -> str:
+        """`running`, `closing` (all rounds are done), `finished`, `interrupted`, `failed`, or `died`: it was killed."""
+        return str(self.summary["status"])
+
+    @property
+    def state_digest(self) -> str | None:
+        """SHA-256 over all client and server state; equal digests mean bit-identical runs. None before the end."""
+        return self.summary.get("state_digest")
+
+    @property
+    def scenario(self) -> Loaded:
+        """The run's scenario with every default and override filled in."""
+        return run_scenario(self.folder)
+
+    @property
+    def rounds(self) -> pd.DataFrame:
+        """One row per round, a column per metric; `raysim describe metrics` explains them."""
+        return read_rounds(self.folder).to_pandas()
+
+    @property
+    def clients(self) -> pd.DataFrame:
+        """One row per round and measured client; `raysim describe clients.parquet` explains the columns."""
+        return read_clients(self.folder).to_pandas()
+
+    @property
+    def classes(self) -> pd.DataFrame:
+        """One row per class of the test samples: class, correct, total, accuracy, from all clients' latest tests."""
+        return class_accuracy(self.folder).to_pandas()
+
+    @property
+    def partition(self) -> pd.DataFrame:
+        """One row per sample that a client holds: client, part (train, val or test), sample, label."""
+        return read_partition(self.folder).to_pandas()
+
+    def resume(
+        self,
+        sets: Sequence[str] = (),
+        *,
+        quiet: bool = False,
+        trackers: Sequence[Tracker] = (),
+        code_changed: bool = False,
+        stop: Stop | None = None,
+    ) -> Run:
+        """Resume the run from its last checkpoint, in the same folder and MLflow run, and return it.
+
+        sets: overrides of settings that do not change the result, and more `rounds`. code_changed: resume although the
+        method's code, or that of raysim which computes, has changed. The other arguments are those of `raysim.run`.
+        A run that has all its rounds is left as it is; missing plots and MLflow data are added, without Ray.
+        Raises `ScenarioError` when the run cannot be resumed, `RunError` when it fails.
+        """
+        launching.resume(self.folder, sets=sets, quiet=quiet, trackers=trackers, code_changed=code_changed, stop=stop)
+        self._opened = None
+        return self
+
+    def client(self, k: int) -> RunClient:
+        """Client k. Raises `ScenarioError` when there is no such client, or the data is not the run's."""
+        self._open().check_clients([k])
+        return RunClient(self, k)
+
+    def representations(self, clients: Sequence[int], part: str = "test", round: int | None = None) -> Representations:
+        """Return the input of the headers: each client's own samples of one part, read by its own network.
+
+        The arrays are `value_ND` float32 [N, D], `label_N` int64 [N] and `client_N` int64 [N]. part: train, val or
+        test. round: as in `RunClient.network_after`.
+        """
+        return self._open().representations(clients, part, round)
+
+    def _open(self) -> OpenedRun:
+        """The run's data and its checkpoints, which a run in progress replaces."""
+        from raysim.inspection.runs import OpenedRun
+
+        if self._opened is None:
+            self._opened = OpenedRun.of(self.folder)
+        else:
+            self._opened.look_again()
+        return self._opened
+
+
+class ClientData(NamedTuple):
+    """A client's samples as the partition assigned them, not augmented.
+
+    Each part has `raw_N` as stored (images uint8 [N, H, W, C]), `x` as networks read them ([N, C, H, W]), and `y`, the
+    labels.
+    """
+
+    train: Samples
+    val: Samples
+    test: Samples
+
+
+class RunClient:
+    """One client of a run, on the CPU.
+
+    Attributes:
+        run: the run.
+        id: the client's id, from 0.
+    """
+
+    def __init__(self, run: Run, k: int) -> None:
+        self.run, self.id = run, k
+
+    def __repr__(self) -> str:
+        return f"{self.run!r}.client({self.id})"
+
+    @property
+    def network(self) -> nn.Module:
+        """The client's network after the last saved round, in eval mode: all that its method keeps for it.
+
+        It reads normalised samples, such as `data.test.x`, and returns logits [N, C].
+        """
+        return self.network_after(None)
+
+    def network_after(self, round: int | None) -> nn.Module:
+        """The client's network after a round whose state is kept: one of the last two saved; None: the latest.
+
+        A client that never took part has its initial network. Raises `ScenarioError` when the state is not kept.
+        """
+        return self.run._open().nets([self.id], round)[self.id]
+
+    @property
+    def data(self) -> ClientData:
+        """The client's training, validation and test samples."""
+        opened = self.run._open()
+        return ClientData(*(opened.samples(self.id, part) for part in ClientData._fields))
+
+    def predictions(self, part: str = "test") -> pd.DataFrame:
+        """Test the client's network on its own samples of one part: train, val or test.
+
+        Returns one row per sample: `sample` (its place in the data set), `label`, `predicted`, and `probability` of the
+        predicted class (softmax of the logits).
+        """
+        import pandas as pd
+
+        return pd.DataFrame(self.run._open().predictions(self.id, part))
+
+
+def run(
+    scenario: Loaded | str | Path | Mapping[str, Any],
+    *,
+    sets: Sequence[str] = (),
+    quiet: bool = False,
+    trackers: Sequence[Tracker] = (),
+    stop: Stop | None = None,
+) -> Run:
+    """Run a scenario to its end and return the run.
+
+    scenario: a YAML file, the same content as a mapping, or the result of `load_scenario`. sets: overrides of the first
+    two, such as "training.lr=0.1". quiet: show no progress. trackers: these receive every round, besides the run folder
+    and MLflow. stop: ends the run after its round, as Ctrl-C does, once `stop.requested` is set.
+    Raises `ScenarioError` when it cannot start, `RunError` when it cannot continue; the rounds done until then are kept
+    in the run folder, and `Run.resume` continues from the last checkpoint. Ctrl-C and SIGTERM end it with
+    `KeyboardInterrupt`: the first after the current round, which is saved, the second at once.
+    """
+    return Run(launching.run(scenario, sets=sets, quiet=quiet, trackers=trackers, stop=stop).folder)

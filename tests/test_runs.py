@@ -1,0 +1,78 @@
+"""`raysim.Run`: a run folder in any state, read back and resumed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import raysim
+from raysim.engine.stop import Stop
+from tests.engine.scenarios import digits
+
+
+def test_a_run_is_opened_by_folder_and_by_id(workplace: Path) -> None:
+    run = raysim.run(digits(name="open"), sets=["rounds=1"], quiet=True)
+    again = raysim.Run(run.folder.name)
+    assert again.folder == run.folder == workplace / "runs" / "open" / run.folder.name
+    assert (again.status, again.summary["rounds"], again.state_digest) == ("finished", 1, run.state_digest)
+    assert again.scenario.scenario.rounds == 1 and type(again.scenario.algorithm).__name__ == "FedGH"
+    pd.testing.assert_frame_equal(again.rounds, run.rounds)
+    assert len(again.partition.query("client == 2 and part == 'test'")) == len(again.client(2).data.test)
+    tested = again.clients.groupby("client").last()
+    assert again.classes["correct"].sum() == tested["correct"].sum()
+    assert again.classes["total"].sum() == tested["total"].sum()
+    assert repr(again.client(2)) == f"Run({str(run.folder)!r}).client(2)"
+    with pytest.raises(raysim.ScenarioError, match=r"^elsewhere given, but there is no such run folder"):
+        raysim.Run("elsewhere")
+
+
+class Watch:
+    """Opens the run while it is running, and ends it after its first round."""
+
+    def __init__(self, stop: Stop) -> None:
+        self.stop = stop
+
+    def open(self, card: object) -> None:
+        self.folder = card.folder  # type: ignore[attr-defined]
+
+    def log(self, t: int, values: object, clients: object) -> None:
+        self.seen = raysim.Run(self.folder).status
+        self.stop.requested = t == 1
+
+    def close(self, status: str, summary: object) -> None:
+        pass
+
+
+def test_a_run_in_progress_is_read_and_an_interrupted_one_resumed(workplace: Path) -> None:
+    stop = Stop()
+    watch = Watch(stop)
+    scenario = digits(rounds=3, checkpoint={"every": 1})
+    with pytest.raises(KeyboardInterrupt):
+        raysim.run(scenario, quiet=True, trackers=[watch], stop=stop)
+    run = raysim.Run(watch.folder)
+    assert (watch.seen, run.status, run.state_digest) == ("running", "interrupted", None)
+    done = run.summary["rounds"]
+    before = run.client(0).network_after(done).state_dict()
+    assert 1 <= done < 3 and list(run.rounds["round"]) == [*range(done + 1)]
+    assert run.resume(quiet=True) is run
+    assert run.status == "finished" and list(run.rounds["round"]) == [0, 1, 2, 3]
+    assert run.state_digest == raysim.run(scenario, quiet=True).state_digest
+    assert before.keys() == run.client(0).network.state_dict().keys()  # of the new checkpoint, in the same object
+
+
+def test_what_is_whole_of_a_damaged_run_is_read(workplace: Path) -> None:
+    run = raysim.run(digits(rounds=1), quiet=True)
+    (run.folder / "clients.parquet").write_bytes(b"PAR1")
+    shutil.rmtree(run.folder / "checkpoints")
+    assert run.status == "finished" and len(run.rounds) == 2 and len(run.client(1).data.train)
+    with pytest.raises(raysim.ScenarioError, match=r"clients\.parquet cannot be read"):
+        _ = run.clients
+    with pytest.raises(raysim.ScenarioError, match=r"has no checkpoint"):
+        _ = run.client(1).network
+    (run.folder / "summary.json").write_text(json.dumps([]))
+    with pytest.raises(raysim.ScenarioError, match=r"summary\.json cannot be read \(it holds a list"):
+        _ = run.status
