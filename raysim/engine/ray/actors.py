@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from time import perf_counter
@@ -88,6 +89,24 @@ def location() -> Location:
     return Location(str(ray.get_runtime_context().get_node_id()), ray.util.get_node_ip_address(), os.getpid())
 
 
+class WorkReport(NamedTuple):
+    """The part of a `WorkResult` that the driver fetches."""
+
+    reports: Mapping[ClientId, ClientReport | ClientFailure]
+    memory: MemoryReport  # of the actor's process
+
+
+class WorkResult(NamedTuple):
+    """The result of some clients of a work list.
+
+    Each field is an object of its own in Ray's object store, in this order: the driver fetches the report and passes
+    the reference to the uploads on to the server actor.
+    """
+
+    uploads: Any  # in the actor: client -> packed upload; in the driver: a reference to that
+    report: Any  # in the actor: a `WorkReport`; in the driver: a reference to that
+
+
 class ClientActor:
     """A `ClientWorker` in a process of its own, made when it is first needed."""
 
@@ -148,16 +167,33 @@ class ClientActor:
         """See `ClientWorker.register`."""
         return self.worker.register(ids)
 
-    def train(
+    def train(self, *work: Any) -> WorkResult:
+        """Train the clients of a work list; see `_train` for the arguments."""
+        (result,) = self._train(math.inf, *work)
+        return result
+
+    def train_streaming(self, *work: Any) -> Iterator[Any]:
+        """As `train`, but yield the fields of a `WorkResult` about once a second, so that progress is visible."""
+        for result in self._train(STREAM_S, *work):
+            yield result.uploads
+            yield result.report
+            del result  # else its uploads stay in memory until the next result
+
+    def _train(
         self,
+        stream_s: float,
         t: int,
         groups: Sequence[Group],
         evaluate_before: Coverage | None,
         skip: Collection[ClientId],
         broadcast: Broadcast,
         *moved: Mapping[ClientId, ClientState],
-    ) -> Iterator[Any]:
-        """Round `t`: yields in turn uploads {client: packed} and (reports, memory), about once a second."""
+    ) -> Iterator[WorkResult]:
+        """Train these groups in round `t`.
+
+        stream_s: seconds after which the results so far are yielded.
+        moved: the state of clients that another actor trained before.
+        """
         for clients in moved:
             self.worker.adopt(clients)
         uploads: dict[ClientId, Any] = {}
@@ -166,24 +202,13 @@ class ClientActor:
         for k, up, report in self.worker.train(t, groups, broadcast, evaluate_before, skip):
             uploads[k], reports[k] = up, report
             left -= 1
-            if perf_counter() - since > STREAM_S and left:
-                yield uploads
-                yield reports, self._memory()
+            if perf_counter() - since > stream_s and left:
+                yield WorkResult(uploads, WorkReport(reports, self._memory()))
                 uploads, reports, since = {}, {}, perf_counter()
-        yield uploads
-        yield reports, self._memory()
+        yield WorkResult(uploads, WorkReport(reports, self._memory()))
         if perf_counter() - self.trimmed_s > TRIM_EVERY_S:
             return_freed_memory()
             self.trimmed_s = perf_counter()
-
-    def train_all(
-        self, *args: Any
-    ) -> tuple[dict[ClientId, Any], tuple[dict[ClientId, ClientReport | ClientFailure], MemoryReport]]:
-        """As `train`, without a stream, for a short list: (uploads, (reports, memory))."""
-        parts = list(self.train(*args))
-        uploads = {k: up for part in parts[::2] for k, up in part.items()}
-        reports = {k: report for part, _ in parts[1::2] for k, report in part.items()}
-        return uploads, (reports, parts[-1][1])
 
     def discard(self, ids: Collection[ClientId]) -> None:
         """See `ClientWorker.discard`."""

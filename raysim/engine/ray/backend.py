@@ -7,8 +7,9 @@ reference; uploads go from actor to server without passing through the driver. `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import ray
@@ -18,7 +19,7 @@ from raysim.core.algorithm import ClientId
 from raysim.engine.checkpoint.storage import Storage
 from raysim.engine.policies.cost_model import CostModel
 from raysim.engine.policies.placement import Group, Plan, assign
-from raysim.engine.ray.actors import STREAM_S, private_mb
+from raysim.engine.ray.actors import STREAM_S, WorkReport, WorkResult, private_mb
 from raysim.engine.ray.calls import uninterrupted
 from raysim.engine.ray.pool import ActorPool, Worker
 from raysim.engine.ray.saving import begin_save, restore
@@ -117,7 +118,7 @@ class RayBackend:
             for k in ids:
                 if self.owner.get(k, worker) is not worker:
                     moves.setdefault((self.owner[k], worker), []).append(k)
-        work: dict[Any, tuple[Worker, Any]] = {}  # answer -> (worker, uploads; None if they are streamed)
+        work: dict[Any, tuple[Worker, WorkResult | None]] = {}  # answer -> (worker, result; None: a stream of results)
         with uninterrupted():
             # Old owners release clients before any new work is queued behind that.
             released = {
@@ -129,10 +130,12 @@ class RayBackend:
                 moved = [states for (_, new), states in released.items() if new is worker]
                 args = (t, work_lists[worker], evaluate_before, skip, broadcast, *moved)
                 if sum(cost_s[k] for k in ids) < STREAM_S:
-                    uploads, report = worker.actor.train_all.options(num_returns=2).remote(*args)
-                    work[report] = worker, uploads
+                    refs = worker.actor.train.options(num_returns=len(WorkResult._fields)).remote(*args)
+                    whole = WorkResult(*refs)
+                    work[whole.report] = worker, whole
                 else:
-                    work[worker.actor.train.options(num_returns="streaming").remote(*args)] = worker, None
+                    stream = worker.actor.train_streaming.options(num_returns="streaming").remote(*args)
+                    work[stream] = worker, None
         self._own(lists)
         for worker, ids in lists.items():
             worker.pending_clients = list(ids)
@@ -242,32 +245,38 @@ class RayBackend:
         return {self.pool.clients[i]: groups for i, groups in lists.items()}
 
     def _collect(
-        self, work: dict[Any, tuple[Worker, Any]], where: str, progress: Callable[[int], None]
+        self, work: dict[Any, tuple[Worker, WorkResult | None]], where: str, progress: Callable[[int], None]
     ) -> tuple[list[Any], dict[ClientId, ClientReport | ClientFailure]]:
         """References to uploads, and reports, in the order in which actors answer; nothing is summed here."""
-        collected: list[Any] = []
+        uploads: list[Any] = []
         reports: dict[ClientId, ClientReport | ClientFailure] = {}
         left = dict(work)
         while left:
             ready = self.calls.wait_any(list(left), where)
-            worker, uploads = left[ready]
-            report = ready
-            if uploads is not None:
+            worker, result = left[ready]
+            if result is not None:
                 del left[ready]
             else:
-                try:
-                    uploads = next(ready)
-                    # The first of a pair may be the error of the whole work list; the second is then missing.
-                    report = next(ready, uploads)
-                except StopIteration:
+                result = self._next_result(ready, where)
+                if result is None:
                     del left[ready]
                     continue
-            part, worker.usage = self.calls.get(report, where)
-            worker.pending_clients = [k for k in worker.pending_clients if k not in part]
-            collected.append(uploads)
-            reports |= part
+            report: WorkReport = self.calls.get(result.report, where)
+            worker.usage = report.memory
+            worker.pending_clients = [k for k in worker.pending_clients if k not in report.reports]
+            uploads.append(result.uploads)
+            reports |= report.reports
             progress(len(reports))
-        return collected, reports
+        return uploads, reports
+
+    def _next_result(self, stream: Iterator[Any], where: str) -> WorkResult | None:
+        """The next result of `ClientActor.train_streaming`; None at the end of the stream."""
+        refs = list(islice(stream, len(WorkResult._fields)))
+        if not refs:
+            return None
+        if len(refs) < len(WorkResult._fields):
+            self.calls.get(refs, where)  # raises: a call that failed ends its stream with its error
+        return WorkResult(*refs)
 
     def _spread(self, ids: Iterable[ClientId]) -> dict[Worker, list[ClientId]]:
         """Clients by the worker that holds them, or that will."""
