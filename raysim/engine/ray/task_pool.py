@@ -1,4 +1,8 @@
-"""Warm worker processes for whole runs: Ray actors, each of which calls a function for one task after another."""
+"""Warm worker processes for whole runs: Ray actors, each of which calls a function for one task after another.
+
+`ray.util.ActorPool` is not enough: it starts no actors, does not say which task was lost when an actor dies, and gives
+no access to busy actors, which report progress here and are told to end early.
+"""
 
 from __future__ import annotations
 
