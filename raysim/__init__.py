@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from raysim.models.split import SplitNet
     from raysim.runs.run import Run, run
     from raysim.scenario.load import Loaded, load_scenario
-    from raysim.sweeps.run import sweep
+    from raysim.sweeps.study import Study
 
 __all__ = [
     "Algorithm",
@@ -33,13 +33,13 @@ __all__ = [
     "RunError",
     "ScenarioError",
     "SplitNet",
+    "Study",
     "Tracker",
     "check_algorithm",
     "compare",
     "load_scenario",
     "message",
     "run",
-    "sweep",
 ]
 
 _HOMES = {
@@ -52,13 +52,13 @@ _HOMES = {
     "RunError": "raysim.common.errors",
     "ScenarioError": "raysim.common.errors",
     "SplitNet": "raysim.models.split",
+    "Study": "raysim.sweeps.study",
     "Tracker": "raysim.common.results",
     "check_algorithm": "raysim.contract",
     "compare": "raysim.comparison.compare",
     "load_scenario": "raysim.scenario.load",
     "message": "raysim.core.messages",
     "run": "raysim.runs.run",
-    "sweep": "raysim.sweeps.run",
 }
 
 

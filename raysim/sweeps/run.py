@@ -6,10 +6,9 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from raysim.common import names
 from raysim.common.errors import RaysimError, RunError, ScenarioError
@@ -21,7 +20,7 @@ from raysim.comparison.pictures import draw
 from raysim.comparison.tables import write_tables
 from raysim.engine.stop import Stop
 from raysim.launch.signals import interruptible, sigterm_kept
-from raysim.sweeps.definition import Cell, Sweep, load_sweep, placed
+from raysim.sweeps.definition import Cell, Sweep, placed
 from raysim.sweeps.large import is_large
 from raysim.sweeps.state import CellState, note_failure, state_of, states_of
 from raysim.sweeps.worker import Outcome, Task, run_cell
@@ -56,25 +55,6 @@ class Progress:
 
     states: Sequence[CellState]
     running: Sequence[tuple[str, int]]  # cell, round that is done
-
-
-def sweep(
-    file: Path | str,
-    *,
-    grid: Mapping[str, Sequence[Any]] | None = None,
-    seeds: str | Sequence[int] | None = None,
-    sets: Sequence[str] = (),
-    parallel: int | None = None,
-    fast: bool = False,
-    retry_failed: bool = False,
-    notify: Callable[[str], None] = lambda text: None,
-) -> list[CellState]:
-    """Run the cells of a sweep file, or of a scenario and a grid, that are not done; returns the states of all.
-
-    See `load_sweep` for file, grid, seeds, sets and fast, and `run_sweep` for the rest.
-    """
-    loaded = load_sweep(file, grid=grid, seeds=seeds, sets=sets, fast=fast)
-    return run_sweep(loaded, parallel=parallel, retry_failed=retry_failed, notify=notify)
 
 
 def run_sweep(

@@ -1,0 +1,105 @@
+"""`Study`: a sweep file from Python: run its cells, look at their states, compare and report them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raysim.common.errors import ScenarioError
+from raysim.runs.run import Run
+from raysim.sweeps.definition import load_sweep
+from raysim.sweeps.state import states_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from raysim.comparison.compare import Comparison
+
+
+class Study:
+    """The runs that a sweep file describes, finished or not.
+
+    Attributes:
+        folder: where the runs are, a folder per cell.
+    """
+
+    def __init__(
+        self,
+        file: Path | str,
+        *,
+        grid: Mapping[str, Sequence[Any]] | None = None,
+        seeds: str | Sequence[int] | None = None,
+        sets: Sequence[str] = (),
+        fast: bool = False,
+    ) -> None:
+        """Load a sweep file, or a scenario with a grid; nothing is run.
+
+        grid: values to try, by dotted key. seeds: such as "1..5". sets: overrides of every cell. fast: cut rounds,
+        participants and epochs and take the first seed. Raises `ScenarioError` when a cell's scenario is invalid.
+        """
+        self._sweep = load_sweep(file, grid=grid, seeds=seeds, sets=sets, fast=fast)
+        self.folder = self._sweep.output
+
+    def __repr__(self) -> str:
+        return f"Study({self._sweep.name!r}, {len(self._sweep.cells)} cells in {str(self.folder)!r})"
+
+    @property
+    def cells(self) -> pd.DataFrame:
+        """One row per cell, read anew each time: name, label (the name without the seed), seed, state, rounds, reason.
+
+        `state` is done, running, interrupted, failed or waiting; `rounds` counts those that are done; `folder` is the
+        run's, None before it began.
+        """
+        import pandas as pd
+
+        columns = ["name", "label", "seed", "state", "rounds", "folder", "reason"]
+        rows = [
+            (s.cell.name, s.cell.label, s.cell.loaded.scenario.seed, s.state, s.rounds, s.folder, s.reason)
+            for s in states_of(self._sweep)
+        ]
+        return pd.DataFrame(rows, columns=columns)
+
+    @property
+    def runs(self) -> dict[str, Run]:
+        """The run of each cell that has begun, by the cell's name."""
+        states = states_of(self._sweep)
+        return {s.cell.name: Run(s.folder) for s in states if s.folder is not None}
+
+    def run(
+        self,
+        *,
+        parallel: int | None = None,
+        retry_failed: bool = False,
+        notify: Callable[[str], None] = lambda text: None,
+    ) -> Study:
+        """Run every cell that is not done, resume interrupted ones, and return the study.
+
+        parallel: cells at the same time; default: one per CPU of the machine, or of the cluster at RAY_ADDRESS.
+        retry_failed: run failed cells again. notify: receives a sentence when a cell ends.
+        A cell that fails does not stop the others; `cells` says why it failed. Raises `ScenarioError` when another
+        process runs this study or its folder cannot be written, `KeyboardInterrupt` after a Ctrl-C, when every running
+        cell has ended after its round.
+        """
+        from raysim.sweeps.run import run_sweep
+
+        run_sweep(self._sweep, parallel=parallel, retry_failed=retry_failed, notify=notify)
+        return self
+
+    def compare(self, *, targets: Iterable[float] | None = None, baseline: str | None = None) -> Comparison:
+        """Compare the runs so far; the arguments are those of `raysim.compare`, the defaults those of the file."""
+        from raysim.comparison.compare import compare
+
+        self._check_begun()
+        return compare(self.folder, targets=targets, baseline=baseline)
+
+    def report(self, output: Path | str, *, baseline: str | None = None) -> Path:
+        """Write the comparison of the runs so far as one HTML file and return its path."""
+        from raysim.comparison.report import report
+
+        self._check_begun()
+        return report(self.folder, output=output, baseline=baseline)
+
+    def _check_begun(self) -> None:
+        if not self.runs:
+            raise ScenarioError(f"study {self._sweep.name}: no cell has run yet; call `run` first")
