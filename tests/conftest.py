@@ -88,8 +88,8 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracking_store: s
     Drawing takes more than half the time of a tiny run. Real pictures are drawn in `engine/test_run.py` (fixture
     `finished`), `report/test_plots.py`, `data/test_partition.py`, and by every run that is a process or a job.
     """
-    monkeypatch.setattr("raysim.launch.session.draw_heatmap", _no_picture)
-    monkeypatch.setattr("raysim.launch.session.plot_accuracy", _no_picture)
+    monkeypatch.setattr("raysim.runs.execution.draw_heatmap", _no_picture)
+    monkeypatch.setattr("raysim.runs.execution.plot_accuracy", _no_picture)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking_store)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -117,11 +117,11 @@ SLOW = (
     "engine/test_system.py",
     "engine/workers/test_time_limit.py",
     "jobs/test_stopping.py",
-    "launch/test_closing.py",
-    "launch/test_code.py",
-    "launch/test_portable.py",
-    "launch/test_resume.py",
-    "launch/test_verify.py",
+    "runs/test_closing.py",
+    "runs/test_code.py",
+    "runs/test_portable.py",
+    "runs/test_resume.py",
+    "runs/test_verify.py",
     "scenario/test_fuzz.py",
     "scenario/test_papers.py",
     "tracking/test_mlflow_resume.py",

@@ -60,7 +60,7 @@ def test_names(tmp_path: Path) -> None:
 
 def test_they_find_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the one check, a link is followed: that shows."""
-    monkeypatch.setattr("raysim.launch.resume.refuse_strange_files", lambda folder: None)
+    monkeypatch.setattr("raysim.runs.resume.refuse_strange_files", lambda folder: None)
     monkeypatch.setattr(run_folders, "MUTATIONS", (_linked_plots,))
     outcome = attack(1, FolderAttack(tmp_path / "real"), tmp_path)
     assert "something outside of the run folder changed" in outcome.failures[0]

@@ -1,6 +1,6 @@
 """What a user can get wrong around a scenario: one sentence, exit code 2, no actor, nothing half-written.
 
-That a Ray which `raysim launch` starts ahead is gone as well, tests/launch/test_ahead.py shows.
+That a Ray which `raysim launch` starts ahead is gone as well, tests/runs/test_ahead.py shows.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import pytest
 
 from raysim.cli.main import main
 from raysim.common.errors import ScenarioError
-from raysim.launch.assemble import attach
-from raysim.launch.check import check
+from raysim.runs.assembly import attach
+from raysim.scenario.check import check
 from raysim.scenario.load import load_scenario
 from tests.conftest import REPOSITORY
 
@@ -42,7 +42,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     import raysim.engine.ray.session as ray_session
 
     monkeypatch.setattr(ray_session, "connect", connect)
-    monkeypatch.setattr("raysim.launch.ahead.ray_ahead", lambda scenario: nullcontext())
+    monkeypatch.setattr("raysim.runs.ahead.ray_ahead", lambda scenario: nullcontext())
     monkeypatch.setitem(sys.modules, "ray", None)  # as in a new process: no Ray to join
 
 

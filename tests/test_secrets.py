@@ -15,7 +15,7 @@ import yaml
 
 from raysim.cli.main import main
 from raysim.jobs.submit import environment
-from raysim.launch.run import run
+from raysim.runs.start import run
 from raysim.scenario.load import load_scenario
 from tests.engine.scenarios import digits
 

@@ -108,7 +108,7 @@ def submit(
     from raysim.jobs.resume import find_run
     from raysim.jobs.submit import Work, facts_of, facts_of_sweep, new_id, parse_env
     from raysim.jobs.submit import submit as submit_job
-    from raysim.launch.check import check
+    from raysim.scenario.check import check
     from raysim.scenario.load import load_scenario
     from raysim.sweeps.definition import files_of, load_sweep
 

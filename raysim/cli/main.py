@@ -83,8 +83,8 @@ def launch(
     loaded = load_scenario(scenario, sets)
     if dry_run:
         from raysim.cli.show import show_preview
-        from raysim.launch.check import check
-        from raysim.launch.preview import preview
+        from raysim.runs.preview import preview
+        from raysim.scenario.check import check
 
         checked = check(loaded)
         show_preview(preview(checked), checked.loaded)
@@ -92,15 +92,15 @@ def launch(
     if run_ is None:
         if code_changed:
             raise click.UsageError("--code-changed is for a run that is resumed: give --resume RUN as well.")
-        from raysim.launch.ahead import ray_ahead
+        from raysim.runs.ahead import ray_ahead
 
         with ray_ahead(loaded.scenario):
-            from raysim.launch.run import run
+            from raysim.runs.start import run
 
             result = run(loaded, quiet=quiet)
     else:
-        from raysim.launch.resume import find_run
-        from raysim.launch.run import resume
+        from raysim.runs.resume import find_run
+        from raysim.runs.start import resume
 
         result = resume(find_run(run_), loaded, quiet=quiet, code_changed=code_changed)
     _close(result.summary, loaded.scenario.tracking.uri)
@@ -125,8 +125,8 @@ def resume_(run_: str, sets: tuple[str, ...], quiet: bool, code_changed: bool, a
         raysim resume 20261121-101500-ab12 --set resources.actors=4
     """
     _attach(address)
-    from raysim.launch.resume import find_run, run_scenario
-    from raysim.launch.run import resume
+    from raysim.runs.resume import find_run, run_scenario
+    from raysim.runs.start import resume
 
     folder = find_run(run_)
     loaded = run_scenario(folder, sets, code_changed=code_changed)
@@ -149,7 +149,7 @@ def verify(scenario: str, sets: tuple[str, ...], actors: str, kill: bool) -> Non
         raysim verify scenarios/quickstart.yaml --set rounds=3 --actors 1,3 --kill
     """
     from raysim.cli.show import show_traces
-    from raysim.launch.verify import verify as compare
+    from raysim.runs.verify import verify as compare
     from raysim.scenario.load import load_scenario
 
     numbers = [int(part) for part in actors.split(",") if part.strip().isdigit() and int(part) > 0]
@@ -169,7 +169,7 @@ def validate(scenario: str, sets: tuple[str, ...]) -> None:
     Nothing is read but the scenario: data files and free memory are looked at by `launch`. Code of your own that the
     scenario names is not run, but told.
     """
-    from raysim.launch.check import check
+    from raysim.scenario.check import check
     from raysim.scenario.load import load_scenario
 
     loaded: Loaded | None = None
@@ -248,7 +248,7 @@ def schema(output: str | None) -> None:
     With the YAML extension of VS Code, put this as a scenario's first line:
         # yaml-language-server: $schema=./schema.json
     """
-    from raysim.launch.check import NAMED
+    from raysim.scenario.check import NAMED
     from raysim.scenario.json_schema import scenario_schema
 
     text = json.dumps(scenario_schema(NAMED), indent=2) + "\n"

@@ -20,16 +20,16 @@ from raysim.core.fields import field_docs, in_words
 from raysim.core.own_code import OwnCode, Reference, named
 from raysim.data.partition import PARTITIONS
 from raysim.data.specs import DATASETS
-from raysim.launch.check import NAMED
 from raysim.models import MODELS
 from raysim.report.units import human_seconds
+from raysim.scenario.check import NAMED
 from raysim.scenario.declared import Declaration, declaration_of, declared
 from raysim.scenario.registry import algorithm_names, suggest
 from raysim.scenario.schema import Data, Scenario, Section
 
 if TYPE_CHECKING:
-    from raysim.launch.preview import Preview
-    from raysim.launch.verify import Trace
+    from raysim.runs.preview import Preview
+    from raysim.runs.verify import Trace
     from raysim.scenario.load import Loaded
 
 KINDS = {

@@ -27,7 +27,6 @@ from raysim.core.algorithm import ClientId
 from raysim.core.seeds import seeded
 from raysim.engine.spec import RunSpec
 from raysim.inspection.pictures import Image, make_figure, picture_file, pixels, save_figure, show_image
-from raysim.inspection.runs import OpenedRun
 from raysim.inspection.transmission import (
     Knowledge,
     Transmission,
@@ -35,6 +34,7 @@ from raysim.inspection.transmission import (
     attackable,
     transmit,
 )
+from raysim.runs.opened import OpenedRun
 
 Convention = Literal["psnr", "pfllib"]
 

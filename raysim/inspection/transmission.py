@@ -31,7 +31,7 @@ from raysim.core.seeds import global_seed
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.spec import RunSpec
 from raysim.engine.workers.hooks import hook
-from raysim.inspection.runs import own_model
+from raysim.runs.opened import own_model
 
 Knowledge = Literal["white", "blind"]
 """white: the attacker has the client's private weights, the worst case. blind: the architecture with the fewest

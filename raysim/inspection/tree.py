@@ -17,8 +17,8 @@ from raysim.common.errors import ScenarioError
 from raysim.common.names import picture, plain
 from raysim.core.algorithm import ClientId
 from raysim.inspection.pictures import make_figure, picture_file, pixels, save_figure, show_image
-from raysim.inspection.runs import OpenedRun
 from raysim.report.units import plural
+from raysim.runs.opened import OpenedRun
 
 SHOWN = 10
 """Images in a row of the picture."""

@@ -17,7 +17,7 @@ from raysim.common.errors import ScenarioError
 from raysim.common.names import picture
 from raysim.core.algorithm import ClientId
 from raysim.inspection.pictures import class_colours, make_figure, picture_file, save_figure
-from raysim.inspection.runs import OpenedRun, Representations
+from raysim.runs.opened import OpenedRun, Representations
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -21,7 +21,7 @@ from raysim.jobs.versions import VARIABLE, Versions, incompatibility, warning
 
 if TYPE_CHECKING:
     from raysim.jobs.job_log import JobLogTracker
-    from raysim.launch.session import Result
+    from raysim.runs.execution import Result
     from raysim.scenario.load import Loaded
 
 
@@ -76,8 +76,8 @@ def _run(
     # Only now: these import torch and others, whose absence `incompatibility` has to report first.
     from raysim.common.errors import RaysimError
     from raysim.jobs.job_log import JobLogTracker
-    from raysim.launch.run import run
     from raysim.report.table import print_closing_table
+    from raysim.runs.start import run
     from raysim.scenario.load import load_scenario
 
     try:
@@ -119,8 +119,8 @@ def _resume(
 ) -> Result:
     """Resume the run in this folder, or with this id below the scenario's `output`."""
     from raysim.common.errors import ScenarioError
-    from raysim.launch.resume import find_run
-    from raysim.launch.run import resume
+    from raysim.runs.resume import find_run
+    from raysim.runs.start import resume
 
     output = Path("runs").absolute() if loaded is None else loaded.scenario.output_folder
     try:

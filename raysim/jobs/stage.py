@@ -11,7 +11,7 @@ from pathlib import Path
 
 from raysim.common.errors import ScenarioError
 from raysim.core.own_code import OwnCode
-from raysim.launch.code import SHIPPED, checkout
+from raysim.runs.code import SHIPPED, checkout
 from raysim.scenario.load import CODE
 
 PACKAGES = ("raysim", "raysim.algorithms")

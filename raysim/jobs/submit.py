@@ -19,8 +19,8 @@ from raysim.core.own_code import OwnCode
 from raysim.jobs.cluster import KIND, Cluster, NoAnswerError, NotReadyError
 from raysim.jobs.stage import stage
 from raysim.jobs.versions import VARIABLE, Versions, ray_incompatibility, release
-from raysim.launch.check import Checked
 from raysim.report.units import plural
+from raysim.scenario.check import Checked
 from raysim.tracking.store import PASSWORD, USER, is_loopback, shown
 
 if TYPE_CHECKING:

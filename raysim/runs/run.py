@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raysim.common.results import Tracker
 from raysim.engine.stop import Stop
-from raysim.launch import run as launching
-from raysim.launch.resume import find_run, run_scenario
 from raysim.report.load import class_accuracy, read_clients, read_partition, read_rounds, read_summary
+from raysim.runs import start as launching
+from raysim.runs.resume import find_run, run_scenario
 from raysim.scenario.load import Loaded
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from raysim.core.data import Samples
-    from raysim.inspection.runs import OpenedRun, Representations
+    from raysim.runs.opened import OpenedRun, Representations
 
 
 class Run:
@@ -116,7 +116,7 @@ class Run:
 
     def _open(self) -> OpenedRun:
         """The run's data and its checkpoints, which a run in progress replaces."""
-        from raysim.inspection.runs import OpenedRun
+        from raysim.runs.opened import OpenedRun
 
         if self._opened is None:
             self._opened = OpenedRun.of(self.folder)

@@ -25,7 +25,7 @@ from raysim.comparison.published import Published
 from raysim.comparison.sweep_card import CellCard, SweepCard
 from raysim.core.own_code import Reference
 from raysim.engine.policies.sampling import cohort_size
-from raysim.launch.code import Code, versions
+from raysim.runs.code import Code, versions
 from raysim.scenario.load import Loaded, load_scenario
 from raysim.scenario.schema import decides
 from raysim.scenario.yaml_text import UNREADABLE, Dumper, load_value, opening_comment, parse, read_text, shown

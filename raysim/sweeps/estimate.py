@@ -10,10 +10,10 @@ from raysim.common.errors import RaysimError, ScenarioError, UnavailableError
 from raysim.data.datasets import missing
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.run import run_round, sample
-from raysim.launch.assemble import assemble
-from raysim.launch.check import Checked, check
-from raysim.launch.preview import preview
 from raysim.report.load import read_summary
+from raysim.runs.assembly import assemble
+from raysim.runs.preview import preview
+from raysim.scenario.check import Checked, check
 from raysim.scenario.schema import decides
 from raysim.sweeps.definition import Cell, Sweep, placed
 from raysim.sweeps.state import CellState

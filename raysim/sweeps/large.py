@@ -7,8 +7,8 @@ import os
 import psutil
 
 from raysim.common.errors import ScenarioError
-from raysim.launch.check import check
-from raysim.launch.preview import client_memory_mb, samples_mb
+from raysim.runs.preview import client_memory_mb, samples_mb
+from raysim.scenario.check import check
 from raysim.scenario.schema import Scenario
 from raysim.sweeps.definition import Cell
 

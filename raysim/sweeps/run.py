@@ -19,7 +19,7 @@ from raysim.comparison.compare import compare
 from raysim.comparison.pictures import draw
 from raysim.comparison.tables import write_tables
 from raysim.engine.stop import Stop
-from raysim.launch.signals import interruptible, sigterm_kept
+from raysim.runs.signals import interruptible, sigterm_kept
 from raysim.sweeps.definition import Cell, Sweep, placed
 from raysim.sweeps.large import is_large
 from raysim.sweeps.state import CellState, note_failure, state_of, states_of

@@ -9,7 +9,7 @@ from pathlib import Path
 from raysim.common.errors import RaysimError, RunError
 from raysim.common.results import ClientRow, RunCard, Status
 from raysim.engine.stop import Stop
-from raysim.launch.run import resume, run
+from raysim.runs.start import resume, run
 from raysim.scenario.load import Loaded
 
 

@@ -33,8 +33,8 @@ from raysim.core.ops import cross_entropy
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
 from raysim.engine.workers.server import ServerWorker
-from raysim.launch.assemble import assemble
-from raysim.launch.check import check
+from raysim.runs.assembly import assemble
+from raysim.scenario.check import check
 from tests.engine.scenarios import loaded, of_method
 from tests.engine.sizes import KB, one_round
 

@@ -25,7 +25,7 @@ from raysim.core.fit import FitJob, FitResult, fit_one
 from raysim.core.messages import wire_bytes
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
-from raysim.launch.check import check
+from raysim.scenario.check import check
 from tests.engine.scenarios import loaded
 
 FIVE = [0.0, 1.0, 10.0, 12.0, 13.0]  # one class: 1-D "logits"; two clusters are to be left

@@ -23,8 +23,8 @@ from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.sampling import cohort
 from raysim.engine.run import run_round
 from raysim.engine.spec import RunSpec
-from raysim.launch.assemble import assemble
-from raysim.launch.check import check
+from raysim.runs.assembly import assemble
+from raysim.scenario.check import check
 from raysim.scenario.load import load_scenario
 from tests.engine.scenarios import states_of
 

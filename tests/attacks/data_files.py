@@ -28,7 +28,7 @@ class DataAttack:
     """`launch --dry-run`, and sometimes a run of one round, on data files that are made from the mutant's number."""
 
     def __init__(self) -> None:
-        import raysim.launch.run  # noqa: F401  # before the limit: Torch's libraries take much address space
+        import raysim.runs.start  # noqa: F401  # before the limit: Torch's libraries take much address space
 
     def __call__(self, number: int, root: Path, outcome: Outcome) -> None:
         """One mutant."""

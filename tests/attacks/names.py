@@ -67,7 +67,7 @@ class NamesAttack:
     """All mutants share one MLflow store, whose making takes longer than a mutant."""
 
     def __init__(self, place: Path) -> None:
-        import raysim.launch.run  # before the limit: Torch's libraries take much address space
+        import raysim.runs.start  # before the limit: Torch's libraries take much address space
         import raysim.sweeps.run  # noqa: F401
 
         self.store = f"sqlite:///{place / 'mlflow.db'}"
@@ -84,7 +84,7 @@ class NamesAttack:
             stack.enter_context(patch.dict(os.environ, environment))
             stack.enter_context(patch("raysim.engine.ray.task_pool.task_pool", _pool))
             if rng.random() < 0.8:  # plots take longer than the run
-                stack.enter_context(patch("raysim.launch.session.Session._draw"))
+                stack.enter_context(patch("raysim.runs.execution.Session._draw"))
                 stack.enter_context(patch("raysim.comparison.pictures.draw", lambda *rest: []))
                 stack.enter_context(patch("raysim.sweeps.run.draw", lambda *rest: [], create=True))
             stack.enter_context(limited())

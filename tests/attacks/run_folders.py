@@ -23,7 +23,7 @@ class FolderAttack:
     """`resume` on run folders that another person made from a real one, which was interrupted before its last round."""
 
     def __init__(self, place: Path) -> None:
-        from raysim.launch.run import run
+        from raysim.runs.start import run
         from tests.engine.scenarios import loaded
 
         class Cut:
@@ -66,9 +66,9 @@ class FolderAttack:
 
         stack = ExitStack()
         stack.enter_context(chdir(place))
-        stack.enter_context(patch("raysim.launch.session.MlflowTracker", _NoMlflow))
+        stack.enter_context(patch("raysim.runs.execution.MlflowTracker", _NoMlflow))
         for name in ("draw_heatmap", "plot_accuracy"):
-            stack.enter_context(patch(f"raysim.launch.session.{name}", no_picture))
+            stack.enter_context(patch(f"raysim.runs.execution.{name}", no_picture))
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
         stack.enter_context(patch.dict(os.environ, environment, clear=True))
         return stack

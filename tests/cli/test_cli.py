@@ -16,8 +16,8 @@ import yaml
 from raysim.cli.main import cli, main
 from raysim.common.results import METRICS, ClientRow
 from raysim.data.specs import DATASETS
-from raysim.launch.check import NAMED, check
 from raysim.models import MODELS
+from raysim.scenario.check import NAMED, check
 from raysim.scenario.json_schema import scenario_schema
 from raysim.scenario.load import load_scenario
 from raysim.scenario.registry import algorithm_names

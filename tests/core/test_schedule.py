@@ -13,8 +13,8 @@ import raysim
 from raysim.common.errors import RunError, ScenarioError
 from raysim.core.schedule import Constant, Cosine, RateSchedule, Step, factor_of
 from raysim.engine.inprocess import InProcessBackend
-from raysim.launch.assemble import assemble
-from raysim.launch.check import check
+from raysim.runs.assembly import assemble
+from raysim.scenario.check import check
 from raysim.scenario.load import load_scenario
 from tests.engine.scenarios import ROUNDS, Outcome, digits, loaded, outcome
 

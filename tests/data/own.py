@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raysim.launch.check import Checked, check
+from raysim.scenario.check import Checked, check
 from raysim.scenario.load import load_scenario
 from tests.data.layouts import encoded, pixels
 

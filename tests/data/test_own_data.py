@@ -22,9 +22,9 @@ from raysim.data.sources import Source
 from raysim.data.specs import Files
 from raysim.data.tables import read_tables
 from raysim.inspection.attack import attack
-from raysim.launch.assemble import Assembly, assemble
-from raysim.launch.preview import preview
-from raysim.launch.run import resume, run
+from raysim.runs.assembly import Assembly, assemble
+from raysim.runs.preview import preview
+from raysim.runs.start import resume, run
 from tests.data import layouts
 from tests.data.own import checked, features, image_folder, leaf, scenario, table
 
@@ -277,7 +277,7 @@ def test_a_dry_run_refuses_a_batch_that_does_not_fit(workplace: Path, monkeypatc
         torch.empty(2**60)
 
     image_folder(Path("pets"))
-    monkeypatch.setattr("raysim.launch.preview.fit_one", no_memory)
+    monkeypatch.setattr("raysim.runs.preview.fit_one", no_memory)
     made = checked({"name": "images", "path": "pets", "size": 300})
     with pytest.raises(ScenarioError, match=r"^training.batch_size: \d+ given, but a training step of mobilenet"):
         preview(made)

@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from raysim.data.specs import DATASETS
-from raysim.launch.assemble import assemble
-from raysim.launch.check import check
-from raysim.launch.run import run
-from raysim.launch.verify import verify
+from raysim.runs.assembly import assemble
+from raysim.runs.start import run
+from raysim.runs.verify import verify
+from raysim.scenario.check import check
 from raysim.scenario.load import load_scenario
 from tests.conftest import REPOSITORY
 from tests.data.own import leaf

@@ -15,8 +15,8 @@ from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.progress import Progress
 from raysim.engine.run import Observers, Schedule, run_rounds
 from raysim.engine.spec import RunSpec
-from raysim.launch.assemble import assemble
-from raysim.launch.check import check
+from raysim.runs.assembly import assemble
+from raysim.scenario.check import check
 from raysim.scenario.load import Loaded, load_scenario
 from raysim.tracking.memory import MemoryTracker
 

@@ -33,14 +33,14 @@ from raysim.engine.workers import hooks
 from raysim.engine.workers.client import ClientWorker
 from raysim.engine.workers.hooks import HookError
 from raysim.engine.workers.rows import StateLimits
-from raysim.launch.assemble import assemble
-from raysim.launch.check import check
-from raysim.launch.run import run
-from raysim.launch.session import Result
 from raysim.models import MODELS, ModelSpec
 from raysim.models.split import SplitNet
 from raysim.report.load import class_accuracy
+from raysim.runs.assembly import assemble
+from raysim.runs.execution import Result
 from raysim.runs.run import Run
+from raysim.runs.start import run
+from raysim.scenario.check import check
 from raysim.tracking.memory import MemoryTracker
 from tests.engine.scenarios import loaded, outcome
 
@@ -172,7 +172,7 @@ def test_clients_without_samples_are_counted(
         train = make_shards(partition.train.index[kept], partition.train.owner[kept], partition.num_clients)
         return replace(partition, train=train)
 
-    monkeypatch.setattr("raysim.launch.assemble.make_partition", dealt)
+    monkeypatch.setattr("raysim.runs.assembly.make_partition", dealt)
     run(loaded("rounds=1"))
     lines = [line for line in capsys.readouterr().err.splitlines() if "hold no training" in line]
     assert lines == [f"{start} and never take part" for start in said]

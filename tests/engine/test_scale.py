@@ -23,8 +23,8 @@ from raysim.engine.records import client_row
 from raysim.engine.run import Observers, Schedule, run_rounds
 from raysim.engine.spec import RunSpec
 from raysim.engine.workers.client import ClientWorker
-from raysim.launch.assemble import assemble
-from raysim.launch.check import check
+from raysim.runs.assembly import assemble
+from raysim.scenario.check import check
 from tests.engine.scenarios import loaded
 
 FEW, MANY = 1_000, 20_000  # so many that participants are new in either

@@ -19,11 +19,11 @@ from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import ClusterResources
 from raysim.engine.progress import Progress
 from raysim.engine.run import Observers, run_round, run_rounds, sample, state_digest
-from raysim.launch.assemble import assemble
-from raysim.launch.check import check
-from raysim.launch.run import resume, run
 from raysim.report.load import read_rounds
 from raysim.report.table import rows
+from raysim.runs.assembly import assemble
+from raysim.runs.start import resume, run
+from raysim.scenario.check import check
 from raysim.scenario.load import Loaded
 from raysim.tracking.memory import MemoryTracker
 from tests.engine.scenarios import loaded

@@ -17,8 +17,8 @@ from raysim.engine.progress import Progress
 from raysim.engine.run import Observers, run_rounds
 from raysim.engine.spec import RunSpec
 from raysim.engine.workers.hooks import HookError
-from raysim.launch.assemble import assemble
-from raysim.launch.check import check
+from raysim.runs.assembly import assemble
+from raysim.scenario.check import check
 from raysim.tracking.memory import MemoryTracker
 from tests.engine.scenarios import loaded, of_method, spec_for
 

@@ -24,8 +24,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tracking_store: str) -> Calla
         if key not in made:
             given = digits(algorithm={"name": method}, output=str(folder), **changes)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("raysim.launch.session.draw_heatmap", _no_picture)
-                patch.setattr("raysim.launch.session.plot_accuracy", _no_picture)
+                patch.setattr("raysim.runs.execution.draw_heatmap", _no_picture)
+                patch.setattr("raysim.runs.execution.plot_accuracy", _no_picture)
                 patch.setenv("MLFLOW_TRACKING_URI", tracking_store)
                 made[key] = raysim.run(given, sets=sets, quiet=True)
         return made[key]

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from raysim.common.errors import ScenarioError
 from raysim.inspection.attack import attack, draw_attack, psnr
-from raysim.inspection.runs import OpenedRun
 from raysim.inspection.transmission import (
     NOTHING,
     OUTPUTS,
@@ -25,6 +24,7 @@ from raysim.inspection.transmission import (
     attackable,
     transmit,
 )
+from raysim.runs.opened import OpenedRun
 from raysim.runs.run import Run
 from raysim.scenario.registry import algorithm_names
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raysim.inspection.runs import OpenedRun
+from raysim.runs.opened import OpenedRun
 from raysim.runs.run import Run
 from tests.cli.command import run
 

@@ -10,8 +10,8 @@ import pytest
 
 from raysim.algorithms.hks import HKS, Tree
 from raysim.common.errors import ScenarioError
-from raysim.inspection.runs import OpenedRun
 from raysim.inspection.tree import draw_tree, path_levels, sample_tree
+from raysim.runs.opened import OpenedRun
 from raysim.runs.run import Run
 
 Runs = Callable[..., Run]

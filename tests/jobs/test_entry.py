@@ -18,7 +18,7 @@ from raysim.common.errors import RunError, ScenarioError
 from raysim.jobs import entry
 from raysim.jobs.job_log import JobLogTracker, read_log
 from raysim.jobs.versions import VARIABLE, Versions
-from raysim.launch.run import resume
+from raysim.runs.start import resume
 from raysim.scenario.load import Loaded
 from raysim.sweeps.definition import Sweep
 from raysim.tracking.store import resolve_uri
@@ -62,8 +62,8 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]
             }
         )
 
-    monkeypatch.setattr("raysim.launch.run.run", run)
-    monkeypatch.setattr("raysim.launch.run.resume", resume)
+    monkeypatch.setattr("raysim.runs.start.run", run)
+    monkeypatch.setattr("raysim.runs.start.resume", resume)
     monkeypatch.setattr(entry, "stoppable", lambda: nullcontext(threading.Event()))
     monkeypatch.setenv(VARIABLE, Versions.here().text())
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -160,7 +160,7 @@ def test_exit_codes(
     def run(*given: object, **named: object) -> None:
         raise error
 
-    monkeypatch.setattr("raysim.launch.run.run", run)
+    monkeypatch.setattr("raysim.runs.start.run", run)
     assert entry.main([QUICKSTART]) == code
     assert capfd.readouterr().err == f"{output}\n"
 
@@ -221,6 +221,6 @@ class TestResume:
     def test_a_folder_without_a_run(
         self, run_folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setattr("raysim.launch.run.resume", resume)
+        monkeypatch.setattr("raysim.runs.start.resume", resume)
         assert entry.main(["--resume=r1"]) == 2
         assert "contains no run.json" in capfd.readouterr().err

@@ -33,7 +33,7 @@ from raysim.jobs.cluster import connect, find_address
 from raysim.jobs.fetch import fetch
 from raysim.jobs.versions import Versions
 from raysim.jobs.watch import follow, look
-from raysim.launch.run import run
+from raysim.runs.start import run
 from raysim.scenario.load import load_scenario
 from tests.conftest import REPOSITORY
 from tests.jobs import add_commands

@@ -19,7 +19,7 @@ from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.stop import Stop
 from raysim.jobs.versions import VARIABLE, Versions
-from raysim.launch.signals import interruptible, sigterm_kept
+from raysim.runs.signals import interruptible, sigterm_kept
 from tests.conftest import REPOSITORY
 
 QUICKSTART = str(REPOSITORY / "scenarios" / "quickstart.yaml")
@@ -74,7 +74,7 @@ JOB = """
 import os, signal, sys, time
 from raysim.engine.inprocess import InProcessBackend
 from raysim.jobs import entry, stopping
-from raysim.launch import session
+from raysim.runs import execution as session
 
 round_s, insist_s, scenario, *sets = sys.argv[1:]
 play, close, make_backend = InProcessBackend.send, InProcessBackend.close, session.make_backend

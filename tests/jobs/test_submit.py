@@ -17,8 +17,8 @@ from raysim.jobs.cluster import Cluster
 from raysim.jobs.stage import stage
 from raysim.jobs.submit import Work, environment, facts_of, facts_of_sweep, new_id, parse_env, submit
 from raysim.jobs.versions import VARIABLE, Versions
-from raysim.launch.check import check
-from raysim.launch.code import checkout
+from raysim.runs.code import checkout
+from raysim.scenario.check import check
 from raysim.scenario.load import load_scenario
 from raysim.sweeps.definition import files_of, load_sweep
 from tests.conftest import REPOSITORY
@@ -71,7 +71,7 @@ class TestStage:
         program = (
             "import sys, importlib.metadata as m, raysim.jobs.versions as v, raysim.algorithms; "
             "print(v.__file__, raysim.algorithms.__file__, m.version('raysim'), len(m.requires('raysim')), end=' '); "
-            "from raysim.launch.code import checkout; print(*checkout())"
+            "from raysim.runs.code import checkout; print(*checkout())"
         )
         others = "import sys; sys.meta_path = [f for f in sys.meta_path if 'Editable' not in repr(f)]"
         command = [sys.executable, "-c", f"{others}; {program}"]

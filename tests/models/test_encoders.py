@@ -16,9 +16,9 @@ from raysim.common.errors import ScenarioError
 from raysim.common.inputs import Kind
 from raysim.core.algorithm import only_pixels
 from raysim.core.seeds import global_seed
-from raysim.launch.assemble import assemble
-from raysim.launch.check import check
 from raysim.models.encoders import ENCODERS, MobileNet, _mobilenet, build_encoder, weights_file
+from raysim.runs.assembly import assemble
+from raysim.scenario.check import check
 from raysim.scenario.load import load_scenario
 
 

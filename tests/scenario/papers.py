@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from raysim.launch.check import Checked, check
+from raysim.scenario.check import Checked, check
 from raysim.sweeps.definition import Cell, Sweep, load_sweep
 from tests.conftest import REPOSITORY
 

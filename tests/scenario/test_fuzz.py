@@ -17,7 +17,7 @@ from raysim.cli.main import main
 from raysim.common.errors import ScenarioError
 from raysim.engine.policies.placement import ClusterResources, make_plan
 from raysim.engine.workers.time_limit import limit
-from raysim.launch.check import check
+from raysim.scenario.check import check
 from raysim.scenario.load import load_scenario
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"

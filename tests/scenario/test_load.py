@@ -11,7 +11,7 @@ import yaml
 from raysim.algorithms.fedgh import FedGH
 from raysim.common.errors import ScenarioError
 from raysim.data.specs import DATASETS
-from raysim.launch.check import check
+from raysim.scenario.check import check
 from raysim.scenario.load import Loaded, load_scenario
 from raysim.scenario.yaml_text import Loader
 

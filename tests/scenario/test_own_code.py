@@ -20,7 +20,7 @@ import raysim
 from raysim.cli.main import main
 from raysim.core import own_code
 from raysim.core.own_code import OwnCode, Reference
-from raysim.launch.verify import verify
+from raysim.runs.verify import verify
 from tests.conftest import REPOSITORY
 
 MINE = (REPOSITORY / "algorithms" / "fedgh.py").read_text().replace("class FedGH", "class Mine")

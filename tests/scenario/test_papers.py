@@ -16,9 +16,9 @@ import yaml
 from torch import nn
 
 from raysim.core.fields import settings_fields
-from raysim.launch.check import Checked, check
 from raysim.models import build_model
 from raysim.models.encoders import ENCODERS, weights_file
+from raysim.scenario.check import Checked, check
 from raysim.scenario.load import load_scenario
 from raysim.scenario.registry import algorithm_class
 from raysim.sweeps.definition import Cell

@@ -10,7 +10,7 @@ import yaml
 
 import raysim
 from raysim.common.errors import ScenarioError
-from raysim.launch.check import check
+from raysim.scenario.check import check
 from raysim.sweeps.definition import load_sweep, placed
 from tests.conftest import REPOSITORY
 from tests.engine.scenarios import digits

@@ -14,8 +14,8 @@ import pytest
 import yaml
 from mlflow.tracking import MlflowClient
 
-from raysim.launch.run import run
 from raysim.report.load import read_summary
+from raysim.runs.start import run
 from raysim.scenario.load import load_scenario
 from raysim.sweeps.definition import Sweep, load_sweep
 from raysim.sweeps.run import Progress, run_sweep

@@ -13,8 +13,8 @@ import pytest
 from raysim.common.errors import RunError
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
-from raysim.launch.run import resume, run
 from raysim.report.load import read_rounds
+from raysim.runs.start import resume, run
 from raysim.tracking.memory import MemoryTracker
 from tests.engine.scenarios import loaded
 

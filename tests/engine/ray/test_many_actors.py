@@ -21,11 +21,11 @@ from raysim.cli.main import cli
 from raysim.common.errors import ScenarioError
 from raysim.engine.policies.placement import ClusterResources, ResourceRequest, make_plan
 from raysim.engine.records import Startup
-from raysim.launch.assemble import assemble
-from raysim.launch.backend_factory import make_backend
-from raysim.launch.check import Checked, check
-from raysim.launch.preview import preview
-from raysim.launch.run import run
+from raysim.runs.assembly import assemble
+from raysim.runs.backend import make_backend
+from raysim.runs.preview import preview
+from raysim.runs.start import run
+from raysim.scenario.check import Checked, check
 from raysim.scenario.load import load_scenario
 from tests.conftest import REPOSITORY
 from tests.engine.ray.deaths import wait_until_dead

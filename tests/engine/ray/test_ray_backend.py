@@ -26,10 +26,10 @@ from raysim.engine.ray.pool import ActorPool
 from raysim.engine.run import Observers, run_rounds, state_digest
 from raysim.engine.workers.hooks import HookError
 from raysim.engine.workers.rows import AUTO, StateLimits
-from raysim.launch.assemble import assemble
-from raysim.launch.check import check
-from raysim.launch.run import run
-from raysim.launch.session import Result
+from raysim.runs.assembly import assemble
+from raysim.runs.execution import Result
+from raysim.runs.start import run
+from raysim.scenario.check import check
 from raysim.scenario.load import Loaded
 from raysim.scenario.registry import algorithm_names
 from raysim.tracking.memory import MemoryTracker

@@ -17,8 +17,8 @@ from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.progress import Progress
 from raysim.engine.run import Observers, run_rounds
 from raysim.engine.workers.unchanged import ChangedMessageError
-from raysim.launch.assemble import assemble
-from raysim.launch.check import check
+from raysim.runs.assembly import assemble
+from raysim.scenario.check import check
 from tests.engine.scenarios import loaded
 
 ONE_BY_ONE = ("clients.models=[digits_mlp64]", "clients.count=3", "clients.participation=1.0", "rounds=2")

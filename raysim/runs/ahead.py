@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 
 from raysim.common.memory import without_collection
-from raysim.launch.signals import interruptible, sigterm_kept
+from raysim.runs.signals import interruptible, sigterm_kept
 from raysim.scenario.schema import Resources, Scenario
 
-_IMPORTED = "raysim.launch.run", "pandas"
+_IMPORTED = "raysim.runs.start", "pandas"
 """What a run imports before its actors start; pandas is what pyarrow imports for the first table it makes."""
 
 

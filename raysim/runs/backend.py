@@ -24,9 +24,9 @@ from raysim.engine.policies.placement import (
 )
 from raysim.engine.recovery import Notify
 from raysim.engine.workers.rows import StateLimits
-from raysim.launch.assemble import Assembly
-from raysim.launch.check import Checked
 from raysim.report.units import plural
+from raysim.runs.assembly import Assembly
+from raysim.scenario.check import Checked
 
 
 def make_backend(

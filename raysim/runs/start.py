@@ -17,10 +17,12 @@ from raysim.common.text import expanded
 from raysim.engine.checkpoint.storage import local_folder
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.stop import Stop
-from raysim.launch.assemble import Assembly, assemble, check_local, checkpoint_storage, try_storage
-from raysim.launch.check import check
-from raysim.launch.code import Code, versions
-from raysim.launch.resume import (
+from raysim.report.load import read_rounds, read_summary
+from raysim.report.progress import make_display
+from raysim.runs.assembly import Assembly, assemble, check_local, checkpoint_storage, try_storage
+from raysim.runs.code import Code, versions
+from raysim.runs.execution import RESUME, Result, Resumed, Session, resume_line
+from raysim.runs.resume import (
     Identity,
     how_to_continue,
     label,
@@ -29,9 +31,7 @@ from raysim.launch.resume import (
     refuse_lost_checkpoints,
     run_scenario,
 )
-from raysim.launch.session import RESUME, Result, Resumed, Session, resume_line
-from raysim.report.load import read_rounds, read_summary
-from raysim.report.progress import make_display
+from raysim.scenario.check import check
 from raysim.scenario.load import Loaded, load_scenario
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.store import VARIABLE, check_recorded, check_uri

@@ -19,12 +19,12 @@ from raysim.data.specs import DATASETS, DatasetSpec, Files
 from raysim.engine.checkpoint.storage import is_process_memory
 from raysim.engine.policies.placement import ResourceRequest, parse_ranges
 from raysim.engine.policies.sampling import SELECTIONS, Participation, cohort_size
-from raysim.launch.data import files_of, public_samples, read_data, with_count
-from raysim.launch.system import read_system
 from raysim.models import MODELS, TOGETHER, build_model, common_feature_dim, incompatibility
+from raysim.scenario.data import files_of, public_samples, read_data, with_count
 from raysim.scenario.load import Key, Loaded, named_settings
 from raysim.scenario.registry import suggest
 from raysim.scenario.schema import Override, Resources
+from raysim.scenario.system import read_system
 from raysim.tracking.store import PASSWORD, USER
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from raysim.core.ops import cross_entropy
 from raysim.core.torch_workarounds import set_training
 from raysim.data.datasets import load_dataset, missing
 from raysim.engine.policies.placement import ActorGroup, ClusterResources, Plan, check_fits, make_plan
-from raysim.launch.assemble import attach, check_local, find_machine, run_schedule
-from raysim.launch.backend_factory import Placement, placement
-from raysim.launch.check import Checked
 from raysim.models.split import example
+from raysim.runs.assembly import attach, check_local, find_machine, run_schedule
+from raysim.runs.backend import Placement, placement
+from raysim.scenario.check import Checked
 
 SPLIT_TRAIN: Mapping[str, float] = {"pooled811": 0.8, "published": 1.0, "pfedhn": 0.8, "listed": 0.8}
 """Share of a split's samples that train: of all for pooled811 (for listed: about), else of the published train part."""

@@ -12,7 +12,7 @@ import torch
 
 import raysim
 from raysim.data.datasets import load_dataset
-from raysim.inspection.runs import own_model
+from raysim.runs.opened import own_model
 from raysim.runs.run import Run
 
 Runs = Callable[..., Run]

@@ -19,8 +19,8 @@ from raysim.common.text import expanded, is_name, redacted
 from raysim.core.own_code import OwnCode
 from raysim.core.schedule import factor_of
 from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
-from raysim.launch.check import schedule_of
-from raysim.launch.code import RAYSIM, UNKNOWN, Code
+from raysim.runs.code import RAYSIM, UNKNOWN, Code
+from raysim.scenario.check import schedule_of
 from raysim.scenario.load import CODE, Loaded, load_scenario
 from raysim.scenario.schema import FREE, Scenario, decides
 

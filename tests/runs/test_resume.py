@@ -20,9 +20,9 @@ from raysim.common.results import Status
 from raysim.engine.checkpoint.storage import local_folder, open_storage
 from raysim.engine.checkpoint.store import CheckpointError, CheckpointStore
 from raysim.engine.progress import FACTS, Progress
-from raysim.launch.resume import label
-from raysim.launch.run import resume, run
 from raysim.report.load import read_clients, read_rounds, read_summary
+from raysim.runs.resume import label
+from raysim.runs.start import resume, run
 from raysim.tracking import rows
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.memory import MemoryTracker
@@ -140,7 +140,7 @@ def test_a_sigterm_while_ray_starts_is_an_interruption(workplace: Path, monkeypa
         raise SystemExit(15)  # as Ray's handler does
 
     with monkeypatch.context() as patch:
-        patch.setattr("raysim.launch.session.make_backend", starting)
+        patch.setattr("raysim.runs.execution.make_backend", starting)
         with pytest.raises(KeyboardInterrupt):
             run(loaded("rounds=2"), quiet=True)
     (folder,) = (workplace / "runs" / "tiny").iterdir()
@@ -209,8 +209,8 @@ def test_going_on_with_other_maths_is_refused(workplace: Path, sets: list[str], 
 
 def test_a_run_is_called_by_what_tells_it_from_others(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     titles = []
-    monkeypatch.setattr("raysim.launch.session.plot_accuracy", lambda *_, title: titles.append(title))
-    monkeypatch.setattr("raysim.launch.session.draw_heatmap", lambda *_, title: titles.append(title))
+    monkeypatch.setattr("raysim.runs.execution.plot_accuracy", lambda *_, title: titles.append(title))
+    monkeypatch.setattr("raysim.runs.execution.draw_heatmap", lambda *_, title: titles.append(title))
     seen = MemoryTracker()
     sets = ["rounds=1", "training.lr=0.02", "algorithm.name=lg_fedavg", "seed=7", "output=elsewhere"]
     short = run(loaded(*sets), quiet=True, trackers=[seen])

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from raysim.common.errors import RunError
-from raysim.launch.run import resume, run
-from raysim.launch.session import Result, Session
 from raysim.report.load import read_summary
+from raysim.runs.execution import Result, Session
+from raysim.runs.start import resume, run
 from raysim.tracking.database import load_mlflow
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.memory import MemoryTracker
@@ -148,7 +148,7 @@ def test_plots_that_cannot_be_written_are_drawn_by_resume(
         raise OSError(28, "No space left on device", "plots/partition.png")
 
     with monkeypatch.context() as patch:
-        patch.setattr("raysim.launch.session.draw_heatmap", full)
+        patch.setattr("raysim.runs.execution.draw_heatmap", full)
         with pytest.raises(RunError, match=r"plots/partition.png: No space left on device. All rounds are done; comp"):
             run(loaded(), quiet=True)
     (folder,) = (workplace / "runs" / "tiny").iterdir()
@@ -168,7 +168,7 @@ def test_a_plot_that_cannot_be_drawn_blocks_no_closing(
     def broken(*given: Any, **named: Any) -> None:
         raise ValueError("Axis limits cannot be NaN or Inf")
 
-    monkeypatch.setattr("raysim.launch.session.draw_heatmap", broken)
+    monkeypatch.setattr("raysim.runs.execution.draw_heatmap", broken)
     result = run(loaded("rounds=1", "algorithm.name=standalone"))
     assert read_summary(result.folder)["status"] == "finished"
     assert [path.name for path in (result.folder / "plots").iterdir()] == ["accuracy.png"]

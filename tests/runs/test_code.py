@@ -15,12 +15,12 @@ from raysim import algorithms
 from raysim.cli.main import main
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import compare
-from raysim.launch import code
-from raysim.launch.code import RAYSIM, Code, own_modules
-from raysim.launch.resume import Identity
-from raysim.launch.run import resume, run
 from raysim.report.load import read_summary
 from raysim.report.table import rows
+from raysim.runs import code
+from raysim.runs.code import RAYSIM, Code, own_modules
+from raysim.runs.resume import Identity
+from raysim.runs.start import resume, run
 from raysim.scenario.load import load_scenario
 from raysim.scenario.registry import algorithm_class
 from raysim.tracking.memory import MemoryTracker

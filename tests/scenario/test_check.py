@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from raysim.common.errors import ScenarioError
-from raysim.launch.check import check
+from raysim.scenario.check import check
 from raysim.scenario.load import load_scenario
 from tests.engine.scenarios import loaded
 

@@ -10,8 +10,8 @@ import torch
 
 from raysim.common.errors import ScenarioError
 from raysim.engine.inprocess import InProcessBackend
-from raysim.launch.assemble import Assembly, assemble
-from raysim.launch.check import check
+from raysim.runs.assembly import Assembly, assemble
+from raysim.scenario.check import check
 from raysim.scenario.load import load_scenario
 from tests.engine.scenarios import ROUNDS, loaded, outcome
 

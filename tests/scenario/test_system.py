@@ -14,8 +14,8 @@ import yaml
 from raysim.common.errors import ScenarioError
 from raysim.engine.policies.system import System
 from raysim.engine.run import sample
-from raysim.launch.assemble import assemble
-from raysim.launch.check import check
+from raysim.runs.assembly import assemble
+from raysim.scenario.check import check
 from raysim.scenario.load import load_scenario
 from tests.engine.scenarios import loaded
 from tests.structure import REPOSITORY

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from raysim.cli.main import main
-from raysim.launch import verify as module
-from raysim.launch.verify import Trace, Variation, difference
+from raysim.runs import verify as module
+from raysim.runs.verify import Trace, Variation, difference
 from tests.conftest import REPOSITORY
 from tests.engine.scenarios import loaded
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from raysim.launch.ahead import _fits_here
+from raysim.runs.ahead import _fits_here
 from raysim.scenario.schema import Override, Resources
 from tests.conftest import REPOSITORY
 

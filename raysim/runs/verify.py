@@ -20,9 +20,9 @@ from raysim.engine.policies.placement import ClusterResources
 from raysim.engine.progress import Progress
 from raysim.engine.recovery import Notify
 from raysim.engine.run import Observers, run_rounds, sample
-from raysim.launch.assemble import assemble
-from raysim.launch.backend_factory import state_limits
-from raysim.launch.check import Checked, check
+from raysim.runs.assembly import assemble
+from raysim.runs.backend import state_limits
+from raysim.scenario.check import Checked, check
 from raysim.scenario.load import Loaded, load_scenario
 from raysim.tracking.memory import MemoryTracker
 

@@ -25,9 +25,9 @@ from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.spec import RunSpec
 from raysim.engine.workers.client import EVALUATION_BATCH
-from raysim.launch.assemble import Assembly, assemble, checkpoint_storage
-from raysim.launch.check import check
-from raysim.launch.resume import Identity, find_run, label, run_scenario
+from raysim.runs.assembly import Assembly, assemble, checkpoint_storage
+from raysim.runs.resume import Identity, find_run, label, run_scenario
+from raysim.scenario.check import check
 
 
 class Representations(NamedTuple):

@@ -27,14 +27,14 @@ from raysim.engine.progress import Progress
 from raysim.engine.run import Observers, run_rounds
 from raysim.engine.stop import Stop
 from raysim.engine.workers.hooks import HookError
-from raysim.launch.assemble import Assembly, checkpoint_storage
-from raysim.launch.backend_factory import make_backend, metrics_tracker
-from raysim.launch.code import Code
-from raysim.launch.resume import Identity
-from raysim.launch.signals import interruptible, sigterm_kept
 from raysim.report.load import read_rounds
 from raysim.report.plots import plot_accuracy
 from raysim.report.progress import Display
+from raysim.runs.assembly import Assembly, checkpoint_storage
+from raysim.runs.backend import make_backend, metrics_tracker
+from raysim.runs.code import Code
+from raysim.runs.resume import Identity
+from raysim.runs.signals import interruptible, sigterm_kept
 from raysim.scenario.load import CODE
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.mlflow import MlflowTracker

@@ -28,8 +28,8 @@ from raysim.engine.policies.placement import ClusterResources, Plan, make_plan
 from raysim.engine.policies.sampling import SELECTIONS
 from raysim.engine.run import Schedule, sample
 from raysim.engine.spec import RunSpec
-from raysim.launch.check import Checked
-from raysim.launch.signals import sigterm_kept
+from raysim.runs.signals import sigterm_kept
+from raysim.scenario.check import Checked
 
 
 class Public(NamedTuple):

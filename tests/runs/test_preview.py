@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from raysim.launch.check import check
-from raysim.launch.preview import _samples_tested, preview
+from raysim.runs.preview import _samples_tested, preview
+from raysim.scenario.check import check
 from raysim.scenario.load import load_scenario
 
 QUICKSTART = "scenarios/quickstart.yaml"

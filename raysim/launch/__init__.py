@@ -1,1 +1,0 @@
-"""Where the rooms meet: a scenario becomes data, models, a placement, a backend and trackers, and is run."""
