@@ -251,7 +251,7 @@ def scenario(
 
 def run_raysim(work: Workload, rounds: int, processes: int, folder: Path, notes: Arrivals) -> raysim.Run:
     """Run the workload on raysim, on a Ray of its own."""
-    loaded = raysim.load_scenario(scenario(work, rounds, processes, folder))
+    loaded = raysim.Scenario.load(scenario(work, rounds, processes, folder))
     return raysim.run(loaded, quiet=True, trackers=[notes])
 
 
@@ -317,7 +317,7 @@ def measure_checkpoints(work: Workload, rounds: int, processes: int) -> dict[str
     found: dict[int | str, list[np.ndarray[Any, Any]]] = {"auto": [], 1: [], 0: []}
     for every in [*found, *found]:
         with tempfile.TemporaryDirectory(prefix="raysim-bench-") as name:
-            loaded = raysim.load_scenario(scenario(work, rounds, processes, Path(name), every))
+            loaded = raysim.Scenario.load(scenario(work, rounds, processes, Path(name), every))
             result = raysim.run(loaded, quiet=True)
             # Not time/round_s: a round also waits for the checkpoint of the one before.
             total_s = read_rounds(result.folder)["time/total_s"].to_numpy()

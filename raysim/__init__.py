@@ -20,24 +20,23 @@ if TYPE_CHECKING:
     from raysim.core.messages import message
     from raysim.models.split import SplitNet
     from raysim.runs.run import Run, run
-    from raysim.scenario.load import Loaded, load_scenario
+    from raysim.scenario.scenario import Scenario
     from raysim.sweeps.study import Study
 
 __all__ = [
     "Algorithm",
     "Comparison",
     "InputSpec",
-    "Loaded",
     "RaysimError",
     "Run",
     "RunError",
+    "Scenario",
     "ScenarioError",
     "SplitNet",
     "Study",
     "Tracker",
     "check_algorithm",
     "compare",
-    "load_scenario",
     "message",
     "run",
 ]
@@ -46,24 +45,23 @@ _HOMES = {
     "Algorithm": "raysim.core.algorithm",
     "Comparison": "raysim.comparison.compare",
     "InputSpec": "raysim.common.inputs",
-    "Loaded": "raysim.scenario.load",
     "RaysimError": "raysim.common.errors",
     "Run": "raysim.runs.run",
     "RunError": "raysim.common.errors",
+    "Scenario": "raysim.scenario.scenario",
     "ScenarioError": "raysim.common.errors",
     "SplitNet": "raysim.models.split",
     "Study": "raysim.sweeps.study",
     "Tracker": "raysim.common.results",
     "check_algorithm": "raysim.contract",
     "compare": "raysim.comparison.compare",
-    "load_scenario": "raysim.scenario.load",
     "message": "raysim.core.messages",
     "run": "raysim.runs.run",
 }
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded when first used: `raysim --help` should not wait for torch.
+    # Imported when first used: `raysim --help` should not wait for torch.
     if name in _HOMES:
         import importlib
 

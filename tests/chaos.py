@@ -42,8 +42,8 @@ SIGNALS = {"driver": signal.SIGKILL, "driver by SIGTERM": signal.SIGTERM, "drive
 WEIGHTS = {"client actor": 5, "server actor": 3, "driver": 2, "driver by SIGTERM": 1, "driver by Ctrl-C": 1}
 STEPS = (
     "raysim.tracking.folder:RunFolder.close",
-    "raysim.runs.execution:Session._shut_down",
-    "raysim.runs.execution:Session._draw",
+    "raysim.runs.execution:Execution._shut_down",
+    "raysim.runs.execution:Execution._draw",
     "raysim.runs.execution:plot_accuracy",
     "raysim.tracking.mlflow:MlflowTracker._start",
     "raysim.tracking.mlflow:MlflowTracker._upload",

@@ -16,8 +16,7 @@ import pytest
 from raysim.cli.main import main
 from raysim.common.errors import ScenarioError
 from raysim.runs.assembly import attach
-from raysim.scenario.check import check
-from raysim.scenario.load import load_scenario
+from raysim.scenario.scenario import Scenario
 from tests.conftest import REPOSITORY
 
 QUICKSTART = str(REPOSITORY / "scenarios" / "quickstart.yaml")
@@ -126,7 +125,7 @@ def test_joining_a_cluster_keeps_the_sigterm_handler(workplace: Path, monkeypatc
     monkeypatch.setitem(sys.modules, "ray", None)  # as in a new process
     monkeypatch.setenv("RAY_ADDRESS", "there:1")
     before = signal.getsignal(signal.SIGTERM)
-    assert attach(check(load_scenario(QUICKSTART)))
+    assert attach(Scenario.load(QUICKSTART))
     assert signal.getsignal(signal.SIGTERM) is before
 
 

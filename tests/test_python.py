@@ -53,7 +53,24 @@ def test_run_says_what_to_give(workplace: Path, given: Any, sentence: str) -> No
         raysim.run(given)
 
 
+def test_a_scenario_is_whole_and_typed(workplace: Path) -> None:
+    from raysim.algorithms.fedgh import FedGH
+    from raysim.data.partition import Dirichlet
+
+    scenario = raysim.Scenario.load(
+        digits(checkpoint={"every": 0}),
+        ["algorithm={name: fedgh, server_epochs: 2}", "data.partition={name: dirichlet, alpha: 0.7}", "rounds=1"],
+    )
+    assert scenario.algorithm == FedGH(server_epochs=2)
+    assert scenario.data.partition == Dirichlet(alpha=0.7)
+    assert (scenario.rounds, scenario.clients.number, scenario.data.split) == (1, 8, "pooled811")
+    run = scenario.run(quiet=True)
+    assert run.status == "finished"
+    assert run.scenario.algorithm == scenario.algorithm
+    assert run.scenario.resolved == scenario.resolved
+
+
 def test_overrides_belong_to_what_is_loaded_here() -> None:
-    loaded = raysim.load_scenario(digits())
+    loaded = raysim.Scenario.load(digits())
     with pytest.raises(raysim.ScenarioError, match=r"^sets: \['rounds=1'\] given for a scenario that is loaded; "):
         raysim.run(loaded, sets=["rounds=1"])

@@ -15,8 +15,8 @@ import yaml
 
 from raysim.cli.main import main
 from raysim.jobs.submit import environment
-from raysim.runs.start import run
-from raysim.scenario.load import load_scenario
+from raysim.runs.run import run
+from raysim.scenario.parse import parse_scenario
 from tests.engine.scenarios import digits
 
 SECRET = "hunter2"
@@ -75,7 +75,7 @@ def test_a_secret_that_was_overridden_is_not_kept(workplace: Path, tracking_stor
     """The scenario's text is kept and uploaded as it was given."""
     scenario = digits(rounds=1, tracking={"uri": f"http://{USER}:{SECRET}@host"})
     (workplace / "tiny.yaml").write_text(yaml.safe_dump(scenario))
-    loaded = load_scenario(
+    loaded = parse_scenario(
         workplace / "tiny.yaml", [f"tracking.uri=http://{USER}:{SECRET}@host", f"tracking.uri={tracking_store}"]
     )
     folder = run(loaded, quiet=True).folder

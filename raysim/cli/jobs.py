@@ -108,8 +108,7 @@ def submit(
     from raysim.jobs.resume import find_run
     from raysim.jobs.submit import Work, facts_of, facts_of_sweep, new_id, parse_env
     from raysim.jobs.submit import submit as submit_job
-    from raysim.scenario.check import check
-    from raysim.scenario.load import load_scenario
+    from raysim.scenario.scenario import Scenario
     from raysim.sweeps.definition import files_of, load_sweep
 
     if scenario is None and run_ is None:
@@ -123,10 +122,11 @@ def submit(
     facts, own_code = {}, OwnCode()
     if scenario is not None and files:
         sweep = load_sweep(scenario, sets=sets)
-        facts, own_code = facts_of_sweep(Path(scenario), sweep), OwnCode.merged(c.loaded.own_code for c in sweep.cells)
+        facts = facts_of_sweep(Path(scenario), sweep)
+        own_code = OwnCode.merged(cell.scenario.own_code for cell in sweep.cells)
     elif scenario is not None:
-        checked = check(load_scenario(scenario, sets))
-        facts, own_code = facts_of(Path(scenario), checked), checked.loaded.own_code
+        checked = Scenario.load(scenario, sets)
+        facts, own_code = facts_of(Path(scenario), checked), checked.own_code
     variables = parse_env(env)
     if job is not None:
         new_id("", job)

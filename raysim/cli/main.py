@@ -29,7 +29,7 @@ from raysim.common.text import quoted, sentence
 from raysim.core import own_code
 
 if TYPE_CHECKING:
-    from raysim.scenario.load import Loaded
+    from raysim.scenario.parse import ParsedScenario
 
 QUIET = click.option("--quiet", is_flag=True, help="Show no progress, only the closing table.")
 
@@ -78,32 +78,31 @@ def launch(
         raysim launch scenarios/quickstart.yaml --set backend=in_process   # without Ray, to step through
     """
     _attach(address)
-    from raysim.scenario.load import load_scenario
+    from raysim.scenario.parse import parse_scenario
 
-    loaded = load_scenario(scenario, sets)
+    parsed = parse_scenario(scenario, sets)
     if dry_run:
         from raysim.cli.show import show_preview
         from raysim.runs.preview import preview
-        from raysim.scenario.check import check
+        from raysim.scenario.scenario import Scenario
 
-        checked = check(loaded)
-        show_preview(preview(checked), checked.loaded)
+        checked = Scenario.of(parsed)
+        show_preview(preview(checked), checked)
         return
     if run_ is None:
         if code_changed:
             raise click.UsageError("--code-changed is for a run that is resumed: give --resume RUN as well.")
         from raysim.runs.ahead import ray_ahead
 
-        with ray_ahead(loaded.scenario):
-            from raysim.runs.start import run
+        with ray_ahead(parsed):
+            from raysim.runs.run import run
 
-            result = run(loaded, quiet=quiet)
+            done = run(parsed, quiet=quiet)
     else:
-        from raysim.runs.resume import find_run
-        from raysim.runs.start import resume
+        from raysim.runs.run import Run
 
-        result = resume(find_run(run_), loaded, quiet=quiet, code_changed=code_changed)
-    _close(result.summary, loaded.scenario.tracking.uri)
+        done = Run(run_).resume(scenario=parsed, quiet=quiet, code_changed=code_changed)
+    _close(done.summary, parsed.tracking.uri)
 
 
 @cli.command("resume")
@@ -125,12 +124,12 @@ def resume_(run_: str, sets: tuple[str, ...], quiet: bool, code_changed: bool, a
         raysim resume 20261121-101500-ab12 --set resources.actors=4
     """
     _attach(address)
-    from raysim.runs.resume import find_run, run_scenario
-    from raysim.runs.start import resume
+    from raysim.runs.resume import run_scenario
+    from raysim.runs.run import Run
 
-    folder = find_run(run_)
-    loaded = run_scenario(folder, sets, code_changed=code_changed)
-    _close(resume(folder, loaded, quiet=quiet, code_changed=code_changed).summary, loaded.scenario.tracking.uri)
+    run = Run(run_)
+    scenario = run_scenario(run.folder, sets, code_changed=code_changed)
+    _close(run.resume(scenario=scenario, quiet=quiet, code_changed=code_changed).summary, scenario.tracking.uri)
 
 
 @cli.command()
@@ -150,12 +149,12 @@ def verify(scenario: str, sets: tuple[str, ...], actors: str, kill: bool) -> Non
     """
     from raysim.cli.show import show_traces
     from raysim.runs.verify import verify as compare
-    from raysim.scenario.load import load_scenario
+    from raysim.scenario.parse import parse_scenario
 
     numbers = [int(part) for part in actors.split(",") if part.strip().isdigit() and int(part) > 0]
     if len(numbers) != len(actors.split(",")):
         raise click.BadParameter(f"{actors!r} given; allowed: numbers from 1 on, with commas", param_hint="--actors")
-    traces = compare(load_scenario(scenario, sets), numbers, kill, lambda text: echo(text, err=True))
+    traces = compare(parse_scenario(scenario, sets), numbers, kill, lambda text: echo(text, err=True))
     show_traces(traces)
     sys.exit(1 if any(trace.difference for trace in traces) else 0)
 
@@ -169,23 +168,23 @@ def validate(scenario: str, sets: tuple[str, ...]) -> None:
     Nothing is read but the scenario: data files and free memory are looked at by `launch`. Code of your own that the
     scenario names is not run, but told.
     """
-    from raysim.scenario.check import check
-    from raysim.scenario.load import load_scenario
+    from raysim.scenario.parse import parse_scenario
+    from raysim.scenario.scenario import Scenario
 
-    loaded: Loaded | None = None
+    parsed: ParsedScenario | None = None
     warnings: Sequence[str] = ()
     verdict = "valid"
     try:
         with own_code.listening(_refuse_to_run):
-            loaded = load_scenario(scenario, sets)
-            checked = check(loaded)
-        loaded, warnings = checked.loaded, checked.warnings
+            parsed = parse_scenario(scenario, sets)
+            parsed = checked = Scenario.of(parsed)
+        warnings = checked.warnings
     except _WouldRunError as error:
         verdict = f"not checked further, as that runs {error}; `raysim launch {scenario} --dry-run` does"
-    if loaded is not None:
-        echo(loaded.resolved_yaml(), nl=False)
-        if loaded.own_code.files:
-            echo(f"note: it runs code from {', '.join(loaded.own_code.paths)}", err=True)
+    if parsed is not None:
+        echo(parsed.resolved_yaml(), nl=False)
+        if parsed.own_code.files:
+            echo(f"note: it runs code from {', '.join(parsed.own_code.paths)}", err=True)
     for warning in warnings:
         echo(f"note: {warning}", err=True)
     echo(f"{scenario}: {verdict}", err=True)
@@ -248,10 +247,9 @@ def schema(output: str | None) -> None:
     With the YAML extension of VS Code, put this as a scenario's first line:
         # yaml-language-server: $schema=./schema.json
     """
-    from raysim.scenario.check import NAMED
     from raysim.scenario.json_schema import scenario_schema
 
-    text = json.dumps(scenario_schema(NAMED), indent=2) + "\n"
+    text = json.dumps(scenario_schema(), indent=2) + "\n"
     if output is None:
         echo(text, nl=False)
     else:

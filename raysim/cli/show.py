@@ -22,15 +22,15 @@ from raysim.data.partition import PARTITIONS
 from raysim.data.specs import DATASETS
 from raysim.models import MODELS
 from raysim.report.units import human_seconds
-from raysim.scenario.check import NAMED
 from raysim.scenario.declared import Declaration, declaration_of, declared
+from raysim.scenario.json_schema import NAMED
 from raysim.scenario.registry import algorithm_names, suggest
-from raysim.scenario.schema import Data, Scenario, Section
+from raysim.scenario.schema import Data, Section, Settings
 
 if TYPE_CHECKING:
     from raysim.runs.preview import Preview
     from raysim.runs.verify import Trace
-    from raysim.scenario.load import Loaded
+    from raysim.scenario.scenario import Scenario
 
 KINDS = {
     "algorithms": "The methods, by the names that `algorithm: {name: NAME}` takes: files in algorithms/.",
@@ -87,11 +87,11 @@ def show_description(name: str) -> None:
         _show_entries(console, None, _entries(name))
     elif name in FILES:
         _show_entries(console, None, FILES[name].items(), "column")
-    elif name in Scenario.model_fields or name == "scenario":
+    elif name in Settings.model_fields or name == "scenario":
         _show_section(console, name)
     else:
         known = [*algorithm_names(), *settings, *MODELS, *DATASETS, *METRICS]
-        known += [*Scenario.model_fields, *KINDS, *FILES]
+        known += [*Settings.model_fields, *KINDS, *FILES]
         raise ScenarioError(f"describe {name}: nothing has this name{suggest(name, known)} (`raysim list` shows all)")
 
 
@@ -109,14 +109,14 @@ def _show_algorithm(console: Console, name: str) -> None:
         console.print(_text(f"profile: {profile}  ({values})"))
 
 
-def show_preview(found: Preview, loaded: Loaded) -> None:
+def show_preview(found: Preview, scenario: Scenario) -> None:
     """The placement plan and the estimate of `--dry-run`."""
     console = Console()
     machine = found.machine
     console.print(
         _text(
-            f"{loaded.scenario.name}: {loaded.scenario.clients.number} clients, {found.participants} per round, "
-            f"{loaded.scenario.rounds} rounds, on {machine.nodes} node{'s' if machine.nodes > 1 else ''} with "
+            f"{scenario.name}: {scenario.clients.number} clients, {found.participants} per round, "
+            f"{scenario.rounds} rounds, on {machine.nodes} node{'s' if machine.nodes > 1 else ''} with "
             f"{machine.cpus:g} CPUs and {machine.gpus:g} GPUs"
         )
     )
@@ -147,7 +147,7 @@ def show_preview(found: Preview, loaded: Loaded) -> None:
             f"Estimate, from those steps: {found.steps_per_turn:.3g} steps per participant and round, "
             f"{human_seconds(found.round_s)} per round, {human_seconds(found.total_s)} in all on CPUs like this one.\n"
             f"In it: tests, {human_seconds(found.tests_s)} of one CPU in all. "
-            f"Not in it: the start ({_start(found, loaded)}), the server's work and messages.\n"
+            f"Not in it: the start ({_start(found, scenario)}), the server's work and messages.\n"
             f"Memory: at most {memory / 1024:.1f} GiB ({found.plan.num_actors} actors, server and driver at up to "
             f"{found.process_memory_mb:.0f} MiB each, {found.client_memory_mb:.0f} MiB of client weights, "
             f"{found.samples_mb:.0f} MiB of samples once per node)."
@@ -158,9 +158,9 @@ def show_preview(found: Preview, loaded: Loaded) -> None:
     console.print(_text("Nothing was started."))
 
 
-def _start(found: Preview, loaded: Loaded) -> str:
+def _start(found: Preview, scenario: Scenario) -> str:
     """What a run does before its first round, which is not measured here."""
-    if loaded.scenario.backend == "in_process":
+    if scenario.backend == "in_process":
         return "reading the data"
     return f"reading the data, Ray, and {found.plan.num_actors + 1} processes that import torch: many seconds"
 
@@ -228,13 +228,13 @@ def _show_fields(console: Console, declaration: Declaration, where: str) -> None
 
 
 def _show_section(console: Console, name: str) -> None:
-    section = Scenario if name == "scenario" else _section_of(Scenario.model_fields[name], optional=True)
+    section = Settings if name == "scenario" else _section_of(Settings.model_fields[name], optional=True)
     if section is None:
-        field = Scenario.model_fields[name]
+        field = Settings.model_fields[name]
         console.print(_text(field.description or name))
         console.print(
             _text(
-                f"Default: {_default(field)}\nAllowed: {in_words(get_type_hints(Scenario, include_extras=True)[name])}"
+                f"Default: {_default(field)}\nAllowed: {in_words(get_type_hints(Settings, include_extras=True)[name])}"
             )
         )
         return

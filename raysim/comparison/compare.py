@@ -14,7 +14,7 @@ from raysim.common.names import apart
 from raysim.common.names import name as clean_name
 from raysim.comparison.measures import MEASURES, TO_TARGET, is_cost_to_target
 from raysim.comparison.published import Published, by_measure
-from raysim.comparison.runs import Run, find_runs
+from raysim.comparison.runs import RunRecord, find_runs
 from raysim.comparison.statistics import (
     MIN_SEEDS,
     Estimate,
@@ -52,7 +52,7 @@ class Variant:
     """The runs that differ in nothing that decides a result but their seed."""
 
     keys: Mapping[str, Any]  # those in which the variants of a comparison differ, and their values in this one
-    runs: Sequence[Run]
+    runs: Sequence[RunRecord]
     called: str  # its algorithm's name in tables
     label: str = ""  # its name in the sweep's file
     is_baseline: bool = False
@@ -78,7 +78,7 @@ class Variant:
         return clean_name(" ".join([self.called, *own]))
 
     @property
-    def counted(self) -> Mapping[Any, Run]:
+    def counted(self) -> Mapping[Any, RunRecord]:
         """(seed, partition digest) -> the run that counts: the last one."""
         return {run.pair: run for run in self.runs}
 
@@ -317,8 +317,8 @@ def compare(*runs: Path | str, targets: Iterable[float] | None = None, baseline:
     return Comparison(variants, chosen, baseline, [*notes, *_notes(variants)], targets_on)
 
 
-def _variants(runs: Sequence[Run]) -> list[Variant]:
-    groups: dict[tuple[Any, ...], list[Run]] = {}
+def _variants(runs: Sequence[RunRecord]) -> list[Variant]:
+    groups: dict[tuple[Any, ...], list[RunRecord]] = {}
     for run in runs:
         groups.setdefault(tuple(sorted(run.deciding.items(), key=str)), []).append(run)
     first = [group[0].deciding for group in groups.values()]
@@ -351,7 +351,7 @@ def _variants(runs: Sequence[Run]) -> list[Variant]:
     return _named_apart(found)
 
 
-def _called(runs: Sequence[Run]) -> dict[str, str]:
+def _called(runs: Sequence[RunRecord]) -> dict[str, str]:
     """Algorithm -> what tables call it: two classes of one name also by their files."""
     found = {run.algorithm: run.method for run in runs}
     methods = list(found.values())
@@ -392,7 +392,7 @@ def _baselines(variants: Sequence[Variant], given: str) -> tuple[str, list[Varia
     return given, [variant for variant in variants if variant.method == given]
 
 
-def _cells_without_runs(runs: Sequence[Run]) -> list[str]:
+def _cells_without_runs(runs: Sequence[RunRecord]) -> list[str]:
     """How many cells of the sweeps that these runs are of have none among them."""
     begun: dict[Path, set[str]] = {}
     cards: dict[Path, SweepCard] = {}
@@ -472,7 +472,7 @@ def _notes(variants: Sequence[Variant]) -> list[str]:
     return found
 
 
-def _unequal_code(runs: Sequence[Run]) -> list[str]:
+def _unequal_code(runs: Sequence[RunRecord]) -> list[str]:
     """The files of the method that are not the same in all runs that have them."""
     digests: dict[str, set[str]] = {}
     for run in runs:

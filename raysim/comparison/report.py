@@ -18,7 +18,7 @@ from raysim.common.text import printable
 from raysim.comparison.compare import Comparison, compare
 from raysim.comparison.measures import ACCURACIES, MEASURES
 from raysim.comparison.pictures import pictures, save
-from raysim.comparison.runs import Run
+from raysim.comparison.runs import RunRecord
 from raysim.comparison.tables import TASKS, legend, rows, short, task_rows, title
 from raysim.scenario.yaml_text import opening_comment, read_text, shown
 
@@ -139,7 +139,7 @@ def _part(source: Path, baseline: str | None) -> Part:
     return Part(names.name(source.resolve().name), _about(runs), comparison)
 
 
-def _about(runs: Sequence[Run]) -> str:
+def _about(runs: Sequence[RunRecord]) -> str:
     """The comment that opens the sweep's file, or else the first run's scenario, where it has one."""
     scenario = runs[0].folder / "scenario.yaml"
     refuse_special(scenario)

@@ -18,14 +18,14 @@ from raysim.common.names import name as clean_name
 from raysim.comparison.measures import MIB, TARGETS
 from raysim.comparison.sweep_card import CellCard, SweepCard
 from raysim.report.load import last_measured, read_clients, read_rounds, read_summary
-from raysim.scenario.load import flatten
+from raysim.scenario.parse import flatten
 from raysim.scenario.schema import decides
 from raysim.scenario.yaml_text import parse, read_text
 
 
 @dataclass(frozen=True)
-class Run:
-    """A run folder, read once."""
+class RunRecord:
+    """What a run folder holds, read once: what decided the run, and its measures."""
 
     folder: Path
     summary: Mapping[str, Any]
@@ -34,7 +34,7 @@ class Run:
     cell: CellCard | None = None
 
     @classmethod
-    def read(cls, folder: Path, sweep: SweepCard | None = None) -> Run:
+    def read(cls, folder: Path, sweep: SweepCard | None = None) -> RunRecord:
         """Raises `ScenarioError` when the folder is no run's, or it is damaged."""
         summary = read_summary(folder)
         path = folder / "resolved.yaml"
@@ -194,13 +194,13 @@ class Run:
         return float(value[-1]) / unit if len(value) else None
 
 
-def find_runs(paths: Sequence[Path | str]) -> list[Run]:
+def find_runs(paths: Sequence[Path | str]) -> list[RunRecord]:
     """The runs in these folders, each a run's own or one with run folders at any depth, in the order of their paths.
 
     Raises:
         ScenarioError: a path without a run, or a run that is damaged.
     """
-    found: dict[Path, Run] = {}
+    found: dict[Path, RunRecord] = {}
     sweep_of = cache(SweepCard.read)
     for path in map(Path, paths):
         # `Path.exists` raises where a name is too long.
@@ -209,7 +209,7 @@ def find_runs(paths: Sequence[Path | str]) -> list[Run]:
             raise ScenarioError(f"{path}: no run found; give a run folder, or a folder that contains run folders")
         for folder in folders:
             place = folder.resolve()
-            found.setdefault(place, Run.read(folder, sweep_of(place.parent.parent)))
+            found.setdefault(place, RunRecord.read(folder, sweep_of(place.parent.parent)))
     return list(found.values())
 
 

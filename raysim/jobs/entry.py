@@ -21,8 +21,8 @@ from raysim.jobs.versions import VARIABLE, Versions, incompatibility, warning
 
 if TYPE_CHECKING:
     from raysim.jobs.job_log import JobLogTracker
-    from raysim.runs.execution import Result
-    from raysim.scenario.load import Loaded
+    from raysim.runs.run import Run
+    from raysim.scenario.parse import ParsedScenario
 
 
 RESUME = "raysim submit --resume"
@@ -77,18 +77,18 @@ def _run(
     from raysim.common.errors import RaysimError
     from raysim.jobs.job_log import JobLogTracker
     from raysim.report.table import print_closing_table
-    from raysim.runs.start import run
-    from raysim.scenario.load import load_scenario
+    from raysim.runs.run import run
+    from raysim.scenario.parse import parse_scenario
 
     try:
-        loaded = None if scenario is None else load_scenario(scenario, sets)
+        parsed = None if scenario is None else parse_scenario(scenario, sets)
         os.chdir(home())
         tracker = JobLogTracker(closing)
         if run_ is None:
-            assert loaded is not None
-            result = run(loaded, trackers=[tracker], resume_command=RESUME)
+            assert parsed is not None
+            result = run(parsed, trackers=[tracker], resume_command=RESUME)
         else:
-            result = _resume(run_, loaded, sets, code_changed, tracker)
+            result = _resume(run_, parsed, sets, code_changed, tracker)
     except RaysimError as error:
         if trace := getattr(error, "trace", ""):
             print(trace, file=sys.stderr)
@@ -115,22 +115,24 @@ def _sweep(file: str, sets: Sequence[str], closing: Callable[[], None]) -> int:
 
 
 def _resume(
-    given: str, loaded: Loaded | None, sets: Sequence[str], code_changed: bool, tracker: JobLogTracker
-) -> Result:
+    given: str, scenario: ParsedScenario | None, sets: Sequence[str], code_changed: bool, tracker: JobLogTracker
+) -> Run:
     """Resume the run in this folder, or with this id below the scenario's `output`."""
     from raysim.common.errors import ScenarioError
     from raysim.runs.resume import find_run
-    from raysim.runs.start import resume
+    from raysim.runs.run import Run
 
-    output = Path("runs").absolute() if loaded is None else loaded.scenario.output_folder
+    output = Path("runs").absolute() if scenario is None else scenario.settings.output_folder
     try:
         folder = find_run(given, output)
     except ScenarioError as error:
         raise ScenarioError(f"--resume: {error} (on the head node)") from None
-    result = resume(folder, loaded, sets=sets, trackers=[tracker], resume_command=RESUME, code_changed=code_changed)
-    if result.summary.get("nothing_to_do"):
-        tracker.report_folder(folder, str(result.summary["run_id"]))
-    return result
+    run = Run(folder).resume(
+        sets, scenario=scenario, trackers=[tracker], resume_command=RESUME, code_changed=code_changed
+    )
+    if run.summary.get("nothing_to_do"):
+        tracker.report_folder(folder, str(run.summary["run_id"]))
+    return run
 
 
 def _fail(text: str, code: int) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from raysim.common.errors import ScenarioError
 from raysim.core.own_code import OwnCode
 from raysim.runs.code import SHIPPED, checkout
-from raysim.scenario.load import CODE
+from raysim.scenario.parse import CODE
 
 PACKAGES = ("raysim", "raysim.algorithms")
 

@@ -20,7 +20,7 @@ from raysim.jobs.cluster import KIND, Cluster, NoAnswerError, NotReadyError
 from raysim.jobs.stage import stage
 from raysim.jobs.versions import VARIABLE, Versions, ray_incompatibility, release
 from raysim.report.units import plural
-from raysim.scenario.check import Checked
+from raysim.scenario.scenario import Scenario
 from raysim.tracking.store import PASSWORD, USER, is_loopback, shown
 
 if TYPE_CHECKING:
@@ -99,20 +99,19 @@ class Work:
     own_code: OwnCode = OwnCode()  # the user's own files that it names
 
 
-def facts_of(scenario: Path, checked: Checked) -> dict[str, str]:
+def facts_of(file: Path, scenario: Scenario) -> dict[str, str]:
     """The facts of a scenario that other users of the cluster may see."""
-    loaded = checked.loaded
     return {
-        "name": loaded.scenario.name,
-        "scenario": str(scenario),
-        "algorithm": loaded.method,
-        "rounds": str(loaded.scenario.rounds),
+        "name": scenario.name,
+        "scenario": str(file),
+        "algorithm": scenario.method,
+        "rounds": str(scenario.rounds),
     }
 
 
 def facts_of_sweep(file: Path, sweep: Sweep) -> dict[str, str]:
     """The facts of a sweep that other users of the cluster may see."""
-    methods = dict.fromkeys(cell.loaded.method for cell in sweep.cells)
+    methods = dict.fromkeys(cell.scenario.method for cell in sweep.cells)
     return {
         "name": sweep.name,
         "scenario": str(file),

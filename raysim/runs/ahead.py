@@ -10,14 +10,15 @@ from importlib import import_module
 
 from raysim.common.memory import without_collection
 from raysim.runs.signals import interruptible, sigterm_kept
-from raysim.scenario.schema import Resources, Scenario
+from raysim.scenario.parse import ParsedScenario
+from raysim.scenario.schema import Resources
 
-_IMPORTED = "raysim.runs.start", "pandas"
+_IMPORTED = "raysim.runs.run", "pandas"
 """What a run imports before its actors start; pandas is what pyarrow imports for the first table it makes."""
 
 
 @contextlib.contextmanager
-def ray_ahead(scenario: Scenario) -> Iterator[None]:
+def ray_ahead(scenario: ParsedScenario) -> Iterator[None]:
     """Start the Ray that a run of this scenario will have for itself, and meanwhile import what runs it.
 
     The run takes it over and stops it. Where the run does not come so far, it is stopped here. Where Ray is joined, or

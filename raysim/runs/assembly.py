@@ -1,4 +1,4 @@
-"""From a checked scenario to everything that its run needs: the plan of its actors, its samples and their partition."""
+"""From a scenario to everything that its run needs: the plan of its actors, its samples and their partition."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from raysim.engine.policies.sampling import SELECTIONS
 from raysim.engine.run import Schedule, sample
 from raysim.engine.spec import RunSpec
 from raysim.runs.signals import sigterm_kept
-from raysim.scenario.check import Checked
+from raysim.scenario.scenario import Scenario
 
 
 class Public(NamedTuple):
@@ -43,9 +43,9 @@ class Public(NamedTuple):
 
 @dataclass
 class Assembly:
-    """What a run of a checked scenario needs before its backend starts."""
+    """What a run of a scenario needs before its backend starts."""
 
-    checked: Checked
+    scenario: Scenario
     plan: Plan | None  # None: all rounds are done, so no actor is planned
     data: Dataset  # without its samples once `raw` handed them over
     partition: Partition
@@ -64,28 +64,28 @@ class Assembly:
         """
         raw_M = self.data.raw_M
         if not len(raw_M):
-            return _read_data(self.checked).raw_M
+            return _read_data(self.scenario).raw_M
         self.data = replace(self.data, decoded=self.data.decoded._replace(raw_M=raw_M[:0].copy()))
         return raw_M
 
     @cached_property
     def spec(self) -> RunSpec:
         """What every process of the run gets."""
-        checked, scenario, data, partition = self.checked, self.checked.loaded.scenario, self.data, self.partition
+        scenario, data, partition = self.scenario, self.data, self.partition
         threads = dict.fromkeys(range(scenario.clients.number), 1)
         for group in self.plan.groups if self.plan else ():
             threads |= dict.fromkeys(group.clients, group.threads)
         published = np.arange(data.num_train, len(data.label_M), dtype=np.int64)
         return RunSpec(
-            algorithm=checked.loaded.algorithm,
+            algorithm=scenario.algorithm,
             seed=scenario.seed,
-            num_classes=checked.dataset.num_classes,
-            feature_dim=checked.feature_dim,
+            num_classes=scenario.dataset.num_classes,
+            feature_dim=scenario.feature_dim,
             models=tuple(scenario.clients.models),
-            build_model=checked.build,
-            transform=transform_of(checked.dataset, scenario.data.augment),
-            local=checked.local,
-            schedule=checked.schedule,
+            build_model=scenario.build,
+            transform=transform_of(scenario.dataset, scenario.data.augment),
+            local=scenario.local,
+            schedule=scenario.training.schedule,
             train=partition.train,
             val=partition.val,
             test=partition.test,
@@ -93,39 +93,38 @@ class Assembly:
             global_test=published if scenario.evaluation.global_test else None,
             evaluate_when=scenario.evaluation.when,
             tolerates_failures=scenario.failure.max_failed_fraction > 0,
-            together=checked.together,
+            together=scenario.together,
             client_timeout_s=scenario.failure.client_timeout_s,
             independent_init=scenario.clients.independent_init,
             weights_seed=scenario.seeds.weights,
             may_discard=scenario.clients.deadline_s is not None or scenario.clients.oversample > 1,
             num_rounds=scenario.rounds,
             labels=data.label_M,
-            encoder=checked.task.encoder,
-            own_code=checked.loaded.own_code,
+            encoder=scenario.task.encoder,
+            own_code=scenario.own_code,
             public=self.public and (self.public.raw_P, self.public.label_P),
         )
 
     @property
     def schedule(self) -> Schedule:
         """How many rounds there are, with how many participants, and what may fail."""
-        return run_schedule(self.checked)
+        return run_schedule(self.scenario)
 
 
-def run_schedule(checked: Checked) -> Schedule:
+def run_schedule(scenario: Scenario) -> Schedule:
     """How many rounds a run has, with how many participants, what it tests when, and what may fail."""
-    scenario = checked.loaded.scenario
     return Schedule(
         scenario.rounds,
-        checked.participants,
+        scenario.participants,
         scenario.evaluation.every,
         scenario.failure.max_failed_fraction,
         scenario.failure.max_attempts,
         global_every=scenario.evaluation.global_every,
-        participation=checked.participation,
+        participation=scenario.participation,
     )
 
 
-def assemble(checked: Checked, machine: ClusterResources | None = None, *, rounds_left: bool = True) -> Assembly:
+def assemble(scenario: Scenario, machine: ClusterResources | None = None, *, rounds_left: bool = True) -> Assembly:
     """Plan the actors, read the data and partition it.
 
     machine: what the actors may use; default: the cluster that RAY_ADDRESS names, else this machine. rounds_left: False
@@ -133,13 +132,13 @@ def assemble(checked: Checked, machine: ClusterResources | None = None, *, round
     """
     plan = None
     if rounds_left:
-        plan = make_plan(checked.requests, machine or find_machine(checked), checked.participants)
-        if checked.loaded.scenario.backend == "in_process":
+        plan = make_plan(scenario.requests, machine or find_machine(scenario), scenario.participants)
+        if scenario.backend == "in_process":
             plan = replace(plan, groups=tuple(replace(group, actors=0) for group in plan.groups))
-    data = _read_data(checked)
-    public = _public(checked, data)
-    assembly = Assembly(checked, plan, data, _partition(checked, data, public), public)
-    if rounds_left and checked.loaded.resolved["clients"]["selection"]["name"] not in SELECTIONS:
+    data = _read_data(scenario)
+    public = _public(scenario, data)
+    assembly = Assembly(scenario, plan, data, _partition(scenario, data, public), public)
+    if rounds_left and scenario.resolved["clients"]["selection"]["name"] not in SELECTIONS:
         _try_selection(assembly)
     return assembly
 
@@ -149,26 +148,26 @@ def _try_selection(assembly: Assembly) -> None:
     try:
         sample(assembly.spec, assembly.schedule, 1)
     except RunError as error:
-        raise assembly.checked.loaded.origin.error(("clients", "selection"), str(error)) from error
+        raise assembly.scenario.origin.error(("clients", "selection"), str(error)) from error
 
 
-def find_machine(checked: Checked) -> ClusterResources:
+def find_machine(scenario: Scenario) -> ClusterResources:
     """What the run's actors may use: the cluster that it attaches to, or this machine. Raises `ScenarioError`."""
-    if not attach(checked):
+    if not attach(scenario):
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         return ClusterResources(float(os.cpu_count() or 1), float(gpus), oversubscribable=True)
     from raysim.engine.ray import session
 
-    return session.machine(checked.loaded.scenario.resources.head)
+    return session.machine(scenario.resources.head)
 
 
-def attach(checked: Checked) -> bool:
+def attach(scenario: Scenario) -> bool:
     """Attach to the Ray cluster that RAY_ADDRESS names or this process has started; False where there is none.
 
     Raises `ScenarioError` when the cluster does not answer.
     """
     ray = sys.modules.get("ray")
-    if checked.loaded.scenario.backend != "ray":
+    if scenario.backend != "ray":
         return False
     if not os.environ.get("RAY_ADDRESS") and (ray is None or not ray.is_initialized()):
         return False
@@ -181,42 +180,41 @@ def attach(checked: Checked) -> bool:
     return True
 
 
-def _read_data(checked: Checked) -> Dataset:
-    given = checked.loaded.scenario.data
-    return load_dataset(given.name, given.root, given.format, files=checked.files)
+def _read_data(scenario: Scenario) -> Dataset:
+    given = scenario.data
+    return load_dataset(given.name, given.root, given.format, files=scenario.files)
 
 
-def _public(checked: Checked, data: Dataset) -> Public | None:
-    given = checked.loaded.scenario.data
+def _public(scenario: Scenario, data: Dataset) -> Public | None:
+    given = scenario.data
     if given.public is None:
         return None
-    rng = np.random.default_rng(seed_for(checked.loaded.scenario.seed_of("data"), "public"))
+    rng = np.random.default_rng(seed_for(scenario.seed_of("data"), "public"))
     if given.public.name is None:
-        held_P = np.sort(rng.choice(data.num_train, checked.held_back, replace=False))
+        held_P = np.sort(rng.choice(data.num_train, scenario.held_back, replace=False))
         return Public(data.raw_M[held_P], data.label_M[held_P], held_P)
     other = load_dataset(given.public.name, given.root, given.format)
-    place_P = np.sort(rng.choice(other.num_train, checked.public_size, replace=False))
+    place_P = np.sort(rng.choice(other.num_train, scenario.public_size, replace=False))
     return Public(other.raw_M[place_P], np.full(len(place_P), -1), np.zeros(0, np.int64), other.digest)
 
 
-def _partition(checked: Checked, data: Dataset, public: Public | None) -> Partition:
+def _partition(scenario: Scenario, data: Dataset, public: Public | None) -> Partition:
     """Of all samples but those that are public."""
     if public is None or not len(public.held_P):
-        return _dealt(checked, data, data.label_M, data.num_train)
+        return _dealt(scenario, data, data.label_M, data.num_train)
     left_L = np.delete(np.arange(len(data)), public.held_P)
-    partition = _dealt(checked, data, data.label_M[left_L], data.num_train - len(public.held_P))
+    partition = _dealt(scenario, data, data.label_M[left_L], data.num_train - len(public.held_P))
     return Partition(*(Shards(left_L[part.index], part.offset) for part in partition.parts.values()))
 
 
-def _dealt(checked: Checked, data: Dataset, label_M: NDArray[np.int64], num_train: int) -> Partition:
-    scenario = checked.loaded.scenario
+def _dealt(scenario: Scenario, data: Dataset, label_M: NDArray[np.int64], num_train: int) -> Partition:
     return make_partition(
         label_M,
         num_train,
-        checked.dataset.num_classes,
+        scenario.dataset.num_classes,
         scenario.clients.number,
-        checked.partition,
-        checked.split,
+        scenario.data.partition,
+        scenario.data.split,
         scenario.seed_of("data"),
         data.name,
         data.decoded.owner_M,
@@ -224,7 +222,7 @@ def _dealt(checked: Checked, data: Dataset, label_M: NDArray[np.int64], num_trai
     )
 
 
-def check_local(checked: Checked) -> None:
+def check_local(scenario: Scenario) -> None:
     """Raises `ScenarioError` when no run of this scenario could be begun in this folder or on this machine."""
     try:
         str(Path.cwd()).encode()
@@ -237,14 +235,14 @@ def check_local(checked: Checked) -> None:
         raise ScenarioError(
             f"the current working directory {here} has a name that is not UTF-8; change to another directory"
         ) from None
-    _ = checked.loaded.algorithm  # raises: a user's own file may not be importable
+    _ = scenario.algorithm  # raises: a user's own file may not be importable
     has = psutil.virtual_memory().total
     with torch.device("meta"):  # shapes without memory
-        size = {name: sum(p.nbytes for p in checked.build(name).parameters()) for name in checked.task.architectures}
+        size = {name: sum(p.nbytes for p in scenario.build(name).parameters()) for name in scenario.task.architectures}
     name = max(size, key=lambda name: size[name])
     if size[name] > has:
-        given = checked.loaded.scenario.clients.feature_dim
-        raise checked.loaded.origin.error(
+        given = scenario.clients.feature_dim
+        raise scenario.origin.error(
             ("clients", "models") if given == "auto" else ("clients", "feature_dim"),
             f"{name if given == 'auto' else given} given, but one {name} then takes {size[name] / 2**30:.0f} GiB, more "
             f"than the {has / 2**30:.0f} GiB of this machine",

@@ -26,7 +26,7 @@ from raysim.engine.recovery import Notify
 from raysim.engine.workers.rows import StateLimits
 from raysim.report.units import plural
 from raysim.runs.assembly import Assembly
-from raysim.scenario.check import Checked
+from raysim.scenario.scenario import Scenario
 
 
 def make_backend(
@@ -41,13 +41,13 @@ def make_backend(
     succeeded: whether the run has all its rounds when `cleanup` runs; Ray's logs are then of no use. folder: the run's;
     clients' states that do not fit into memory go to its disk.
     """
-    checked, plan = assembly.checked, assembly.plan
+    scenario, plan = assembly.scenario, assembly.plan
     assert plan is not None
-    scenario, resources = checked.loaded.scenario, checked.loaded.scenario.resources
+    resources = scenario.resources
     if scenario.backend == "in_process":
         wanted = any(group.gpus_per_actor for group in plan.groups)
         device = "cuda" if wanted and torch.cuda.is_available() else "cpu"
-        in_process = InProcessBackend(device, state_limits(checked, folder))
+        in_process = InProcessBackend(device, state_limits(scenario, folder))
         cleanup.callback(in_process.close)
         for text in plan.notes:
             notify(text)
@@ -62,22 +62,22 @@ def make_backend(
     nodes = session.nodes(resources.head)
     pack = resources.placement == "pack"
     check_fits(plan, nodes, pack)
-    for text in (*plan.notes, *(one.sentence for one in placement(checked, plan, nodes))):
+    for text in (*plan.notes, *(one.sentence for one in placement(scenario, plan, nodes))):
         notify(text)
 
     def replan(machine: ClusterResources) -> Plan:
-        return make_plan(checked.requests, machine, checked.participants)
+        return make_plan(scenario.requests, machine, scenario.participants)
 
-    limits = state_limits(checked, folder)
-    pool = ActorPool(plan, pack, resources.head, None if started else replan, notify, checked.participants, limits)
+    limits = state_limits(scenario, folder)
+    pool = ActorPool(plan, pack, resources.head, None if started else replan, notify, scenario.participants, limits)
     backend = RayBackend(pool)
     cleanup.callback(backend.close)
     return backend
 
 
-def state_limits(checked: Checked, folder: Path | None = None) -> StateLimits:
+def state_limits(scenario: Scenario, folder: Path | None = None) -> StateLimits:
     """Where the scenario lets clients' states be kept. folder: the run's."""
-    given = checked.loaded.scenario.resources.memory_gb
+    given = scenario.resources.memory_gb
     return StateLimits(None if given == "auto" else given, None if folder is None else str(folder))
 
 
@@ -113,14 +113,14 @@ class Placement:
         return f"node {self.node.name}: {self.holds}"
 
 
-def placement(checked: Checked, plan: Plan, nodes: Sequence[Node]) -> list[Placement]:
+def placement(scenario: Scenario, plan: Plan, nodes: Sequence[Node]) -> list[Placement]:
     """What each node will hold; empty for a single node, which holds everything."""
     if len(nodes) < 2:
         return []
-    resources = checked.loaded.scenario.resources
+    resources = scenario.resources
     targets = {
         request.clients: ", ".join(override.models or [f"clients {override.clients}"])
-        for request, override in zip(checked.requests[:-1], resources.overrides, strict=True)
+        for request, override in zip(scenario.requests[:-1], resources.overrides, strict=True)
     }
     groups: dict[str, list[ActorGroup]] = {node.id: [] for node in nodes}
     placed = place_actors(plan.groups, nodes, resources.placement == "pack")

@@ -6,7 +6,7 @@ import contextlib
 import shlex
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -33,9 +33,9 @@ from raysim.report.progress import Display
 from raysim.runs.assembly import Assembly, checkpoint_storage
 from raysim.runs.backend import make_backend, metrics_tracker
 from raysim.runs.code import Code
-from raysim.runs.resume import Identity
+from raysim.runs.identity import Identity
 from raysim.runs.signals import interruptible, sigterm_kept
-from raysim.scenario.load import CODE
+from raysim.scenario.parse import CODE
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.mlflow import MlflowTracker
 
@@ -49,16 +49,13 @@ def resume_line(command: str, folder: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Result:
-    """A run that ended well."""
+class Options:
+    """How a run is watched and ended by the process that runs it; none of this changes a result."""
 
-    folder: Path
-    summary: Mapping[str, Any]
-
-    @property
-    def state_digest(self) -> str:
-        """SHA-256 over all client and server state."""
-        return str(self.summary["state_digest"])
+    quiet: bool = False  # show no progress
+    trackers: Sequence[Tracker] = ()  # the caller's, besides the run folder and MLflow
+    resume_command: str = RESUME  # shown, with the run's folder behind it, when the run ends early
+    stop: Stop = field(default_factory=Stop)  # ends the run after its round once `requested`
 
 
 class Resumed(NamedTuple):
@@ -70,32 +67,31 @@ class Resumed(NamedTuple):
 
 
 @dataclass
-class Session:
-    """One run from the moment its folder exists; `run` or `complete` closes it."""
+class Execution:
+    """One process that runs a run's rounds, from the moment the folder exists; `run` or `complete` closes it."""
 
     assembly: Assembly
     identity: Identity
     card: RunCard
     folder: RunFolder
     display: Display
-    trackers: list[Tracker]  # the caller's
-    resume_command: str
+    options: Options
     resumed: Resumed | None = None
-    stop: Stop = field(default_factory=Stop)  # ends it after its round once `requested`
     facts: dict[str, Any] = field(init=False, default_factory=dict)  # what the summary holds besides the progress
 
     def __post_init__(self) -> None:
-        scenario = self.assembly.checked.loaded.scenario
+        scenario = self.assembly.scenario
         self.notify = self.display.notify
         self.mlflow = MlflowTracker(
             self.identity.tracking, scenario.tracking.experiment or scenario.name, scenario.tracking.tags
         )
-        self.trackers = [self.display, *self.trackers, self.folder, self.mlflow]
+        self.stop = self.options.stop
+        self.trackers: list[Tracker] = [self.display, *self.options.trackers, self.folder, self.mlflow]
         self.checkpoint_folder = self.identity.checkpoints_of(self.card.folder)
         self.monitor = ResourceMonitor(self.folder.path)
         self.restored = self.resumed is None  # whether the folder holds the rounds that the run goes on from
 
-    def run(self) -> Result:
+    def run(self) -> None:
         """Run every round that is left and close the run."""
         progress = Progress()
         checkpoints: CheckpointManager | None = None
@@ -125,11 +121,9 @@ class Session:
                             self.notify(f"what was done until round {progress.rounds} is kept in {self.card.folder}")
                         self.notify(f"resume with:  {self._resume_line}")
                     self._shut_down(cleanup)  # first: actors may still work on a round that was cut off
-                summary = self._summary(status, progress, checkpoints)
-                self._close(status, summary, cleanup)
-        return Result(self.card.folder, summary)
+                self._close(status, self._summary(status, progress, checkpoints), cleanup)
 
-    def complete(self, summary: dict[str, Any]) -> Result:
+    def complete(self, summary: dict[str, Any]) -> None:
         """Close a run that has all its rounds and whose closing was cut off, without Ray. summary: the folder's."""
         self.stop.closing = True
         self.notify("finalising: writing missing plots and MLflow data")
@@ -145,11 +139,10 @@ class Session:
                 if tracker is not self.folder:
                     tracker.open(self.card)
             self._close("finished", summary, contextlib.ExitStack())
-        return Result(self.card.folder, {**summary, "completed": True})
 
     def _checkpoints(self) -> CheckpointManager | None:
         """What saves the rounds that follow, if the scenario wants that."""
-        scenario = self.assembly.checked.loaded.scenario
+        scenario = self.assembly.scenario
         if (every := scenario.checkpoint.every) == 0:
             return None
         store = self.resumed.store if self.resumed else CheckpointStore(checkpoint_storage(self.checkpoint_folder))
@@ -186,16 +179,16 @@ class Session:
     def _open(self, checkpoints: CheckpointManager | None) -> None:
         """Write what is known before the first round, and open the trackers."""
         if self.resumed is None:
-            self.folder.write_text("scenario.yaml", self.assembly.checked.loaded.text)
+            self.folder.write_text("scenario.yaml", self.assembly.scenario.text)
             table = self.assembly.partition.table(self.assembly.data.label_M)
             pq.write_table(table, self.card.folder / "partition.parquet")
             del table
             # 200 MB of 100,000 clients, which no round needs
             pa.default_memory_pool().release_unused()
             return_freed_memory()
-        loaded = self.assembly.checked.loaded
-        self.folder.write_text("resolved.yaml", loaded.resolved_yaml())
-        for name, source in loaded.own_code.files.items():
+        scenario = self.assembly.scenario
+        self.folder.write_text("resolved.yaml", scenario.resolved_yaml())
+        for name, source in scenario.own_code.files.items():
             self.folder.write(f"{CODE}/{name}", source.text)
         self.folder.write_text("run.json", self.identity.json())
         for tracker in self.trackers:
@@ -211,11 +204,11 @@ class Session:
         with sigterm_kept():
             folder = self.folder.path
             backend = make_backend(assembly, cleanup, self.notify, lambda: "state_digest" in self.facts, folder)
-        if metrics := metrics_tracker(assembly.checked.loaded.scenario.backend):
+        if metrics := metrics_tracker(assembly.scenario.backend):
             metrics.open(self.card)
             self.trackers.append(metrics)
         self.facts["actors"] = assembly.plan.num_actors
-        for text in assembly.checked.warnings:
+        for text in assembly.scenario.warnings:
             self.notify(text)
         if idle := sum(not count for count in spec.num_samples.values()):
             self.notify(f"{idle} of {spec.num_clients} clients hold no training samples and never take part")
@@ -322,7 +315,7 @@ class Session:
         plots = self.card.folder / "plots"
         plots.mkdir(exist_ok=True)
         title = f"{self.card.name}: {self.card.label}"
-        classes, label_M = self.assembly.checked.dataset.num_classes, self.assembly.data.label_M
+        classes, label_M = self.assembly.scenario.dataset.num_classes, self.assembly.data.label_M
         rounds = read_rounds(self.card.folder)
         partition, accuracy = plots / "partition.png", plots / "accuracy.png"
         pictures: dict[Path, Callable[[], object]] = {
@@ -342,7 +335,7 @@ class Session:
 
     @property
     def _resume_line(self) -> str:
-        return resume_line(self.resume_command, self.card.folder)
+        return resume_line(self.options.resume_command, self.card.folder)
 
     def _summary(self, status: Status, progress: Progress, checkpoints: CheckpointManager | None) -> dict[str, Any]:
         client_rounds = max(1, progress.client_rounds)

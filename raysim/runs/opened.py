@@ -26,8 +26,9 @@ from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.spec import RunSpec
 from raysim.engine.workers.client import EVALUATION_BATCH
 from raysim.runs.assembly import Assembly, assemble, checkpoint_storage
-from raysim.runs.resume import Identity, find_run, label, run_scenario
-from raysim.scenario.check import check
+from raysim.runs.identity import Identity, label
+from raysim.runs.resume import find_run, run_scenario
+from raysim.scenario.scenario import Scenario
 
 
 class Representations(NamedTuple):
@@ -53,9 +54,9 @@ class OpenedRun:
         Raises `ScenarioError` when there is none, or its data is not found or not the same.
         """
         folder = find_run(str(run))
-        loaded = run_scenario(folder, ["backend=in_process"])
+        scenario = Scenario.of(run_scenario(folder, ["backend=in_process"]))
         identity = Identity.of(folder)
-        assembly = assemble(check(loaded), rounds_left=False)
+        assembly = assemble(scenario, rounds_left=False)
         identity.refuse_other_data(folder, assembly.digest, assembly.partition.digest)
         return cls(folder, assembly, checkpoints_of(folder))
 
@@ -66,7 +67,7 @@ class OpenedRun:
 
     def check_images(self) -> None:
         """Raises `ScenarioError` when the run's samples are no images."""
-        dataset = self.assembly.checked.dataset
+        dataset = self.assembly.scenario.dataset
         if dataset.input_spec.kind != "image":
             raise ScenarioError(f"{self.folder}: {dataset.name} has {dataset.input_spec}; allowed: a run on images")
 
@@ -78,12 +79,12 @@ class OpenedRun:
     @property
     def method(self) -> str:
         """The name of the run's algorithm."""
-        return str(self.assembly.checked.loaded.resolved["algorithm"]["name"])
+        return self.assembly.scenario.algorithm_name
 
     @property
     def name(self) -> str:
         """Method, seed and what was overridden, as MLflow names the run."""
-        return label(self.assembly.checked.loaded.method, self.spec.seed, Identity.of(self.folder).overrides)
+        return label(self.assembly.scenario.method, self.spec.seed, Identity.of(self.folder).overrides)
 
     def check_clients(self, clients: Collection[ClientId]) -> None:
         """Raises `ScenarioError` when there is no such client."""

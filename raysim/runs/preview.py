@@ -19,7 +19,7 @@ from raysim.engine.policies.placement import ActorGroup, ClusterResources, Plan,
 from raysim.models.split import example
 from raysim.runs.assembly import attach, check_local, find_machine, run_schedule
 from raysim.runs.backend import Placement, placement
-from raysim.scenario.check import Checked
+from raysim.scenario.scenario import Scenario
 
 SPLIT_TRAIN: Mapping[str, float] = {"pooled811": 0.8, "published": 1.0, "pfedhn": 0.8, "listed": 0.8}
 """Share of a split's samples that train: of all for pooled811 (for listed: about), else of the published train part."""
@@ -60,102 +60,102 @@ class Preview:
         return len(group.clients) / group.actors
 
 
-def preview(checked: Checked) -> Preview:
+def preview(scenario: Scenario) -> Preview:
     """Plan the run and measure two training steps per architecture on this machine's CPU.
 
     Raises `ScenarioError` when the plan does not fit.
     """
-    scenario = checked.loaded.scenario
-    check_local(checked)
-    machine, nodes = find_machine(checked), []
-    if attach(checked):
+    check_local(scenario)
+    machine, nodes = find_machine(scenario), []
+    if attach(scenario):
         from raysim.engine.ray import session
 
         nodes = session.nodes(scenario.resources.head)
-    plan = make_plan(checked.requests, machine, checked.participants)
+    plan = make_plan(scenario.requests, machine, scenario.participants)
     if nodes:
         check_fits(plan, nodes, scenario.resources.placement == "pack")
     data = scenario.data
     if missing(data.name, data.root, data.format):
-        if data.root is not None or not checked.dataset.torchvision:
+        if data.root is not None or not scenario.dataset.torchvision:
             load_dataset(data.name, data.root, data.format, download=False)  # raises what a run would
         text = f"{data.name} is not on this machine; a run tries to download it"
         plan = replace(plan, notes=(*plan.notes, text))
-    plan = replace(plan, notes=(*checked.warnings, *plan.notes))
-    models = tuple(_measure(checked, name) for name in checked.task.architectures)
+    plan = replace(plan, notes=(*scenario.warnings, *plan.notes))
+    models = tuple(_measure(scenario, name) for name in scenario.task.architectures)
     count = scenario.clients.number
-    dataset = checked.dataset
+    dataset = scenario.dataset
     pool = (
-        dataset.train_size - checked.held_back + (dataset.test_size if checked.split in ("pooled811", "listed") else 0)
+        dataset.train_size
+        - scenario.held_back
+        + (dataset.test_size if scenario.data.split in ("pooled811", "listed") else 0)
     )
-    pool_train = SPLIT_TRAIN[checked.split] * pool
-    samples = getattr(checked.partition, "samples_per_client", pool_train / count)
+    pool_train = SPLIT_TRAIN[scenario.data.split] * pool
+    samples = getattr(scenario.data.partition, "samples_per_client", pool_train / count)
     steps = scenario.training.epochs * samples / scenario.training.batch_size
     turn_s = sum(model.step_s * model.clients for model in models) / count * steps
-    tested = samples * (dataset.train_size - checked.held_back + dataset.test_size - pool_train) / pool_train
-    tests_s = sum(model.test_s * model.clients for model in models) / count * _samples_tested(checked, tested)
-    lanes = min(plan.num_actors, machine.cpus, checked.participants)
-    total_s = (turn_s * checked.participants * scenario.rounds + tests_s) / lanes
+    tested = samples * (dataset.train_size - scenario.held_back + dataset.test_size - pool_train) / pool_train
+    tests_s = sum(model.test_s * model.clients for model in models) / count * _samples_tested(scenario, tested)
+    lanes = min(plan.num_actors, machine.cpus, scenario.participants)
+    total_s = (turn_s * scenario.participants * scenario.rounds + tests_s) / lanes
     return Preview(
         machine=machine,
         plan=plan,
-        placement=tuple(placement(checked, plan, nodes)),
+        placement=tuple(placement(scenario, plan, nodes)),
         models=models,
-        participants=checked.participants,
+        participants=scenario.participants,
         samples_per_client=samples,
         steps_per_turn=steps,
         turn_s=turn_s,
         tests_s=tests_s,
         round_s=total_s / scenario.rounds,
         total_s=total_s,
-        client_memory_mb=client_memory_mb(checked),
+        client_memory_mb=client_memory_mb(scenario),
         process_memory_mb=psutil.Process().memory_info().rss / 2**20,
-        samples_mb=samples_mb(checked),
+        samples_mb=samples_mb(scenario),
     )
 
 
-def _samples_tested(checked: Checked, own: float) -> float:
+def _samples_tested(scenario: Scenario, own: float) -> float:
     """How many samples all tests of a run see. own: the test and validation samples of one client."""
-    scenario, schedule = checked.loaded.scenario, run_schedule(checked)
+    schedule = run_schedule(scenario)
     seen = {None: 0.0, "own": own, "whole": own}
     if scenario.evaluation.global_test:
-        seen["whole"] += checked.dataset.test_size
+        seen["whole"] += scenario.dataset.test_size
     before_round_1 = scenario.clients.number * seen["whole" if schedule.global_every is None else "own"]
-    return before_round_1 + checked.participants * sum(
+    return before_round_1 + scenario.participants * sum(
         seen[schedule.coverage(t)] for t in range(1, schedule.rounds + 1)
     )
 
 
-def client_memory_mb(checked: Checked) -> float:
+def client_memory_mb(scenario: Scenario) -> float:
     """Weights of all clients."""
     with torch.device("meta"):  # shapes without memory
-        size = {name: sum(p.nbytes for p in checked.build(name).parameters()) for name in checked.task.architectures}
-    return sum(size[name] * _clients(checked, name) for name in size) / 2**20
+        size = {name: sum(p.nbytes for p in scenario.build(name).parameters()) for name in scenario.task.architectures}
+    return sum(size[name] * _clients(scenario, name) for name in size) / 2**20
 
 
-def samples_mb(checked: Checked) -> float:
+def samples_mb(scenario: Scenario) -> float:
     """All samples of the data set, as they are stored."""
-    dataset = checked.dataset
+    dataset = scenario.dataset
     return (dataset.train_size + dataset.test_size) * dataset.input_spec.stored_bytes / 2**20
 
 
-def _clients(checked: Checked, name: str) -> int:
+def _clients(scenario: Scenario, name: str) -> int:
     """The number of clients with an architecture."""
-    clients = checked.loaded.scenario.clients
+    clients = scenario.clients
     return sum(clients.models[k % len(clients.models)] == name for k in range(clients.number))
 
 
-def _measure(checked: Checked, name: str) -> ModelCost:
-    scenario = checked.loaded.scenario
+def _measure(scenario: Scenario, name: str) -> ModelCost:
     size = scenario.training.batch_size
-    model = checked.build(name).to(memory_format=torch.channels_last)
-    batch = Batch(example(checked.dataset.input_spec, size), torch.zeros(size, dtype=torch.int64), torch.arange(size))
+    model = scenario.build(name).to(memory_format=torch.channels_last)
+    batch = Batch(example(scenario.dataset.input_spec, size), torch.zeros(size, dtype=torch.int64), torch.arange(size))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         for _ in range(2):  # the first step also warms up
             start = perf_counter()
-            fit_one(FitJob(model, cross_entropy, None, [batch], checked.local))
+            fit_one(FitJob(model, cross_entropy, None, [batch], scenario.local))
             step_s = perf_counter() - start
         set_training(model, False)
         with torch.inference_mode():
@@ -167,10 +167,10 @@ def _measure(checked: Checked, name: str) -> ModelCost:
         if "allocate memory" not in str(error):  # as Torch says of a CPU
             raise
         raise ScenarioError(
-            f"{size} given, but a training step of {name} with so many samples of {checked.dataset.name} does not fit "
+            f"{size} given, but a training step of {name} with so many samples of {scenario.dataset.name} does not fit "
             "into the memory that is available; give a smaller training.batch_size, or a smaller data.size of images",
             key="training.batch_size",
         ) from None
     finally:
         torch.set_num_threads(threads)
-    return ModelCost(name, _clients(checked, name), sum(p.numel() for p in model.parameters()), step_s, test_s)
+    return ModelCost(name, _clients(scenario, name), sum(p.numel() for p in model.parameters()), step_s, test_s)

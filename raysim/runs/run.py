@@ -9,12 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from raysim.common.errors import ScenarioError
 from raysim.common.results import Tracker
 from raysim.engine.stop import Stop
 from raysim.report.load import class_accuracy, read_clients, read_partition, read_rounds, read_summary
-from raysim.runs import start as launching
+from raysim.runs import start
+from raysim.runs.execution import RESUME, Options
 from raysim.runs.resume import find_run, run_scenario
-from raysim.scenario.load import Loaded
+from raysim.scenario.parse import ParsedScenario, parse_scenario
+from raysim.scenario.scenario import Scenario
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,6 +39,7 @@ class Run:
     def __init__(self, run: Path | str) -> None:
         """Open a run. Raises `ScenarioError` when there is no such folder and no such id below ./runs."""
         self.folder = find_run(str(run))
+        self._ending: Mapping[str, Any] = {}  # what `start.resume` returned
         self._opened: OpenedRun | None = None
 
     def __repr__(self) -> str:
@@ -43,8 +47,12 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The content of `summary.json`; for a run in progress: what was known when it began."""
-        return read_summary(self.folder)
+        """The content of `summary.json`; for a run in progress: what was known when it began.
+
+        After `resume` of a run that had all its rounds, it also has `nothing_to_do`, which says how to add rounds, or
+        `completed`, if only plots or MLflow's data were missing.
+        """
+        return {**read_summary(self.folder), "folder": str(self.folder), **self._ending}
 
     @property
     def status(self) -> str:
@@ -57,9 +65,9 @@ class Run:
         return self.summary.get("state_digest")
 
     @property
-    def scenario(self) -> Loaded:
+    def scenario(self) -> Scenario:
         """The run's scenario with every default and override filled in."""
-        return run_scenario(self.folder)
+        return Scenario.of(run_scenario(self.folder))
 
     @property
     def rounds(self) -> pd.DataFrame:
@@ -85,19 +93,25 @@ class Run:
         self,
         sets: Sequence[str] = (),
         *,
+        scenario: ParsedScenario | None = None,
         quiet: bool = False,
         trackers: Sequence[Tracker] = (),
         code_changed: bool = False,
         stop: Stop | None = None,
+        resume_command: str = RESUME,
     ) -> Run:
         """Resume the run from its last checkpoint, in the same folder and MLflow run, and return it.
 
-        sets: overrides of settings that do not change the result, and more `rounds`. code_changed: resume although the
-        method's code, or that of raysim which computes, has changed. The other arguments are those of `raysim.run`.
+        sets: overrides of settings that do not change the result, and more `rounds`. scenario: the scenario again, in
+        place of the run's own with `sets`. code_changed: resume although the method's code, or that of raysim which
+        computes, has changed. The other arguments are those of `raysim.run`.
         A run that has all its rounds is left as it is; missing plots and MLflow data are added, without Ray.
         Raises `ScenarioError` when the run cannot be resumed, `RunError` when it fails.
         """
-        launching.resume(self.folder, sets=sets, quiet=quiet, trackers=trackers, code_changed=code_changed, stop=stop)
+        if scenario is None:
+            scenario = run_scenario(self.folder, sets, code_changed=code_changed)
+        options = Options(quiet, trackers, resume_command, stop or Stop())
+        self._ending = start.resume(self.folder, checked(scenario), options, code_changed=code_changed)
         self._opened = None
         return self
 
@@ -184,20 +198,31 @@ class RunClient:
 
 
 def run(
-    scenario: Loaded | str | Path | Mapping[str, Any],
+    scenario: ParsedScenario | str | Path | Mapping[str, Any],
     *,
     sets: Sequence[str] = (),
     quiet: bool = False,
     trackers: Sequence[Tracker] = (),
     stop: Stop | None = None,
+    resume_command: str = RESUME,
 ) -> Run:
     """Run a scenario to its end and return the run.
 
-    scenario: a YAML file, the same content as a mapping, or the result of `load_scenario`. sets: overrides of the first
-    two, such as "training.lr=0.1". quiet: show no progress. trackers: these receive every round, besides the run folder
-    and MLflow. stop: ends the run after its round, as Ctrl-C does, once `stop.requested` is set.
+    scenario: a `Scenario`, a YAML file, or the same content as a mapping. sets: overrides of the last two, such as
+    "training.lr=0.1". quiet: show no progress. trackers: these receive every round, besides the run folder and MLflow.
+    stop: ends the run after its round, as Ctrl-C does, once `stop.requested` is set. resume_command: the command that
+    the user is shown, with the run's folder behind it, when the run ends early.
     Raises `ScenarioError` when it cannot start, `RunError` when it cannot continue; the rounds done until then are kept
     in the run folder, and `Run.resume` continues from the last checkpoint. Ctrl-C and SIGTERM end it with
     `KeyboardInterrupt`: the first after the current round, which is saved, the second at once.
     """
-    return Run(launching.run(scenario, sets=sets, quiet=quiet, trackers=trackers, stop=stop).folder)
+    if not isinstance(scenario, ParsedScenario):
+        scenario = parse_scenario(scenario, sets)
+    elif sets:
+        raise ScenarioError(f"sets: {list(sets)} given for a scenario that is loaded; give them to Scenario.load")
+    return Run(start.begin(checked(scenario), Options(quiet, trackers, resume_command, stop or Stop())))
+
+
+def checked(scenario: ParsedScenario) -> Scenario:
+    """The scenario, checked if it is not yet. Raises `ScenarioError`."""
+    return scenario if isinstance(scenario, Scenario) else Scenario.of(scenario)

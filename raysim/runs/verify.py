@@ -22,8 +22,8 @@ from raysim.engine.recovery import Notify
 from raysim.engine.run import Observers, run_rounds, sample
 from raysim.runs.assembly import assemble
 from raysim.runs.backend import state_limits
-from raysim.scenario.check import Checked, check
-from raysim.scenario.load import Loaded, load_scenario
+from raysim.scenario.parse import ParsedScenario, parse_scenario
+from raysim.scenario.scenario import Scenario
 from raysim.tracking.memory import MemoryTracker
 
 VARYING = ("time/", "memory/", "engine/")
@@ -59,7 +59,9 @@ class Trace:
     difference: str | None = None  # from the first placement, one sentence
 
 
-def verify(loaded: Loaded, actors: Sequence[int], kill: bool, notify: Notify = lambda text: None) -> list[Trace]:
+def verify(
+    scenario: ParsedScenario, actors: Sequence[int], kill: bool, notify: Notify = lambda text: None
+) -> list[Trace]:
     """Run in this process, then on Ray with so many actors each (and once more with the most, one of them killed).
 
     Every trace but the first says where it first differs from the first, if it does. Nothing is kept of the runs. What
@@ -74,7 +76,7 @@ def verify(loaded: Loaded, actors: Sequence[int], kill: bool, notify: Notify = l
         for variation in placements:
             notify(f"{variation.name} …")
             tell = (lambda text: None) if traces else notify
-            trace = _traced(loaded, variation, max(actors), cleanup, tell)
+            trace = _traced(scenario, variation, max(actors), cleanup, tell)
             if traces:
                 trace.difference = difference(traces[0], trace)
             traces.append(trace)
@@ -97,19 +99,23 @@ def difference(one: Trace, other: Trace) -> str | None:
 
 
 def _traced(
-    loaded: Loaded, variation: Variation, most: int, cleanup: contextlib.ExitStack, tell: Notify = lambda text: None
+    given: ParsedScenario,
+    variation: Variation,
+    most: int,
+    cleanup: contextlib.ExitStack,
+    tell: Notify = lambda text: None,
 ) -> Trace:
     sets = ["backend=in_process"]
     if variation.actors is not None:
         sets = ["backend=ray", f"resources.actors={variation.actors}"]
-    checked = check(load_scenario(loaded.resolved, sets, folders=loaded.own_code.folders))
-    machine = None if variation.actors is None else _start_ray(checked, most, cleanup)
-    assembly = assemble(checked, machine)
+    scenario = Scenario.of(parse_scenario(given.resolved, sets, folders=given.own_code.folders))
+    machine = None if variation.actors is None else _start_ray(scenario, most, cleanup)
+    assembly = assemble(scenario, machine)
     spec, schedule = assembly.spec, assembly.schedule
     trace = Trace(variation)
     began = perf_counter()
     with temporary_folder("verify-") as folder, contextlib.ExitStack() as closing:
-        limits = state_limits(checked)
+        limits = state_limits(scenario)
         backend: Backend = InProcessBackend(limits=limits)
         if variation.actors is not None:
             from raysim.engine.ray.backend import RayBackend
@@ -139,12 +145,12 @@ def _traced(
     return trace
 
 
-def _start_ray(checked: Checked, most: int, cleanup: contextlib.ExitStack) -> ClusterResources:
+def _start_ray(scenario: Scenario, most: int, cleanup: contextlib.ExitStack) -> ClusterResources:
     """Start one Ray for all placements, large enough for the largest, unless one runs; returns what it has."""
     from raysim.engine.ray import local_cluster, session
 
-    requested = sum(request.cpus_per_actor * (request.actors or 1) for request in checked.requests)
-    if session.connect(max(requested, most * checked.loaded.scenario.resources.cpus_per_actor)):
+    requested = sum(request.cpus_per_actor * (request.actors or 1) for request in scenario.requests)
+    if session.connect(max(requested, most * scenario.resources.cpus_per_actor)):
         cleanup.push(lambda failed, *_: local_cluster.stop(remove_logs=failed is None))
     return session.machine()
 

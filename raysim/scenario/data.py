@@ -1,17 +1,19 @@
-"""What a scenario says of a user's own data, and what that data says of itself: its samples, and how many clients."""
+"""The data of a scenario: what its samples are, how many clients share them, and which are public."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from raysim.common.errors import ScenarioError
+from raysim.common.inputs import image
 from raysim.core.own_code import named
-from raysim.data.partition import Listed, Natural, check_split, given_count
+from raysim.data.partition import PARTITIONS, Listed, Natural, check_partition, check_split, given_count
 from raysim.data.specs import DATASETS, DatasetSpec, Files, of_files
-from raysim.scenario.load import Loaded
+from raysim.scenario.named import named_settings
+from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.registry import suggest
 from raysim.scenario.yaml_text import shown
 
@@ -19,9 +21,58 @@ if TYPE_CHECKING:
     from raysim.data.datasets import Dataset
 
 
-def files_of(loaded: Loaded, partition: Any) -> Files | None:
+class DataFacts(NamedTuple):
+    """What is known of a scenario's data before it is partitioned."""
+
+    dataset: DatasetSpec  # as networks read it
+    files: Files | None  # of a user's own data
+    public_size: int  # samples that all parties have
+    held_back: int  # how many of them are training samples, which no client gets
+
+
+def partition_of(parsed: ParsedScenario) -> Any:
+    """The settings object of the partition, such as a `Dirichlet`. Raises `ScenarioError`."""
+    return named_settings(
+        parsed.data.partition, ("data", "partition"), PARTITIONS, parsed.origin, parsed.own_code, "shares"
+    )
+
+
+def with_data(parsed: ParsedScenario, partition: Any, split: str) -> tuple[ParsedScenario, DataFacts]:
+    """Look the data up: the scenario with its number of clients, and the facts about its data.
+
+    Raises `ScenarioError` where the partition cannot work with the data set, the clients or the public data.
+    """
+    try:
+        return _with_data(parsed, partition, split)
+    except ScenarioError as error:
+        if not error.key:
+            raise
+        raise parsed.origin.error(tuple(error.key.split(".")), error.reason, kind=type(error)) from None
+
+
+def _with_data(parsed: ParsedScenario, partition: Any, split: str) -> tuple[ParsedScenario, DataFacts]:
+    """As `with_data`, but errors do not say where a key came from."""
+    read = read_data(parsed, partition)
+    stored = read.spec if read else DATASETS[parsed.data.name]
+    dataset = _normalised(stored, parsed)
+    parsed = with_count(parsed, read, dataset, partition, split)
+    public_size, held_back = public_samples(parsed, stored, partition)
+    num_train = dataset.train_size - held_back
+    check_partition(
+        partition,
+        split,
+        dataset.num_classes,
+        parsed.clients.number,
+        num_train,
+        num_train + dataset.test_size,
+        dataset.name,
+    )
+    return parsed, DataFacts(dataset, files_of(parsed, partition), public_size, held_back)
+
+
+def files_of(parsed: ParsedScenario, partition: Any) -> Files | None:
     """What the scenario says of a user's own files; None for a published data set. Raises `ScenarioError`."""
-    data = loaded.scenario.data
+    data = parsed.data
     own = data.name not in DATASETS
     spec = of_files(data.name) if own else DATASETS[data.name]
     given = data.model_dump(include={"path", "label", "features", "size"})
@@ -44,18 +95,18 @@ def files_of(loaded: Loaded, partition: Any) -> Files | None:
     return Files(path, data.label, features, data.size, getattr(partition, "by", None))
 
 
-def read_data(loaded: Loaded, partition: Any) -> Dataset | None:
+def read_data(parsed: ParsedScenario, partition: Any) -> Dataset | None:
     """The data set, where not its name but its files say what its samples are; else None. Raises `ScenarioError`."""
-    given, names = loaded.scenario.data, DATASETS
+    given, names = parsed.data, DATASETS
     own = given.name not in names and named("datasets", given.name) is not None
     if own:
-        loaded.own_code.activate()
+        parsed.own_code.activate()
     elif given.name not in names:
         raise ScenarioError(
             f"unknown data set {given.name!r}{suggest(given.name, names)} (there are: {', '.join(names)})",
             key="data.name",
         )
-    files = files_of(loaded, partition)
+    files = files_of(parsed, partition)
     if not own and names[given.name].train_size:
         return None
     from raysim.data.datasets import load_dataset  # here: it imports Arrow and Pillow
@@ -63,9 +114,11 @@ def read_data(loaded: Loaded, partition: Any) -> Dataset | None:
     return load_dataset(given.name, given.root, given.format, files=files, verify=False)
 
 
-def with_count(loaded: Loaded, data: Dataset | None, dataset: DatasetSpec, partition: Any, split: str) -> Loaded:
+def with_count(
+    parsed: ParsedScenario, data: Dataset | None, dataset: DatasetSpec, partition: Any, split: str
+) -> ParsedScenario:
     """The scenario with the number of its clients, where that is auto. Raises `ScenarioError`."""
-    clients, name = loaded.scenario.clients, loaded.scenario.data.partition["name"]
+    clients, name = parsed.clients, parsed.data.partition["name"]
     owner_M = data.decoded.owner_M if data else np.zeros(0, np.int64)
     if isinstance(partition, Natural) and not len(owner_M):
         given = "needs `by`, the column of client ids" if dataset.keys else f"needs client ids; {dataset.name} has none"
@@ -88,23 +141,23 @@ def with_count(loaded: Loaded, data: Dataset | None, dataset: DatasetSpec, parti
             key="clients.count",
         )
     if found is None:
-        return loaded
-    scenario = loaded.scenario.model_copy(update={"clients": clients.model_copy(update={"count": found})})
-    resolved = {**loaded.resolved, "clients": {**loaded.resolved["clients"], "count": found}}
-    return replace(loaded, scenario=scenario, resolved=resolved)
+        return parsed
+    settings = parsed.settings.model_copy(update={"clients": clients.model_copy(update={"count": found})})
+    resolved = {**parsed.resolved, "clients": {**parsed.resolved["clients"], "count": found}}
+    return replace(parsed, settings=settings, resolved=resolved)
 
 
-def public_samples(loaded: Loaded, dataset: DatasetSpec, partition: Any) -> tuple[int, int]:
+def public_samples(parsed: ParsedScenario, dataset: DatasetSpec, partition: Any) -> tuple[int, int]:
     """How many samples all parties have, and how many of these are training samples that no client gets.
 
     Raises `ScenarioError` when the section `data.public` cannot be.
     """
-    public = loaded.scenario.data.public
+    public = parsed.data.public
     if public is None:
         return 0, 0
     if (public.share is None) == (public.name is None):
         raise ScenarioError("give either `share` (of this data set) or `name` (of another data set)", key="data.public")
-    if public.name == loaded.scenario.data.name:
+    if public.name == parsed.data.name:
         raise ScenarioError(
             f"{public.name} given, which is the clients' own data set; give `share` instead, or another data set",
             key="data.public.name",
@@ -123,7 +176,7 @@ def public_samples(loaded: Loaded, dataset: DatasetSpec, partition: Any) -> tupl
             )
         return min(other.train_size, public.samples or other.train_size), 0
     if isinstance(partition, Natural | Listed):
-        name = loaded.scenario.data.partition["name"]
+        name = parsed.data.partition["name"]
         raise ScenarioError(
             f"{public.share:g} given, but partition {name} assigns every sample to a client; give `name`, "
             "another data set",
@@ -139,3 +192,32 @@ def public_samples(loaded: Loaded, dataset: DatasetSpec, partition: Any) -> tupl
         )
     size = held if public.samples is None else min(held, public.samples)
     return size, size
+
+
+def _normalised(dataset: DatasetSpec, parsed: ParsedScenario) -> DatasetSpec:
+    """The data set as networks see it: with the scenario's own mean and deviation, if it gives any."""
+    given = parsed.data.normalise
+    if given is None:
+        return dataset
+    reads, origin = dataset.input_spec, parsed.origin
+    if reads.kind == "tokens":
+        raise origin.error(("data", "normalise"), f"given, but {dataset.name} has {reads}; allowed: null")
+    if reads.kind == "features" and not given.scaled:
+        raise origin.error(
+            ("data", "normalise", "scaled"), f"false given, but {dataset.name} has {reads}, not pixels; allowed: true"
+        )
+    channels = (reads.shape[0], 3) if reads.shape[0] == 1 else (reads.shape[0],)
+    if reads.kind == "features":
+        channels = (1, reads.size)
+    for name, numbers in (("mean", given.mean), ("std", given.std)):
+        if len(numbers) not in channels or len(numbers) != len(given.mean):
+            raise origin.error(
+                ("data", "normalise", name),
+                f"{len(numbers)} numbers given; allowed for {dataset.name}: {' or '.join(map(str, channels))}, and as "
+                "many means as deviations",
+            )
+    unit = 1 if given.scaled else 255
+    mean, std = (tuple(number / unit for number in numbers) for numbers in (given.mean, given.std))
+    if reads.kind == "image":
+        reads = image(len(mean), *reads.shape[1:])
+    return replace(dataset, input_spec=reads, mean=mean, std=std)

@@ -5,24 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from raysim.core.schedule import SCHEDULES
+from raysim.data.partition import PARTITIONS
+from raysim.engine.policies.sampling import SELECTIONS
 from raysim.scenario.declared import Declaration, declaration_of, declared
-from raysim.scenario.load import PAPER
+from raysim.scenario.parse import PAPER
 from raysim.scenario.registry import algorithm_names
-from raysim.scenario.schema import Scenario, settings_model
+from raysim.scenario.schema import Settings, settings_model
+
+NAMED: Mapping[tuple[str, str], Mapping[str, type]] = {
+    ("data", "partition"): PARTITIONS,
+    ("clients", "selection"): SELECTIONS,
+    ("training", "schedule"): SCHEDULES,
+}
+"""Sections whose `name` chooses a settings class, besides `algorithm`."""
 
 PROFILE = "Preset of the fields below: what the paper says, or what its authors' released code does"
 
 
-def scenario_schema(named: Mapping[tuple[str, str], Mapping[str, type]]) -> dict[str, Any]:
-    """A JSON schema (draft 2020-12) in which sections with a `name` know each name's fields.
-
-    named: such sections, ("data", "partition") for example -> the settings class of each name.
-    """
-    schema = Scenario.model_json_schema()
+def scenario_schema() -> dict[str, Any]:
+    """A JSON schema (draft 2020-12) in which sections with a `name` know each name's fields."""
+    schema = Settings.model_json_schema() | {"title": "Scenario"}
     definitions = schema["$defs"]
     algorithms = {name: declared(name) for name in algorithm_names()}
     schema["properties"]["algorithm"] = _choice(algorithms, "algorithm", definitions, schema["properties"]["algorithm"])
-    for (section, kind), classes in named.items():
+    for (section, kind), classes in NAMED.items():
         keys = definitions[section.capitalize()]["properties"]
         choices = {name: declaration_of(cls) for name, cls in classes.items()}
         keys[kind] = _choice(choices, kind, definitions, keys[kind])

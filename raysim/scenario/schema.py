@@ -5,13 +5,19 @@ from __future__ import annotations
 from dataclasses import MISSING
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from raysim.common.text import expanded
 from raysim.core.fields import Fraction, NonNegative, Positive, Range, in_words
 from raysim.scenario.declared import Declaration
+
+if TYPE_CHECKING:
+    Named = Any
+else:
+    Named = dict[str, Any]
+"""A section whose `name` chooses a class: its keys in a parsed scenario, an object of the class in a `Scenario`."""
 
 Auto = Literal["auto"]
 _SOME = "a list of at least 1 entry, each"
@@ -70,7 +76,7 @@ class Data(Section):
     """Folder that holds it. Default: the environment variable RAYSIM_DATA, then the cache in the home folder."""
     format: Literal["auto", "parquet", "torchvision", "folder"] = "auto"
     """How the files are laid out; `auto` looks for every layout it knows."""
-    partition: dict[str, Any] = Field(default_factory=lambda: {"name": "iid"})
+    partition: Named = Field(default_factory=lambda: {"name": "iid"})
     """How samples are dealt to clients: `name` and that partition's fields; see `raysim list partitions`."""
     split: Literal["auto", "pooled811", "pfedhn", "published", "listed"] = "auto"
     """Which samples become a client's training and test samples. `pooled811`: all samples are dealt, then
@@ -109,7 +115,7 @@ class Clients(Section):
     """Number of clients; `auto`: as many as partition natural or listed makes."""
     participation: Annotated[float, Range(gt=0, le=1)] = 1.0
     """Share of the clients that takes part in each round, drawn anew each time."""
-    selection: dict[str, Any] = Field(default_factory=lambda: {"name": "uniform"})
+    selection: Named = Field(default_factory=lambda: {"name": "uniform"})
     """How a round's participants are drawn: `name` and that policy's fields. `uniform`; `by_samples`: clients with more
     training samples are likelier; `fastest`: of `candidates` times as many, drawn uniformly, those that compute
     fastest."""
@@ -191,7 +197,7 @@ class Training(Section):
     perceptrons of up to 30,000 parameters, digits_cnn_s with batches of up to 64, digits_cnn_m of up to 16; 1 of any
     other network. Where a round has fewer than 8 clients of an architecture, they are trained one by one, unless a
     smaller number is given. It changes results by rounding, so `resolved.yaml` has it."""
-    schedule: dict[str, Any] = Field(default_factory=lambda: {"name": "constant"})
+    schedule: Named = Field(default_factory=lambda: {"name": "constant"})
     """The learning rate over the rounds: `name` and that schedule's fields; `constant`, `step` or `cosine`. Rates that
     are a method's own fields stay as they are."""
 
@@ -279,8 +285,8 @@ class Failure(Section):
     """How often the run goes back to its last checkpoint, after an actor or node died, without getting further."""
 
 
-class Scenario(Section):
-    """One run."""
+class Settings(Section):
+    """Every key of a scenario."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100), f"text: {NAME_FORM}"]
     """Names the run's folder and, by default, its MLflow experiment."""
@@ -293,7 +299,7 @@ class Scenario(Section):
     """Where clients run: Ray actors, or this process (to step through; same results)."""
     output: str = "runs"
     """Folder of the run folders."""
-    algorithm: dict[str, Any]
+    algorithm: Named
     """The method: `name` and its own fields; see `raysim list algorithms` and `raysim describe NAME`."""
     data: Data
     clients: Clients

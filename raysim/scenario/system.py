@@ -1,4 +1,4 @@
-"""From the section `system` of a scenario, and its trace file, to every client's device and connection."""
+"""Who takes part in a round: how clients are selected, and each client's device and connection (section `system`)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from raysim.common.files import reason, refuse_special
 from raysim.common.text import expanded
 from raysim.core.fields import Range
 from raysim.core.seeds import seed_for
+from raysim.engine.policies.sampling import SELECTIONS, Participation, cohort_size
 from raysim.engine.policies.system import DISTRIBUTIONS, Floats, System
-from raysim.scenario.load import Loaded, named_settings
+from raysim.scenario.named import named_settings
+from raysim.scenario.origin import Key
+from raysim.scenario.parse import ParsedScenario
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,18 +36,50 @@ PROPERTIES: Mapping[str, tuple[Range, float]] = {
 """Key of the section -> what a client may have, and what it has where the key is not given."""
 
 
-def read_system(loaded: Loaded) -> tuple[System | None, dict[str, Any] | None]:
+def participation_of(parsed: ParsedScenario) -> tuple[Participation, dict[str, Any] | None]:
+    """Who is selected and who counts, and the section `system` with what it leaves open filled in."""
+    clients, origin = parsed.clients, parsed.origin
+    selection = named_settings(
+        clients.selection, ("clients", "selection"), SELECTIONS, origin, parsed.own_code, "select"
+    )
+    system, section = read_system(parsed)
+    needs: dict[Key, bool] = {
+        ("clients", "deadline_s"): clients.deadline_s is not None,
+        ("clients", "oversample"): clients.oversample > 1,
+    }
+    for key in (key for key, given in needs.items() if given and system is None):
+        raise origin.error(key, "needs virtual time; add the section `system`")
+    if clients.selection["name"] == "fastest" and (system is None or np.isinf(system.flops_per_s).any()):
+        raise origin.error(("clients", "selection", "name"), "'fastest' needs system.flops_per_s; set it")
+    seed = parsed.seeds.cohorts
+    return Participation(selection, seed, clients.oversample, clients.deadline_s, system), section
+
+
+def count_participants(parsed: ParsedScenario) -> int:
+    """K, the clients of a round. Raises `ScenarioError` where it is zero."""
+    clients = parsed.clients
+    participants = cohort_size(clients.participation, clients.number)
+    if participants < 1:
+        raise parsed.origin.error(
+            ("clients", "participation"),
+            f"{clients.participation:g} given, which selects no client of {clients.number}; "
+            f"allowed: {1 / clients.number:g} to 1",
+        )
+    return participants
+
+
+def read_system(parsed: ParsedScenario) -> tuple[System | None, dict[str, Any] | None]:
     """Every client's device and connection, and the section with what it leaves open filled in; None without it.
 
     Raises `ScenarioError`, one sentence.
     """
-    given, origin, count = loaded.scenario.system, loaded.origin, loaded.scenario.clients.number
+    given, origin, count = parsed.system, parsed.origin, parsed.clients.number
     if given is None:
         return None, None
-    section = {**loaded.resolved["system"]}
+    section = {**parsed.resolved["system"]}
     trace: Mapping[str, Floats] = {}
     if given.trace is not None:
-        trace, section["trace_sha256"] = _trace(loaded, given.trace)
+        trace, section["trace_sha256"] = _trace(parsed, given.trace)
     found: dict[str, Floats] = {}
     for name, (allowed, absent) in PROPERTIES.items():
         value, key = getattr(given, name), ("system", name)
@@ -57,7 +92,7 @@ def read_system(loaded: Loaded) -> tuple[System | None, dict[str, Any] | None]:
         if isinstance(value, dict):
             distribution = named_settings(value, key, DISTRIBUTIONS, origin)
             section[name] = {"name": value["name"], **asdict(distribution)}
-            seed = seed_for(loaded.scenario.seed_of("cohorts"), "system", name)
+            seed = seed_for(parsed.seed_of("cohorts"), "system", name)
             each = distribution.draw(np.random.default_rng(seed), count)
         elif isinstance(value, list):
             each = np.resize(np.array(value, dtype=np.float64), count)
@@ -71,10 +106,10 @@ def read_system(loaded: Loaded) -> tuple[System | None, dict[str, Any] | None]:
     return System(**found), section
 
 
-def _trace(loaded: Loaded, name: str) -> tuple[dict[str, Floats], str]:
+def _trace(parsed: ParsedScenario, name: str) -> tuple[dict[str, Floats], str]:
     """Property -> each client's value, and the file's SHA-256."""
-    origin, key, path = loaded.origin, ("system", "trace"), expanded(name)
-    given = loaded.scenario.system
+    origin, key, path = parsed.origin, ("system", "trace"), expanded(name)
+    given = parsed.system
     assert given is not None
     refuse_special(path, ".".join(key), origin.of(key))
     try:
@@ -87,7 +122,7 @@ def _trace(loaded: Loaded, name: str) -> tuple[dict[str, Floats], str]:
     if given.trace_sha256 not in (None, sha):
         raise origin.error(key, f"{name} has the SHA-256 {sha[:12]}, but system.trace_sha256 is {given.trace_sha256}")
     try:
-        return _columns(table, loaded.scenario.clients.number), sha
+        return _columns(table, parsed.clients.number), sha
     except ScenarioError as error:
         raise origin.error(key, f"{name}: {error}") from None
 

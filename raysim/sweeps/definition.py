@@ -26,7 +26,7 @@ from raysim.comparison.sweep_card import CellCard, SweepCard
 from raysim.core.own_code import Reference
 from raysim.engine.policies.sampling import cohort_size
 from raysim.runs.code import Code, versions
-from raysim.scenario.load import Loaded, load_scenario
+from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.scenario.schema import decides
 from raysim.scenario.yaml_text import UNREADABLE, Dumper, load_value, opening_comment, parse, read_text, shown
 from raysim.sweeps.claims import claimed, read_claims
@@ -63,7 +63,7 @@ class Cell:
     name: str  # what tells it from the others, such as "fedgh seed=1"
     label: str  # the name without the seed
     sets: tuple[str, ...]  # the overrides that make it of the base
-    loaded: Loaded
+    scenario: ParsedScenario
     id: str  # a digest of all that decides its result
     published: tuple[Published, ...] = ()  # values of a paper for its label
     runs: tuple[str, ...] = ()  # the names in `runs` that make it
@@ -147,13 +147,15 @@ def load_sweep(
         overrides = [*of_run, *(f"{key}={_written(value)}" for key, value in assignments), *of_seed]
         _, provisional = _names(labels, assignments, of_seed, _label)
         try:
-            loaded, changed = _load(base, (*common, *overrides), path, fast)
+            scenario, changed = _load(base, (*common, *overrides), path, fast)
         except ScenarioError as error:
             several = len(axes.get("algorithm.name", ())) > 1
             how = _runs_instead(error.key, dict(assignments)) if several and "unknown key" in error.reason else ""
             raise ScenarioError(f"{path}: the cell {provisional!r}: {error}{how}") from None
-        label, cell_name = _names(labels, assignments, of_seed, partial(_method, loaded, methods))
-        cell = Cell(cell_name, label, changed, loaded, identity(loaded), runs=tuple(map(names.name, labels.values())))
+        label, cell_name = _names(labels, assignments, of_seed, partial(_method, scenario, methods))
+        cell = Cell(
+            cell_name, label, changed, scenario, identity(scenario), runs=tuple(map(names.name, labels.values()))
+        )
         if (same := cells.get(cell.id)) is None:
             if named.setdefault(cell.name, cell.id) != cell.id:
                 text = f"two cells are called {cell.name!r}; give them names that differ"
@@ -163,10 +165,10 @@ def load_sweep(
             raise ScenarioError(f"{path}: the cells {same.name!r} and {cell.name!r} are the same run; remove one")
     _check_comparison(raw, list(cells.values()), str(path))
     targets = raw.get("targets")
-    scenario = next(iter(cells.values())).loaded.scenario
-    name = (f"{scenario.name}-sweep" if of_scenario else name) + ("-fast" if fast else "")
+    first = next(iter(cells.values())).scenario
+    name = (f"{first.name}-sweep" if of_scenario else name) + ("-fast" if fast else "")
     return Sweep(
-        name, base, tuple(cells.values()), scenario.results_folder(name), raw.get("baseline"),
+        name, base, tuple(cells.values()), first.settings.results_folder(name), raw.get("baseline"),
         targets and tuple(targets), _about(text, base), (FAST_NOTE,) if fast else (), raw.get("targets_on", "all"),
     )  # fmt: skip
 
@@ -306,24 +308,24 @@ def _names(
     return label, " ".join([label, *seeds, *of_seed]).strip() or "base"
 
 
-def _method(loaded: Loaded, methods: dict[str, str], value: Any) -> str:
+def _method(scenario: ParsedScenario, methods: dict[str, str], value: Any) -> str:
     """What tables call an algorithm of the grid. methods: what they call those before it, which is kept up to date."""
     name = _label(value)
     if name not in methods:
-        taken = loaded.method in methods.values()
-        methods[name] = f"{loaded.method} ({name})" if taken else loaded.method
+        taken = scenario.method in methods.values()
+        methods[name] = f"{scenario.method} ({name})" if taken else scenario.method
     return methods[name]
 
 
 def _load(
     base: Path | Mapping[str, Any], sets: tuple[str, ...], file: Path, fast: bool
-) -> tuple[Loaded, tuple[str, ...]]:
+) -> tuple[ParsedScenario, tuple[str, ...]]:
     """The scenario of a cell, and the overrides that make it. Raises `ScenarioError`."""
-    loaded = load_scenario(base, sets, folders=[file.parent])
+    scenario = parse_scenario(base, sets, folders=[file.parent])
     if fast:
-        sets = (*sets, *_fast(loaded))
-        loaded = load_scenario(base, sets, folders=[file.parent])
-    return loaded, sets
+        sets = (*sets, *_fast(scenario))
+        scenario = parse_scenario(base, sets, folders=[file.parent])
+    return scenario, sets
 
 
 def _runs_instead(key: str, assignments: Mapping[str, Any]) -> str:
@@ -338,13 +340,13 @@ def _runs_instead(key: str, assignments: Mapping[str, Any]) -> str:
     )
 
 
-def _fast(loaded: Loaded) -> list[str]:
+def _fast(scenario: ParsedScenario) -> list[str]:
     """Overrides that make a cell small enough to try."""
-    scenario, clients = loaded.scenario, loaded.scenario.clients
+    clients = scenario.clients
     # Fewer participants, not fewer clients: where all images are dealt, each of fewer clients only has more of them.
     epochs = math.ceil(scenario.training.epochs / 10)
     sets = [f"rounds={min(scenario.rounds, 3)}", f"training.epochs={epochs}"]
-    if loaded.settings.get("warmup"):  # else nothing but the warm-up would be tried
+    if scenario.algorithm_settings.get("warmup"):  # else nothing but the warm-up would be tried
         sets.append("algorithm.warmup=1")
     if clients.count != "auto":
         chosen = cohort_size(clients.participation, clients.count)
@@ -362,8 +364,8 @@ def _check_comparison(raw: Mapping[str, Any], cells: Sequence[Cell], file: str) 
         raise ScenarioError(f"{shown(curve)} given; allowed: {', '.join(CURVES)}", key="targets_on", origin=file)
     if (baseline := raw.get("baseline")) is None:
         return
-    methods = sorted({cell.loaded.method for cell in cells})
-    algorithms = {str(cell.loaded.resolved["algorithm"]["name"]) for cell in cells}
+    methods = sorted({cell.scenario.method for cell in cells})
+    algorithms = {cell.scenario.algorithm_name for cell in cells}
     runs = list(dict.fromkeys(name for cell in cells for name in (*cell.runs, cell.label) if name))
     reference = Reference.of(baseline)
     first = reference.name if reference else (baseline.split() or [""])[0]  # a method may have its settings behind it
@@ -372,17 +374,17 @@ def _check_comparison(raw: Mapping[str, Any], cells: Sequence[Cell], file: str) 
         raise ScenarioError(f"{baseline!r} given; allowed: {', '.join(allowed)}", key="baseline", origin=file)
 
 
-def identity(loaded: Loaded) -> str:
+def identity(scenario: ParsedScenario) -> str:
     """A digest of all that decides a run's result: the scenario's deciding keys, versions and the method's code."""
-    scenario = {key: value for key, value in loaded.flat().items() if decides(key)}
+    keys = {key: value for key, value in scenario.flat().items() if decides(key)}
     found = versions()
-    deciding = {"scenario": scenario, "versions": {name: found[name] for name in ("raysim", "torch")}}
-    method = Code.of(loaded.algorithm, loaded.own_code).method
+    deciding = {"scenario": keys, "versions": {name: found[name] for name in ("raysim", "torch")}}
+    method = Code.of(scenario.algorithm, scenario.own_code).method
     text = json.dumps({**deciding, "method": method}, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def placed(cell: Cell, sweep: Sweep, sets: Sequence[str] = ()) -> Loaded:
+def placed(cell: Cell, sweep: Sweep, sets: Sequence[str] = ()) -> ParsedScenario:
     """A cell's scenario with its runs in the sweep's folder. sets: more that decides nothing of its result."""
     places = [f"name={cell.folder_name}", f"output={sweep.output}"]
-    return load_scenario(sweep.base, [*cell.sets, *places, *sets], folders=cell.loaded.own_code.folders)
+    return parse_scenario(sweep.base, [*cell.sets, *places, *sets], folders=cell.scenario.own_code.folders)

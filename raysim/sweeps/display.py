@@ -53,7 +53,7 @@ class PlainProgress:
         now = [CellState(s.cell, "running" if s.cell.name in running else s.state) for s in progress.states]
         done, total = 0, 0
         for one in progress.states:
-            asked = one.cell.loaded.scenario.rounds
+            asked = one.cell.scenario.rounds
             total += asked
             done += asked if one.state in ("done", "failed") else max(running.get(one.cell.name, one.rounds), 0)
         if self.had is None:
@@ -84,7 +84,7 @@ class LiveProgress(PlainProgress):
         self.shown_s = time.monotonic()  # the table has the line
         super().show(progress)
         table = Table.grid(padding=(0, 2))
-        rounds = {one.cell.name: one.cell.loaded.scenario.rounds for one in progress.states}
+        rounds = {one.cell.name: one.cell.scenario.rounds for one in progress.states}
         for name, done in progress.running:
             shown = f"round {max(done, 0)}/{rounds[name]}"
             table.add_row(Text(f"  {name}"), Text(shown if done >= 0 else "starting", style="dim"))
@@ -113,7 +113,7 @@ def _accuracy(state: CellState) -> str:
 def print_states(states: Sequence[CellState], file: TextIO | None = None) -> None:
     """A line per cell: its state, rounds and why it is not done, if that is known; then the counts."""
     for one in states:
-        rounds = f"{one.rounds}/{one.cell.loaded.scenario.rounds}"
+        rounds = f"{one.rounds}/{one.cell.scenario.rounds}"
         reason = f"  {one_line(one.reason)}" if one.reason else ""
         print(f"{one.state:<11} {rounds:>9}  {one.cell.name}{reason}", file=file)
     print(counts(states), file=file)
@@ -123,7 +123,7 @@ def print_plan(states: Sequence[CellState], costs: Sequence[Cost], parallel: int
     """`print_states` with each cell's seconds and bytes, and what is left of them in all."""
     left_s, longest_s, unknown = 0.0, 0.0, 0
     for one, cost in zip(states, costs, strict=True):
-        asked = one.cell.loaded.scenario.rounds
+        asked = one.cell.scenario.rounds
         seconds = "?" if cost.seconds is None else human_seconds(cost.seconds)
         sent = "?" if cost.sent is None else human_bytes(cost.sent)
         reason = f"  {one_line(one.reason)}" if one.reason else ""

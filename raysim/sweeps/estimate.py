@@ -13,7 +13,7 @@ from raysim.engine.run import run_round, sample
 from raysim.report.load import read_summary
 from raysim.runs.assembly import assemble
 from raysim.runs.preview import preview
-from raysim.scenario.check import Checked, check
+from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import decides
 from raysim.sweeps.definition import Cell, Sweep, placed
 from raysim.sweeps.state import CellState
@@ -65,13 +65,13 @@ class Estimator:
     def _estimated(self, cell: Cell) -> Cost:
         self.notify(f"measuring {cell.name}: {PROBED} clients train for an epoch")
         try:
-            checked = check(placed(cell, self.sweep, ["backend=in_process"]))
+            scenario = Scenario.of(placed(cell, self.sweep, ["backend=in_process"]))
             without_method = _key(cell, "algorithm")
             if without_method not in self._seconds:
-                shown = preview(checked)
-                turns = checked.participants * cell.loaded.scenario.rounds
+                shown = preview(scenario)
+                turns = scenario.participants * scenario.rounds
                 self._seconds[without_method] = shown.turn_s * turns + shown.tests_s
-            return Cost(self._seconds[without_method], _probed(checked))
+            return Cost(self._seconds[without_method], _probed(scenario))
         except RaysimError as error:
             if isinstance(error, ScenarioError) and not isinstance(error, UnavailableError):
                 self.refused[cell.name] = str(error)
@@ -81,7 +81,7 @@ class Estimator:
 
 def _key(cell: Cell, *without: str) -> str:
     """What decides a cell's cost: all that decides its result but the seed. without: sections that are left out."""
-    flat = cell.loaded.flat()
+    flat = cell.scenario.flat()
     sections = ("seed", *without)
     kept = {key: value for key, value in flat.items() if decides(key) and key.partition(".")[0] not in sections}
     return json.dumps(kept, sort_keys=True, default=str)
@@ -99,15 +99,14 @@ def _mean(costs: Iterable[Cost]) -> Cost:
     return Cost(sum(seconds) / len(seconds), sum(sent) / len(sent))
 
 
-def _probed(checked: Checked) -> float | None:
+def _probed(scenario: Scenario) -> float | None:
     """Bytes that a run sends, from the messages of a few participants; None where its data is not on this machine.
 
     In the first round the server may have nothing to send yet; later ones may differ by the method's schedule.
     """
-    scenario = checked.loaded.scenario
     if missing(scenario.data.name, scenario.data.root, scenario.data.format):
         return None
-    assembly = assemble(checked)
+    assembly = assemble(scenario)
     spec = replace(assembly.spec, local=replace(assembly.spec.local, epochs=1))  # messages do not depend on it
     backend = InProcessBackend()
     try:
@@ -120,4 +119,4 @@ def _probed(checked: Checked) -> float | None:
     finally:
         backend.close()
     first, *later = means
-    return checked.participants * (first + sum(later) / max(1, len(later)) * (scenario.rounds - 1))
+    return scenario.participants * (first + sum(later) / max(1, len(later)) * (scenario.rounds - 1))

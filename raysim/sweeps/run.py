@@ -73,7 +73,7 @@ def run_sweep(
     after a Ctrl-C, when every running cell has ended after its round, `ComparisonError` when only the comparison of the
     cells is missing.
     """
-    uri = check_uri(sweep.cells[0].loaded.scenario.tracking.uri)
+    uri = check_uri(sweep.cells[0].scenario.tracking.uri)
     with contextlib.ExitStack() as cleanup:
         lock(sweep, cleanup)
         try:
@@ -195,7 +195,7 @@ def _when_abandoned_cells_have_ended(sweep: Sweep) -> list[CellState]:
 
 
 def _task(state: CellState, sweep: Sweep, parent: ParentRun, backend: str) -> Task:
-    scenario = state.cell.loaded.scenario
+    scenario = state.cell.scenario
     tracking = scenario.tracking
     tags = {**tracking.tags, **parent.tags(), "sweep": sweep.name, "cell": state.cell.name}
     sets = [f"tracking.tags={json.dumps(tags)}", f"tracking.uri={json.dumps(parent.uri)}", f"backend={backend}"]

@@ -55,7 +55,7 @@ class Study:
 
         columns = ["name", "label", "seed", "state", "rounds", "folder", "reason"]
         rows = [
-            (s.cell.name, s.cell.label, s.cell.loaded.scenario.seed, s.state, s.rounds, s.folder, s.reason)
+            (s.cell.name, s.cell.label, s.cell.scenario.seed, s.state, s.rounds, s.folder, s.reason)
             for s in states_of(self._sweep)
         ]
         return pd.DataFrame(rows, columns=columns)

@@ -9,15 +9,15 @@ from pathlib import Path
 from raysim.common.errors import RaysimError, RunError
 from raysim.common.results import ClientRow, RunCard, Status
 from raysim.engine.stop import Stop
-from raysim.runs.start import resume, run
-from raysim.scenario.load import Loaded
+from raysim.runs.run import Run, run
+from raysim.scenario.parse import ParsedScenario
 
 
 @dataclass(frozen=True)
 class Task:
     """What a worker gets: plain data."""
 
-    loaded: Loaded
+    scenario: ParsedScenario
     resumed: Path | None = None  # the folder of the run that it resumes
 
 
@@ -57,10 +57,10 @@ def run_cell(task: Task, stop: Stop, report: Callable[[int], None]) -> Outcome:
     rounds = Rounds(report)
     try:
         if task.resumed is not None:
-            sets = [f"backend={task.loaded.scenario.backend}"]  # it may have begun elsewhere
-            resume(task.resumed, sets=sets, quiet=True, trackers=[rounds], stop=stop)
+            sets = [f"backend={task.scenario.backend}"]  # it may have begun elsewhere
+            Run(task.resumed).resume(sets, quiet=True, trackers=[rounds], stop=stop)
         else:
-            run(task.loaded, quiet=True, trackers=[rounds], stop=stop)
+            run(task.scenario, quiet=True, trackers=[rounds], stop=stop)
     except KeyboardInterrupt:
         return Outcome(rounds.folder)  # its folder says that it was interrupted
     except RaysimError as error:

@@ -214,7 +214,7 @@ def test_the_loss_is_the_released_arithmetic():
 def test_the_scenario_feeds_what_the_released_code_feeds():
     # Black and white: (0 - 0.1307) / 0.3081 and (255 - 0.1307) / 0.3081, on three equal channels.
     found = checked("hks/choices", "FedCache as its code")
-    assert found.loaded.algorithm.encoder == "pixels"  # named, so that it does not depend on the machine
+    assert found.algorithm.encoder == "pixels"  # named, so that it does not depend on the machine
     transform = ImageTransform.of(found.dataset, False)
     image_BHWC = torch.zeros(2, 28, 28, 1, dtype=torch.uint8)
     image_BHWC[1] = 255

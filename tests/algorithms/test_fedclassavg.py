@@ -17,7 +17,7 @@ from raysim.core import Batch, Client, Header, LocalTraining, Server, Task
 from raysim.core.messages import wire_size
 from raysim.core.meter import FlopMeter
 from raysim.core.seeds import seeded
-from raysim.scenario.load import load_scenario
+from raysim.scenario.parse import parse_scenario
 from raysim.scenario.schema import Training
 from tests.scenario.papers import cell_of
 
@@ -252,7 +252,7 @@ def official(**fields: Any) -> Any:
         "data": {"name": "cifar100"},
         "clients": {"count": 1, "models": ["cnn1"]},
     }
-    return load_scenario(scenario).algorithm
+    return parse_scenario(scenario).algorithm
 
 
 def released_loss(net: Given, batch: Batch, received: dict[str, Tensor], mu: float) -> Tensor:
@@ -303,9 +303,9 @@ def test_the_official_contrast_is_weighed_for_adam_at_1e_4() -> None:
 
 
 def test_the_scenario_has_the_official_training_beside_the_profile() -> None:
-    loaded = cell_of("fedssa/choices", "FedClassAvg's code").loaded
+    loaded = cell_of("fedssa/choices", "FedClassAvg's code").scenario
     assert loaded.algorithm == official()
-    assert loaded.scenario.training == Training(epochs=1, batch_size=64, optimizer="adam", lr=1e-4)
+    assert loaded.training == Training(epochs=1, batch_size=64, optimizer="adam", lr=1e-4)
 
 
 def test_similarities_are_charged_for_the_size_of_the_batch() -> None:

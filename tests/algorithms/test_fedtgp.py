@@ -34,7 +34,7 @@ from raysim.core.seeds import seeded
 from raysim.core.state import digest
 from raysim.engine.workers.server import ServerWorker
 from raysim.runs.assembly import assemble
-from raysim.scenario.check import check
+from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import loaded, of_method
 from tests.engine.sizes import KB, one_round
 
@@ -402,7 +402,7 @@ def test_the_official_server_is_the_released_arithmetic_at_the_clients_rate(lr: 
 
 
 def test_the_engine_tells_the_server_how_clients_train():
-    checked = check(loaded(*of_method("fedtgp"), "training.lr=0.03"))
+    checked = Scenario.of(loaded(*of_method("fedtgp"), "training.lr=0.03"))
     assert ServerWorker(assemble(checked).spec).server.local.lr == 0.03
 
 

@@ -25,7 +25,7 @@ from raysim.core.fit import FitJob, FitResult, fit_one
 from raysim.core.messages import wire_bytes
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
-from raysim.scenario.check import check
+from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import loaded
 
 FIVE = [0.0, 1.0, 10.0, 12.0, 13.0]  # one class: 1-D "logits"; two clusters are to be left
@@ -90,7 +90,7 @@ def test_no_warm_up_can_be_a_round_longer(where: str):
             HKS(literal_alg1=True, warmup_extra=True).check(Task(4, 8, ("norm",), toy_model))
     else:
         with pytest.raises(ScenarioError, match=f"algorithm: {told}$"):
-            check(loaded("algorithm={name: hks, literal_alg1: true, warmup_extra: true}"))
+            Scenario.of(loaded("algorithm={name: hks, literal_alg1: true, warmup_extra: true}"))
 
 
 def test_kat_1_path_lengths():

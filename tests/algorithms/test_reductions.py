@@ -24,8 +24,8 @@ from raysim.engine.policies.sampling import cohort
 from raysim.engine.run import run_round
 from raysim.engine.spec import RunSpec
 from raysim.runs.assembly import assemble
-from raysim.scenario.check import check
-from raysim.scenario.load import load_scenario
+from raysim.scenario.parse import parse_scenario
+from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import states_of
 
 ROUNDS, PER_CLIENT = 2, 24
@@ -34,8 +34,8 @@ ROUNDS, PER_CLIENT = 2, 24
 @cache
 def base(data_root: str, clients: int = 10) -> tuple[RunSpec, NDArray[np.uint8]]:
     """The task of Standalone, and the images."""
-    checked = check(
-        load_scenario(
+    checked = Scenario.of(
+        parse_scenario(
             {
                 "name": "reductions",
                 "rounds": ROUNDS,
@@ -71,7 +71,7 @@ def after(data_root: str, method: str, settings: tuple[tuple[str, Any], ...]) ->
     }
     backend = InProcessBackend()
     try:
-        backend.start(replace(spec, algorithm=load_scenario(scenario).algorithm), lambda: raw_M)
+        backend.start(replace(spec, algorithm=parse_scenario(scenario).algorithm), lambda: raw_M)
         for t in range(1, ROUNDS + 1):
             report = run_round(backend, t, range(10))
             assert not report.server.rejected

@@ -84,7 +84,7 @@ class NamesAttack:
             stack.enter_context(patch.dict(os.environ, environment))
             stack.enter_context(patch("raysim.engine.ray.task_pool.task_pool", _pool))
             if rng.random() < 0.8:  # plots take longer than the run
-                stack.enter_context(patch("raysim.runs.execution.Session._draw"))
+                stack.enter_context(patch("raysim.runs.execution.Execution._draw"))
                 stack.enter_context(patch("raysim.comparison.pictures.draw", lambda *rest: []))
                 stack.enter_context(patch("raysim.sweeps.run.draw", lambda *rest: [], create=True))
             stack.enter_context(limited())
@@ -189,7 +189,7 @@ def _made(file: str, called: str | None) -> list[str]:
         sweep.output.mkdir(parents=True)
         sweep.card().write(sweep.output)
         for number, cell in enumerate(sweep.cells):
-            seed = cell.loaded.scenario.seed
+            seed = cell.scenario.seed
             accuracy = (0.1, 0.3, 0.5 + number / 100, 0.6)
             make_run(sweep.output / cell.folder_name / "r", "fedgh", seed, accuracy, called=called)
         return [cell.label for cell in sweep.cells]

@@ -183,7 +183,7 @@ class OwnCodeAttack:
         with ExitStack() as stack:
             stack.enter_context(chdir(here))
             stack.enter_context(patch.dict(os.environ, {"MLFLOW_TRACKING_URI": self.store}))
-            stack.enter_context(patch("raysim.runs.execution.Session._draw"))  # plots take longer than the run
+            stack.enter_context(patch("raysim.runs.execution.Execution._draw"))  # plots take longer than the run
             for words in self._commands(kind, sets):
                 run_command(outcome, f"{kind}: {' '.join(words)}", *words, shown=SHOWN)
         if snapshot(root, here) != before:

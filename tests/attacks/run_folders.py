@@ -23,7 +23,7 @@ class FolderAttack:
     """`resume` on run folders that another person made from a real one, which was interrupted before its last round."""
 
     def __init__(self, place: Path) -> None:
-        from raysim.runs.start import run
+        from raysim.runs.run import run
         from tests.engine.scenarios import loaded
 
         class Cut:

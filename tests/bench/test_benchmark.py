@@ -45,7 +45,7 @@ def test_handwritten_loop_and_raysim_do_the_same_steps(workplace: Path) -> None:
     told = overhead.scenario(TINY, ROUNDS, 1, workplace) | {"backend": "in_process"}
     del told["resources"], told["tracking"]
     notes = overhead.Notes()
-    raysim.run(raysim.load_scenario(told), quiet=True, trackers=[notes])
+    raysim.run(raysim.Scenario.load(told), quiet=True, trackers=[notes])
     rows = [row for round_rows in notes.rows for row in round_rows]
 
     def counted(value: int | None) -> int:

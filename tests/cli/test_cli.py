@@ -17,11 +17,11 @@ from raysim.cli.main import cli, main
 from raysim.common.results import METRICS, ClientRow
 from raysim.data.specs import DATASETS
 from raysim.models import MODELS
-from raysim.scenario.check import NAMED, check
-from raysim.scenario.json_schema import scenario_schema
-from raysim.scenario.load import load_scenario
+from raysim.scenario.json_schema import NAMED, scenario_schema
+from raysim.scenario.parse import parse_scenario
 from raysim.scenario.registry import algorithm_names
-from raysim.scenario.schema import Scenario
+from raysim.scenario.scenario import Scenario
+from raysim.scenario.schema import Settings
 from tests.cli.command import run
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
@@ -122,7 +122,7 @@ def test_list_without_a_word_lists_all(capfd: pytest.CaptureFixture[str]):
     assert {name for names in NAMES.values() for name in names} <= words
 
 
-@pytest.mark.parametrize("name", [*(n for names in NAMES.values() for n in names), *Scenario.model_fields, "scenario"])
+@pytest.mark.parametrize("name", [*(n for names in NAMES.values() for n in names), *Settings.model_fields, "scenario"])
 def test_describe_knows_every_name(capfd: pytest.CaptureFixture[str], name: str):
     code, out, err = run(capfd, "describe", name)
     assert (code, err) == (0, "")
@@ -255,7 +255,7 @@ def test_validate_prints_the_resolved_scenario(capfd: pytest.CaptureFixture[str]
     code, out, err = run(capfd, "validate", QUICKSTART, "--set", "training.lr=0.5")
     assert (code, err) == (0, f"{QUICKSTART}: valid\n")
     found = yaml.safe_load(out)
-    assert found == check(load_scenario(QUICKSTART, ["training.lr=0.5"])).loaded.resolved
+    assert found == Scenario.load(QUICKSTART, ["training.lr=0.5"]).resolved
     assert (found["training"]["lr"], found["algorithm"]["server_epochs"]) == (0.5, 1)
 
 
@@ -282,7 +282,7 @@ def test_schema_prints_what_is_shipped(capfd: pytest.CaptureFixture[str], tmp_pa
 
 @pytest.fixture(scope="module")
 def checker() -> Any:
-    schema = scenario_schema(NAMED)
+    schema = scenario_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     return jsonschema.Draft202012Validator(schema)
 
@@ -290,7 +290,7 @@ def checker() -> Any:
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_the_schema_accepts_what_is_shipped(checker: Any, path: Path):
     checker.validate(yaml.safe_load(path.read_text()))
-    checker.validate(dict(load_scenario(path).resolved))
+    checker.validate(dict(parse_scenario(path).resolved))
 
 
 WRONG: list[tuple[tuple[str, ...], Any]] = [

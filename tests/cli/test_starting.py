@@ -24,7 +24,7 @@ def test_init_copies_every_scenario(
     here = {path.relative_to("scenarios") for path in files(".yaml") if path.parts[0] == "scenarios"}
     assert {path.relative_to("mine") for path in Path("mine").rglob("*.yaml")} == here
     assert "raysim launch mine/quickstart.yaml" in capsys.readouterr().out
-    assert raysim.load_scenario("mine/quickstart.yaml").scenario.name == "quickstart"
+    assert raysim.Scenario.load("mine/quickstart.yaml").scenario.name == "quickstart"
     with pytest.raises(SystemExit, match="2"):
         main(["init", "mine"])
     assert "mine is not empty; choose a new or empty folder" in capsys.readouterr().err
@@ -59,7 +59,7 @@ def test_the_scenario_of_a_new_method_leaves_something_to_gain(tmp_path: Path, m
     """With 2 classes per client, learning alone has 99.7 %. The comment says what was measured in the one given."""
     monkeypatch.chdir(tmp_path)
     main(["new", "algorithm", "my_thing"])
-    scenario = raysim.load_scenario("my_thing.yaml").scenario
+    scenario = raysim.Scenario.load("my_thing.yaml").scenario
     assert scenario.data.partition == {"name": "dirichlet", "alpha": 0.5}
     assert scenario.clients.count == 50
     text = Path("my_thing.yaml").read_text()

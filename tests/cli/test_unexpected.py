@@ -35,7 +35,7 @@ def test_is_one_sentence_and_a_file(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("raysim.scenario.load.load_scenario", fail)
+    monkeypatch.setattr("raysim.scenario.parse.parse_scenario", fail)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     code, out, err = run(capfd, "validate", "http://me:secret@host/x.yaml")
     assert (code, out) == (70, "")
@@ -57,7 +57,7 @@ def test_is_a_traceback_where_no_file_can_be_written(
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError("no")
 
-    monkeypatch.setattr("raysim.scenario.load.load_scenario", fail)
+    monkeypatch.setattr("raysim.scenario.parse.parse_scenario", fail)
     with monkeypatch.context() as patch:  # pytest itself needs the folder to show the output
         patch.setattr("raysim.cli.unexpected.tempfile.NamedTemporaryFile", refuse)
         code, _, err = run(capfd, "validate", "x.yaml")

@@ -6,7 +6,7 @@ import pytest
 
 from raysim.common.errors import RunError, ScenarioError
 from raysim.common.text import QUOTED, cause, cut, quoted, sentence
-from raysim.scenario.load import load_scenario
+from raysim.scenario.parse import parse_scenario
 
 LONG = "x" * 10_000
 WORDS = "ab " * 5000
@@ -52,5 +52,5 @@ def test_values_and_exceptions_that_have_no_text() -> None:
 )
 def test_an_override_of_any_length_is_a_short_sentence(item: str) -> None:
     with pytest.raises(ScenarioError) as caught:
-        load_scenario({"name": "x", "algorithm": {"name": "fedgh"}}, [item])
+        parse_scenario({"name": "x", "algorithm": {"name": "fedgh"}}, [item])
     assert len(str(caught.value)) < 5 * QUOTED

@@ -14,8 +14,7 @@ from raysim.common.errors import RunError, ScenarioError
 from raysim.core.schedule import Constant, Cosine, RateSchedule, Step, factor_of
 from raysim.engine.inprocess import InProcessBackend
 from raysim.runs.assembly import assemble
-from raysim.scenario.check import check
-from raysim.scenario.load import load_scenario
+from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import ROUNDS, Outcome, digits, loaded, outcome
 
 BY_HAND = [
@@ -64,7 +63,7 @@ def test_a_schedule_that_fails() -> None:
 
 
 def test_clients_and_server_train_with_it() -> None:
-    spec = assemble(check(loaded("training.lr=0.5", "training.schedule={name: step, every: 1}", "rounds=3"))).spec
+    spec = assemble(Scenario.of(loaded("training.lr=0.5", "training.schedule={name: step, every: 1}", "rounds=3"))).spec
     assert [spec.local_in(t).lr for t in range(4)] == pytest.approx([0.5, 0.5, 0.05, 0.005])
 
 
@@ -119,5 +118,5 @@ def test_refused(tmp_path: Path, text: str, sentence: str) -> None:
     )
     with pytest.raises(ScenarioError) as raised:
         sets = ["rounds=2", f"training.schedule={text}"]
-        check(load_scenario("scenarios/quickstart.yaml", sets, folders=[tmp_path]))
+        Scenario.load("scenarios/quickstart.yaml", sets, folders=[tmp_path])
     assert sentence in str(raised.value)

@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raysim.scenario.check import Checked, check
-from raysim.scenario.load import load_scenario
+from raysim.scenario.scenario import Scenario
 from tests.data.layouts import encoded, pixels
 
 MODEL = {"parquet": "mlp_s", "csv": "mlp_s", "images": "mobilenet", "numpy": "mlp_s"}
@@ -31,8 +30,8 @@ def scenario(data: dict[str, Any], **changes: Any) -> dict[str, Any]:
     }
 
 
-def checked(data: dict[str, Any], **changes: Any) -> Checked:
-    return check(load_scenario(scenario(data, **changes)))
+def checked(data: dict[str, Any], **changes: Any) -> Scenario:
+    return Scenario.load(scenario(data, **changes))
 
 
 def features(rows: int = 60, width: int = 3, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -24,7 +24,7 @@ from raysim.data.tables import read_tables
 from raysim.inspection.attack import attack
 from raysim.runs.assembly import Assembly, assemble
 from raysim.runs.preview import preview
-from raysim.runs.start import resume, run
+from raysim.runs.run import Run, run
 from tests.data import layouts
 from tests.data.own import checked, features, image_folder, leaf, scenario, table
 
@@ -134,8 +134,8 @@ def test_the_clients_are_the_ids(workplace: Path) -> None:
     table(workplace / "mine.parquet", 62, users=4)
     data = {"name": "parquet", "path": "mine.parquet", "partition": {"name": "natural", "by": "user"}}
     made = assembled(data)
-    assert made.checked.loaded.scenario.clients.number == 4
-    assert made.checked.loaded.resolved["clients"]["count"] == 4
+    assert made.checked.clients.number == 4
+    assert made.checked.resolved["clients"]["count"] == 4
     assert made.partition.ids == ("u0", "u1", "u2", "u3")
     for k, shard in enumerate(made.partition.train.of(k) for k in range(4)):
         assert (shard % 4 == k).all()  # row r is of user r % 4
@@ -170,8 +170,8 @@ def test_a_run_is_replayed_from_its_partition(workplace: Path) -> None:
     (workplace / "mine.csv").rename("moved.csv")
     table(workplace / "mine.csv", 79, users=3)
     with pytest.raises(ScenarioError, match="its data set had the digest"):
-        resume(first.folder, sets=["rounds=3"], quiet=True)
-    assert resume(first.folder, sets=["rounds=3", "data.path=moved.csv"], quiet=True).summary["rounds"] == 3
+        Run(first.folder).resume(sets=["rounds=3"], quiet=True)
+    assert Run(first.folder).resume(sets=["rounds=3", "data.path=moved.csv"], quiet=True).summary["rounds"] == 3
 
 
 def test_a_dry_run_knows_the_number_of_clients(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:

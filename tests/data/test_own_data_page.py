@@ -11,10 +11,10 @@ import yaml
 
 from raysim.data.specs import DATASETS
 from raysim.runs.assembly import assemble
-from raysim.runs.start import run
+from raysim.runs.run import run
 from raysim.runs.verify import verify
-from raysim.scenario.check import check
-from raysim.scenario.load import load_scenario
+from raysim.scenario.parse import parse_scenario
+from raysim.scenario.scenario import Scenario
 from tests.conftest import REPOSITORY
 from tests.data.own import leaf
 
@@ -42,7 +42,7 @@ def test_the_whole_scenario_runs_and_is_replayed(workplace: Path, files: Path, m
         (workplace / path.name).symlink_to(path)
     monkeypatch.setenv("RAYSIM_DATA", str(files))
     whole, *kinds = blocks("yaml")
-    first = run(load_scenario({**yaml.safe_load(whole), "backend": "in_process"}), quiet=True)
+    first = run(parse_scenario({**yaml.safe_load(whole), "backend": "in_process"}), quiet=True)
     seen = set()
     for text in kinds:
         data = yaml.safe_load(text)["data"]
@@ -52,8 +52,8 @@ def test_the_whole_scenario_runs_and_is_replayed(workplace: Path, files: Path, m
         clients: dict[str, Any] = {"count": "auto" if partition else 5, "feature_dim": 8}
         for model in MODELS.values():  # the page says which model reads what
             try:
-                made = check(
-                    load_scenario({**yaml.safe_load(whole), "data": data, "clients": {**clients, "models": [model]}})
+                made = Scenario.of(
+                    parse_scenario({**yaml.safe_load(whole), "data": data, "clients": {**clients, "models": [model]}})
                 )
             except ValueError as error:
                 assert " needs " in str(error)
@@ -70,7 +70,7 @@ def test_the_whole_scenario_runs_and_is_replayed(workplace: Path, files: Path, m
 @pytest.mark.ray
 def test_the_whole_scenario_is_the_same_on_any_actors(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(files)
-    traces = verify(load_scenario(yaml.safe_load(blocks("yaml")[0])), [1, 3], kill=False)
+    traces = verify(parse_scenario(yaml.safe_load(blocks("yaml")[0])), [1, 3], kill=False)
     assert [trace.difference for trace in traces] == [None] * 3
     assert len(traces[0].rounds[0]) > 10
 

@@ -16,8 +16,8 @@ from raysim.engine.progress import Progress
 from raysim.engine.run import Observers, Schedule, run_rounds
 from raysim.engine.spec import RunSpec
 from raysim.runs.assembly import assemble
-from raysim.scenario.check import check
-from raysim.scenario.load import Loaded, load_scenario
+from raysim.scenario.parse import ParsedScenario, parse_scenario
+from raysim.scenario.scenario import Scenario
 from raysim.tracking.memory import MemoryTracker
 
 
@@ -57,9 +57,9 @@ def of_method(name: str) -> list[str]:
     return [f"algorithm={{name: {name}}}", *NEEDS.get(name, [])]
 
 
-def loaded(*sets: str, **changes: Any) -> Loaded:
+def loaded(*sets: str, **changes: Any) -> ParsedScenario:
     """The tiny scenario, validated, with `--set` overrides."""
-    return load_scenario(digits(**changes), sets)
+    return parse_scenario(digits(**changes), sets)
 
 
 def states_of(backend: InProcessBackend) -> tuple[dict[ClientId, Weights], Weights]:
@@ -74,15 +74,15 @@ ROUNDS = 4
 Outcome = tuple[str, list[ClientRow], list[dict[str, Any]]]
 
 
-def spec_for(given: Loaded) -> tuple[RunSpec, Any, int]:
+def spec_for(given: ParsedScenario) -> tuple[RunSpec, Any, int]:
     """Of a scenario: the run's specification, its images and the number of participants per round."""
-    checked = check(given)
+    checked = Scenario.of(given)
     assembly = assemble(checked)
     return assembly.spec, assembly.raw, checked.participants
 
 
 def outcome(
-    given: Loaded,
+    given: ParsedScenario,
     backend: InProcessBackend,
     checkpoints: CheckpointManager | None = None,
     told: Callable[[str], None] = lambda text: None,

@@ -25,14 +25,14 @@ from raysim.engine.records import Broadcast, ClientEvaluation, Coverage, LostErr
 from raysim.engine.run import Observers, Schedule, run_rounds
 from raysim.engine.stop import Stop
 from raysim.engine.workers.hooks import HookError
-from raysim.scenario.load import Loaded
+from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.registry import algorithm_names
 from raysim.tracking.memory import MemoryTracker
 from tests.engine import scenarios
 from tests.engine.scenarios import ROUNDS, of_method, outcome, spec_for
 
 
-def loaded(*sets: str) -> Loaded:
+def loaded(*sets: str) -> ParsedScenario:
     """The tiny scenario with large batches: a few steps a round, a short last batch among them, show a lost bit too."""
     return scenarios.loaded("training.batch_size=64", *sets)
 
@@ -196,7 +196,7 @@ class Picky(Standalone):
 FAILING = 0
 
 
-def failing() -> Loaded:
+def failing() -> ParsedScenario:
     global FAILING
     rows = outcome(loaded("algorithm={name: standalone}"), InProcessBackend())[1]
     FAILING = next(row.client for row in rows if row.round == 2 and row.participated)

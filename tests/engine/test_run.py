@@ -37,28 +37,26 @@ from raysim.models import MODELS, ModelSpec
 from raysim.models.split import SplitNet
 from raysim.report.load import class_accuracy
 from raysim.runs.assembly import assemble
-from raysim.runs.execution import Result
-from raysim.runs.run import Run
-from raysim.runs.start import run
-from raysim.scenario.check import check
+from raysim.runs.run import Run, run
+from raysim.scenario.scenario import Scenario
 from raysim.tracking.memory import MemoryTracker
 from tests.engine.scenarios import loaded, outcome
 
 
-def quiet_run(*sets: str, **changes: Any) -> tuple[Result, MemoryTracker]:
+def quiet_run(*sets: str, **changes: Any) -> tuple[Run, MemoryTracker]:
     memory = MemoryTracker()
     return run(loaded(*sets, **changes), quiet=True, trackers=[memory]), memory
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, tracking_store: str) -> Result:
+def finished(tmp_path_factory: pytest.TempPathFactory, tracking_store: str) -> Run:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("finished"))
         patch.setenv("MLFLOW_TRACKING_URI", tracking_store)
         return quiet_run()[0]
 
 
-def test_the_run_folder_is_complete(finished: Result) -> None:
+def test_the_run_folder_is_complete(finished: Run) -> None:
     files = {str(path.relative_to(finished.folder)) for path in finished.folder.rglob("*") if path.is_file()}
     assert files >= {
         "scenario.yaml",
@@ -77,7 +75,7 @@ def test_the_run_folder_is_complete(finished: Result) -> None:
     assert yaml.safe_load((finished.folder / "resolved.yaml").read_text())["training"]["epochs"] == 1
 
 
-def test_rounds_add_up(finished: Result) -> None:
+def test_rounds_add_up(finished: Run) -> None:
     rounds = pq.read_table(finished.folder / "rounds.parquet").to_pylist()
     clients = pq.read_table(finished.folder / "clients.parquet").to_pylist()
     assert [row["round"] for row in rounds] == [0, 1, 2, 3]
@@ -116,7 +114,7 @@ def test_rounds_add_up(finished: Result) -> None:
         assert (client["total"], client["val_total"]) == (own["test"], own["val"])
 
 
-def test_accuracy_of_each_class(finished: Result) -> None:
+def test_accuracy_of_each_class(finished: Run) -> None:
     found = class_accuracy(finished.folder).to_pydict()
     dealt = finished.folder / "partition.parquet"
     tested = pq.read_table(dealt).to_pandas().query("part == 'test'")
@@ -131,7 +129,7 @@ def test_accuracy_of_each_class(finished: Result) -> None:
 
 @pytest.mark.parametrize("split", ["pooled811", "published"])
 def test_test_and_validation_samples_are_told_apart(split: str) -> None:
-    checked = check(loaded(f"data.split={split}", "data.partition={name: dirichlet}"))
+    checked = Scenario.of(loaded(f"data.split={split}", "data.partition={name: dirichlet}"))
     assembly = assemble(checked)
     host = ClientWorker(assembly.spec, assembly.raw())
     with torch.no_grad():  # networks that say "3" to everything
@@ -178,7 +176,7 @@ def test_clients_without_samples_are_counted(
     assert lines == [f"{start} and never take part" for start in said]
 
 
-def test_every_image_has_one_owner(finished: Result) -> None:
+def test_every_image_has_one_owner(finished: Run) -> None:
     partition = pq.read_table(finished.folder / "partition.parquet").to_pandas()
     assert not partition["sample"].duplicated().any()
     classes = partition[partition["part"] == "train"].groupby("client")["label"].nunique()
@@ -416,7 +414,7 @@ def test_checkpoints_hold_every_state(workplace: Path) -> None:
     }
     assert sorted(states) == took_part
     # The weights in it measure as the run's last rows say.
-    checked = check(loaded())
+    checked = Scenario.of(loaded())
     assembly = assemble(checked)
     host = ClientWorker(assembly.spec, assembly.raw())
     for k, state in states.items():

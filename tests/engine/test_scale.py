@@ -24,7 +24,7 @@ from raysim.engine.run import Observers, Schedule, run_rounds
 from raysim.engine.spec import RunSpec
 from raysim.engine.workers.client import ClientWorker
 from raysim.runs.assembly import assemble
-from raysim.scenario.check import check
+from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import loaded
 
 FEW, MANY = 1_000, 20_000  # so many that participants are new in either
@@ -35,7 +35,7 @@ def spec_of(clients: int, *sets: str) -> tuple[RunSpec, Any]:
         f"clients.count={clients}", f"clients.participation={4 / clients}", "clients.models=[digits_mlp64]",
         "data.partition={name: resample, samples_per_client: 8}", "algorithm={name: lg_fedavg}", *sets,
     )  # fmt: skip
-    assembly = assemble(check(given))
+    assembly = assemble(Scenario.of(given))
     return assembly.spec, assembly.raw
 
 

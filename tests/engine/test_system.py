@@ -22,9 +22,9 @@ from raysim.engine.run import Observers, run_round, run_rounds, sample, state_di
 from raysim.report.load import read_rounds
 from raysim.report.table import rows
 from raysim.runs.assembly import assemble
-from raysim.runs.start import resume, run
-from raysim.scenario.check import check
-from raysim.scenario.load import Loaded
+from raysim.runs.run import Run, run
+from raysim.scenario.parse import ParsedScenario
+from raysim.scenario.scenario import Scenario
 from raysim.tracking.memory import MemoryTracker
 from tests.engine.scenarios import loaded
 from tests.engine.test_recovery import Killable
@@ -32,9 +32,9 @@ from tests.engine.test_recovery import Killable
 SYSTEM = "system={flops_per_s: [1.0e+9, 2.0e+8], up_mbit_per_s: 1, down_mbit_per_s: {name: uniform, low: 2, high: 8}}"
 
 
-def rounds_on(backend: Backend, given: Loaded, folder: Path | None = None) -> tuple[str, Any, Any]:
+def rounds_on(backend: Backend, given: ParsedScenario, folder: Path | None = None) -> tuple[str, Any, Any]:
     """State digest, client rows without timings, and each round's values that are the same everywhere."""
-    assembly = assemble(check(given), ClusterResources(8, 2))
+    assembly = assemble(Scenario.of(given), ClusterResources(8, 2))
     backend.start(assembly.spec, assembly.raw)
     memory = MemoryTracker()
     checkpoints = folder and CheckpointManager(CheckpointStore(open_storage(folder)), 2, 3)
@@ -57,7 +57,7 @@ def test_virtual_time_adds_up_and_changes_nothing_else() -> None:
     given = loaded(SYSTEM, "system.latency_s=0.5")
     digest, rows, values = rounds_on(InProcessBackend(), given)
     assert digest == plain
-    system = check(given).participation.system
+    system = Scenario.of(given).participation.system
     assert system is not None
     total = 0.0
     for t in (1, 2, 3):
@@ -87,7 +87,7 @@ def test_who_is_late_stays_as_it_was() -> None:
     assert values[2]["time/virtual_s"] == deadline
     assert values[2]["comm/up_bytes"] == sum(row.up_bytes for row in counted[1].values())
 
-    assembly = assemble(check(loaded(*_sets(given), "failure.max_failed_fraction=0.9")))
+    assembly = assemble(Scenario.of(loaded(*_sets(given), "failure.max_failed_fraction=0.9")))
     backend = InProcessBackend()
     backend.start(assembly.spec, assembly.raw)
     for t in (1, 2):
@@ -98,7 +98,7 @@ def test_who_is_late_stays_as_it_was() -> None:
     assert late_digest == expected
 
 
-def _sets(given: Loaded) -> list[str]:
+def _sets(given: ParsedScenario) -> list[str]:
     return [*given.origin.sets.values()]
 
 
@@ -106,7 +106,7 @@ def test_the_first_to_finish_count(workplace: Path) -> None:
     given = loaded(SYSTEM, "clients.participation=0.25", "clients.oversample=2")
     backend = InProcessBackend()
     _, rows, values = rounds_on(backend, given)
-    assembly = assemble(check(given))
+    assembly = assemble(Scenario.of(given))
     for t in (1, 2, 3):
         selected = sample(assembly.spec, assembly.schedule, t)
         assert len(selected) == 4 and values[t]["engine/dropped_clients"] == 2
@@ -158,7 +158,7 @@ def test_deaths_change_nothing_of_an_uneven_run(tmp_path: Path) -> None:
 def test_a_resumed_run_counts_on(workplace: Path) -> None:
     whole = run(loaded(*UNEVEN), quiet=True)
     part = run(loaded(*UNEVEN, "rounds=1"), quiet=True)
-    assert resume(part.folder, sets=["rounds=3"], quiet=True).state_digest == whole.state_digest
+    assert Run(part.folder).resume(sets=["rounds=3"], quiet=True).state_digest == whole.state_digest
     columns = ["time/virtual_s", "time/virtual_total_s", "engine/dropped_clients"]
     assert read_rounds(part.folder).select(columns).equals(read_rounds(whole.folder).select(columns))
 
@@ -167,7 +167,7 @@ def test_seeds_of_their_own() -> None:
     """Each changes its own part, and what is not given follows `seed`."""
 
     def facts(*sets: str) -> tuple[Any, Any, Any]:
-        assembly = assemble(check(loaded(*sets)))
+        assembly = assemble(Scenario.of(loaded(*sets)))
         weight = assembly.spec.fresh_model("digits_mlp64").header.weight
         drawn = [sample(assembly.spec, assembly.schedule, t) for t in range(1, 9)]
         return assembly.partition.digest, weight, drawn

@@ -18,7 +18,7 @@ from raysim.engine.run import Observers, run_rounds
 from raysim.engine.spec import RunSpec
 from raysim.engine.workers.hooks import HookError
 from raysim.runs.assembly import assemble
-from raysim.scenario.check import check
+from raysim.scenario.scenario import Scenario
 from raysim.tracking.memory import MemoryTracker
 from tests.engine.scenarios import loaded, of_method, spec_for
 
@@ -27,7 +27,7 @@ EVERYONE = ("clients.models=[digits_mlp64]", "clients.participation=1.0", "round
 
 def rounds_of(*sets: str, algorithm: Any = None) -> tuple[MemoryTracker, list[str]]:
     given = loaded(*sets)
-    assembly = assemble(check(given))
+    assembly = assemble(Scenario.of(given))
     spec = assembly.spec if algorithm is None else replace(assembly.spec, algorithm=algorithm)
     backend, memory, told = InProcessBackend(), MemoryTracker(), []
     backend.start(spec, assembly.raw)

@@ -17,8 +17,8 @@ from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.progress import Progress
 from raysim.engine.run import Observers, run_rounds, state_digest
 from raysim.runs.assembly import assemble
-from raysim.scenario.check import check
 from raysim.scenario.registry import algorithm_names
+from raysim.scenario.scenario import Scenario
 from raysim.tracking.memory import MemoryTracker
 from tests.engine.scenarios import loaded, of_method
 
@@ -34,7 +34,7 @@ def environment() -> dict[str, str]:
 def curves(method: str) -> dict[str, Any]:
     """Three rounds of a method on digits: every kept metric per round, and the digest of all state."""
     # One by one: how torch multiplies several networks at once is another sum with each of its versions.
-    checked = check(loaded(*of_method(method), "training.together=1"))
+    checked = Scenario.of(loaded(*of_method(method), "training.together=1"))
     assembly = assemble(checked)
     backend, memory = InProcessBackend(), MemoryTracker()
     backend.start(assembly.spec, assembly.raw)

@@ -14,7 +14,7 @@ from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.progress import Progress
 from raysim.engine.run import Observers, run_rounds, state_digest
 from raysim.runs.assembly import assemble
-from raysim.scenario.check import check
+from raysim.scenario.scenario import Scenario
 from raysim.tracking.memory import MemoryTracker
 from tests.engine.scenarios import digits, loaded
 
@@ -26,7 +26,7 @@ pytestmark = [
 
 def on(device: str, method: str, *sets: str) -> tuple[str, list[float]]:
     """State digest and test losses of three rounds."""
-    checked = check(loaded(f"algorithm={{name: {method}}}", *sets))
+    checked = Scenario.of(loaded(f"algorithm={{name: {method}}}", *sets))
     assembly = assemble(checked)
     backend, memory = InProcessBackend(device), MemoryTracker()
     backend.start(assembly.spec, assembly.raw)

@@ -18,8 +18,8 @@ from raysim.common.errors import RunError, ScenarioError
 from raysim.jobs import entry
 from raysim.jobs.job_log import JobLogTracker, read_log
 from raysim.jobs.versions import VARIABLE, Versions
-from raysim.runs.start import resume
-from raysim.scenario.load import Loaded
+from raysim.runs.run import Run
+from raysim.scenario.parse import ParsedScenario
 from raysim.sweeps.definition import Sweep
 from raysim.tracking.store import resolve_uri
 from tests.conftest import REPOSITORY
@@ -27,43 +27,46 @@ from tests.conftest import REPOSITORY
 QUICKSTART = str(REPOSITORY / "scenarios" / "quickstart.yaml")
 SUMMARY = {"scenario": "quickstart", "algorithm": "fedgh", "status": "finished", "rounds": 2}
 
+RESUMED = Run.resume
+"""What `ran` replaces."""
+
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
     """Runs that were begun; `run` and `resume` only note where. Versions fit, and the home folder is empty."""
     begun: list[dict[str, Any]] = []
 
-    def run(loaded: Loaded, *, trackers: list[JobLogTracker], resume_command: str) -> Any:
-        scenario = loaded.scenario
-        begun.append({"output": scenario.output_folder, "store": resolve_uri(scenario.tracking.uri)})
-        trackers[0].open(SimpleNamespace(folder=scenario.output_folder / "quickstart" / "r1", run_id="r1"))  # type: ignore[arg-type]
+    def run(loaded: ParsedScenario, *, trackers: list[JobLogTracker], resume_command: str) -> Any:
+        output = loaded.settings.output_folder
+        begun.append({"output": output, "store": resolve_uri(loaded.tracking.uri)})
+        trackers[0].open(SimpleNamespace(folder=output / "quickstart" / "r1", run_id="r1"))  # type: ignore[arg-type]
         trackers[0].close("finished", SUMMARY)
         return SimpleNamespace(summary=SUMMARY)
 
     def resume(
-        folder: Path,
-        loaded: Loaded | None,
-        *,
+        run: Run,
         sets: Sequence[str],
+        *,
+        scenario: ParsedScenario | None,
         trackers: list[JobLogTracker],
         resume_command: str,
         code_changed: bool,
     ) -> Any:
         assert resume_command == "raysim submit --resume"
-        begun.append({"folder": folder, "loaded": loaded and loaded.scenario.rounds, "sets": list(sets)})
+        begun.append({"folder": run.folder, "loaded": scenario and scenario.rounds, "sets": list(sets)})
         if code_changed:
             begun[-1]["code_changed"] = True
         return SimpleNamespace(
             summary={
                 **SUMMARY,
                 "run_id": "r1",
-                "folder": str(folder),
+                "folder": str(run.folder),
                 "nothing_to_do": "to run more rounds: raysim submit --resume r1 --set rounds=N",
             }
         )
 
-    monkeypatch.setattr("raysim.runs.start.run", run)
-    monkeypatch.setattr("raysim.runs.start.resume", resume)
+    monkeypatch.setattr("raysim.runs.run.run", run)
+    monkeypatch.setattr(Run, "resume", resume)
     monkeypatch.setattr(entry, "stoppable", lambda: nullcontext(threading.Event()))
     monkeypatch.setenv(VARIABLE, Versions.here().text())
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -99,7 +102,7 @@ def test_a_sweep(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     def run_and_show(sweep: Sweep) -> int:
-        ran.append({"cells": [cell.name for cell in sweep.cells], "rounds": sweep.cells[0].loaded.scenario.rounds})
+        ran.append({"cells": [cell.name for cell in sweep.cells], "rounds": sweep.cells[0].scenario.rounds})
         print("1 running, 1 waiting; 3 of 4 rounds, about 5.00 s left", file=sys.stderr)
         return code
 
@@ -160,7 +163,7 @@ def test_exit_codes(
     def run(*given: object, **named: object) -> None:
         raise error
 
-    monkeypatch.setattr("raysim.runs.start.run", run)
+    monkeypatch.setattr("raysim.runs.run.run", run)
     assert entry.main([QUICKSTART]) == code
     assert capfd.readouterr().err == f"{output}\n"
 
@@ -221,6 +224,6 @@ class TestResume:
     def test_a_folder_without_a_run(
         self, run_folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setattr("raysim.runs.start.resume", resume)
+        monkeypatch.setattr(Run, "resume", RESUMED)
         assert entry.main(["--resume=r1"]) == 2
         assert "contains no run.json" in capfd.readouterr().err

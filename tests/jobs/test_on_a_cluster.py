@@ -33,8 +33,8 @@ from raysim.jobs.cluster import connect, find_address
 from raysim.jobs.fetch import fetch
 from raysim.jobs.versions import Versions
 from raysim.jobs.watch import follow, look
-from raysim.runs.start import run
-from raysim.scenario.load import load_scenario
+from raysim.runs.run import run
+from raysim.scenario.parse import parse_scenario
 from tests.conftest import REPOSITORY
 from tests.jobs import add_commands
 
@@ -231,7 +231,7 @@ def test_a_job_runs_as_it_would_here_and_comes_back(
     # Ray may give the head another address of the machine than the given one.
     assert len(set(re.findall(r"^node ([\d.]+): 1 client actors?$", first, re.MULTILINE))) == 2
     assert len(head.nodes_of_clients()) == 2
-    local = run(load_scenario(QUICKSTART, [*SMALL, "backend=in_process"]), quiet=True)
+    local = run(parse_scenario(QUICKSTART, [*SMALL, "backend=in_process"]), quiet=True)
 
     there = connect(find_address(head.address))
     jobs = _submitted(there)
@@ -265,7 +265,7 @@ def test_a_sweep(head: Head, raysim: Any, tracking_store: str, tmp_path: Path) -
     assert raysim("fetch", "few").startswith("runs/few: ")
     for seed in (1, 2):
         (summary,) = Path("runs/few").glob(f"seed-{seed}-*/*/summary.json")
-        alone = run(load_scenario(QUICKSTART, [*SMALL, f"seed={seed}", "backend=in_process"]), quiet=True)
+        alone = run(parse_scenario(QUICKSTART, [*SMALL, f"seed={seed}", "backend=in_process"]), quiet=True)
         assert json.loads(summary.read_text())["state_digest"] == alone.state_digest
     assert not list(Path("runs/few").rglob("checkpoints"))
     assert "SUCCEEDED" in raysim("status", "few")
@@ -284,7 +284,7 @@ def test_own_data(head: Head, raysim: Any, tracking_store: str, workplace: Path)
         *words, "--set", "resources.actors=2", "--env", f"MLFLOW_TRACKING_URI={tracking_store}", "--id", "own"
     )
     assert ended.code == 0, ended
-    local = run(load_scenario("mine.yaml", ["backend=in_process"]), quiet=True)
+    local = run(parse_scenario("mine.yaml", ["backend=in_process"]), quiet=True)
     summary = look(connect(find_address(head.address)), "own")[1].summary
     assert summary["state_digest"] == local.state_digest
     assert summary["clients"] == 30
@@ -297,7 +297,7 @@ def test_a_run_goes_on(head: Head, first: Output, raysim: Any, tracking_store: s
     output = raysim("submit", "--resume", "first", *settings("rounds=3"), "--wait", "--id", "second")
     assert output.code == 0, output
     assert "resuming after round 2" in output
-    local = run(load_scenario(QUICKSTART, ["rounds=3", *SMALL[1:], "backend=in_process"]), quiet=True)
+    local = run(parse_scenario(QUICKSTART, ["rounds=3", *SMALL[1:], "backend=in_process"]), quiet=True)
     summary = look(there, "second")[1].summary
     assert (summary["folder"], summary["rounds"]) == (folder, 3)
     assert summary["state_digest"] == local.state_digest

@@ -18,8 +18,7 @@ from raysim.jobs.stage import stage
 from raysim.jobs.submit import Work, environment, facts_of, facts_of_sweep, new_id, parse_env, submit
 from raysim.jobs.versions import VARIABLE, Versions
 from raysim.runs.code import checkout
-from raysim.scenario.check import check
-from raysim.scenario.load import load_scenario
+from raysim.scenario.scenario import Scenario
 from raysim.sweeps.definition import files_of, load_sweep
 from tests.conftest import REPOSITORY
 from tests.jobs.fakes import HERE, FakeClient, cluster, details
@@ -132,7 +131,7 @@ class TestEnvironment:
 
 class TestSubmit:
     def send(self, to: Cluster, job: str = "j1", *sets: str) -> dict[str, Any]:
-        submit(to, Work(QUICKSTART, sets, None, facts_of(QUICKSTART, check(load_scenario(QUICKSTART, sets)))), {}, job)
+        submit(to, Work(QUICKSTART, sets, None, facts_of(QUICKSTART, Scenario.load(QUICKSTART, sets))), {}, job)
         ((_, sent),) = to.client.asked
         return sent
 

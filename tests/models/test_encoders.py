@@ -18,8 +18,8 @@ from raysim.core.algorithm import only_pixels
 from raysim.core.seeds import global_seed
 from raysim.models.encoders import ENCODERS, MobileNet, _mobilenet, build_encoder, weights_file
 from raysim.runs.assembly import assemble
-from raysim.scenario.check import check
-from raysim.scenario.load import load_scenario
+from raysim.scenario.parse import parse_scenario
+from raysim.scenario.scenario import Scenario
 
 
 @pytest.fixture(autouse=True)
@@ -168,22 +168,22 @@ def scenario(**algorithm: Any) -> dict[str, Any]:
 
 def test_a_scenario_that_lacks_its_weights_does_not_start(hub: Path):
     with pytest.raises(ScenarioError, match="algorithm: encoder: mobilenet_v3_small given, but there are no weights"):
-        check(load_scenario(scenario(encoder="mobilenet_v3_small")))
+        Scenario.load(scenario(encoder="mobilenet_v3_small"))
 
 
 def test_a_scenario_is_the_same_run_whatever_weights_a_machine_has(hub: Path, request: pytest.FixtureRequest):
-    without = check(load_scenario(scenario()))
+    without = Scenario.load(scenario())
     request.getfixturevalue("at_hand")
-    found = check(load_scenario(scenario()))
-    assert found.loaded.flat() == without.loaded.flat() and found.loaded.flat()["algorithm.encoder"] == "pixels"
+    found = Scenario.load(scenario())
+    assert found.flat() == without.flat() and found.flat()["algorithm.encoder"] == "pixels"
     for checked in (without, found):
-        assert checked.task.encoder(checked.loaded.algorithm.encoder) is build_encoder("pixels")
+        assert checked.task.encoder(checked.algorithm.encoder) is build_encoder("pixels")
     with pytest.raises(ScenarioError, match="'auto' given; allowed: 'mobilenet_v3_small' or 'pixels'"):
-        load_scenario(scenario(encoder="auto"))
+        parse_scenario(scenario(encoder="auto"))
 
 
 def test_every_process_reads_its_own_weights(hub: Path, at_hand: Path):
-    checked = check(load_scenario(scenario(encoder="mobilenet_v3_small")))
+    checked = Scenario.load(scenario(encoder="mobilenet_v3_small"))
     assert checked.task.encoder("mobilenet_v3_small")(images(1, 1, 8)).shape == (1, 576)
     spec = assemble(checked).spec
     at_hand.unlink()
@@ -196,7 +196,7 @@ def test_a_run_without_weights_hashes_pixels(hub: Path):
     from raysim.engine.inprocess import InProcessBackend
     from raysim.engine.run import run_round
 
-    checked = check(load_scenario(scenario(neighbours=4)))
+    checked = Scenario.load(scenario(neighbours=4))
     assembly = assemble(checked)
     backend = InProcessBackend()
     try:

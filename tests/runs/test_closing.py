@@ -12,8 +12,8 @@ import pytest
 
 from raysim.common.errors import RunError
 from raysim.report.load import read_summary
-from raysim.runs.execution import Result, Session
-from raysim.runs.start import resume, run
+from raysim.runs.execution import Execution
+from raysim.runs.run import Run, run
 from raysim.tracking.database import load_mlflow
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.memory import MemoryTracker
@@ -21,7 +21,7 @@ from raysim.tracking.mlflow import ARTIFACTS, MlflowTracker
 from tests.engine.scenarios import loaded
 
 
-def in_mlflow(result: Result, store: str) -> None:
+def in_mlflow(result: Run, store: str) -> None:
     """MLflow's one run, which must be whole: FINISHED, every round once, every file, and plots as in the folder."""
     load_mlflow(store)
     from mlflow.tracking import MlflowClient
@@ -68,8 +68,8 @@ def the_dead_say_no_more(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 STEPS: dict[str, tuple[Any, str]] = {
     "before the rows are written": (RunFolder, "_end"),
-    "as Ray is shut down": (Session, "_shut_down"),
-    "before plots": (Session, "_draw"),
+    "as Ray is shut down": (Execution, "_shut_down"),
+    "before plots": (Execution, "_draw"),
     "before MLflow is told": (MlflowTracker, "close"),
     "after MLflow was told": (RunFolder, "mark_finished"),
 }
@@ -100,11 +100,11 @@ def test_cut_off_at_any_step_a_run_is_completed(
     told = MemoryTracker()
     with monkeypatch.context() as patch:
         if begun:  # no round is run, nothing is restored, and Ray is not there
-            patch.setattr(Session, "run", dies)
-        result = resume(folder, quiet=True, trackers=[told])
+            patch.setattr(Execution, "run", dies)
+        result = Run(folder).resume(quiet=True, trackers=[told])
     assert result.summary["status"] == told.status == "finished"
     in_mlflow(result, tracking_store)
-    again = resume(folder, quiet=True)
+    again = Run(folder).resume(quiet=True)
     assert again.summary["nothing_to_do"]
     assert again.state_digest == result.state_digest
 
@@ -118,16 +118,16 @@ def test_mlflow_that_is_locked_is_an_error_that_resume_mends(
 ) -> None:
     made = MlflowTracker.__init__
     monkeypatch.setattr(MlflowTracker, "__init__", lambda self, *given: made(self, *given, timeout_s=0.3))
-    draw = Session._draw
+    draw = Execution._draw
 
-    def draw_and_lock(self: Session) -> None:
+    def draw_and_lock(self: Execution) -> None:
         draw(self)
         assert self.mlflow.ready(300)
         for name in ("log_batch", "log_text", "set_terminated"):
             monkeypatch.setattr(self.mlflow._client, name, locked)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "_draw", draw_and_lock)
+        patch.setattr(Execution, "_draw", draw_and_lock)
         with pytest.raises(RunError, match=r"is locked.*The results are in .*complete it with:  again /") as told:
             run(loaded(), quiet=True, resume_command="again")
     assert told.value.exit_code == 1
@@ -136,9 +136,9 @@ def test_mlflow_that_is_locked_is_an_error_that_resume_mends(
     with monkeypatch.context() as patch:
         patch.setattr(MlflowTracker, "_start", locked)
         with pytest.raises(RunError, match=r"did not take the run: .*is locked.*complete it with:  raysim resume"):
-            resume(folder, quiet=True)
+            Run(folder).resume(quiet=True)
     assert read_summary(folder)["status"] == "closing"
-    in_mlflow(resume(folder, quiet=True), tracking_store)
+    in_mlflow(Run(folder).resume(quiet=True), tracking_store)
 
 
 def test_plots_that_cannot_be_written_are_drawn_by_resume(
@@ -152,7 +152,7 @@ def test_plots_that_cannot_be_written_are_drawn_by_resume(
         with pytest.raises(RunError, match=r"plots/partition.png: No space left on device. All rounds are done; comp"):
             run(loaded(), quiet=True)
     (folder,) = (workplace / "runs" / "tiny").iterdir()
-    in_mlflow(resume(folder, quiet=True), tracking_store)
+    in_mlflow(Run(folder).resume(quiet=True), tracking_store)
 
 
 def test_virtual_time_that_overflows_blocks_no_closing(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -179,11 +179,11 @@ def test_a_run_that_is_not_whole_can_have_more_rounds(
     workplace: Path, tracking_store: str, monkeypatch: pytest.MonkeyPatch, the_dead_say_no_more: Callable[[], None]
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "_draw", dies)
+        patch.setattr(Execution, "_draw", dies)
         with pytest.raises(Killed):
             run(loaded("rounds=2"), quiet=True)
     the_dead_say_no_more()
     (folder,) = (workplace / "runs" / "tiny").iterdir()
-    result = resume(folder, sets=["rounds=3"], quiet=True)
+    result = Run(folder).resume(sets=["rounds=3"], quiet=True)
     in_mlflow(result, tracking_store)
     assert result.state_digest == run(loaded(), quiet=True).state_digest

@@ -19,9 +19,9 @@ from raysim.report.load import read_summary
 from raysim.report.table import rows
 from raysim.runs import code
 from raysim.runs.code import RAYSIM, Code, own_modules
-from raysim.runs.resume import Identity
-from raysim.runs.start import resume, run
-from raysim.scenario.load import load_scenario
+from raysim.runs.identity import Identity
+from raysim.runs.run import Run, run
+from raysim.scenario.parse import parse_scenario
 from raysim.scenario.registry import algorithm_class
 from raysim.tracking.memory import MemoryTracker
 from tests.conftest import REPOSITORY
@@ -92,24 +92,25 @@ def test_a_run_does_not_go_on_with_other_code(write: Write, name: str, old: str,
     write(name, FILES[name].replace(old, new))
     has = Code.of(mine().algorithm).files[f"algorithms/{name}"][:12]
     with pytest.raises(ScenarioError) as caught:
-        resume(short.folder, sets=["rounds=4"], quiet=True)
+        Run(short.folder).resume(sets=["rounds=4"], quiet=True)
     assert f"its code has changed since: algorithms/{name} ({had} there, {has} here); " in str(caught.value)
     assert "--code-changed" in str(caught.value)
     assert {path: path.read_bytes() for path in short.folder.rglob("*") if path.is_file()} == before
-    assert resume(short.folder, sets=["rounds=2"], quiet=True).summary["nothing_to_do"]
+    assert Run(short.folder).resume(sets=["rounds=2"], quiet=True).summary["nothing_to_do"]
 
 
 def test_a_run_goes_on_with_other_code_where_one_says_so(write: Write, capfd: pytest.CaptureFixture[str]) -> None:
     short = run(mine("rounds=2"), quiet=True)
+    had = short.summary["code"]["files"]
     write("my_factor.py", "FACTOR = 5\n")
-    longer = resume(short.folder, sets=["rounds=4"], code_changed=True)
+    longer = Run(short.folder).resume(sets=["rounds=4"], code_changed=True)
     assert "code changed from this round on: algorithms/my_factor.py (" in " ".join(capfd.readouterr().err.split())
     (change,) = longer.summary["code"]["changes"]
     assert change["after_round"] == 2
     assert [text.partition(" ")[0] for text in change["files"]] == ["algorithms/my_factor.py"]
     known = json.loads((short.folder / "run.json").read_text())
-    assert known["code"]["files"] == longer.summary["code"]["files"] != short.summary["code"]["files"]
-    again = resume(short.folder, sets=["rounds=5"], quiet=True)  # it is the run's code now
+    assert known["code"]["files"] == longer.summary["code"]["files"] != had
+    again = Run(short.folder).resume(sets=["rounds=5"], quiet=True)  # it is the run's code now
     assert again.summary["code"]["changes"] == [change]
 
 
@@ -126,7 +127,7 @@ def test_a_file_that_is_edited_under_a_process_does_not_run_as_it_was(write: Wri
 def test_a_comment_of_another_method_is_no_change(write: Write) -> None:
     short = run(mine("rounds=1"), quiet=True)
     write("other.py", "# another method\n")
-    assert resume(short.folder, sets=["rounds=2"], quiet=True).summary["code"]["changes"] == []
+    assert Run(short.folder).resume(sets=["rounds=2"], quiet=True).summary["code"]["changes"] == []
 
 
 def test_other_code_of_raysim_that_computes_is_refused_too(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,9 +135,9 @@ def test_other_code_of_raysim_that_computes_is_refused_too(workplace: Path, monk
     monkeypatch.setattr(code, "_of_raysim", lambda: "5" * 64)
     had = short.summary["code"]["files"][RAYSIM][:12]
     with pytest.raises(ScenarioError) as caught:
-        resume(short.folder, sets=["rounds=2"], quiet=True)
+        Run(short.folder).resume(sets=["rounds=2"], quiet=True)
     assert f"{RAYSIM} ({had} there, 555555555555 here)" in str(caught.value)
-    assert resume(short.folder, sets=["rounds=2"], quiet=True, code_changed=True).summary["rounds"] == 2
+    assert Run(short.folder).resume(sets=["rounds=2"], quiet=True, code_changed=True).summary["rounds"] == 2
 
 
 def test_a_run_of_an_older_raysim_goes_on_with_a_word(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -144,12 +145,12 @@ def test_a_run_of_an_older_raysim_goes_on_with_a_word(workplace: Path, capfd: py
     known = json.loads((short.folder / "run.json").read_text())
     del known["code"], known["code_changes"]
     (short.folder / "run.json").write_text(json.dumps({**known, "versions": {**known["versions"], "torch": "1.0"}}))
-    longer = resume(short.folder, sets=["rounds=2"])
+    longer = Run(short.folder).resume(sets=["rounds=2"])
     told = " ".join(capfd.readouterr().err.split())
     assert code.UNKNOWN in told
     assert "different versions than at the start of the run (torch 1.0 there, " in told
     assert longer.summary["code"]["files"] == short.summary["code"]["files"]
-    assert resume(short.folder, sets=["rounds=3"], quiet=True).summary["code"]["changes"] == []
+    assert Run(short.folder).resume(sets=["rounds=3"], quiet=True).summary["code"]["changes"] == []
 
 
 @pytest.mark.parametrize("damaged", [5, {"files": 5}, {"files": {"x": 5}}])
@@ -246,7 +247,7 @@ def test_a_run_calls_a_users_own_method_by_its_class(workplace: Path) -> None:
     template = (REPOSITORY / "raysim" / "cli" / "templates" / "algorithm.py").read_text()
     (workplace / "my_file.py").write_text(template)
     tracker = MemoryTracker()
-    own = load_scenario(digits(algorithm={"name": "./my_file.py"}, rounds=1))
+    own = parse_scenario(digits(algorithm={"name": "./my_file.py"}, rounds=1))
     result = run(own, quiet=True, trackers=[tracker])
     assert (result.summary["algorithm"], result.summary["method"]) == ("my_file.py", "NewMethod")
     assert tracker.card is not None

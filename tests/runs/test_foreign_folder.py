@@ -18,7 +18,8 @@ from raysim.core.state import Serialized, deserialize, serialize
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.progress import Progress
-from raysim.runs.resume import Identity, run_scenario
+from raysim.runs.identity import Identity
+from raysim.runs.resume import run_scenario
 from raysim.tracking.store import check_recorded, check_uri
 
 RUN_ID = "20261121-101500-ab12"

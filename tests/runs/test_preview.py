@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raysim.runs.preview import _samples_tested, preview
-from raysim.scenario.check import check
-from raysim.scenario.load import load_scenario
+from raysim.scenario.scenario import Scenario
 
 QUICKSTART = "scenarios/quickstart.yaml"
 TINY = ["rounds=5", "backend=in_process", "clients.count=4", "clients.participation=0.5", "evaluation.every=2"]
@@ -24,11 +23,11 @@ OWN, PUBLISHED = 10.0, 360
     ],
 )
 def test_how_many_samples_are_tested(sets: list[str], expected: float) -> None:
-    assert _samples_tested(check(load_scenario(QUICKSTART, [*TINY, *sets])), OWN) == expected
+    assert _samples_tested(Scenario.load(QUICKSTART, [*TINY, *sets]), OWN) == expected
 
 
 def test_tests_are_in_the_estimate() -> None:
-    found = preview(check(load_scenario(QUICKSTART, [*TINY, *GLOBAL])))
+    found = preview(Scenario.load(QUICKSTART, [*TINY, *GLOBAL]))
     per_sample_s = sum(model.test_s * model.clients for model in found.models) / 4
     # Of the 1,437 training samples each client has a quarter, and a quarter of the 360 published test samples.
     assert found.tests_s == pytest.approx(per_sample_s * (4 + 2 * 3) * (90 + PUBLISHED))

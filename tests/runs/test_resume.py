@@ -21,8 +21,8 @@ from raysim.engine.checkpoint.storage import local_folder, open_storage
 from raysim.engine.checkpoint.store import CheckpointError, CheckpointStore
 from raysim.engine.progress import FACTS, Progress
 from raysim.report.load import read_clients, read_rounds, read_summary
-from raysim.runs.resume import label
-from raysim.runs.start import resume, run
+from raysim.runs.identity import label
+from raysim.runs.run import Run, run
 from raysim.tracking import rows
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.memory import MemoryTracker
@@ -61,7 +61,7 @@ def test_a_run_that_was_cut_off_goes_on_with_the_same_bits(workplace: Path, meth
     with pytest.raises(KeyboardInterrupt):
         run(loaded(*sets), quiet=True, trackers=[Cut(3)])
     (folder,) = set((workplace / "runs" / "tiny").iterdir()) - {whole.folder}
-    result = resume(folder, quiet=True)
+    result = Run(folder).resume(quiet=True)
     assert result.folder == folder
     assert of_results(folder)[0].equals(of_results(whole.folder)[0])
     assert of_results(folder)[1].equals(of_results(whole.folder)[1])
@@ -74,10 +74,10 @@ def test_a_run_that_was_cut_off_goes_on_with_the_same_bits(workplace: Path, meth
 def test_going_on_with_more_rounds_is_as_if_there_had_always_been_so_many(workplace: Path) -> None:
     whole = run(loaded("rounds=5"), quiet=True)
     short = run(loaded("rounds=2"), quiet=True)
-    longer = resume(short.folder, sets=["rounds=5"], quiet=True)
+    longer = Run(short.folder).resume(sets=["rounds=5"], quiet=True)
     assert longer.state_digest == whole.state_digest
     assert of_results(longer.folder)[1].equals(of_results(whole.folder)[1])
-    again = resume(short.folder, sets=["rounds=5"], quiet=True)
+    again = Run(short.folder).resume(sets=["rounds=5"], quiet=True)
     assert f"raysim resume {short.folder} --set rounds=N" in again.summary["nothing_to_do"]
 
 
@@ -125,7 +125,7 @@ def test_a_run_of_an_earlier_version_goes_on(workplace: Path, monkeypatch: pytes
         short = run(loaded("rounds=2"), quiet=True)
     assert not set(new) & set(read_clients(short.folder).column_names)
     whole = run(loaded("rounds=3"), quiet=True)
-    longer = resume(short.folder, sets=["rounds=3"], quiet=True)
+    longer = Run(short.folder).resume(sets=["rounds=3"], quiet=True)
     assert longer.state_digest == whole.state_digest
     ours, theirs = read_clients(longer.folder), read_clients(whole.folder)
     assert ours["correct"].equals(theirs["correct"])
@@ -145,7 +145,7 @@ def test_a_sigterm_while_ray_starts_is_an_interruption(workplace: Path, monkeypa
             run(loaded("rounds=2"), quiet=True)
     (folder,) = (workplace / "runs" / "tiny").iterdir()
     assert read_summary(folder)["status"] == "interrupted"
-    assert resume(folder, quiet=True).summary["status"] == "finished"
+    assert Run(folder).resume(quiet=True).summary["status"] == "finished"
 
 
 def test_no_process_gets_the_folder_while_mlflow_reads_it(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,14 +169,14 @@ def test_a_folder_that_was_moved_goes_on_with_its_own_checkpoints(workplace: Pat
     short = run(loaded("rounds=2"), quiet=True)
     moved = short.folder.rename(workplace / "elsewhere")
     notes = MemoryTracker()
-    longer = resume(moved, sets=["rounds=4"], quiet=True, trackers=[notes])
+    longer = Run(moved).resume(sets=["rounds=4"], quiet=True, trackers=[notes])
     assert longer.state_digest == whole.state_digest
     assert [values["round"] for values in notes.rounds] == [3, 4]  # not from the beginning
     assert longer.summary["checkpoint"] == {"round": 4, "folder": str(moved / "checkpoints")}
     assert not short.folder.exists()
     again = moved.rename(workplace / "again")
-    assert resume(again, quiet=True).folder == again
-    assert resume(again, quiet=True).summary["folder"] == str(again)
+    assert Run(again).resume(quiet=True).folder == again
+    assert Run(again).resume(quiet=True).summary["folder"] == str(again)
 
 
 def test_a_run_without_a_checkpoint_begins_anew_in_its_folder(workplace: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_run_without_a_checkpoint_begins_anew_in_its_folder(workplace: Path) -
     with pytest.raises(KeyboardInterrupt):
         run(loaded("checkpoint.every=0"), quiet=True, trackers=[Cut(2)])
     (folder,) = set((workplace / "runs" / "tiny").iterdir()) - {whole.folder}
-    assert resume(folder, sets=["checkpoint.every=1"], quiet=True).state_digest == whole.state_digest
+    assert Run(folder).resume(sets=["checkpoint.every=1"], quiet=True).state_digest == whole.state_digest
     assert read_rounds(folder)["round"].to_pylist() == [0, 1, 2, 3]
 
 
@@ -203,7 +203,7 @@ def test_going_on_with_other_maths_is_refused(workplace: Path, sets: list[str], 
     done = run(loaded(), quiet=True)
     before = (done.folder / "summary.json").read_bytes()
     with pytest.raises(ScenarioError, match=told):
-        resume(done.folder, sets=sets, quiet=True)
+        Run(done.folder).resume(sets=sets, quiet=True)
     assert (done.folder / "summary.json").read_bytes() == before
 
 
@@ -221,7 +221,7 @@ def test_a_run_is_called_by_what_tells_it_from_others(workplace: Path, monkeypat
     tags = {"algorithm": "lg_fedavg", "seed": "7", "overridden": "output=elsewhere rounds=1 training.lr=0.02"}
     assert {key: " ".join(sorted(seen.card.tags[key].split())) for key in tags} == tags
     # A run that goes on has been told what it was told first, too.
-    longer = resume(short.folder, sets=["rounds=2", "tracking.tags={a: b}"], quiet=True)
+    longer = Run(short.folder).resume(sets=["rounds=2", "tracking.tags={a: b}"], quiet=True)
     assert longer.summary["overrides"] == {**overrides, "rounds": 2, "tracking.tags.a": "b"}
     assert titles[-1] == "tiny: lg_fedavg-s7 rounds=2 lr=0.02"
 
@@ -254,7 +254,7 @@ def test_the_summary_of_a_run_that_goes_on_has_what_is_known_already(workplace: 
 def test_a_method_that_counts_rounds_cannot_have_more_of_them(workplace: Path) -> None:
     done = run(loaded("algorithm={name: fedkd}"), quiet=True)
     with pytest.raises(ScenarioError, match=r"different settings: rounds \(3 there, 9 here\)"):
-        resume(done.folder, sets=["rounds=9"], quiet=True)
+        Run(done.folder).resume(sets=["rounds=9"], quiet=True)
 
 
 def test_going_on_with_other_images_is_refused(workplace: Path) -> None:
@@ -262,7 +262,7 @@ def test_going_on_with_other_images_is_refused(workplace: Path) -> None:
     known = json.loads((done.folder / "run.json").read_text())
     (done.folder / "run.json").write_text(json.dumps({**known, "dataset_digest": "0" * 64}))
     with pytest.raises(ScenarioError, match="its data set had the digest 000000000000"):
-        resume(done.folder, sets=["rounds=5"], quiet=True)
+        Run(done.folder).resume(sets=["rounds=5"], quiet=True)
 
 
 @pytest.mark.parametrize("broken", ["missing", "empty", "other keys"])
@@ -271,7 +271,7 @@ def test_what_is_no_run_folder_cannot_be_gone_on_with(workplace: Path, broken: s
     if broken != "missing":
         (workplace / "it" / "run.json").write_text("{}" if broken == "other keys" else "")
     with pytest.raises(ScenarioError, match=r"run\.json"):
-        resume(workplace / "it", quiet=True)
+        Run(workplace / "it").resume(quiet=True)
 
 
 class Elsewhere(MemoryFileSystem):  # type: ignore[misc]
@@ -297,7 +297,7 @@ def test_checkpoints_anywhere_fsspec_reaches(workplace: Path) -> None:
     where = f"elsewhere://far/away/tiny/{result.folder.name}"
     assert result.summary["checkpoint"] == {"round": 3, "folder": where}
     assert [checkpoint.round for checkpoint in CheckpointStore.open(open_storage(where)).kept] == [2, 3]
-    longer = resume(result.folder, sets=["rounds=4"], quiet=True)
+    longer = Run(result.folder).resume(sets=["rounds=4"], quiet=True)
     assert longer.state_digest == run(loaded("rounds=4"), quiet=True).state_digest
 
 
@@ -310,7 +310,7 @@ def test_checkpoints_that_are_gone_are_not_begun_without(workplace: Path) -> Non
     with pytest.raises(
         ScenarioError, match=r"a checkpoint of round 3 was saved in elsewhere://far/tiny/.* there is none"
     ):
-        resume(result.folder, sets=["rounds=4"], quiet=True)
+        Run(result.folder).resume(sets=["rounds=4"], quiet=True)
     assert (result.folder / "rounds.parquet").read_bytes() == rows
 
 
@@ -322,14 +322,14 @@ def test_a_killed_run_knows_that_it_had_checkpoints(workplace: Path, monkeypatch
         run(loaded("checkpoint.every=1"), quiet=True, trackers=[Cut(3)])
     (folder,) = (workplace / "runs" / "tiny").iterdir()
     with pytest.raises(KeyboardInterrupt):  # and once more, before it has saved anything
-        resume(folder, quiet=True, trackers=[Cut(3)])
+        Run(folder).resume(quiet=True, trackers=[Cut(3)])
     monkeypatch.setattr(RunFolder, "close", close)
     assert read_summary(folder)["status"] == "died"
     kept = (folder / "checkpoints").rename(workplace / "kept")
     with pytest.raises(ScenarioError, match=r"a checkpoint of round 2 was saved in .*checkpoints, but there is none"):
-        resume(folder, quiet=True)
+        Run(folder).resume(quiet=True)
     kept.rename(folder / "checkpoints")
-    assert resume(folder, quiet=True).state_digest == run(loaded(), quiet=True).state_digest
+    assert Run(folder).resume(quiet=True).state_digest == run(loaded(), quiet=True).state_digest
 
 
 @pytest.mark.parametrize("address", ["memory://x", "simplecache::memory://x", "memory://"])
@@ -347,7 +347,7 @@ def test_a_relative_address_is_that_folder_from_anywhere(workplace: Path, monkey
     (workplace / "another").mkdir()
     monkeypatch.chdir(workplace / "another")
     notes = MemoryTracker()
-    resume(short.folder, sets=["rounds=3"], quiet=True, trackers=[notes])
+    Run(short.folder).resume(sets=["rounds=3"], quiet=True, trackers=[notes])
     assert [values["round"] for values in notes.rounds] == [3]  # not from the beginning
 
 
@@ -357,7 +357,7 @@ def test_damaged_reports_do_not_cost_the_checkpoint(workplace: Path) -> None:
     for name in ("rounds.parquet", "clients.parquet", "summary.json"):
         (short.folder / name).write_text("null")
     notes = MemoryTracker()
-    longer = resume(short.folder, sets=["rounds=5"], quiet=True, trackers=[notes])
+    longer = Run(short.folder).resume(sets=["rounds=5"], quiet=True, trackers=[notes])
     assert longer.state_digest == whole.state_digest
     assert [values["round"] for values in notes.rounds] == [4, 5]
     # The accuracy of all clients counts each one's last test, whose row is lost for some.
@@ -381,7 +381,7 @@ def test_a_damaged_checkpoint_does_not_prevent_resuming_from_an_older_one(
         data = file.read_bytes()
         file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     capfd.readouterr()
-    longer = resume(short.folder, sets=["rounds=6"])
+    longer = Run(short.folder).resume(sets=["rounds=6"])
     assert longer.state_digest == whole.state_digest
     for one, other in zip(of_results(longer.folder), of_results(whole.folder), strict=True):
         assert one.equals(other)
@@ -420,7 +420,7 @@ def test_a_run_folder_that_is_moved_is_missed_and_goes_on_there(workplace: Path)
     with pytest.raises(RunError, match=rf"was moved to {away} .* resume it .* with: raysim resume {away}"):
         run(loaded("rounds=4", "checkpoint.every=1"), quiet=True, trackers=[Taken(lambda path: path.rename(away))])
     assert list((workplace / "runs" / "tiny").iterdir()) == [whole.folder]
-    assert resume(away, quiet=True).state_digest == whole.state_digest
+    assert Run(away).resume(quiet=True).state_digest == whole.state_digest
 
 
 def test_a_folder_of_checkpoints_that_is_deleted_is_not_made_again_without_them(workplace: Path) -> None:

@@ -19,7 +19,7 @@ def test_a_run_is_opened_by_folder_and_by_id(workplace: Path) -> None:
     again = raysim.Run(run.folder.name)
     assert again.folder == run.folder == workplace / "runs" / "open" / run.folder.name
     assert (again.status, again.summary["rounds"], again.state_digest) == ("finished", 1, run.state_digest)
-    assert again.scenario.scenario.rounds == 1 and type(again.scenario.algorithm).__name__ == "FedGH"
+    assert again.scenario.rounds == 1 and type(again.scenario.algorithm).__name__ == "FedGH"
     pd.testing.assert_frame_equal(again.rounds, run.rounds)
     assert len(again.partition.query("client == 2 and part == 'test'")) == len(again.client(2).data.test)
     tested = again.clients.groupby("client").last()

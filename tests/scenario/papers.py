@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from raysim.scenario.check import Checked, check
+from raysim.scenario.scenario import Scenario
 from raysim.sweeps.definition import Cell, Sweep, load_sweep
 from tests.conftest import REPOSITORY
 
@@ -32,6 +32,6 @@ def cell_of(name: str, label: str) -> Cell:
 
 
 @cache
-def checked(name: str, label: str) -> Checked:
+def checked(name: str, label: str) -> Scenario:
     """The checked scenario of a cell."""
-    return check(cell_of(name, label).loaded)
+    return Scenario.of(cell_of(name, label).scenario)

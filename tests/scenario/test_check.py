@@ -8,16 +8,15 @@ import pytest
 import yaml
 
 from raysim.common.errors import ScenarioError
-from raysim.scenario.check import check
-from raysim.scenario.load import load_scenario
+from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import loaded
 
 
 def test_a_run_that_is_all_warm_up() -> None:
-    assert check(loaded("algorithm={name: hks, warmup: 3}")).warnings == (
+    assert Scenario.of(loaded("algorithm={name: hks, warmup: 3}")).warnings == (
         "algorithm.warmup: 3 given, so that all 3 rounds are warm-up",
     )
-    assert check(loaded("algorithm={name: hks, warmup: 2}")).warnings == ()
+    assert Scenario.of(loaded("algorithm={name: hks, warmup: 2}")).warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -32,7 +31,7 @@ def test_a_run_that_is_all_warm_up() -> None:
 )
 def test_the_set_that_clashes_is_named(given: str, sentence: str) -> None:
     with pytest.raises(ScenarioError, match=rf"^--set {re.escape(given)}: {sentence}"):
-        check(loaded(given))
+        Scenario.of(loaded(given))
 
 
 @pytest.mark.parametrize(
@@ -50,10 +49,10 @@ def test_the_set_that_clashes_is_named(given: str, sentence: str) -> None:
     ids=str,
 )
 def test_who_trains_together_is_written_down(sets: list[str], found: dict[str, int]) -> None:
-    checked = check(loaded(*sets))
+    checked = Scenario.of(loaded(*sets))
     assert checked.together == found
-    assert yaml.safe_load(checked.loaded.resolved_yaml())["training"]["together"] == found
-    assert check(load_scenario(checked.loaded.resolved)).together == found
+    assert yaml.safe_load(checked.resolved_yaml())["training"]["together"] == found
+    assert Scenario.load(checked.resolved).together == found
 
 
 @pytest.mark.parametrize(
@@ -70,4 +69,4 @@ def test_who_trains_together_is_written_down(sets: list[str], found: dict[str, i
 )
 def test_what_cannot_be_trained_together(sets: list[str], sentence: str) -> None:
     with pytest.raises(ScenarioError, match=re.escape(sentence)):
-        check(loaded(*sets))
+        Scenario.of(loaded(*sets))

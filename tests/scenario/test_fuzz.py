@@ -17,8 +17,7 @@ from raysim.cli.main import main
 from raysim.common.errors import ScenarioError
 from raysim.engine.policies.placement import ClusterResources, make_plan
 from raysim.engine.workers.time_limit import limit
-from raysim.scenario.check import check
-from raysim.scenario.load import load_scenario
+from raysim.scenario.scenario import Scenario
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 QUICKSTART = SCENARIOS / "quickstart.yaml"
@@ -329,8 +328,8 @@ def accepted(path: Path) -> bool:
     """What `validate` and `launch --dry-run` do before anything is measured; refusals are one line."""
     try:
         with limit(30, "reading and planning took longer than 30 s"):
-            checked = check(load_scenario(path))
-            checked.loaded.resolved_yaml()
+            checked = Scenario.load(path)
+            checked.resolved_yaml()
             plan = make_plan(checked.requests, ClusterResources(8, 0, oversubscribable=True), checked.participants)
     except ScenarioError as error:
         text = str(error)
@@ -434,7 +433,7 @@ ITEMS = [
 @pytest.mark.parametrize("item", ITEMS, ids=[repr(item[:40]) for item in ITEMS])
 def test_any_override_is_accepted_or_refused_with_a_sentence(item: str):
     try:
-        check(load_scenario(QUICKSTART, [item]))
+        Scenario.load(QUICKSTART, [item])
     except ScenarioError as error:
         assert "\n" not in str(error)
     else:

@@ -11,8 +11,8 @@ import yaml
 from raysim.algorithms.fedgh import FedGH
 from raysim.common.errors import ScenarioError
 from raysim.data.specs import DATASETS
-from raysim.scenario.check import check
-from raysim.scenario.load import Loaded, load_scenario
+from raysim.scenario.parse import ParsedScenario, parse_scenario
+from raysim.scenario.scenario import Scenario
 from raysim.scenario.yaml_text import Loader
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
@@ -27,7 +27,7 @@ def mapping() -> dict[str, Any]:
 def refused(sets: list[str] | None = None, source: Any = None) -> str:
     """The sentence with which a scenario is refused."""
     with pytest.raises(ScenarioError) as caught:
-        check(load_scenario(source or mapping(), sets or []))
+        Scenario.load(source or mapping(), sets or [])
     return str(caught.value)
 
 
@@ -42,31 +42,31 @@ def written(folder: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_a_shipped_scenario_is_valid_and_round_trips(path: Path, tmp_path: Path):
-    loaded = load_scenario(path)
-    checked = check(loaded)
+    loaded = parse_scenario(path)
+    checked = Scenario.of(loaded)
     assert checked.participants >= 1
     assert loaded.text == path.read_text()
-    again = load_scenario(written(tmp_path, loaded.resolved_yaml()))
+    again = parse_scenario(written(tmp_path, loaded.resolved_yaml()))
     # `algorithm` is as given in one and with its defaults in the other; `resolved` below compares it.
     without = {"algorithm": {}}
-    assert again.scenario.model_copy(update=without) == loaded.scenario.model_copy(update=without)
+    assert again.settings.model_copy(update=without) == loaded.settings.model_copy(update=without)
     assert again.algorithm == loaded.algorithm
     assert again.resolved == loaded.resolved
     assert again.resolved_yaml() == loaded.resolved_yaml()
 
 
 def test_the_quickstart_is_what_it_says():
-    loaded = load_scenario(QUICKSTART)
+    loaded = parse_scenario(QUICKSTART)
     assert loaded.algorithm == FedGH()
-    assert (loaded.scenario.clients.count, loaded.scenario.rounds, loaded.scenario.training.lr) == (20, 20, 0.05)
-    checked = check(loaded)
-    assert (checked.participants, checked.split, checked.local.momentum) == (10, "pooled811", 0.9)
+    assert (loaded.clients.count, loaded.rounds, loaded.training.lr) == (20, 20, 0.05)
+    checked = Scenario.of(loaded)
+    assert (checked.participants, checked.data.split, checked.local.momentum) == (10, "pooled811", 0.9)
     assert checked.task.num_classes == 10
     assert len(checked.task.architectures) == 5
 
 
 def test_resolved_has_every_default():
-    loaded = load_scenario(QUICKSTART)
+    loaded = parse_scenario(QUICKSTART)
     assert loaded.resolved["algorithm"] == {
         "name": "fedgh", "profile": "paper", "header_lr": 0.01, "server_mode": "per_lar", "server_epochs": 1,
         "mask_absent": False, "first": "broadcast",
@@ -193,30 +193,30 @@ def test_a_misspelt_required_key_is_called_unknown_not_missing():
 # -- --set -------------------------------------------------------------------------------------------
 
 
-def load(*sets: str) -> Loaded:
-    return load_scenario(QUICKSTART, sets)
+def load(*sets: str) -> ParsedScenario:
+    return parse_scenario(QUICKSTART, sets)
 
 
 def test_set_changes_one_key_and_values_are_yaml():
     loaded = load("training.lr=1e-3", "data.augment=true", "training.clip=null", "clients.models=[digits_cnn_s]")
-    assert loaded.scenario.training.lr == 0.001
-    assert loaded.scenario.data.augment is True
-    assert loaded.scenario.training.clip is None
-    assert loaded.scenario.clients.models == ["digits_cnn_s"]
-    assert loaded.scenario.training.epochs == 5  # of the file
+    assert loaded.training.lr == 0.001
+    assert loaded.data.augment is True
+    assert loaded.training.clip is None
+    assert loaded.clients.models == ["digits_cnn_s"]
+    assert loaded.training.epochs == 5  # of the file
 
 
 def test_set_makes_sections_that_the_file_does_not_have():
-    assert load("tracking.tags.who=me").scenario.tracking.tags == {"who": "me"}
+    assert load("tracking.tags.who=me").tracking.tags == {"who": "me"}
 
 
 def test_the_last_of_two_sets_counts():
-    assert load("training.lr=1", "training.lr=2").scenario.training.lr == 2.0
+    assert load("training.lr=1", "training.lr=2").training.lr == 2.0
 
 
 def test_set_replaces_a_whole_mapping():
     loaded = load("training={lr: 0.5}")
-    assert (loaded.scenario.training.lr, loaded.scenario.training.epochs) == (0.5, 1)
+    assert (loaded.training.lr, loaded.training.epochs) == (0.5, 1)
     assert load("algorithm={name: fedgh, server_epochs: 5}").algorithm == FedGH(server_epochs=5)
 
 
@@ -234,16 +234,16 @@ def test_what_was_overridden_is_known_by_dotted_keys():
 
 
 def test_a_value_may_hold_an_equals_sign():
-    assert load("tracking.uri=http://x/?a=b").scenario.tracking.uri == "http://x/?a=b"
+    assert load("tracking.uri=http://x/?a=b").tracking.uri == "http://x/?a=b"
 
 
 def test_another_algorithm_drops_the_fields_of_the_first(tmp_path: Path):
     raw = mapping()
     raw["algorithm"] = {"name": "fedgh", "server_epochs": 3}
     path = written(tmp_path, yaml.safe_dump(raw))
-    assert load_scenario(path, ["algorithm.name=standalone"]).resolved["algorithm"] == {"name": "standalone"}
+    assert parse_scenario(path, ["algorithm.name=standalone"]).resolved["algorithm"] == {"name": "standalone"}
     # The same name drops nothing.
-    assert load_scenario(path, ["algorithm.name=fedgh"]).algorithm == FedGH(server_epochs=3)
+    assert parse_scenario(path, ["algorithm.name=fedgh"]).algorithm == FedGH(server_epochs=3)
 
 
 @pytest.mark.parametrize("flip", [False, True])
@@ -251,7 +251,7 @@ def test_another_algorithm_keeps_the_fields_of_other_sets_in_either_order(tmp_pa
     raw = mapping()
     raw["algorithm"] = {"name": "lg_fedavg"}
     sets = ["algorithm.name=fedgh", "algorithm.server_epochs=4"]
-    loaded = load_scenario(written(tmp_path, yaml.safe_dump(raw)), sets[::-1] if flip else sets)
+    loaded = parse_scenario(written(tmp_path, yaml.safe_dump(raw)), sets[::-1] if flip else sets)
     assert loaded.algorithm == FedGH(server_epochs=4)
 
 
@@ -261,7 +261,7 @@ def test_another_partition_drops_and_keeps_likewise(flip: bool):
     loaded = load(*(sets[::-1] if flip else sets))
     assert loaded.resolved["data"]["partition"]["alpha"] == 0.25
     assert "classes_per_client" not in loaded.resolved["data"]["partition"]
-    assert check(loaded).partition.alpha == 0.25
+    assert Scenario.of(loaded).data.partition.alpha == 0.25
 
 
 def test_a_field_of_the_method_that_was_left_behind_is_unknown():
@@ -320,7 +320,7 @@ def test_yaml_that_is_no_scenario_is_refused_in_one_line(tmp_path: Path, text: s
 )
 def test_numbers_as_people_write_them(tmp_path: Path, text: str, number: float):
     path = written(tmp_path, QUICKSTART.read_text().replace("lr: 0.05", f"lr: {text}"))
-    assert load_scenario(path).scenario.training.lr == number
+    assert parse_scenario(path).training.lr == number
 
 
 @pytest.mark.parametrize(
@@ -342,20 +342,20 @@ def test_a_value_of_a_file_is_shown_as_it_was_written(tmp_path: Path, old: str, 
 
 def test_text_that_looks_like_a_number_survives_resolving():
     tags = {"a": "1e3", "b": "010", "c": "1:30", "d": "+.5", "e": "1_000", "f": "no"}
-    loaded = load_scenario({**mapping(), "tracking": {"tags": tags}})
+    loaded = parse_scenario({**mapping(), "tracking": {"tags": tags}})
     assert loaded.resolved["tracking"]["tags"] == tags
     for read in (yaml.safe_load(loaded.resolved_yaml()), yaml.load(loaded.resolved_yaml(), Loader)):
         assert read == loaded.resolved
 
 
 def test_yes_and_on_are_true_as_in_yaml():
-    assert load("data.augment=yes").scenario.data.augment is True
-    assert load("data.augment=off").scenario.data.augment is False
+    assert load("data.augment=yes").data.augment is True
+    assert load("data.augment=off").data.augment is False
 
 
 def test_one_override_that_is_not_in_a_list_is_refused():
     with pytest.raises(ScenarioError) as caught:
-        load_scenario(QUICKSTART, "rounds=3")
+        parse_scenario(QUICKSTART, "rounds=3")
     assert str(caught.value) == "sets: 'rounds=3' given; allowed: a list of overrides, for example ['rounds=3']"
 
 
@@ -408,32 +408,32 @@ def test_a_combination_that_cannot_be_is_refused(sets: list[str], sentence: str)
 def test_one_architecture_is_enough_for_fedavg_if_only_one_is_used():
     both = ["algorithm.name=fedavg", "clients.models=[digits_cnn_s, digits_mlp64]"]
     assert "2 architectures given" in refused(both)
-    checked = check(load_scenario(mapping(), [*both, "clients.count=1", "clients.participation=1"]))
+    checked = Scenario.load(mapping(), [*both, "clients.count=1", "clients.participation=1"])
     assert checked.task.architectures == ("digits_cnn_s",)
 
 
 def test_overrides_divide_the_clients_and_the_first_match_counts():
     sets = ["resources.overrides=[{clients: '0-3,7', actors: 2}, {models: [digits_mlp64], cpus_per_actor: 3}]"]
-    first, second, rest = check(load_scenario(mapping(), sets)).requests
+    first, second, rest = Scenario.load(mapping(), sets).requests
     assert (first.clients, first.actors, first.cpus_per_actor) == ((0, 1, 2, 3, 7), 2, 1.0)
     assert (second.clients, second.actors, second.cpus_per_actor) == ((5, 10, 15), None, 3.0)
     assert rest.clients == (4, 6, 8, 9, 11, 12, 13, 14, 16, 17, 18, 19)
 
 
 def test_hks_takes_the_published_split_of_itself():
-    assert check(load_scenario(mapping(), ["data.partition={name: hks}"])).split == "published"
+    assert Scenario.load(mapping(), ["data.partition={name: hks}"]).data.split == "published"
 
 
 def test_pixels_are_normalised_as_asked_for():
     own = "data.normalise={mean: [0.4914, 0.4822, 0.4465], std: [0.2023, 0.1994, 0.2010]}"
     cifar10 = ["data.name=cifar10", "clients.models=[cnn1]"]
-    assert check(load_scenario(mapping(), cifar10)).dataset == DATASETS["cifar10"]
-    checked = check(load_scenario(mapping(), [*cifar10, own]))
+    assert Scenario.load(mapping(), cifar10).dataset == DATASETS["cifar10"]
+    checked = Scenario.load(mapping(), [*cifar10, own])
     assert checked.dataset.mean == (0.4914, 0.4822, 0.4465) and checked.dataset.input_spec.shape == (3, 32, 32)
-    raw = check(load_scenario(mapping(), ["data.normalise={mean: [25.5], std: [51], scaled: false}"])).dataset
+    raw = Scenario.load(mapping(), ["data.normalise={mean: [25.5], std: [51], scaled: false}"]).dataset
     assert (raw.mean, raw.std, raw.input_spec.shape) == ((0.1,), (0.2,), (1, 8, 8))
     # A run that goes on goes on with it.
-    assert check(load_scenario(yaml.safe_load(checked.loaded.resolved_yaml()))).dataset == checked.dataset
+    assert Scenario.load(yaml.safe_load(checked.resolved_yaml())).dataset == checked.dataset
 
 
 @pytest.mark.parametrize(
@@ -457,14 +457,14 @@ OFFICIAL = "algorithm={name: fedgh, profile: official}"
 
 
 def test_a_profile_sets_what_is_not_given():
-    loaded = load_scenario(QUICKSTART, [OFFICIAL])
+    loaded = parse_scenario(QUICKSTART, [OFFICIAL])
     assert loaded.algorithm == FedGH(server_mode="frozen_random", first="local")
     assert loaded.resolved["algorithm"]["profile"] == "official"
-    both = load_scenario(QUICKSTART, [OFFICIAL, "algorithm.first=broadcast"])
+    both = parse_scenario(QUICKSTART, [OFFICIAL, "algorithm.first=broadcast"])
     assert both.algorithm == FedGH(server_mode="frozen_random")
     # What is resolved loads to the same, and the paper is the default.
-    assert load_scenario(yaml.safe_load(loaded.resolved_yaml())).algorithm == loaded.algorithm
-    assert load_scenario(QUICKSTART).resolved["algorithm"]["profile"] == "paper"
+    assert parse_scenario(yaml.safe_load(loaded.resolved_yaml())).algorithm == loaded.algorithm
+    assert parse_scenario(QUICKSTART).resolved["algorithm"]["profile"] == "paper"
 
 
 @pytest.mark.parametrize(
@@ -477,11 +477,11 @@ def test_a_profile_sets_what_is_not_given():
 )
 def test_an_unknown_profile_is_refused(item: str, sentence: str):
     with pytest.raises(ScenarioError) as refused:
-        load_scenario(QUICKSTART, [item])
+        parse_scenario(QUICKSTART, [item])
     assert str(refused.value) == f"--set {item}: {sentence}"
 
 
 def test_a_sweep_is_no_scenario(tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text("base: quickstart.yaml\nseeds: 1..3\n")
     with pytest.raises(ScenarioError, match=r"sweep\.yaml: is a sweep, not a scenario; `raysim sweep` runs it"):
-        load_scenario(tmp_path / "sweep.yaml")
+        parse_scenario(tmp_path / "sweep.yaml")

@@ -141,10 +141,10 @@ class TestRuns:
         assert len(result.client(1).network.header.weight) == 10
 
     def test_an_edited_file_is_another_run(self, folder: Path) -> None:
-        before = raysim.load_scenario(folder / "s.yaml")
+        before = raysim.Scenario.load(folder / "s.yaml")
         first = before.algorithm
         (folder / "my_helper.py").write_text("SCALE = 2.0\n")
-        after = raysim.load_scenario(folder / "s.yaml")
+        after = raysim.Scenario.load(folder / "s.yaml")
         assert type(after.algorithm) is not type(first)
         assert sys.modules["raysim_own.my_helper"].SCALE == 2.0
         assert before.own_code.digests != after.own_code.digests
@@ -168,7 +168,7 @@ class TestRuns:
 
     @pytest.mark.ray
     def test_the_same_on_actors(self, folder: Path) -> None:
-        traces = verify(raysim.load_scenario(folder / "s.yaml"), [1, 2], kill=True)
+        traces = verify(raysim.Scenario.load(folder / "s.yaml"), [1, 2], kill=True)
         assert [trace.difference for trace in traces] == [None] * len(traces)
         assert traces[0].digest == traces[1].digest
 
@@ -181,7 +181,7 @@ class TestRuns:
             "import lib.deep.my_helper\nSCALE = lib.deep.my_helper.SCALE",
         ):
             (folder / "mine.py").write_text(HELPED.replace("from my_helper import SCALE", line))
-            loaded = raysim.load_scenario(folder / "s.yaml")
+            loaded = raysim.Scenario.load(folder / "s.yaml")
             assert set(loaded.own_code.files) == {"mine.py", "lib/deep/my_helper.py", "nets.py"}
             assert type(loaded.algorithm).__module__ == "raysim_own.mine"
 
@@ -203,8 +203,8 @@ class TestRuns:
             "base: s.yaml\nruns:\n  a: [algorithm.name=./mine.py]\n  b: [algorithm.name=fd]\n"
         )
         first, second = load_sweep(folder / "sweep.yaml").cells
-        assert first.loaded.own_code.files.keys() == {"mine.py", "my_helper.py", "nets.py"}
-        assert second.loaded.own_code.files.keys() == {"nets.py"}
+        assert first.scenario.own_code.files.keys() == {"mine.py", "my_helper.py", "nets.py"}
+        assert second.scenario.own_code.files.keys() == {"nets.py"}
         (folder / "my_helper.py").write_text("SCALE = 2.0\n")
         changed, same = load_sweep(folder / "sweep.yaml").cells
         assert changed.id != first.id
@@ -227,11 +227,11 @@ class TestRuns:
     def test_a_job_ships_them(self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         from raysim.jobs.stage import stage
 
-        loaded = raysim.load_scenario(folder / "s.yaml")
+        loaded = raysim.Scenario.load(folder / "s.yaml")
         name = stage([folder / "s.yaml"], tmp_path / "job", loaded.own_code)
         shutil.rmtree(folder)
         monkeypatch.chdir(tmp_path / "job")
-        assert raysim.load_scenario(str(name)).own_code.digests == loaded.own_code.digests
+        assert raysim.Scenario.load(str(name)).own_code.digests == loaded.own_code.digests
 
 
 @pytest.mark.parametrize(
@@ -448,7 +448,7 @@ class TestNothingRunsUnannounced:
         """What a command refused to run, Python code may run after it in the same process."""
         words, mark = place(EVIL["in a default"], folder)
         assert "not checked further" in ran("validate", *words, capsys=capsys)
-        raysim.load_scenario(folder / "s.yaml", words[2::2])
+        raysim.Scenario.load(folder / "s.yaml", words[2::2])
         assert mark.exists()
 
     def test_a_run_whose_code_was_changed(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,9 +18,9 @@ from torch import nn
 from raysim.core.fields import settings_fields
 from raysim.models import build_model
 from raysim.models.encoders import ENCODERS, weights_file
-from raysim.scenario.check import Checked, check
-from raysim.scenario.load import load_scenario
+from raysim.scenario.parse import parse_scenario
 from raysim.scenario.registry import algorithm_class
+from raysim.scenario.scenario import Scenario
 from raysim.sweeps.definition import Cell
 from tests.conftest import REPOSITORY
 from tests.scenario.papers import BASES, FILES, checked, name_of, sweep_of
@@ -203,7 +203,7 @@ def test_every_cell_fits(name: str) -> None:
     assert sweep.about.startswith(PAPER_OF[paper]), "the comment that opens the file says what it is"
     for cell in sweep.cells:
         found = checked(name, cell.label)
-        algorithm = found.loaded.resolved["algorithm"]
+        algorithm = found.resolved["algorithm"]
         cls = algorithm_class(algorithm["name"])
         assert cls.profiles.get(algorithm.get("profile"), {}).items() <= algorithm.items(), "a profile is undone"
         # The same file is the same run on every machine, whatever weights it has.
@@ -224,10 +224,10 @@ def test_every_figure_of_the_papers_has_a_file_and_no_other() -> None:
 def test_a_figure_has_the_papers_setting(name: str) -> None:
     figure, found = FIGURES[name], set()
     for cell in sweep_of(name).cells:
-        key = cell.loaded.flat()
+        key = cell.scenario.flat()
         assert key["clients.count"] == figure.clients
         assert key["clients.participation"] == figure.share or figure.share is None
-        assert cell.loaded.scenario.clients.models == CNNS
+        assert cell.scenario.clients.models == CNNS
         assert key["training.lr"] == figure.lr
         assert key["data.partition.name"] == ("dirichlet" if figure.varied == DIRICHLET else "pathological")
         if figure.varied not in (HELD, DIRICHLET):
@@ -253,27 +253,27 @@ def test_all_papers_are_there() -> None:
 
 @pytest.mark.parametrize("path", BASES, ids=name_of)
 def test_a_base_is_the_papers_own_method_and_says_what_was_chosen(path: Path) -> None:
-    found = check(load_scenario(path))
-    resolved = found.loaded.resolved
+    found = Scenario.load(path)
+    resolved = found.resolved
     assert resolved["algorithm"]["name"] == resolved["name"] == path.parent.name
-    again = load_scenario(yaml.safe_load(found.loaded.resolved_yaml()))
-    assert check(again).loaded.resolved == resolved
+    again = parse_scenario(yaml.safe_load(found.resolved_yaml()))
+    assert Scenario.of(again).resolved == resolved
     comment = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
     assert "# The paper leaves open, and what is chosen here:" in comment
-    assert any(f"`{found.split}`" in line for line in comment), "which images are split how"
+    assert any(f"`{found.data.split}`" in line for line in comment), "which images are split how"
     assert any(line.startswith("# - first weights:") for line in comment)
-    assert found.loaded.scenario.training.lr == 0.01  # all five papers
+    assert found.training.lr == 0.01  # all five papers
 
 
 @pytest.mark.parametrize("paper", sorted(PAPER_OF))
 def test_other_choices_are_runs(paper: str) -> None:
     labels = [cell.label for cell in sweep_of(f"{paper}/choices").cells]
     assert {"as chosen", "own first weights"} <= set(labels)
-    assert checked(f"{paper}/choices", "own first weights").loaded.scenario.clients.independent_init
+    assert checked(f"{paper}/choices", "own first weights").clients.independent_init
 
 
 def test_fedrals_blocks_differ_between_clients_in_other_choices() -> None:
-    fields = [cell.loaded.resolved["algorithm"] for cell in sweep_of("fedral/choices").cells]
+    fields = [cell.scenario.resolved["algorithm"] for cell in sweep_of("fedral/choices").cells]
     assert {one["agg"] for one in fields if isinstance(one["blocks"], list)} == {"weighted", "naive"}
 
 
@@ -287,8 +287,8 @@ def test_a_cell_is_the_setting_of_the_rows_that_it_claims(name: str) -> None:
             (_is_the_network if is_structure else _is_the_setting)(checked(name, cell.label), row, one.measure)
 
 
-def _is_the_setting(found: Checked, row: Row, measure: str | None) -> None:
-    scenario, resolved = found.loaded.scenario, found.loaded.resolved
+def _is_the_setting(found: Scenario, row: Row, measure: str | None) -> None:
+    scenario, resolved = found, found.resolved
     setting, algorithm, partition = row.setting, resolved["algorithm"], resolved["data"]["partition"]
     dataset, _, part = row.dataset.partition(" ")
     assert found.dataset.name == DATASETS[dataset], row
@@ -354,13 +354,13 @@ def _measure(row: Row) -> str | None:
     }.get(row.metric)  # the rest is shown as published: deviations, computation, PSNR
 
 
-def _is_the_network(found: Checked, row: Row, measure: str | None) -> None:
+def _is_the_network(found: Scenario, row: Row, measure: str | None) -> None:
     """The layers of a table of networks are those of the real module."""
     dataset = row.dataset.partition("/")[0]
     assert found.dataset.name == DATASETS[dataset], row
-    (model,) = found.loaded.scenario.clients.models
+    (model,) = found.clients.models
     assert model == MODELS[found.dataset.name][int(row.method.removeprefix("CNN-")) - 1]
-    assert found.loaded.resolved["algorithm"]["name"] == "fedavg"  # an upload is the whole network
+    assert found.resolved["algorithm"]["name"] == "fedavg"  # an upload is the whole network
     printed, layer = re.findall(r"[\d.]+", row.value), row.metric.lower()
     if layer == "model_size_mb":
         size = sum(weight.numel() for weight in found.build(model).parameters()) * 4 / 2**20

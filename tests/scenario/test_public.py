@@ -11,8 +11,7 @@ import torch
 from raysim.common.errors import ScenarioError
 from raysim.engine.inprocess import InProcessBackend
 from raysim.runs.assembly import Assembly, assemble
-from raysim.scenario.check import check
-from raysim.scenario.load import load_scenario
+from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import ROUNDS, loaded, outcome
 
 DIGITS, TRAIN = 1797, 1437
@@ -20,7 +19,7 @@ DIGITS, TRAIN = 1797, 1437
 
 
 def assembled(*sets: str) -> Assembly:
-    return assemble(check(loaded(*sets)))
+    return assemble(Scenario.of(loaded(*sets)))
 
 
 def dealt(found: Assembly) -> np.ndarray:
@@ -90,7 +89,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_another_data_set(own: Path) -> None:
-    found = assemble(check(load_scenario(own)))
+    found = assemble(Scenario.load(own))
     assert found.public is not None
     assert len(dealt(found)) == 60 and found.public.held_P.size == 0
     task = found.spec.task
@@ -99,7 +98,7 @@ def test_another_data_set(own: Path) -> None:
     assert task.public.y.tolist() == [-1] * 40  # its classes are others
     # A run is resumed with the same public data only.
     assert found.digest != found.data.digest
-    without = assemble(check(load_scenario(own, ["data.public=null", "algorithm={name: fd}"])))
+    without = assemble(Scenario.load(own, ["data.public=null", "algorithm={name: fd}"]))
     assert without.digest == without.data.digest == found.data.digest
 
 
@@ -135,32 +134,32 @@ def test_another_data_set(own: Path) -> None:
 )
 def test_refused(given: str, key: str, sentence: str) -> None:
     with pytest.raises(ScenarioError) as raised:
-        check(loaded("algorithm={name: feddf}", f"data.public={given}"))
+        Scenario.of(loaded("algorithm={name: feddf}", f"data.public={given}"))
     assert f"data.public{'.' if key else ''}{key}: {sentence}" in str(raised.value)
 
 
 def test_labels_of_another_data_set_are_known_not_to_be_there(own: Path) -> None:
     sets = ["algorithm={name: fedmd, transfer_epochs: 2}"]
     with pytest.raises(ScenarioError, match=r"algorithm: transfer_epochs: 2 given, but the public data is another"):
-        check(load_scenario(own, sets))
-    check(load_scenario(own, [*sets, "data.public={share: 0.5}"]))
+        Scenario.load(own, sets)
+    Scenario.load(own, [*sets, "data.public={share: 0.5}"])
 
 
 def test_a_share_needs_a_partition_that_deals(own: Path) -> None:
     sets = ["data.public={share: 0.5}", "data.partition={name: natural, by: user}", "clients.count=auto"]
     with pytest.raises(ScenarioError, match=r"data.public.share: 0.5 given, but partition natural assigns every"):
-        check(load_scenario(own, sets))
+        Scenario.load(own, sets)
 
 
 @pytest.mark.parametrize("method", ["fedmd", "feddf"])
 def test_a_method_that_needs_it_says_so(method: str) -> None:
     sentence = f"^--set .*: data.public: {method} needs public data; set data.public to "
     with pytest.raises(ScenarioError, match=sentence):
-        check(loaded(f"algorithm={{name: {method}}}"))
+        Scenario.of(loaded(f"algorithm={{name: {method}}}"))
 
 
 def test_a_share_of_own_data(own: Path) -> None:
-    found = assemble(check(load_scenario(own, ["data.public={share: 0.5}"])))
+    found = assemble(Scenario.load(own, ["data.public={share: 0.5}"]))
     assert found.public is not None
     assert len(found.public.held_P) == 30
     assert np.array_equal(np.sort(np.concatenate([dealt(found), found.public.held_P])), np.arange(60))

@@ -15,14 +15,13 @@ from raysim.common.errors import ScenarioError
 from raysim.engine.policies.system import System
 from raysim.engine.run import sample
 from raysim.runs.assembly import assemble
-from raysim.scenario.check import check
-from raysim.scenario.load import load_scenario
+from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import loaded
 from tests.structure import REPOSITORY
 
 
 def system(*sets: str) -> System:
-    found = check(loaded(*sets)).participation.system
+    found = Scenario.of(loaded(*sets)).participation.system
     assert found is not None
     return found
 
@@ -56,19 +55,19 @@ def test_a_trace_file(workplace: Path) -> None:
     assert found.up_mbit_per_s.tolist() == [3.0] * 8
     assert system("system.trace=devices.parquet").latency_s.tolist() == [0.5] * 8
     # What a run writes down is tied to the file as it was.
-    resolved = check(loaded("system.trace=devices.csv")).loaded.resolved
-    check(load_scenario(resolved))
+    resolved = Scenario.of(loaded("system.trace=devices.csv")).resolved
+    Scenario.load(resolved)
     Path("devices.csv").write_text(ROWS.replace("13", "99"))
     with pytest.raises(ScenarioError, match=r"system\.trace: devices\.csv has the SHA-256 \w{12}, but system\.trace_"):
-        check(load_scenario(resolved))
+        Scenario.load(resolved)
 
 
 def test_what_is_chosen_is_written_down() -> None:
     given = loaded("system.latency_s={name: log_normal, median: 1}", "clients.selection={name: by_samples}")
-    resolved = yaml.safe_load(check(given).loaded.resolved_yaml())
+    resolved = yaml.safe_load(Scenario.of(given).resolved_yaml())
     assert resolved["system"]["latency_s"] == {"name": "log_normal", "median": 1.0, "sigma": 1.0}
     assert resolved["clients"]["selection"] == {"name": "by_samples"}
-    assert check(load_scenario(resolved)).loaded.resolved == check(given).loaded.resolved
+    assert Scenario.load(resolved).resolved == Scenario.of(given).resolved
 
 
 def test_the_selection_policy_that_docs_show(workplace: Path) -> None:
@@ -76,7 +75,7 @@ def test_the_selection_policy_that_docs_show(workplace: Path) -> None:
     example = re.search(r"```python\n(.*?)```", page, re.DOTALL)
     assert example
     Path("few_samples.py").write_text(example[1])
-    assembly = assemble(check(loaded("clients.selection={name: ./few_samples.py:Smallest, largest: 184}")))
+    assembly = assemble(Scenario.of(loaded("clients.selection={name: ./few_samples.py:Smallest, largest: 184}")))
     drawn = [sample(assembly.spec, assembly.schedule, t) for t in range(1, 9)]
     assert all({*ids} <= {0, 2, 4, 6, 7} for ids in drawn) and len({*drawn}) > 1  # the others have 199 and more
 
@@ -117,7 +116,7 @@ NUMBER = "a number or a list or a mapping of keys and values"
 )
 def test_what_is_wrong_is_one_sentence(sets: list[str], sentence: str) -> None:
     with pytest.raises(ScenarioError) as caught:
-        check(loaded(*sets))
+        Scenario.of(loaded(*sets))
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -142,7 +141,7 @@ def test_what_is_wrong_with_a_trace_is_one_sentence(workplace: Path, text: str |
     if text is not None:
         Path("devices.csv").write_text(text)
     with pytest.raises(ScenarioError) as caught:
-        check(loaded("system.trace=devices.csv"))
+        Scenario.of(loaded("system.trace=devices.csv"))
     assert "system.trace: " in str(caught.value)
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
 
@@ -152,4 +151,4 @@ def test_a_key_and_a_column_of_the_trace_clash(workplace: Path) -> None:
     with pytest.raises(
         ScenarioError, match=r"system\.latency_s: given, but the file of system.trace also has the column lat"
     ):
-        check(loaded("system={trace: devices.csv, latency_s: 1}"))
+        Scenario.of(loaded("system={trace: devices.csv, latency_s: 1}"))

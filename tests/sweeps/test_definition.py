@@ -10,7 +10,7 @@ import yaml
 
 import raysim
 from raysim.common.errors import ScenarioError
-from raysim.scenario.check import check
+from raysim.scenario.scenario import Scenario
 from raysim.sweeps.definition import load_sweep, placed
 from tests.conftest import REPOSITORY
 from tests.engine.scenarios import digits
@@ -36,7 +36,7 @@ def test_a_grid_is_a_product(base: Path, tmp_path: Path) -> None:
         f"{method} training.lr={lr} seed={seed}"
         for method in ("fedgh", "standalone") for lr in ("0.1", "0.01") for seed in (1, 2)
     ]  # fmt: skip
-    scenario = sweep.cells[2].loaded.scenario
+    scenario = sweep.cells[2].scenario
     assert (scenario.seed, scenario.training.lr, scenario.rounds) == (1, 0.01, 2)
     assert sweep.output == tmp_path / "runs" / "both"
 
@@ -52,13 +52,13 @@ def test_a_scenario_and_a_grid_are_a_sweep(base: Path) -> None:
     models = [["digits_mlp64"], ["digits_mlp64", "digits_mlp128"]]
     sweep = load_sweep(base, grid={"clients.models": models}, seeds="1,2", sets=["rounds=1"])
     assert len(sweep.cells) == 4
-    assert sweep.cells[2].loaded.scenario.clients.models == models[1]
+    assert sweep.cells[2].scenario.clients.models == models[1]
 
 
 def test_a_sweep_of_a_scenario_has_its_name_and_its_comment_once(base: Path) -> None:
     base.write_text(f"# What it is.\n{base.read_text()}")
     sweep = load_sweep(base, seeds=[1])
-    name = raysim.load_scenario(base).scenario.name
+    name = raysim.Scenario.load(base).name
     assert name != base.stem
     assert (sweep.name, sweep.output.name, sweep.about) == (f"{name}-sweep", f"{name}-sweep", "What it is.")
 
@@ -67,18 +67,18 @@ def test_a_sweep_of_a_scenario_lies_beside_its_single_runs(base: Path, tmp_path:
     """Both folders have the scenario's name, whatever its file is called, and `--set` changes both."""
     file = base.rename(tmp_path / "my scenario.yaml")
     for name, sets in (("tiny", []), ("other", ["name=other"])):
-        single = raysim.load_scenario(file, sets).scenario.results_folder()
+        single = raysim.Scenario.load(file, sets).settings.results_folder()
         sweep = load_sweep(file, seeds="1,2", sets=sets)
         assert single == tmp_path / "runs" / name
         assert sweep.output == single.with_name(f"{name}-sweep") and sweep.name == f"{name}-sweep"
         assert load_sweep(file, seeds="1,2", sets=sets, fast=True).output == single.with_name(f"{name}-sweep-fast")
         for cell in sweep.cells:
-            assert placed(cell, sweep).scenario.results_folder() == sweep.output / cell.folder_name
+            assert placed(cell, sweep).settings.results_folder() == sweep.output / cell.folder_name
 
 
 def test_an_inline_base(tmp_path: Path) -> None:
     sweep = load_sweep(write(tmp_path, base=digits(), grid={"seed": [1, 2]}))
-    assert [cell.loaded.scenario.seed for cell in sweep.cells] == [1, 2]
+    assert [cell.scenario.seed for cell in sweep.cells] == [1, 2]
 
 
 def test_a_cell_is_known_by_what_decides_its_result(base: Path, tmp_path: Path) -> None:
@@ -88,9 +88,9 @@ def test_a_cell_is_known_by_what_decides_its_result(base: Path, tmp_path: Path) 
     (other,) = load_sweep(write(tmp_path), sets=["training.weight_decay=0.1"]).cells
     assert cell.id == elsewhere.id == spelt_out.id != other.id
     sweep = load_sweep(write(tmp_path))
-    there = placed(cell, sweep).scenario
+    there = placed(cell, sweep)
     assert (there.name, there.output) == (cell.folder_name, str(sweep.output))
-    assert placed(cell, sweep).scenario.training == cell.loaded.scenario.training
+    assert placed(cell, sweep).training == cell.scenario.training
 
 
 def test_a_grid_that_grows_keeps_its_cells(base: Path, tmp_path: Path) -> None:
@@ -152,16 +152,16 @@ def test_a_fast_sweep_is_small_and_another(base: Path, tmp_path: Path) -> None:
     path = write(tmp_path, set=["rounds=50"], grid=grid)
     fast, full = load_sweep(path, fast=True), load_sweep(path)
     assert (fast.name, full.name) == ("sweep-fast", "sweep")
-    found = [check(cell.loaded) for cell in fast.cells if cell.loaded.scenario.seed == 7]
-    cut = {(one.loaded.scenario.clients.count, one.participants, one.loaded.scenario.training.epochs) for one in found}
+    found = [Scenario.of(cell.scenario) for cell in fast.cells if cell.scenario.seed == 7]
+    cut = {(one.clients.count, one.participants, one.training.epochs) for one in found}
     assert cut == {(*clients, epochs) for clients in ((3, 1), (10, 2), (100, 5)) for epochs in (1, 3)}  # 0.5 take part
-    assert {one.loaded.scenario.rounds for one in found} == {3}
+    assert {one.rounds for one in found} == {3}
     assert not fast.card().cells.keys() & full.card().cells.keys()
     assert len(load_sweep(path, grid={"rounds": [50, 100]}, fast=True).cells) == len(fast.cells)  # alike, once cut
     assert "--fast" in fast.card().notes[0] and not full.card().notes
     only = write(tmp_path, set=["rounds=50", "algorithm.name=hks"], seeds=[1])
     (hks,) = load_sweep(only, fast=True).cells
-    assert hks.loaded.settings["warmup"] == 1
+    assert hks.scenario.algorithm_settings["warmup"] == 1
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_every_shipped_sweep_loads_and_its_cells_fit(path: Path) -> None:
     sweep = load_sweep(path, seeds=[1])
     assert len(sweep.cells) > 1
     for cell in sweep.cells:
-        check(cell.loaded)
+        Scenario.of(cell.scenario)
 
 
 def test_own_methods_are_called_by_their_classes(base: Path, tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_own_methods_are_called_by_their_classes(base: Path, tmp_path: Path) -> 
     sweep = load_sweep(write(tmp_path, grid=grid, seeds=[1], baseline="Mine"))
     assert [cell.name for cell in sweep.cells] == ["Mine seed=1", "Mine (twin.py) seed=1", "standalone seed=1"]
     assert sweep.cells[0].folder_name.startswith("Mine-seed-1-")
-    assert [cell.loaded.method for cell in sweep.cells] == ["Mine", "Mine", "standalone"]
+    assert [cell.scenario.method for cell in sweep.cells] == ["Mine", "Mine", "standalone"]
     assert load_sweep(write(tmp_path, grid=grid, baseline="./my_file.py")).baseline == "./my_file.py"
 
 
@@ -264,7 +264,7 @@ def test_a_key_of_one_method_in_a_grid_of_several(base: Path, tmp_path: Path) ->
     text = str(caught.value).split("`")[1].replace("METHOD", "fedgh")
     sweep = load_sweep(write(tmp_path, **yaml.safe_load(text)))
     assert [cell.name for cell in sweep.cells] == ["without", "with"]
-    assert [cell.loaded.method for cell in sweep.cells] == ["standalone", "fedgh"]
+    assert [cell.scenario.method for cell in sweep.cells] == ["standalone", "fedgh"]
     with pytest.raises(ScenarioError) as caught:
         load_sweep(write(tmp_path, grid={**grid, "algorithm.header_lr": ["x"]}))
     assert "sweep file" not in str(caught.value)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from raysim.runs.start import run
+from raysim.runs.run import run
 from raysim.sweeps.definition import Cell, Sweep, load_sweep, placed
 from raysim.sweeps.display import print_plan
 from raysim.sweeps.estimate import PHASES, Cost, Estimator

@@ -15,8 +15,8 @@ import yaml
 from mlflow.tracking import MlflowClient
 
 from raysim.report.load import read_summary
-from raysim.runs.start import run
-from raysim.scenario.load import load_scenario
+from raysim.runs.run import run
+from raysim.scenario.parse import parse_scenario
 from raysim.sweeps.definition import Sweep, load_sweep
 from raysim.sweeps.run import Progress, run_sweep
 from raysim.sweeps.state import CellState, counts, states_of
@@ -50,7 +50,7 @@ def test_every_cell_is_run_once_and_as_by_itself(workplace: Path) -> None:
     states = run_sweep(sweep, parallel=2, show=seen.append)
     assert counts(states) == "4 done"
     assert max(len(progress.running) for progress in seen) == 2
-    alone = run(load_scenario(digits(training={"batch_size": 64}), ["seed=2"]), quiet=True)
+    alone = run(parse_scenario(digits(training={"batch_size": 64}), ["seed=2"]), quiet=True)
     assert digest(states[1]) == alone.state_digest
     folders = run_folders(sweep)
     assert len(folders) == 4
@@ -94,7 +94,7 @@ def test_a_worker_that_dies_costs_its_cell_nothing_but_time(workplace: Path) -> 
     (again,) = run_sweep(sweep, parallel=1, notify=notes.append)
     assert again.state == "done", notes
     assert len(run_folders(sweep)) == 1
-    alone = load_scenario(digits(training={"batch_size": 64}, rounds=40))
+    alone = parse_scenario(digits(training={"batch_size": 64}, rounds=40))
     assert digest(again) == run(alone, quiet=True).state_digest
 
 
@@ -107,7 +107,7 @@ def test_a_cell_that_asks_for_client_actors_has_the_same_bits(workplace: Path) -
     summaries = [read_summary(state.folder) for state in states if state.folder]
     assert [(summary["backend"], summary["actors"]) for summary in summaries] == [("in_process", 0), ("ray", 2)]
     assert ("split", 3) in [one for progress in seen for one in progress.running]
-    alone = load_scenario(digits(training={"batch_size": 64}), ["algorithm.name=standalone"])
+    alone = parse_scenario(digits(training={"batch_size": 64}), ["algorithm.name=standalone"])
     assert digest(states[1]) == run(alone, quiet=True).state_digest
 
 

@@ -38,7 +38,7 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
 def test_a_task_means_the_same_in_any_folder(sweep: Sweep, tmp_path: Path) -> None:
     (state,) = states_of(sweep)
     task = _task(state, sweep, Parent(), "ray")  # type: ignore[arg-type]
-    scenario = task.loaded.scenario
+    scenario = task.scenario
     assert (scenario.data.root, scenario.checkpoint.folder) == ("/home/me/data", str(tmp_path / "saved"))
     assert (scenario.backend, scenario.tracking.uri) == ("ray", Parent.uri)
     tags = {"who": "me", "mlflow.parentRunId": "p1", "sweep": "sweep", "cell": "base"}

@@ -14,7 +14,7 @@ from raysim.common.errors import RunError
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.report.load import read_rounds
-from raysim.runs.start import resume, run
+from raysim.runs.run import Run, run
 from raysim.tracking.memory import MemoryTracker
 from tests.engine.scenarios import loaded
 
@@ -62,7 +62,7 @@ def test_a_full_disk(workplace: Path, small_disk: Path, backend: str, request: p
     assert not store.damage
     (small_disk / "filler").unlink()
     whole = run(loaded("rounds=6"), quiet=True)
-    assert resume(folder, quiet=True).state_digest == whole.state_digest
+    assert Run(folder).resume(quiet=True).state_digest == whole.state_digest
 
 
 def test_a_folder_that_can_be_written_no_more(workplace: Path) -> None:
@@ -79,4 +79,4 @@ def test_a_folder_that_can_be_written_no_more(workplace: Path) -> None:
     assert read_rounds(folder)["round"].to_pylist()[:4] == [0, 1, 2, 3]
     (folder / "checkpoints").unlink()
     shutil.move(workplace / "aside", folder / "checkpoints")
-    assert resume(folder, quiet=True).state_digest == run(loaded("rounds=6"), quiet=True).state_digest
+    assert Run(folder).resume(quiet=True).state_digest == run(loaded("rounds=6"), quiet=True).state_digest

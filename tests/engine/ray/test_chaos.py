@@ -12,7 +12,7 @@ from tests.chaos import KINDS, Chaos, Strike
 pytestmark = [pytest.mark.ray, pytest.mark.large]
 
 ROUND = "raysim.tracking.folder:RunFolder.log"
-DRAW = "raysim.runs.execution:Session._draw"
+DRAW = "raysim.runs.execution:Execution._draw"
 TERMINATE = "raysim.tracking.mlflow:MlflowTracker._terminate"
 
 

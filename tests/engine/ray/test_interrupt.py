@@ -63,7 +63,7 @@ def test_two_early_sigterms(tmp_path: Path, tracking_store: str) -> None:
     """The first comes while Ray starts and has handlers of its own, the second in the closing of the run."""
     strikes = [
         Strike(signal.SIGTERM, "ray._private.worker:connect", after=True),
-        Strike(signal.SIGTERM, "raysim.runs.execution:Session._draw"),
+        Strike(signal.SIGTERM, "raysim.runs.execution:Execution._draw"),
     ]
     # With pinned clients the run itself starts Ray, not `ray_ahead`.
     sets = ["resources.clients_per_actor=20", f"tracking.uri={tracking_store}"]

@@ -24,9 +24,8 @@ from raysim.engine.records import Startup
 from raysim.runs.assembly import assemble
 from raysim.runs.backend import make_backend
 from raysim.runs.preview import preview
-from raysim.runs.start import run
-from raysim.scenario.check import Checked, check
-from raysim.scenario.load import load_scenario
+from raysim.runs.run import run
+from raysim.scenario.scenario import Scenario
 from tests.conftest import REPOSITORY
 from tests.engine.ray.deaths import wait_until_dead
 from tests.engine.scenarios import digits, loaded
@@ -120,7 +119,7 @@ def test_startup_counts_only_the_first_start() -> None:
     from raysim.engine.ray.backend import RayBackend
     from raysim.engine.ray.pool import ActorPool
 
-    checked = check(loaded())
+    checked = Scenario.of(loaded())
     # Pinned, so that the actor without participants stays a bare process.
     plan = make_plan([ResourceRequest(tuple(range(8)), None, 4, 1.0, 0.0)], ClusterResources(8, 0))
     notes: list[str] = []
@@ -145,10 +144,10 @@ def use_gpus() -> dict[str, Any]:
     Path("tiny.yaml").write_text(yaml.safe_dump(scenario))
     with two_nodes(cpus=2, gpus=1):
         cli.main(["launch", "tiny.yaml", "--dry-run"], standalone_mode=False)
-        return {"planned": planned(), "held": held(check(load_scenario(scenario)))}
+        return {"planned": planned(), "held": held(Scenario.load(scenario))}
 
 
-def held(checked: Checked) -> tuple[list[Any], dict[str, float]]:
+def held(checked: Scenario) -> tuple[list[Any], dict[str, float]]:
     """(each actor's node, GPUs and shares; what is left), once all have started."""
     import ray
 
@@ -230,7 +229,7 @@ def planned() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, resources in PLANS.items():
         try:
-            shown = preview(check(loaded("backend=ray", resources=resources)))
+            shown = preview(Scenario.of(loaded("backend=ray", resources=resources)))
             found[name] = [shown.machine.nodes, sorted(one.holds for one in shown.placement)]
         except ScenarioError as error:
             found[name] = str(error)

@@ -27,11 +27,10 @@ from raysim.engine.run import Observers, run_rounds, state_digest
 from raysim.engine.workers.hooks import HookError
 from raysim.engine.workers.rows import AUTO, StateLimits
 from raysim.runs.assembly import assemble
-from raysim.runs.execution import Result
-from raysim.runs.start import run
-from raysim.scenario.check import check
-from raysim.scenario.load import Loaded
+from raysim.runs.run import Run, run
+from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.registry import algorithm_names
+from raysim.scenario.scenario import Scenario
 from raysim.tracking.memory import MemoryTracker
 from tests.engine.scenarios import loaded, of_method
 from tests.engine.test_system import UNEVEN
@@ -48,11 +47,11 @@ PLANS = {
 SPLIT = {"overrides": [{"models": ["digits_resnet"], "clients_per_actor": 2, "actors": 1}], "actors": 2}
 
 
-def result_of(*sets: str, **changes: Any) -> Result:
+def result_of(*sets: str, **changes: Any) -> Run:
     return run(loaded(*sets, **changes), quiet=True)
 
 
-def clients(result: Result) -> pa.Table:
+def clients(result: Run) -> pa.Table:
     """clients.parquet without its timings."""
     table = pq.read_table(result.folder / "clients.parquet")
     return table.drop_columns([name for name in table.column_names if name.endswith("_s")])
@@ -79,9 +78,9 @@ def backends(ray_session: None) -> Iterator[dict[str, RayBackend]]:
         backend.close()
 
 
-def rounds_on(backend: Backend, given: Loaded) -> tuple[str, list[ClientRow], list[dict[str, Any]], int]:
+def rounds_on(backend: Backend, given: ParsedScenario) -> tuple[str, list[ClientRow], list[dict[str, Any]], int]:
     """Run three rounds: state digest, client rows and round values without timings, clients moved."""
-    checked = check(given)
+    checked = Scenario.of(given)
     assembly = assemble(checked, ClusterResources(8, 2))
     memory = MemoryTracker()
     backend.start(assembly.spec, assembly.raw)

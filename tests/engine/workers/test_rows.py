@@ -92,4 +92,4 @@ def test_a_folder_that_is_not_on_this_machine() -> None:
 def test_the_limit() -> None:
     assert StateLimits(2.5).memory_bytes == 2_500_000_000
     assert 0 < StateLimits().memory_bytes == usable_memory() // 2
-    assert loaded("resources.memory_gb=0.5").scenario.resources.memory_gb == 0.5
+    assert loaded("resources.memory_gb=0.5").resources.memory_gb == 0.5

@@ -18,7 +18,7 @@ from raysim.engine.progress import Progress
 from raysim.engine.run import Observers, run_rounds
 from raysim.engine.workers.unchanged import ChangedMessageError
 from raysim.runs.assembly import assemble
-from raysim.scenario.check import check
+from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import loaded
 
 ONE_BY_ONE = ("clients.models=[digits_mlp64]", "clients.count=3", "clients.participation=1.0", "rounds=2")
@@ -26,7 +26,7 @@ TOGETHER = (*ONE_BY_ONE, "training.together=3")
 
 
 def run_of(algorithm: Any, *sets: str) -> None:
-    assembly = assemble(check(loaded(*sets)))
+    assembly = assemble(Scenario.of(loaded(*sets)))
     backend = InProcessBackend()
     backend.start(replace(assembly.spec, algorithm=algorithm), assembly.raw)
     try:

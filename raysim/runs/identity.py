@@ -1,0 +1,138 @@
+"""`Identity`: what a run is known by, besides its scenario, and what a resumed run must share with it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from raysim.common.errors import ScenarioError
+from raysim.common.results import Scalar, written
+from raysim.common.text import is_name, redacted
+from raysim.runs.code import UNKNOWN, Code
+from raysim.scenario.schema import decides
+
+_RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a run is known by, besides its scenario: `run.json` in its folder."""
+
+    run_id: str
+    tracking: str  # MLflow's address, resolved
+    checkpoints: str  # address of its checkpoints; one that is relative begins at the run folder, which may be moved
+    dataset_digest: str
+    partition_digest: str
+    versions: Mapping[str, str]
+    code: Code = field(default_factory=Code)
+    code_changes: Sequence[Mapping[str, Any]] = ()  # for each --code-changed: after which round, and what changed
+    overrides: Mapping[str, Scalar] = field(default_factory=dict)  # what `--set` gave so far, with dotted keys
+
+    @classmethod
+    def of(cls, folder: Path) -> Identity:
+        """Of an existing run. Raises `ScenarioError` when there is none, or it is not as raysim writes it."""
+        try:
+            found = TypeAdapter(cls).validate_json((folder / "run.json").read_bytes(), strict=True)
+        except FileNotFoundError:
+            raise ScenarioError(
+                f"{folder} contains no run.json: it is not a run folder, or the run never started"
+            ) from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = "".join(f"{part}: " for part in first["loc"])
+            raise ScenarioError(f"{folder / 'run.json'} cannot be read ({where}{first['msg']})") from None
+        except OSError as error:
+            raise ScenarioError(f"{folder / 'run.json'} cannot be read ({error})") from None
+        if not _RUN_ID.fullmatch(found.run_id):
+            raise ScenarioError(f"{folder / 'run.json'}: run_id: {found.run_id!r} is not a run id")
+        if not _is_of_run(found.checkpoints, found.run_id):
+            raise ScenarioError(
+                f"{folder / 'run.json'}: checkpoints: {found.checkpoints!r} given; allowed: 'checkpoints', in the run "
+                f"folder, or a folder <name>/{found.run_id} of this run alone"
+            )
+        # An earlier raysim kept passwords.
+        return replace(found, tracking=redacted(found.tracking), checkpoints=redacted(found.checkpoints))
+
+    def checkpoints_of(self, folder: Path) -> str:
+        """The address of the checkpoints of the run in `folder`."""
+        return self.checkpoints if "://" in self.checkpoints else str(folder / self.checkpoints)
+
+    def json(self) -> str:
+        """As the file's text."""
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+    def refuse_other_data(self, folder: Path, dataset: str, partition: str) -> None:
+        """Raises `ScenarioError` when the samples or their partition are not those of the run."""
+        for what, had, has in (
+            ("data set", self.dataset_digest, dataset),
+            ("partition", self.partition_digest, partition),
+        ):
+            if had != has:
+                raise ScenarioError(
+                    f"{folder}: its {what} had the digest {had[:12]}, the present one has {has[:12]}; "
+                    "resuming or inspecting a run requires its original data"
+                )
+
+    def refuse_other_code(self, folder: Path, now: Code) -> None:
+        """Raises `ScenarioError` when the method, or what computes it, is not as it was."""
+        if changes := self.code.changes(now):
+            raise ScenarioError(
+                f"{folder} cannot be resumed: its code has changed since: {', '.join(changes)}; to "
+                "resume it with the new code, give --code-changed (code_changed=True in Python)"
+            )
+
+    def with_code(self, now: Code, t: int) -> Identity:
+        """The identity of a run that is resumed after round `t` with the code as it is now."""
+        changes = self.code.changes(now)
+        noted = [*self.code_changes, {"after_round": t, "files": changes}] if changes else self.code_changes
+        # Without a checkpoint everything is computed anew, with one code.
+        return replace(self, code=now, code_changes=noted if t >= 0 else ())
+
+    def code_facts(self) -> dict[str, Any]:
+        """The method's code and its changes, as `summary.json` has them."""
+        return {**asdict(self.code), "changes": list(self.code_changes)}
+
+    def warnings(self, versions: Mapping[str, str], now: Code) -> list[str]:
+        """What may make the rest of a resumed run differ, a sentence each. versions, now: of this process."""
+        other = [
+            f"{name} {had} there, {versions[name]} here"
+            for name, had in self.versions.items()
+            if versions.get(name, had) != had
+        ]
+        found = []
+        if other:
+            found.append(
+                f"different versions than at the start of the run ({', '.join(other)}): last digits may differ"
+            )
+        if changes := self.code.changes(now):
+            found.append(f"code changed from this round on: {', '.join(changes)}")
+        return found if self.code.files else [*found, UNKNOWN]
+
+
+def _is_of_run(checkpoints: str, run_id: str) -> bool:
+    """Whether checkpoints are in the run folder, or in a folder that can hold nothing but this run's."""
+    if checkpoints == "checkpoints":
+        return True
+    parts = checkpoints.split("/")
+    whole = checkpoints.startswith("/") or "://" in checkpoints
+    return whole and checkpoints.isprintable() and ".." not in parts and is_name(parts[-2]) and parts[-1] == run_id
+
+
+def label(algorithm: str, seed: int, overrides: Mapping[str, Scalar]) -> str:
+    """What tells a run from others: method, seed, and what was overridden of what decides the result.
+
+    Such as "fedgh-s1 lr=0.1 data=cifar10"; at most 120 characters, since names have little room.
+    """
+    short = [
+        (key.removesuffix(".name").rpartition(".")[2], value)
+        for key, value in overrides.items()
+        if key not in ("algorithm.name", "seed") and decides(key)
+    ]
+    text = " ".join([f"{algorithm}-s{seed}", *written(short)])
+    return text if len(text) <= 120 else f"{text[:119]}…"

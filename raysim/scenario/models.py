@@ -1,0 +1,65 @@
+"""The architectures of a scenario: each exists, fits the samples and has the width that all share."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from raysim.common.errors import ScenarioError
+from raysim.common.text import quoted
+from raysim.core.own_code import failing, named
+from raysim.data.specs import DatasetSpec
+from raysim.models import MODELS, build_model, common_feature_dim, incompatibility
+from raysim.scenario.parse import ParsedScenario
+from raysim.scenario.registry import suggest
+
+
+def builder(dataset: DatasetSpec, feature_dim: int) -> Any:
+    return partial(build_model, num_classes=dataset.num_classes, input_spec=dataset.input_spec, feature_dim=feature_dim)
+
+
+def feature_dim_of(parsed: ParsedScenario, dataset: DatasetSpec) -> int:
+    """See that every model exists and fits the samples; the representation width that all share."""
+    clients, origin = parsed.clients, parsed.origin
+    fitting = [name for name in MODELS if incompatibility(name, dataset.input_spec) is None]
+    for i, name in enumerate(clients.models):
+        key = ("clients", "models", str(i))
+        if name not in MODELS and named("models", name) is None:
+            raise origin.error(
+                key, f"unknown model {name!r}{suggest(name, MODELS)} (those that fit: {', '.join(fitting)})"
+            )
+        reason = incompatibility(name, dataset.input_spec)
+        if reason:
+            raise origin.error(
+                key,
+                f"{reason}, but {dataset.name} has {dataset.input_spec}; allowed: {', '.join(fitting)}",
+                cause=("data", "name"),
+            )
+    try:
+        auto = clients.feature_dim == "auto"
+        feature_dim = common_feature_dim(clients.models) if auto else int(clients.feature_dim)
+        for name in dict.fromkeys(clients.models):
+            if name not in MODELS:
+                parsed.own_code.activate()
+                _try_model(name, dataset, feature_dim)
+    except ScenarioError as error:
+        raise origin.error(("clients", "models"), error.reason) from None
+    return feature_dim
+
+
+def _try_model(name: str, dataset: DatasetSpec, feature_dim: int) -> None:
+    """See that a model of the user's own can be built and has the shapes that all have. Raises `ScenarioError`."""
+    import torch
+
+    from raysim.models.split import example
+
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        net = builder(dataset, feature_dim)(name)
+        x_B = example(dataset.input_spec, 2)
+        parts = (("representation", "features", feature_dim), ("logits", "header", dataset.num_classes))
+        for what, part, width in parts:
+            with failing(f"{name}: fails on two samples of {dataset.input_spec}"):
+                x_B = getattr(net.eval(), part)(x_B)
+            if not isinstance(x_B, torch.Tensor) or x_B.shape != (2, width):
+                given = f"has the shape {tuple(x_B.shape)}" if isinstance(x_B, torch.Tensor) else f"is {quoted(x_B)}"
+                raise ScenarioError(f"{name}: the {what} of two samples {given}; allowed: {(2, width)}")

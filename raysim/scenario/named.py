@@ -1,0 +1,108 @@
+"""Sections whose `name` chooses a class, such as `data.partition`: from the keys to an object of that class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, is_dataclass
+from typing import Any, cast
+
+from pydantic import BaseModel, PydanticUserError, ValidationError
+
+from raysim.common.errors import ScenarioError
+from raysim.common.text import cause, quoted
+from raysim.core.own_code import FAILURES, OwnCode, named, where
+from raysim.scenario.declared import Declaration, declaration_of
+from raysim.scenario.origin import Key, Origin
+from raysim.scenario.registry import suggest
+from raysim.scenario.schema import settings_model
+from raysim.scenario.sentences import allowed_by, validated
+from raysim.scenario.yaml_text import shown
+
+
+def named_settings(
+    section: Mapping[str, Any],
+    key: Key,
+    classes: Mapping[str, type],
+    origin: Origin,
+    own_code: OwnCode | None = None,
+    hook: str = "",
+) -> Any:
+    """The settings object of a section such as `data.partition`: its `name` chooses the class.
+
+    own_code: where a class may come from that is none of `classes`, and has the method `hook`; None: nowhere else.
+    """
+    name, fields = split_name(section, key, origin)
+    reference = None if own_code is None or name in classes else named(f"{key[-1]}s", name)
+    if own_code is not None and reference is not None:
+        own_code.activate()
+        try:
+            cls = reference.get()
+        except ScenarioError as error:
+            raise origin.error((*key, "name"), error.reason) from None
+        if not is_dataclass(cls) or not callable(getattr(cls, hook, None)):
+            raise origin.error((*key, "name"), f"{name}: is not a dataclass with a method {hook!r}")
+        classes = {name: cast(type, cls)}
+    if name not in classes:
+        raise origin.error(
+            (*key, "name"), f"unknown name {name!r}{suggest(name, classes)} (there are: {', '.join(classes)})"
+        )
+    try:
+        declaration = declaration_of(classes[name])
+    except FAILURES as error:
+        raise origin.error((*key, "name"), f"{name}: its fields cannot be read: {cause(error)}") from error
+    settings = validated(model_of(declaration, name, (*key, "name"), origin), fields, origin, key)
+    return made(classes[name], settings.model_dump(), key, origin)
+
+
+def model_of(declaration: Declaration, name: str, key: Key, origin: Origin) -> type[BaseModel]:
+    """The Pydantic model of the fields of a settings class, which may be a user's own."""
+    for field in declaration.fields:
+        if field.default is not MISSING and not _is_plain(field.default):
+            raise origin.error(
+                key,
+                f"{name}: field {field.name} has the default {quoted(field.default)}, which a scenario cannot contain; "
+                "allowed: text, numbers, true, false, null, lists, mappings",
+            )
+    try:
+        model = settings_model(declaration)
+        model.model_rebuild()  # raises where a type is not defined
+        defaults = {field.name: field.default for field in declaration.fields if field.default is not MISSING}
+        model.model_construct(**defaults).model_dump(mode="json", warnings=False)  # raises where YAML has no such type
+        model.model_validate(defaults)
+    except ValidationError as error:
+        for problem in error.errors(include_url=False):
+            if problem["type"] != "missing":  # a field without a default, which the scenario gives
+                wrong = f"field {problem['loc'][0]} has the default {shown(problem['input'])}"
+                raise origin.error(key, f"{name}: {wrong}; allowed: {allowed_by(problem)}") from None
+    except Exception as error:  # Pydantic raises many kinds for types and names that it does not take
+        why = str(error).splitlines()[0] if isinstance(error, PydanticUserError) else cause(error)
+        raise origin.error(key, f"{name}: a field has a type that a scenario cannot contain ({why})") from None
+    return model
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether YAML has this value; NumPy's numbers are others."""
+    if isinstance(value, dict):
+        return all(type(key) is str and _is_plain(inner) for key, inner in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def made(cls: type, settings: Mapping[str, Any], key: Key, origin: Origin) -> Any:
+    """A settings object. Its class, which may be a user's own, may refuse what its fields allow."""
+    try:
+        return cls(**settings)
+    except ValueError as error:
+        raise origin.error(key, str(error)) from None
+    except FAILURES as error:
+        raise origin.error(key, f"{cls.__name__} cannot be made: {where(error)}") from error
+
+
+def split_name(section: Mapping[str, Any], key: Key, origin: Origin) -> tuple[str, dict[str, Any]]:
+    fields = dict(section)
+    name = fields.pop("name", None)
+    if not isinstance(name, str):
+        given = "it is missing" if name is None else f"{shown(name)} given"
+        raise origin.error((*key, "name"), f"{given}; allowed: a name")
+    return name, fields

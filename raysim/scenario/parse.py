@@ -1,0 +1,324 @@
+"""From a YAML file and `--set` overrides to a scenario's keys, each with a valid value.
+
+Nothing that the keys name is looked up yet, but the method's declaration: `raysim.scenario.scenario` does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import yaml
+
+from raysim.common.errors import ScenarioError
+from raysim.common.results import Scalar
+from raysim.common.text import cut, expanded, holds_secret, redacted
+from raysim.core.own_code import OwnCode, Reference
+from raysim.scenario import schema
+from raysim.scenario.declared import Declaration, declaration_of, declared
+from raysim.scenario.named import made, model_of, split_name
+from raysim.scenario.origin import Key, Origin
+from raysim.scenario.registry import algorithm_class
+from raysim.scenario.schema import Settings
+from raysim.scenario.sentences import NAMED_SECTIONS, validated
+from raysim.scenario.yaml_text import UNREADABLE, Dumper, load_value, parse, read_text, short, shown
+
+if TYPE_CHECKING:
+    from raysim.core.algorithm import AnyAlgorithm
+
+PAPER = "paper"
+"""The profile that is every algorithm's defaults."""
+
+
+@dataclass(frozen=True)
+class ParsedScenario:
+    """A scenario's keys with valid values and defaults; what they name is not looked up, but the method.
+
+    The keys of `settings` can be read directly, such as `rounds` and `data`.
+    """
+
+    settings: Settings
+    declared: Declaration  # of its algorithm
+    algorithm_settings: Mapping[str, Any]
+    origin: Origin
+    text: str  # as given, without the secrets that addresses may hold
+    resolved: Mapping[str, Any]  # every key with its value, defaults filled in
+    overrides: Mapping[str, Scalar]  # of `flat`, what `--set` gave
+    own: AnyAlgorithm | None = None  # see with_algorithm
+    own_code: OwnCode = OwnCode()  # the user's own files that it names
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"own_code": self.own_code, **vars(self)}  # first: what follows may need its modules
+
+    @cached_property
+    def algorithm(self) -> AnyAlgorithm:
+        """The algorithm with its settings, made when first asked for, as its file may import torch.
+
+        Raises `ScenarioError` where it cannot be made.
+        """
+        if self.own is not None:
+            return self.own
+        self.own_code.activate()
+        algorithm: AnyAlgorithm = made(
+            algorithm_class(self.algorithm_name), self.algorithm_settings, ("algorithm",), self.origin
+        )
+        return algorithm
+
+    @property
+    def algorithm_name(self) -> str:
+        """The name that the scenario gives, such as "fedgh" or "mine.py"."""
+        return str(self.resolved["algorithm"]["name"])
+
+    @property
+    def method(self) -> str:
+        """What tables and plots call its algorithm: the class's name where it is in a user's own file."""
+        return self.algorithm_name if Reference.of(self.algorithm_name) is None else self.declared.name
+
+    def with_algorithm(self, algorithm: AnyAlgorithm) -> ParsedScenario:
+        """The same with this algorithm in place of the one that the scenario names."""
+        return replace(self, own=algorithm, declared=declaration_of(type(algorithm)))
+
+    def resolved_yaml(self) -> str:
+        """The resolved scenario as YAML; loading it gives the same run."""
+        return yaml.dump(dict(self.resolved), Dumper=Dumper, sort_keys=False, allow_unicode=True)
+
+    def flat(self) -> dict[str, Scalar]:
+        """The resolved scenario with dotted keys; lists as YAML text."""
+        return dict(flatten(self.resolved))
+
+    @property
+    def name(self) -> str:
+        return self.settings.name
+
+    @property
+    def seed(self) -> int:
+        return self.settings.seed
+
+    @property
+    def seeds(self) -> schema.Seeds:
+        return self.settings.seeds
+
+    @property
+    def rounds(self) -> int:
+        return self.settings.rounds
+
+    @property
+    def backend(self) -> Literal["ray", "in_process"]:
+        return self.settings.backend
+
+    @property
+    def output(self) -> str:
+        return self.settings.output
+
+    @property
+    def data(self) -> schema.Data:
+        return self.settings.data
+
+    @property
+    def clients(self) -> schema.Clients:
+        return self.settings.clients
+
+    @property
+    def system(self) -> schema.System | None:
+        return self.settings.system
+
+    @property
+    def training(self) -> schema.Training:
+        return self.settings.training
+
+    @property
+    def evaluation(self) -> schema.Evaluation:
+        return self.settings.evaluation
+
+    @property
+    def resources(self) -> schema.Resources:
+        return self.settings.resources
+
+    @property
+    def tracking(self) -> schema.Tracking:
+        return self.settings.tracking
+
+    @property
+    def checkpoint(self) -> schema.Checkpoint:
+        return self.settings.checkpoint
+
+    @property
+    def failure(self) -> schema.Failure:
+        return self.settings.failure
+
+    def seed_of(self, what: Literal["data", "weights", "cohorts"]) -> int:
+        """The seed of one source of randomness."""
+        return self.settings.seed_of(what)
+
+
+CODE = "code"
+"""The folder, beside the scenario of a run or a job, of the user's own files that it names."""
+
+
+def parse_scenario(
+    source: str | Path | Mapping[str, Any],
+    sets: Sequence[str] = (),
+    *,
+    folders: Sequence[Path] = (),
+    trust: Callable[[OwnCode], object] = lambda code: None,
+) -> ParsedScenario:
+    """Read a scenario and validate its keys.
+
+    source: a YAML file, or the same content as a mapping. sets: overrides such as "training.lr=0.1"; values are YAML.
+    folders: where to look for the user's own files, besides the scenario's folder and the current one. trust: raises
+    when they must not run; it is asked before they may.
+    Raises `ScenarioError`, one sentence naming the file or override, the key, what was given and what is allowed.
+    """
+    if isinstance(sets, str):
+        raise ScenarioError(f"sets: {sets!r} given; allowed: a list of overrides, for example [{sets!r}]")
+    if isinstance(source, Mapping):
+        file, text, places = "scenario", _written(source), [Path()]
+    elif not isinstance(source, str | Path):
+        raise ScenarioError(f"scenario: a {type(source).__name__} given; allowed: a YAML file, or its keys and values")
+    else:
+        file = str(source)
+        text = read_text(Path(source))
+        places = [Path(source).parent, Path()]
+    raw = parse(text, file)
+    if {"base", "grid", "runs", "seeds"} & raw.keys() - set(Settings.model_fields):
+        raise ScenarioError(f"{file}: is a sweep, not a scenario; `raysim sweep` runs it")
+    overrides = [_parse_set(" ".join(item.split())) for item in sets]
+    overrides.sort(key=lambda override: _rank(override.path))
+    origin = Origin(file, text, {override.path: override.text for override in overrides})
+    for override in overrides:
+        _apply(raw, override.path, override.value, origin)
+    own_code = _own_code(raw, origin, [*folders, *places])
+    trust(own_code)
+    settings = validated(Settings, raw, origin, ())
+    algorithm, fields = split_name(settings.algorithm, ("algorithm",), origin)
+    try:
+        declaration = declared(algorithm, own_code)
+    except ScenarioError as error:
+        raise ScenarioError(f"{origin.of(('algorithm', 'name'))}: {error}") from None
+    profile = fields.pop("profile", PAPER)
+    given = _preset(declaration, profile, origin) | fields
+    model = model_of(declaration, algorithm, ("algorithm", "name"), origin)
+    algorithm_settings = validated(model, given, origin, ("algorithm",))
+    resolved = settings.model_dump(mode="json")
+    chosen = {"profile": profile} if declaration.profiles else {}
+    resolved["algorithm"] = {"name": algorithm, **chosen, **algorithm_settings.model_dump(mode="json")}
+    flat = dict(flatten(resolved))
+    keys = (key for one in overrides for key, _ in flatten(one.value, ".".join(one.path)))
+    # A key that is not there any more was of a method whose name another override replaced.
+    overridden = {key: flat[key] for key in keys if key in flat}
+    parsed = ParsedScenario(
+        settings,
+        declaration,
+        algorithm_settings.model_dump(),
+        origin,
+        redacted(text),
+        resolved,
+        overridden,
+        own_code=own_code,
+    )
+    if declaration.checks:
+        _ = parsed.algorithm  # raises
+    return parsed
+
+
+def _written(source: Mapping[str, Any]) -> str:
+    try:
+        return yaml.dump(dict(source), Dumper=Dumper, sort_keys=False)
+    except yaml.representer.RepresenterError as error:
+        raise ScenarioError(
+            f"scenario: {short(repr(error.args[-1]))} given; allowed: text, numbers, true, false, null, lists, mappings"
+        ) from None
+
+
+def _own_code(raw: dict[str, Any], origin: Origin, folders: Sequence[Path]) -> OwnCode:
+    """The user's own files that a scenario names, which it then names as a run does, wherever they lie."""
+    paths: dict[Path, Key] = {}
+    for holder, at, key in list(_names(raw, ())):
+        reference = Reference.of(holder[at]) if isinstance(holder[at], str) else None
+        if reference is None or not reference.is_file:
+            continue
+        place = expanded(reference.place)
+        places = [path for folder in folders for path in (folder / place, folder / CODE / place.name)]
+        path = next((place for place in places if place.exists() and not place.is_dir()), None)
+        if path is None:
+            looked = ", ".join(dict.fromkeys(str(folder.absolute()) for folder in folders))
+            raise origin.error(key, f"{holder[at]} given, but there is no such file in {looked}")
+        paths.setdefault(path.resolve(), key)
+        holder[at] = reference.name
+    try:
+        return OwnCode.of(paths)
+    except ScenarioError as error:
+        raise origin.error(next(iter(paths.values())), error.reason) from None
+
+
+def _names(value: Any, key: Key) -> Iterator[tuple[Any, Any, Key]]:
+    """(container, key or index in it, dotted key) of whatever may name a user's own code."""
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for at, inner in entries:
+        path = (*key, str(at))
+        if (at == "name" and key) or key[-1:] == ("models",):
+            yield value, at, path
+        else:
+            yield from _names(inner, path)
+
+
+def _preset(declaration: Declaration, profile: Any, origin: Origin) -> dict[str, Any]:
+    """The fields that a profile sets. Raises `ScenarioError` when the algorithm has no such profile."""
+    presets = {PAPER: {}, **declaration.profiles}
+    if not isinstance(profile, str) or profile not in presets:
+        raise origin.error(("algorithm", "profile"), f"{shown(profile)} given; allowed: {', '.join(presets)}")
+    return dict(presets[profile])
+
+
+def _rank(path: Key) -> int:
+    """Whole mappings first, then the names that clear the other method's fields, then single fields.
+
+    So `--set algorithm.mu0=1 --set algorithm.name=fedssa` means the same in either order.
+    """
+    if any(section[: len(path)] == path for section in NAMED_SECTIONS):
+        return 0
+    return 1 if path[:-1] in NAMED_SECTIONS and path[-1] == "name" else 2
+
+
+class Override(NamedTuple):
+    """One `--set`."""
+
+    path: Key
+    value: Any
+    text: str  # as given, unless it holds a secret
+
+
+def _parse_set(item: str) -> Override:
+    path, equals, text = item.partition("=")
+    keys = tuple(path.strip().split("."))
+    if not equals or not all(keys):
+        raise ScenarioError(f"--set {cut(item)}: write it as key.key=value, for example training.lr=0.1")
+    try:
+        return Override(keys, load_value(text), f"{path}=***" if holds_secret(text) else item)
+    except UNREADABLE:
+        raise ScenarioError(f"--set {cut(item)}: the value is not valid YAML") from None
+
+
+def _apply(raw: dict[str, Any], path: Key, value: Any, origin: Origin) -> None:
+    section = raw
+    for depth, key in enumerate(path[:-1]):
+        section = section.setdefault(key, {})
+        if not isinstance(section, dict):
+            raise origin.error(path, f"{'.'.join(path[: depth + 1])} is not a mapping, so its keys cannot be set")
+    if path[:-1] in NAMED_SECTIONS and path[-1] == "name" and section.get("name") != value:
+        section.clear()  # the other method's fields mean nothing to this one
+    section[path[-1]] = value
+
+
+def flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """(dotted key, value) of every value in nested mappings; lists as YAML text."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from flatten(inner, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, list):
+        yield prefix, yaml.dump(value, Dumper=Dumper, default_flow_style=True, width=10**6).strip()
+    else:
+        yield prefix, value

@@ -1,0 +1,128 @@
+"""What a scenario must not combine: one function per rule, each raises `ScenarioError` with one sentence.
+
+`BEFORE` looks at keys as they are written, before anything that they name is looked up; `AFTER` at a whole scenario.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from raysim.common.errors import UnavailableError
+from raysim.common.text import expanded, holds_secret
+from raysim.core.own_code import FAILURES, where
+from raysim.engine.checkpoint.storage import is_process_memory
+from raysim.scenario.parse import ParsedScenario
+from raysim.tracking.store import PASSWORD, USER
+
+if TYPE_CHECKING:
+    from raysim.scenario.scenario import Scenario
+
+
+def refuse_secrets(parsed: ParsedScenario) -> None:
+    """The scenario is shown in the run folder and in MLflow's parameters."""
+    instead = {
+        "tracking.uri": f"put them into {USER} and {PASSWORD}",
+        "checkpoint.folder": "put them where its fsspec package looks, such as AWS_ACCESS_KEY_ID and "
+        "AWS_SECRET_ACCESS_KEY, or a file in ~/.config/fsspec",
+    }
+    for name, value in parsed.flat().items():
+        if isinstance(value, str) and holds_secret(value):
+            raise parsed.origin.error(
+                tuple(name.split(".")),
+                "the address contains a user name, password or token, which the run folder and MLflow would show; "
+                f"{instead.get(name, 'leave them out')}",
+            )
+
+
+def refuse_unusable_folders(parsed: ParsedScenario) -> None:
+    """Refuse folders with control characters, of users that do not exist, or in the memory of this process."""
+    origin = parsed.origin
+    folders = {
+        ("output",): parsed.output,
+        ("checkpoint", "folder"): parsed.checkpoint.folder or "",
+        ("data", "root"): parsed.data.root or "",
+    }
+    for key, folder in folders.items():
+        if not folder.isprintable():
+            raise origin.error(key, f"{folder!r} given, which is not a folder name; use printable characters only")
+        if str(expanded(folder)).startswith("~"):
+            raise origin.error(
+                key, f"{folder} given, but there is no such user; give a folder, or ~ for your home folder"
+            )
+    if is_process_memory(parsed.checkpoint.folder or ""):
+        raise origin.error(
+            ("checkpoint", "folder"),
+            f"{parsed.checkpoint.folder} given, which is memory of this process and is lost when it ends; "
+            "choose a folder, or an address that outlives the process",
+        )
+
+
+def refuse_augmentation(scenario: Scenario) -> None:
+    """Only images can be augmented."""
+    dataset = scenario.dataset
+    if scenario.data.augment and dataset.input_spec.kind != "image":
+        raise scenario.origin.error(
+            ("data", "augment"), f"true given, but {dataset.name} has {dataset.input_spec}, not images; allowed: false"
+        )
+
+
+def refuse_global_test(scenario: Scenario) -> None:
+    """The published test set serves as a global test only where no client trains on it, and in tested rounds."""
+    evaluation, origin = scenario.evaluation, scenario.origin
+    if evaluation.global_test and scenario.data.split in ("pooled811", "listed"):
+        raise origin.error(
+            ("evaluation", "global_test"),
+            f"true given, but with data.split {scenario.data.split} clients train on published test samples; "
+            "use data.split published or pfedhn",
+        )
+    if evaluation.global_every is not None and evaluation.global_every % evaluation.every:
+        raise origin.error(
+            ("evaluation", "global_every"),
+            f"{evaluation.global_every} given, which is no multiple of evaluation.every ({evaluation.every})",
+        )
+    if evaluation.global_every is not None and not evaluation.global_test:
+        raise origin.error(("evaluation", "global_every"), "needs evaluation.global_test: true; set it")
+
+
+def refuse_unsuited_algorithm(scenario: Scenario) -> None:
+    """The algorithm's declaration may require one architecture or public data."""
+    name = scenario.algorithm_name
+    if scenario.declared.one_architecture and len(scenario.architectures) > 1:
+        raise scenario.origin.error(
+            ("clients", "models"),
+            f"{len(scenario.architectures)} architectures given ({', '.join(scenario.architectures)}), but "
+            f"{name} exchanges whole models; allowed: one architecture",
+            cause=("algorithm", "name"),
+        )
+    if scenario.declared.public_data and scenario.data.public is None:
+        raise scenario.origin.error(
+            ("data", "public"),
+            f"{name} needs public data; set data.public to {{share: 0.1}} or {{name: DATASET}}",
+            cause=("algorithm", "name"),
+        )
+
+
+def ask_algorithm(scenario: Scenario) -> None:
+    """Let the algorithm refuse the task, with its own `check`. Raises `ScenarioError`."""
+    if not scenario.declared.checks:
+        return
+    try:
+        scenario.algorithm.check(scenario.task)
+    except UnavailableError as error:
+        raise scenario.origin.error(("algorithm",), str(error), kind=UnavailableError) from None
+    except ValueError as error:
+        raise scenario.origin.error(("algorithm",), str(error)) from None
+    except FAILURES as error:
+        name = type(scenario.algorithm).__name__
+        raise scenario.origin.error(("algorithm",), f"{name}.check fails: {where(error)}") from error
+
+
+BEFORE: Sequence[Callable[[ParsedScenario], None]] = (refuse_secrets, refuse_unusable_folders)
+
+AFTER: Sequence[Callable[[Scenario], None]] = (
+    refuse_augmentation,
+    refuse_global_test,
+    refuse_unsuited_algorithm,
+    ask_algorithm,
+)

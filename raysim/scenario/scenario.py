@@ -1,0 +1,187 @@
+"""`Scenario`: every key with its value and every name with its object, checked as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raysim.common.text import expanded
+from raysim.data.partition import Listed, default_split
+from raysim.data.specs import DatasetSpec, Files
+from raysim.engine.policies.placement import ResourceRequest
+from raysim.engine.policies.sampling import Participation
+from raysim.scenario import rules
+from raysim.scenario.data import partition_of, with_data
+from raysim.scenario.models import builder, feature_dim_of
+from raysim.scenario.parse import ParsedScenario, parse_scenario
+from raysim.scenario.resources import requests_of
+from raysim.scenario.schema import Settings
+from raysim.scenario.system import count_participants, participation_of
+from raysim.scenario.training import schedule_of, together_of
+
+if TYPE_CHECKING:
+    import raysim
+    from raysim.core.algorithm import Task
+    from raysim.core.fit import LocalTraining
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario(ParsedScenario):
+    """A scenario that can run: its names are resolved and its parts fit each other.
+
+    Keys can be read directly, such as `rounds` and `training.lr`. Where a key names something, it is the object:
+    `algorithm` is for example a `FedGH`, `data.partition` a `Dirichlet`. `resolved` has every
+    choice that raysim made.
+    """
+
+    dataset: DatasetSpec  # as networks read it
+    files: Files | None  # of a user's own data
+    public_size: int  # P: samples that all parties have
+    held_back: int  # how many of them are training samples, which no client gets
+    feature_dim: int
+    participants: int  # K
+    participation: Participation
+    together: Mapping[str, int]  # architecture -> clients that one call trains
+    requests: tuple[ResourceRequest, ...]
+
+    @classmethod
+    def load(cls, source: str | Path | Mapping[str, Any], sets: Sequence[str] = ()) -> Scenario:
+        """Load a scenario and check it.
+
+        source: a YAML file, or the same content as a mapping. sets: overrides such as "training.lr=0.1"; values are
+        YAML.
+        Raises `ScenarioError`, one sentence naming the file or override, the key, what was given and what is allowed.
+        """
+        return cls.of(parse_scenario(source, sets))
+
+    @classmethod
+    def of(cls, parsed: ParsedScenario) -> Scenario:
+        """Resolve every name of a scenario and refuse combinations that cannot run.
+
+        Reads no data set whose size its name tells, and starts no Ray. Raises `ScenarioError`, one sentence.
+        """
+        for rule in rules.BEFORE:
+            rule(parsed)
+        partition = partition_of(parsed)
+        split = default_split(partition) if parsed.data.split == "auto" else parsed.data.split
+        schedule = schedule_of(parsed)
+        parsed, data = with_data(parsed, partition, split)
+        participation, system = participation_of(parsed)
+        feature_dim = feature_dim_of(parsed, data.dataset)
+        together = together_of(parsed, data.dataset, feature_dim)
+        written = {field.name: getattr(parsed, field.name) for field in fields(ParsedScenario)}
+        settings = parsed.settings.model_copy(
+            update={
+                "data": parsed.data.model_copy(update={"partition": partition, "split": split}),
+                "clients": parsed.clients.model_copy(update={"selection": participation.selection}),
+                "training": parsed.training.model_copy(update={"schedule": schedule}),
+            }
+        )
+        scenario = cls(
+            **{**written, "settings": settings, "resolved": _resolved(parsed, settings, data.files, system, together)},
+            dataset=data.dataset,
+            files=data.files,
+            public_size=data.public_size,
+            held_back=data.held_back,
+            feature_dim=feature_dim,
+            participants=count_participants(parsed),
+            participation=participation,
+            together=together,
+            requests=requests_of(parsed),
+        )
+        for check in rules.AFTER:
+            check(scenario)
+        return scenario
+
+    def run(self, *, quiet: bool = False) -> raysim.Run:
+        """Run the scenario to its end, as `raysim.run`, which has more options, does."""
+        import raysim
+
+        return raysim.run(self, quiet=quiet)
+
+    @cached_property
+    def task(self) -> Task:
+        """What all parties agree on, as far as it is known before the run."""
+        import torch
+
+        from raysim.core.algorithm import Task
+        from raysim.core.data import tensors
+        from raysim.models.encoders import build_encoder
+
+        build, public, size = self.build, None, self.public_size
+        if size:  # as many samples as there will be, with or without labels
+            label = torch.tensor(0 if self.held_back else -1)
+            public = tensors(torch.zeros(()).expand(size, *self.dataset.input_spec.shape), label.expand(size))
+        return Task(
+            self.dataset.num_classes,
+            self.feature_dim,
+            self.architectures,
+            lambda name, *key: build(name),  # whose weights they start from says the run
+            self.rounds,
+            partial(build_encoder, kind=self.dataset.input_spec.kind),
+            public,
+        )
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is allowed, but perhaps not what was meant."""
+        texts = []
+        if self.training.optimizer == "adam" and self.training.momentum:
+            texts.append(f"training.momentum: {self.training.momentum:g} is not used, as the optimizer is adam")
+        warmup = self.algorithm_settings.get("warmup")
+        if isinstance(warmup, int) and warmup >= self.rounds:
+            texts.append(f"algorithm.warmup: {warmup} given, so that all {self.rounds} rounds are warm-up")
+        return tuple(texts)
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """The clients' different ones, in order of first use."""
+        return tuple(dict.fromkeys(self.clients.models[: self.clients.number]))
+
+    @property
+    def build(self) -> Any:
+        """name -> a fresh model for this task; picklable."""
+        return builder(self.dataset, self.feature_dim)
+
+    @property
+    def local(self) -> LocalTraining:
+        """How clients train."""
+        from raysim.core.fit import LocalTraining
+
+        return LocalTraining(**self.training.model_dump(exclude={"schedule", "together"}))
+
+
+def _resolved(
+    parsed: ParsedScenario,
+    settings: Settings,
+    files: Files | None,
+    system: dict[str, Any] | None,
+    together: Mapping[str, int],
+) -> dict[str, Any]:
+    """The keys with every choice that raysim made: a default that a later version changes must not change an old run.
+
+    settings: with the objects that the keys name.
+    """
+    resolved = parsed.resolved
+    partition, path = settings.data.partition, {}
+    if isinstance(partition, Listed):
+        path = {"path": str(expanded(partition.path).absolute())}
+    data = {
+        **resolved["data"],
+        "partition": {"name": parsed.data.partition["name"], **asdict(partition), **path},
+        "split": settings.data.split,
+    }
+    if files and files.path:
+        data["path"] = [str(expanded(path).absolute()) for path in files.path]
+    selection = {"name": parsed.clients.selection["name"], **asdict(settings.clients.selection)}
+    schedule = {"name": parsed.training.schedule["name"], **asdict(settings.training.schedule)}
+    return {
+        **resolved,
+        "data": data,
+        "clients": {**resolved["clients"], "selection": selection},
+        "system": system,
+        "training": {**resolved["training"], "together": together, "schedule": schedule},
+    }

@@ -1,0 +1,127 @@
+"""From what pydantic finds wrong in a section to one sentence: the key, what was given, what is allowed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import date
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from raysim.common.errors import ScenarioError
+from raysim.core.fields import number_text
+from raysim.scenario.origin import Key, Origin
+from raysim.scenario.registry import suggest
+from raysim.scenario.schema import NAME_FORM
+from raysim.scenario.yaml_text import short, shown
+
+# Sections whose `name` decides what their other keys are.
+NAMED_SECTIONS: tuple[Key, ...] = (
+    ("algorithm",),
+    ("data", "partition"),
+    ("clients", "selection"),
+    ("training", "schedule"),
+)
+
+
+ALLOWED: Mapping[str, str] = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a mapping of keys and values",
+    "model_type": "a mapping of keys and values",
+    "none_required": "null",
+    "greater_than": "greater than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "literal_error": "{expected}",
+    "string_pattern_mismatch": NAME_FORM,
+    "string_too_long": "at most {max_length} characters",
+    "too_short": "at least {min_length} entry",
+    "finite_number": "a finite number",
+}
+
+
+NAME = re.compile(r"^[A-Za-z][\w-]*$")
+"""Text that was meant as the name of a section."""
+
+
+def validated(model: type[Any], raw: Mapping[str, Any], origin: Origin, prefix: Key) -> Any:
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        raise _sentence(error, model, raw, origin, prefix) from None
+
+
+def _sentence(
+    error: ValidationError, model: type[BaseModel], raw: Mapping[str, Any], origin: Origin, prefix: Key
+) -> ScenarioError:
+    """The first problem; the alternatives of a union (`a whole number or 'auto'`) are one problem."""
+    problems = [(_key(item, raw), item) for item in error.errors(include_url=False)]
+    # Unknown keys first: a misspelt required key is both unknown and missing, and the first says more.
+    problems.sort(key=lambda problem: problem[1]["type"] not in ("extra_forbidden", "invalid_key"))
+    key, first = problems[0]
+    full = (*prefix, *key)
+    if first["type"] == "extra_forbidden":
+        names = [*(["name"] if full[:-1] in NAMED_SECTIONS else []), *_section_at(model, key[:-1]).model_fields]
+        return origin.error(full, f"unknown key{suggest(key[-1], names)} (allowed: {', '.join(names) or 'none'})")
+    if first["type"] == "invalid_key" or first["loc"][-1] == "[key]":
+        return origin.error(full, "keys are text; put it in quotes")
+    if first["type"] == "missing":
+        return origin.error(full, "is required and was not given")
+    allowed = dict.fromkeys(allowed_by(item) for at, item in problems if at == key)
+    value = first["input"]
+    given = shown(value)
+    if isinstance(value, bool | int | float | date):
+        given = short(origin.written(full)) or given
+    hint = ""
+    if first["type"] == "string_type" and isinstance(value, bool | int | float | date):
+        of_set = origin.of(full).startswith("--set ")
+        hint = (
+            f"; put it in quotes that the shell leaves: '\"{given}\"'" if of_set else f'; put it in quotes: "{given}"'
+        )
+    elif first["type"] in ("dict_type", "model_type") and isinstance(value, str) and NAME.match(value):
+        named = full in NAMED_SECTIONS or "name" in getattr(_section_at(model, key), "model_fields", ())
+        hint = f", for example {{name: {value}}}" if named else ""
+    return origin.error(full, f"{given} given; allowed: {' or '.join(allowed)}{hint}")
+
+
+def allowed_by(problem: Any) -> str:
+    """The words for one problem that pydantic found."""
+    given = problem.get("ctx", {})
+    values = {key: number_text(value) if isinstance(value, int | float) else value for key, value in given.items()}
+    return ALLOWED.get(problem["type"], problem["msg"]).format(**values)
+
+
+def _key(problem: Any, raw: Any) -> Key:
+    """Where pydantic found a problem, without the tags that it adds for unions: they are no keys of what was given."""
+    key: list[str] = []
+    for part in problem["loc"]:
+        try:
+            raw = raw[part]
+        except (LookupError, TypeError):
+            if problem["type"] == "missing":
+                key.append(part)
+            break
+        key.append(str(part))
+    return tuple(key)
+
+
+def _section_at(model: type[BaseModel], key: Key) -> type[BaseModel]:
+    section = model
+    for part in key:
+        if not part.isdigit():
+            section = _model_in(section.model_fields[part].annotation)
+    return section
+
+
+def _model_in(annotation: Any) -> Any:
+    """The pydantic model inside an annotation such as `list[Override]`, or None."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for arg in get_args(annotation) if (found := _model_in(arg)) is not None), None)
