@@ -104,9 +104,10 @@ def test_cut_off_at_any_step_a_run_is_completed(
         result = Run(folder).resume(quiet=True, trackers=[told])
     assert result.summary["status"] == told.status == "finished"
     in_mlflow(result, tracking_store)
+    digest = result.state_digest
     again = Run(folder).resume(quiet=True)
     assert again.summary["nothing_to_do"]
-    assert again.state_digest == result.state_digest
+    assert again.state_digest == digest is not None
 
 
 def locked(*given: Any) -> None:
