@@ -8,6 +8,7 @@ print(run.folder, run.status, run.rounds["accuracy/all"].max())
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -40,6 +41,12 @@ __all__ = [
     "message",
     "run",
 ]
+
+# A program that uses raysim decides what is logged where. The root logger's level would drop INFO, which a run shows.
+_logger = logging.getLogger("raysim")
+_logger.addHandler(logging.NullHandler())
+if _logger.level == logging.NOTSET:
+    _logger.setLevel(logging.INFO)
 
 _HOMES = {
     "Algorithm": "raysim.core.algorithm",

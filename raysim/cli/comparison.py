@@ -12,6 +12,7 @@ import click
 
 from raysim.cli.options import ADDRESS, SETS
 from raysim.cli.output import echo
+from raysim.common.logs import show_logs
 
 
 def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, list[Any]]:
@@ -93,8 +94,10 @@ def sweep(
         from raysim.sweeps.display import print_plan
         from raysim.sweeps.estimate import Estimator
 
-        estimator, states = Estimator(loaded, partial(echo, err=True)), states_of(loaded)
-        print_plan(states, estimator.of(states), parallel or os.cpu_count() or 1)
+        estimator, states = Estimator(loaded), states_of(loaded)
+        with show_logs(partial(echo, err=True)):
+            costs = estimator.of(states)
+        print_plan(states, costs, parallel or os.cpu_count() or 1)
         for note in estimator.notes:
             echo(f"note: {note}")
         if refused := estimator.refused:

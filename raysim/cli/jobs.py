@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from raysim.cli.output import echo
+from raysim.common.logs import show_logs
 
 if TYPE_CHECKING:
     from raysim.jobs.cluster import Cluster
@@ -140,7 +141,9 @@ def submit(
     def show(note: str) -> None:
         echo(f"note: {note}", err=True)
 
-    for note in (*cluster.notes, *submit_job(cluster, work, variables, job, show)):
+    with show_logs(show):
+        notes = submit_job(cluster, work, variables, job)
+    for note in (*cluster.notes, *notes):
         show(note)
     echo(f"submitted {job}", err=wait)
     if not wait:

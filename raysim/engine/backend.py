@@ -38,8 +38,8 @@ class Backend(Protocol):
         Returns how long actors took to start; None where there are none, or one of them died meanwhile.
         """
 
-    def recover(self) -> list[str]:
-        """Replace what died and forget all state, as after `start`. Returns what a user should know, in sentences."""
+    def recover(self) -> None:
+        """Replace what died and forget all state, as after `start`."""
 
     def restore(self, files: SavedFiles, storage: Storage) -> None:
         """After `start` or `recover`: load the states that `save` wrote. Each file is read and checked where it goes.

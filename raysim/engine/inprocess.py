@@ -51,10 +51,9 @@ class InProcessBackend:
         self.spec, self.raw = spec, raw
         self._begin()
 
-    def recover(self) -> list[str]:
+    def recover(self) -> None:
         self.worker.states.files.close()
         self._begin()
-        return []
 
     def _begin(self) -> None:
         self.worker = ClientWorker(self.spec, self.raw(), self.device, StateFiles(self.limits))

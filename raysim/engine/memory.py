@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+
+logger = logging.getLogger(__name__)
 
 WARN_AT = 90.0
 """Per cent of the memory in use at which the user is warned. Ray's memory monitor kills actors at 95."""
@@ -25,11 +28,12 @@ class ResourceMonitor:
     folder: Path
     warned: set[str] = field(default_factory=set)
 
-    def check(self) -> list[str]:
-        """New warnings, a sentence each."""
-        new = {name: text for name, text in self._full() if name not in self.warned}
-        self.warned |= new.keys()
-        return list(new.values())
+    def check(self) -> None:
+        """Look at both, and warn of what is full for the first time."""
+        for name, text in self._full():
+            if name not in self.warned:
+                self.warned.add(name)
+                logger.warning(text)
 
     def _full(self) -> Iterator[tuple[str, str]]:
         memory = psutil.virtual_memory()

@@ -1,7 +1,8 @@
-"""Notices of a run: what its user should know and no metric says."""
+"""Warnings of a run about what no metric says."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -9,37 +10,38 @@ from raysim.core.algorithm import ClientId
 from raysim.engine.backend import Backend
 from raysim.engine.progress import Progress
 from raysim.engine.records import MemoryReport, RoundReport
-from raysim.engine.recovery import Notify
 from raysim.engine.spec import RunSpec
 from raysim.engine.workers.hooks import HookError
+
+logger = logging.getLogger(__name__)
 
 _REMEDY = "a smaller training.lr, or training.clip, may prevent that"
 
 
 class Notices:
-    """Checks rounds and tells the user of failures, divergence and limits; each lasting condition once.
+    """Checks rounds and warns of failures, divergence and limits; of each lasting condition once.
 
     Attributes:
-        diverged: the clients whose divergence the user knows of.
+        diverged: the clients whose divergence was reported.
     """
 
-    def __init__(self, backend: Backend, max_failed_fraction: float, notify: Notify) -> None:
-        self.backend, self.max_failed_fraction, self.notify = backend, max_failed_fraction, notify
+    def __init__(self, backend: Backend, max_failed_fraction: float) -> None:
+        self.backend, self.max_failed_fraction = backend, max_failed_fraction
         self.diverged: set[ClientId] = set()
         self._seen: set[str] = set()
 
     def check_failures(self, t: int, report: RoundReport) -> None:
-        """Tell of failed clients and rejected uploads. Raises `HookError` when too many clients failed."""
+        """Warn of failed clients and rejected uploads. Raises `HookError` when too many clients failed."""
         if rejected := report.server.rejected:
             if len(rejected) == len(report.uploaded):
                 text = "all uploads held a NaN or infinity and were left out; the server learned nothing"
             else:
                 text = f"uploads that held a NaN or infinity were left out, those of {_named(rejected)}"
-            self.notify(f"round {t}: {text}")
+            logger.warning(f"round {t}: {text}")
         if report.timing is not None and not report.client_reports and not report.failed:
             gone = report.timing.dropped
             why = f"all {gone} selected clients dropped out or were late" if gone else "no client was available"
-            self.notify(f"round {t}: no updates to aggregate: {why}")
+            logger.warning(f"round {t}: no updates to aggregate: {why}")
         if not report.failed:
             return
         of = len(report.failed) + len(report.client_reports)
@@ -51,17 +53,17 @@ class Notices:
                 first.trace,
             )
         for k, failed in report.failed.items():
-            self.notify(f"round {t} goes on without client {k}: {failed.reason}")
+            logger.warning(f"round {t} goes on without client {k}: {failed.reason}")
 
     def check_memory(self, memory: MemoryReport) -> None:
-        """Tell that client states do not fit into memory."""
+        """Warn that client states do not fit into memory."""
         self._once(_on_disk(memory))
 
     def check_round(self, t: int, report: RoundReport, progress: Progress) -> None:
-        """Tell of clients that are trained one by one, of new divergence, and of a virtual time that overflowed."""
+        """Warn of clients that are trained one by one, of new divergence, and of a virtual time that overflowed."""
         self._once(_apart(self.backend.spec, report))
         if clients := sorted(progress.diverged - self.diverged):
-            self.notify(
+            logger.warning(
                 f"round {t}: the training loss, the test loss or the upload of {_named(clients)} is NaN or "
                 f"infinite for the first time; the accuracy counts such clients as they are; {_REMEDY}"
             )
@@ -69,9 +71,9 @@ class Notices:
         self._once(_endless(progress))
 
     def check_run(self, progress: Progress) -> None:
-        """Tell, at the end, of a run in which the server learned nothing."""
+        """Warn, at the end, of a run in which the server learned nothing."""
         if progress.rejected and progress.rejected == progress.uploads:
-            self.notify(
+            logger.warning(
                 f"no upload of this run was used: all {progress.uploads} held a NaN or infinity, so the server learned "
                 f"nothing, and the results show diverged clients, not the method; {_REMEDY}"
             )
@@ -80,7 +82,7 @@ class Notices:
         for text in texts:
             if text not in self._seen:
                 self._seen.add(text)
-                self.notify(text)
+                logger.warning(text)
 
 
 def _apart(spec: RunSpec, report: RoundReport) -> Iterator[str]:

@@ -7,6 +7,7 @@ whatever dies.
 from __future__ import annotations
 
 import contextlib
+import logging
 import traceback
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -19,8 +20,9 @@ from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.store import Checkpoint, DamagedCheckpointError
 from raysim.engine.records import LostError, RoundReport
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
-Notify = Callable[[str], None]
 
 
 @dataclass
@@ -30,7 +32,6 @@ class RecoveringBackend:
     backend: Backend
     replay: Callable[[int, Collection[ClientId]], object]  # runs a round again, without these clients
     checkpoints: CheckpointManager | None
-    notify: Notify
     max_attempts: int
     wait_for_checkpoint: Callable[[], None]  # wait until a checkpoint that is being written is done
     at: int = 0  # the last round that the backend's state includes
@@ -77,12 +78,11 @@ class RecoveringBackend:
         checkpoint = self._latest()
         base = checkpoint.round if checkpoint else 0
         repeat = self.at - base
-        self.notify(
+        logger.warning(
             f"{lost}; going back to {f'the checkpoint of round {base}' if checkpoint else 'the start'}"
             + (f" and repeating {repeat} round{'s' if repeat > 1 else ''}" if repeat > 0 else "")
         )
-        for text in self.backend.recover():
-            self.notify(text)
+        self.backend.recover()
         if checkpoint and self.checkpoints:
             self.checkpoints.store.restore(checkpoint, self.backend.restore)
         for t in range(base + 1, self.at + 1):
@@ -94,5 +94,5 @@ class RecoveringBackend:
         store = self.checkpoints.store
         checkpoint = store.latest()
         for text in store.take_damage():
-            self.notify(text)
+            logger.warning(text)
         return checkpoint

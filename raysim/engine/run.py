@@ -30,7 +30,7 @@ from raysim.engine.records import (
     TrainingResult,
     client_row,
 )
-from raysim.engine.recovery import Notify, RecoveringBackend
+from raysim.engine.recovery import RecoveringBackend
 from raysim.engine.spec import RunSpec
 from raysim.engine.stop import Stop
 
@@ -61,7 +61,6 @@ class Observers:
     """What a run reports to. Nothing here changes a result."""
 
     trackers: Sequence[Tracker] = ()
-    notify: Notify = lambda text: None  # a sentence for the user
     within_round: Callable[[int, int], None] = lambda done, of: None  # clients done, of how many
     after_round: Callable[[int], None] = lambda t: None
 
@@ -118,10 +117,8 @@ class Loop:
         self.backend, self.schedule, self.progress, self.observers = backend, schedule, progress, observers
         self.checkpoints, self.record = checkpoints, record
         self._restarts_at_save = 0
-        self.notices = Notices(backend, schedule.max_failed_fraction, observers.notify)
-        self.recovering = RecoveringBackend(
-            backend, self._replay, checkpoints, observers.notify, schedule.max_attempts, record.wait
-        )
+        self.notices = Notices(backend, schedule.max_failed_fraction)
+        self.recovering = RecoveringBackend(backend, self._replay, checkpoints, schedule.max_attempts, record.wait)
 
     @property
     def restarts(self) -> int:

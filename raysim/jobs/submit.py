@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import secrets
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -25,6 +26,8 @@ from raysim.tracking.store import PASSWORD, USER, is_loopback, shown
 
 if TYPE_CHECKING:
     from raysim.sweeps.definition import Sweep
+
+logger = logging.getLogger(__name__)
 
 STOP_S = 12
 """Seconds between SIGTERM and SIGKILL when Ray stops a job; Ray's default of 3 is too short to close a run."""
@@ -120,10 +123,8 @@ def facts_of_sweep(file: Path, sweep: Sweep) -> dict[str, str]:
     }
 
 
-def submit(
-    cluster: Cluster, work: Work, env: Mapping[str, str], job: str, notify: Callable[[str], None] = lambda text: None
-) -> list[str]:
-    """Submit `work` as the job `job`; returns notes for the user. `notify` gets a sentence when it has to wait.
+def submit(cluster: Cluster, work: Work, env: Mapping[str, str], job: str) -> list[str]:
+    """Submit `work` as the job `job`; returns notes for the user.
 
     Scenario and `--set`s are shipped as given, so that the run folder holds what the user wrote; the caller has
     checked them. Raises `ScenarioError` when the cluster's Ray does not fit or the id is taken, `RunError`
@@ -137,7 +138,6 @@ def submit(
         name = stage(work.sweep or [file for file in (work.scenario,) if file is not None], folder, work.own_code)
         _submit_when_ready(
             cluster,
-            notify,
             # `exec`: SIGTERM then reaches the run, with no shell in between that dies of it first.
             entrypoint=f"exec {shlex.join(_words(name, work))}",
             submission_id=job,
@@ -147,7 +147,7 @@ def submit(
     return notes
 
 
-def _submit_when_ready(cluster: Cluster, notify: Callable[[str], None], **job: Any) -> None:
+def _submit_when_ready(cluster: Cluster, **job: Any) -> None:
     """Submit, and retry for `READY_S`: `ray start` may return before the node's agent runs, and connections break.
 
     Where a connection broke, the cluster may have taken the job. It then refuses the same id, which is a success.
@@ -173,7 +173,7 @@ def _submit_when_ready(cluster: Cluster, notify: Callable[[str], None], **job: A
         if time.monotonic() > end:
             raise failure
         if why not in notes:
-            notify(f"{shown(cluster.address)} {why}; retrying for up to {READY_S:.0f} s")
+            logger.warning(f"{shown(cluster.address)} {why}; retrying for up to {READY_S:.0f} s")
             notes.append(why)
         time.sleep(RETRY_S)
 

@@ -30,7 +30,7 @@ class Display:
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
         """Show the last round, if it is not shown yet."""
 
-    def notify(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Print one line above whatever is shown."""
 
     def within(self, done: int, of: int) -> None:
@@ -63,7 +63,7 @@ class _Plain(Display):
         self._pending = False
 
     def open(self, card: RunCard) -> None:
-        self.notify(f"{card.name}: {plural(self._rounds, 'round')}, {plural(self._clients, 'client')}, {card.folder}")
+        self.print(f"{card.name}: {plural(self._rounds, 'round')}, {plural(self._clients, 'client')}, {card.folder}")
 
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
         self._done, self._pending = t, True
@@ -77,11 +77,11 @@ class _Plain(Display):
         if self._pending:
             self._show()
 
-    def notify(self, text: str) -> None:
+    def print(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
 
     def _show(self) -> None:
-        self.notify("  ".join([f"round {self._done:>{len(str(self._rounds))}}/{self._rounds}", *self._facts()]))
+        self.print("  ".join([f"round {self._done:>{len(str(self._rounds))}}/{self._rounds}", *self._facts()]))
         self._shown_s, self._pending = time.monotonic(), False
 
     def _facts(self) -> list[str]:
@@ -139,7 +139,7 @@ class _Live(_Plain):
         self._bar.stop()
         atexit.unregister(self._bar.stop)
 
-    def notify(self, text: str) -> None:
+    def print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _show(self) -> None:

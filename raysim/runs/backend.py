@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,17 +23,17 @@ from raysim.engine.policies.placement import (
     make_plan,
     place_actors,
 )
-from raysim.engine.recovery import Notify
 from raysim.engine.workers.rows import StateLimits
 from raysim.report.units import plural
 from raysim.runs.assembly import Assembly
 from raysim.scenario.scenario import Scenario
 
+logger = logging.getLogger(__name__)
+
 
 def make_backend(
     assembly: Assembly,
     cleanup: contextlib.ExitStack,
-    notify: Notify,
     succeeded: Callable[[], bool],
     folder: Path | None = None,
 ) -> Backend:
@@ -50,7 +51,7 @@ def make_backend(
         in_process = InProcessBackend(device, state_limits(scenario, folder))
         cleanup.callback(in_process.close)
         for text in plan.notes:
-            notify(text)
+            logger.info(text)
         return in_process
     from raysim.engine.ray import local_cluster, session
     from raysim.engine.ray.backend import RayBackend
@@ -63,13 +64,13 @@ def make_backend(
     pack = resources.placement == "pack"
     check_fits(plan, nodes, pack)
     for text in (*plan.notes, *(one.sentence for one in placement(scenario, plan, nodes))):
-        notify(text)
+        logger.info(text)
 
     def replan(machine: ClusterResources) -> Plan:
         return make_plan(scenario.requests, machine, scenario.participants)
 
     limits = state_limits(scenario, folder)
-    pool = ActorPool(plan, pack, resources.head, None if started else replan, notify, scenario.participants, limits)
+    pool = ActorPool(plan, pack, resources.head, None if started else replan, scenario.participants, limits)
     backend = RayBackend(pool)
     cleanup.callback(backend.close)
     return backend

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import shlex
 import time
 import traceback
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raysim.common.errors import RaysimError, RunError
+from raysim.common.logs import show_logs
 from raysim.common.memory import return_freed_memory
 from raysim.common.results import RunCard, Status, Tracker
 from raysim.data.heatmap import draw_heatmap
@@ -38,6 +40,8 @@ from raysim.runs.signals import interruptible, sigterm_kept
 from raysim.scenario.parse import CODE
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.mlflow import MlflowTracker
+
+logger = logging.getLogger(__name__)
 
 RESUME = "raysim resume"
 """The command that resumes a run, with the run's folder behind it."""
@@ -81,7 +85,6 @@ class Execution:
 
     def __post_init__(self) -> None:
         scenario = self.assembly.scenario
-        self.notify = self.display.notify
         self.mlflow = MlflowTracker(
             self.identity.tracking, scenario.tracking.experiment or scenario.name, scenario.tracking.tags
         )
@@ -97,7 +100,7 @@ class Execution:
         checkpoints: CheckpointManager | None = None
         began = time.perf_counter()
         status: Status = "failed"
-        with interruptible(self.stop), contextlib.ExitStack() as cleanup:
+        with show_logs(self.display.print), interruptible(self.stop), contextlib.ExitStack() as cleanup:
             try:
                 checkpoints = self._checkpoints()
                 self.stop.saved_round = lambda: checkpoints is None or checkpoints.saved_round == progress.t
@@ -118,17 +121,17 @@ class Execution:
                 if status != "finished":
                     if not self.folder.why_missing():
                         if self.restored:
-                            self.notify(f"what was done until round {progress.rounds} is kept in {self.card.folder}")
-                        self.notify(f"resume with:  {self._resume_line}")
+                            logger.info(f"what was done until round {progress.rounds} is kept in {self.card.folder}")
+                        logger.info(f"resume with:  {self._resume_line}")
                     self._shut_down(cleanup)  # first: actors may still work on a round that was cut off
                 self._close(status, self._summary(status, progress, checkpoints), cleanup)
 
     def complete(self, summary: dict[str, Any]) -> None:
         """Close a run that has all its rounds and whose closing was cut off, without Ray. summary: the folder's."""
         self.stop.closing = True
-        self.notify("finalising: writing missing plots and MLflow data")
         summary = {**summary, "status": "finished", "folder": str(self.card.folder)}
-        with interruptible(self.stop):
+        with show_logs(self.display.print), interruptible(self.stop):
+            logger.info("finalising: writing missing plots and MLflow data")
             try:
                 rows = read_rounds(self.card.folder).to_pylist()
                 self.mlflow.resume([{name: value for name, value in row.items() if value is not None} for row in rows])
@@ -161,12 +164,12 @@ class Execution:
         latest = self.folder.truncate(t)
         self.restored = True
         for text in (*resumed.store.take_damage(), *resumed.warnings, *self.folder.damage):
-            self.notify(text)
+            logger.warning(text)
         self.mlflow.resume(self.folder.rounds)
         if checkpoint is None:
-            self.notify("there is no checkpoint: the run starts again in its folder")
+            logger.warning("there is no checkpoint: the run starts again in its folder")
         else:
-            self.notify(f"resuming after round {t}")
+            logger.info(f"resuming after round {t}")
             progress.resume(t, checkpoint.facts, latest)
         self.identity = self.identity.with_code(resumed.code, t)
         self.card = replace(
@@ -203,20 +206,20 @@ class Execution:
         assert assembly.plan is not None
         with sigterm_kept():
             folder = self.folder.path
-            backend = make_backend(assembly, cleanup, self.notify, lambda: "state_digest" in self.facts, folder)
+            backend = make_backend(assembly, cleanup, lambda: "state_digest" in self.facts, folder)
         if metrics := metrics_tracker(assembly.scenario.backend):
             metrics.open(self.card)
             self.trackers.append(metrics)
         self.facts["actors"] = assembly.plan.num_actors
         for text in assembly.scenario.warnings:
-            self.notify(text)
+            logger.warning(text)
         if idle := sum(not count for count in spec.num_samples.values()):
-            self.notify(f"{idle} of {spec.num_clients} clients hold no training samples and never take part")
+            logger.info(f"{idle} of {spec.num_clients} clients hold no training samples and never take part")
         self.facts["state_digest"] = run_rounds(
             backend,
             replace(assembly.schedule, stop=self.stop),
             progress,
-            Observers(self.trackers, self.notify, self.display.within, self._after_round),
+            Observers(self.trackers, self.display.within, self._after_round),
             checkpoints,
             partial(self._start, backend, progress, checkpoints),
         )
@@ -230,8 +233,7 @@ class Execution:
     def _after_round(self, t: int) -> None:
         if t == 1:  # before it, all clients were tested: 100 MB of rows of 100,000
             return_freed_memory()
-        for text in self.monitor.check():
-            self.notify(text)
+        self.monitor.check()
 
     def _log_checkpoint(self, t: int) -> None:
         """Write into the summary that a checkpoint exists: a resumed run that finds none must not begin anew."""
@@ -292,13 +294,13 @@ class Execution:
                 attempt(self._draw)
                 attempt(self.mlflow.close, status, summary)
                 for text in self.mlflow.warnings:
-                    self.notify(text)
+                    logger.warning(text)
                 if over and not failed:
                     summary["mlflow"] = self.mlflow.where
                     attempt(self.folder.mark_finished, summary)
         except KeyboardInterrupt:
             if over:
-                self.notify(f"all rounds are done, but some results are not written yet; {complete}")
+                logger.warning(f"all rounds are done, but some results are not written yet; {complete}")
             raise
         if over and failed:
             if isinstance(failed[0], RaysimError) and not self.folder.why_missing():
@@ -331,7 +333,9 @@ class Execution:
                 raise  # such as a full disk: `resume` draws it later
             except Exception as error:
                 # The next attempt would meet the same numbers, and the run would be "closing" for ever.
-                self.notify(f"cannot draw plots/{path.name} ({type(error).__name__}: {error}); the run ends without it")
+                logger.warning(
+                    f"cannot draw plots/{path.name} ({type(error).__name__}: {error}); the run ends without it"
+                )
 
     @property
     def _resume_line(self) -> str:

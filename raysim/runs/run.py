@@ -209,9 +209,9 @@ def run(
     """Run a scenario to its end and return the run.
 
     scenario: a `Scenario`, a YAML file, or the same content as a mapping. sets: overrides of the last two, such as
-    "training.lr=0.1". quiet: show no progress. trackers: these receive every round, besides the run folder and MLflow.
-    stop: ends the run after its round, as Ctrl-C does, once `stop.requested` is set. resume_command: the command that
-    the user is shown, with the run's folder behind it, when the run ends early.
+    "training.lr=0.1". quiet: show no progress, warnings or notes. trackers: these receive every round, besides the run
+    folder and MLflow. stop: ends the run after its round, as Ctrl-C does, once `stop.requested` is set. resume_command:
+    the command that the user is shown, with the run's folder behind it, when the run ends early.
     Raises `ScenarioError` when it cannot start, `RunError` when it cannot continue; the rounds done until then are kept
     in the run folder, and `Run.resume` continues from the last checkpoint. Ctrl-C and SIGTERM end it with
     `KeyboardInterrupt`: the first after the current round, which is saved, the second at once.

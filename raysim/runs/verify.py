@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+from raysim.common.logs import show_logs
 from raysim.common.temporary import temporary_folder
 from raysim.engine.backend import Backend
 from raysim.engine.checkpoint.manager import CheckpointManager
@@ -18,7 +19,6 @@ from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import ClusterResources
 from raysim.engine.progress import Progress
-from raysim.engine.recovery import Notify
 from raysim.engine.run import Observers, run_rounds, sample
 from raysim.runs.assembly import assemble
 from raysim.runs.backend import state_limits
@@ -60,12 +60,12 @@ class Trace:
 
 
 def verify(
-    scenario: ParsedScenario, actors: Sequence[int], kill: bool, notify: Notify = lambda text: None
+    scenario: ParsedScenario, actors: Sequence[int], kill: bool, show: Callable[[str], None] = lambda text: None
 ) -> list[Trace]:
     """Run in this process, then on Ray with so many actors each (and once more with the most, one of them killed).
 
-    Every trace but the first says where it first differs from the first, if it does. Nothing is kept of the runs. What
-    the first one tells its user is told here, too.
+    Every trace but the first says where it first differs from the first, if it does. Nothing is kept of the runs.
+    show: receives the name of each run when it begins, and the log records of the first, which the others may repeat.
     Raises `ScenarioError` when the scenario cannot be run here, `RunError` when a run fails.
     """
     placements = [Variation(None), *(Variation(n) for n in actors)]
@@ -74,9 +74,9 @@ def verify(
     traces: list[Trace] = []
     with contextlib.ExitStack() as cleanup:
         for variation in placements:
-            notify(f"{variation.name} …")
-            tell = (lambda text: None) if traces else notify
-            trace = _traced(scenario, variation, max(actors), cleanup, tell)
+            show(f"{variation.name} …")
+            with contextlib.nullcontext() if traces else show_logs(show):
+                trace = _traced(scenario, variation, max(actors), cleanup)
             if traces:
                 trace.difference = difference(traces[0], trace)
             traces.append(trace)
@@ -98,13 +98,7 @@ def difference(one: Trace, other: Trace) -> str | None:
     return None if one.digest == other.digest else f"the state digest differs from that of {one.variation.name}"
 
 
-def _traced(
-    given: ParsedScenario,
-    variation: Variation,
-    most: int,
-    cleanup: contextlib.ExitStack,
-    tell: Notify = lambda text: None,
-) -> Trace:
+def _traced(given: ParsedScenario, variation: Variation, most: int, cleanup: contextlib.ExitStack) -> Trace:
     sets = ["backend=in_process"]
     if variation.actors is not None:
         sets = ["backend=ray", f"resources.actors={variation.actors}"]
@@ -136,7 +130,7 @@ def _traced(
             backend,
             schedule,
             progress,
-            Observers([memory], tell, within_round=within, after_round=fingerprint),
+            Observers([memory], within_round=within, after_round=fingerprint),
             CheckpointManager(CheckpointStore(open_storage(folder)), 2, schedule.rounds),
             lambda: backend.start(spec, assembly.raw),
         )

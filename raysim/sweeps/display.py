@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TextIO
 
+from raysim.common.logs import show_logs
 from raysim.common.text import one_line
 from raysim.report.load import read_rounds
 from raysim.report.units import human_bytes, human_seconds, per_cent, plural
@@ -15,6 +18,8 @@ from raysim.sweeps.definition import Sweep
 from raysim.sweeps.estimate import Cost
 from raysim.sweeps.run import ComparisonError, Progress, run_sweep
 from raysim.sweeps.state import CellState, counts
+
+logger = logging.getLogger(__name__)
 
 LINE_EVERY_S = 10.0
 
@@ -28,7 +33,7 @@ class PlainProgress:
         self.began_s, self.shown_s = time.monotonic(), 0.0
         self.had: int | None = None  # rounds that were done when the sweep began
 
-    def notify(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Print one line."""
         print(one_line(text, 5000), file=self.stream, flush=True)
 
@@ -39,10 +44,10 @@ class PlainProgress:
             state = "running" if one.cell.name in running else one.state
             if self.states.setdefault(one.cell.name, one.state) != state:
                 self.states[one.cell.name] = state
-                self.notify(f"{state:<11} {one.cell.name}{_accuracy(one) if state == 'done' else ''}")
+                self.print(f"{state:<11} {one.cell.name}{_accuracy(one) if state == 'done' else ''}")
         if time.monotonic() - self.shown_s >= LINE_EVERY_S:
             self.shown_s = time.monotonic()
-            self.notify(self.line(progress))
+            self.print(self.line(progress))
 
     def close(self) -> None:
         """Nothing to end."""
@@ -74,7 +79,7 @@ class LiveProgress(PlainProgress):
         self.live = Live(console=Console(file=stream), refresh_per_second=2)
         self.live.start()
 
-    def notify(self, text: str) -> None:
+    def print(self, text: str) -> None:
         self.live.console.print(one_line(text, 5000), markup=False, highlight=False)
 
     def show(self, progress: Progress) -> None:
@@ -139,22 +144,29 @@ def print_plan(states: Sequence[CellState], costs: Sequence[Cost], parallel: int
         print(f"about {human_seconds(needed_s)} with {plural(parallel, 'cell')} at a time{besides}")
 
 
-def run_and_show(sweep: Sweep, parallel: int | None = None, retry_failed: bool = False) -> int:
-    """Run a sweep and show how it goes and ends; returns the exit code: 1 when something of it is not done."""
+@contextlib.contextmanager
+def shown_progress(sweep: Sweep) -> Iterator[PlainProgress]:
+    """Show progress on standard error, and the log records of the sweep, not those of its runs."""
     progress = make_progress(sweep)
-    problems = []
     try:
-        states = run_sweep(
-            sweep, parallel=parallel, retry_failed=retry_failed, notify=progress.notify, show=progress.show
-        )
-    except KeyboardInterrupt:
-        progress.notify("the sweep was stopped; the same command resumes it")
-        raise
-    except ComparisonError as error:
-        states = error.states
-        problems.append(str(error))
+        with show_logs(progress.print, "raysim.sweeps"):
+            yield progress
     finally:
         progress.close()
+
+
+def run_and_show(sweep: Sweep, parallel: int | None = None, retry_failed: bool = False) -> int:
+    """Run a sweep and show how it goes and ends; returns the exit code: 1 when something of it is not done."""
+    problems = []
+    with shown_progress(sweep) as progress:
+        try:
+            states = run_sweep(sweep, parallel=parallel, retry_failed=retry_failed, show=progress.show)
+        except KeyboardInterrupt:
+            logger.info("the sweep was stopped; the same command resumes it")
+            raise
+        except ComparisonError as error:
+            states = error.states
+            problems.append(str(error))
     print_states(states)
     print(f"Compare the cells:  raysim compare {sweep.output}", flush=True)
     if left := sum(state.state != "done" for state in states):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from raysim.common.errors import RaysimError, ScenarioError, UnavailableError
@@ -17,6 +18,8 @@ from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import decides
 from raysim.sweeps.definition import Cell, Sweep, placed
 from raysim.sweeps.state import CellState
+
+logger = logging.getLogger(__name__)
 
 PROBED = 2
 """Participants of a round whose messages are counted."""
@@ -41,7 +44,6 @@ class Estimator:
     """
 
     sweep: Sweep
-    notify: Callable[[str], None] = lambda text: None  # told what is measured, as that takes seconds to minutes
     notes: list[str] = field(default_factory=list)  # why something could not be estimated, a sentence each
     refused: dict[str, str] = field(default_factory=dict)  # name of a cell that can never run -> why, of each variant
     _costs: dict[str, Cost] = field(default_factory=dict)
@@ -63,7 +65,7 @@ class Estimator:
         return self._costs[key]
 
     def _estimated(self, cell: Cell) -> Cost:
-        self.notify(f"measuring {cell.name}: {PROBED} clients train for an epoch")
+        logger.info(f"measuring {cell.name}: {PROBED} clients train for an epoch")
         try:
             scenario = Scenario.of(placed(cell, self.sweep, ["backend=in_process"]))
             without_method = _key(cell, "algorithm")

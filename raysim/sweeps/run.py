@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -26,6 +27,8 @@ from raysim.sweeps.state import CellState, note_failure, state_of, states_of
 from raysim.sweeps.worker import Outcome, Task, run_cell
 from raysim.tracking.parent import ParentRun
 from raysim.tracking.store import check_uri
+
+logger = logging.getLogger(__name__)
 
 ABANDONED_S = 60.0
 """How long cells may still run whose driver was killed."""
@@ -62,13 +65,12 @@ def run_sweep(
     *,
     parallel: int | None = None,
     retry_failed: bool = False,
-    notify: Callable[[str], None] = lambda text: None,
     show: Callable[[Progress], None] = lambda progress: None,
 ) -> list[CellState]:
     """Run every cell that is not done; returns the states afterwards.
 
     parallel: cells at the same time; default: one per CPU of the machine, or of the cluster at RAY_ADDRESS.
-    retry_failed: run failed cells again. notify: gets a sentence when a cell ends. show: gets the progress, often.
+    retry_failed: run failed cells again. show: gets the progress, often.
     Raises `ScenarioError` when another process runs this sweep or its folder cannot be written, `KeyboardInterrupt`
     after a Ctrl-C, when every running cell has ended after its round, `ComparisonError` when only the comparison of the
     cells is missing.
@@ -91,9 +93,9 @@ def run_sweep(
             (large if is_large(one.cell, parallel) else small).append(one)
         try:
             if small:
-                _run_in_workers(small, states, sweep, parent, parallel, notify, show)
+                _run_in_workers(small, states, sweep, parent, parallel, show)
             if large:
-                _run_with_actors(large, states, sweep, parent, notify, show)
+                _run_with_actors(large, states, sweep, parent, show)
         except KeyboardInterrupt:
             parent.interrupted()
             raise
@@ -115,7 +117,6 @@ def _run_in_workers(
     sweep: Sweep,
     parent: ParentRun,
     parallel: int | None,
-    notify: Callable[[str], None],
     show: Callable[[Progress], None],
 ) -> None:
     """Run the cells that are `left`, and keep `states` up to date. Raises `KeyboardInterrupt`."""
@@ -136,7 +137,7 @@ def _run_in_workers(
                     ending = True
             for ended in workers.wait():
                 outcome = ended.result or Outcome(None, ended.death, died=True)
-                states[ended.name] = _ended(outcome, cells[ended.name], sweep, notify)
+                states[ended.name] = _ended(outcome, cells[ended.name], sweep)
             show(Progress(list(states.values()), workers.running))
         if stop.requested:
             raise KeyboardInterrupt
@@ -147,7 +148,6 @@ def _run_with_actors(
     states: dict[str, CellState],
     sweep: Sweep,
     parent: ParentRun,
-    notify: Callable[[str], None],
     show: Callable[[Progress], None],
 ) -> None:
     """Run each cell as `raysim launch` does, and keep `states` up to date. Raises `KeyboardInterrupt`."""
@@ -160,7 +160,7 @@ def _run_with_actors(
         report(-1)
         with interruptible(before):
             outcome = run_cell(_task(state, sweep, parent, "ray"), stop, report)
-        states[name] = _ended(outcome, state.cell, sweep, notify)
+        states[name] = _ended(outcome, state.cell, sweep)
         show(Progress(list(states.values()), []))
         if stop.requested or before.requested:
             raise KeyboardInterrupt
@@ -213,14 +213,14 @@ def _task(state: CellState, sweep: Sweep, parent: ParentRun, backend: str) -> Ta
     return Task(placed(state.cell, sweep, sets), state.folder if state.resumable else None)
 
 
-def _ended(outcome: Outcome, cell: Cell, sweep: Sweep, notify: Callable[[str], None]) -> CellState:
+def _ended(outcome: Outcome, cell: Cell, sweep: Sweep) -> CellState:
     if outcome.folder is not None and not outcome.folder.exists():
         elsewhere = (
             f"{outcome.folder} is not here, but on another node; `output` must be on a disk that all nodes share"
         )
         outcome = replace(outcome, error=elsewhere)
     if outcome.error:
-        notify(f"{cell.name}: {outcome.error}")
+        logger.warning(f"{cell.name}: {outcome.error}")
         if outcome.folder is None and not outcome.died and state_of(cell, sweep).folder is None:
             with contextlib.suppress(OSError):  # a full disk: the cell is then waiting, and the reason was shown
                 note_failure(cell, sweep, outcome.error)

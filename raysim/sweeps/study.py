@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,19 +71,24 @@ class Study:
         *,
         parallel: int | None = None,
         retry_failed: bool = False,
-        notify: Callable[[str], None] = lambda text: None,
+        quiet: bool = False,
     ) -> Study:
         """Run every cell that is not done, resume interrupted ones, and return the study.
 
         parallel: cells at the same time; default: one per CPU of the machine, or of the cluster at RAY_ADDRESS.
-        retry_failed: run failed cells again. notify: receives a sentence when a cell ends.
+        retry_failed: run failed cells again. quiet: show no progress.
         A cell that fails does not stop the others; `cells` says why it failed. Raises `ScenarioError` when another
         process runs this study or its folder cannot be written, `KeyboardInterrupt` after a Ctrl-C, when every running
         cell has ended after its round.
         """
+        from raysim.sweeps.display import shown_progress
         from raysim.sweeps.run import run_sweep
 
-        run_sweep(self._sweep, parallel=parallel, retry_failed=retry_failed, notify=notify)
+        if quiet:
+            run_sweep(self._sweep, parallel=parallel, retry_failed=retry_failed)
+        else:
+            with shown_progress(self._sweep) as progress:
+                run_sweep(self._sweep, parallel=parallel, retry_failed=retry_failed, show=progress.show)
         return self
 
     def compare(self, *, targets: Iterable[float] | None = None, baseline: str | None = None) -> Comparison:

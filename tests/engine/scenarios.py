@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -85,7 +84,6 @@ def outcome(
     given: ParsedScenario,
     backend: InProcessBackend,
     checkpoints: CheckpointManager | None = None,
-    told: Callable[[str], None] = lambda text: None,
     progress: Progress | None = None,
     **schedule: Any,
 ) -> Outcome:
@@ -95,7 +93,7 @@ def outcome(
     try:
         backend.start(spec, images)
         plan = Schedule(ROUNDS, participants, evaluate_every=2, **schedule)
-        digest = run_rounds(backend, plan, progress or Progress(), Observers([memory], told), checkpoints)
+        digest = run_rounds(backend, plan, progress or Progress(), Observers([memory]), checkpoints)
     finally:
         backend.close()
     rows = [replace(row, train_s=0.0, evaluate_s=0.0) for row in memory.clients]

@@ -22,11 +22,15 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return has
 
 
-def test_warns_of_a_full_memory_once_and_names_the_remedy(machine: SimpleNamespace) -> None:
+def test_warns_of_a_full_memory_once_and_names_the_remedy(
+    machine: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
     monitor = ResourceMonitor(Path("/data/runs"))
     found = []
     for machine.percent in (89.0, 92.0, 96.0, 79.0, 91.0):
-        found.append(monitor.check())
+        monitor.check()
+        found.append(caplog.messages)
+        caplog.clear()
     assert found == [
         [],
         [
@@ -37,12 +41,14 @@ def test_warns_of_a_full_memory_once_and_names_the_remedy(machine: SimpleNamespa
     ]  # fmt: skip
 
 
-def test_warns_of_a_low_disk_once(machine: SimpleNamespace) -> None:
+def test_warns_of_a_low_disk_once(machine: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
     monitor = ResourceMonitor(Path("/data/runs"))
     found = []
     for mib in (1024, 900, 800):
         machine.free = mib * 2**20
-        found.append(monitor.check())
+        monitor.check()
+        found.append(caplog.messages)
+        caplog.clear()
     assert found == [
         [],
         [
@@ -54,10 +60,14 @@ def test_warns_of_a_low_disk_once(machine: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize(("free", "total", "low"), [(150 * 2**20, GIB, False), (100 * 2**20, GIB, True)])
-def test_a_small_disk_is_low_below_a_tenth(machine: SimpleNamespace, free: int, total: int, low: bool) -> None:
+def test_a_small_disk_is_low_below_a_tenth(
+    machine: SimpleNamespace, caplog: pytest.LogCaptureFixture, free: int, total: int, low: bool
+) -> None:
     machine.free, machine.total = free, total
-    assert bool(ResourceMonitor(Path("/dev/shm")).check()) == low
+    ResourceMonitor(Path("/dev/shm")).check()
+    assert bool(caplog.messages) == low
 
 
-def test_a_folder_that_is_missing_is_no_error(tmp_path: Path) -> None:
-    assert not [text for text in ResourceMonitor(tmp_path / "gone").check() if text.startswith("disk")]
+def test_a_folder_that_is_missing_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ResourceMonitor(tmp_path / "gone").check()
+    assert not [text for text in caplog.messages if text.startswith("disk")]

@@ -87,26 +87,26 @@ class Killable(InProcessBackend):
 
 
 @pytest.mark.parametrize("method", algorithm_names())
-def test_deaths_change_nothing(method: str, tmp_path: Path) -> None:
+def test_deaths_change_nothing(method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     given = loaded(*of_method(method))
     expected = outcome(given, InProcessBackend())
-    notes: list[str] = []
+    caplog.clear()
     killable = Killable(seed=len(method), rate=0.07)
     checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 2, ROUNDS)
-    assert outcome(given, killable, checkpoints, notes.append, max_attempts=50) == expected
+    assert outcome(given, killable, checkpoints, max_attempts=50) == expected
     assert killable.deaths >= 1
     # A checkpoint that is lost while the run restores an earlier one anyway is not reported by itself.
-    assert killable.deaths - killable.lost_checkpoints <= len(notes) <= killable.deaths
-    assert all("died; going back to" in text for text in notes)
+    assert killable.deaths - killable.lost_checkpoints <= len(caplog.messages) <= killable.deaths
+    assert all("died; going back to" in text for text in caplog.messages)
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
 
 
-def test_without_checkpoints_it_begins_anew() -> None:
+def test_without_checkpoints_it_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
     given = loaded("algorithm={name: fedgh}")
-    notes: list[str] = []
     killable = Killable(seed=3, rate=0.25)
-    assert outcome(given, killable, None, notes.append, max_attempts=50) == outcome(given, InProcessBackend())
+    assert outcome(given, killable, None, max_attempts=50) == outcome(given, InProcessBackend())
     assert killable.deaths >= 1
-    assert any("going back to the start and repeating" in text for text in notes)
+    assert any("going back to the start and repeating" in text for text in caplog.messages)
 
 
 def test_attempts_are_bounded() -> None:
@@ -114,10 +114,9 @@ def test_attempts_are_bounded() -> None:
         outcome(loaded(), Killable(seed=1, rate=1.0), max_attempts=2)
 
 
-def test_a_damaged_checkpoint_is_told_and_the_one_before_used(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_told_and_the_one_before_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     given = loaded("algorithm={name: fedproto}")
     expected = outcome(given, InProcessBackend())
-    notes: list[str] = []
 
     class Once(Killable):
         def digests(self) -> tuple[dict[ClientId, str], str]:
@@ -131,9 +130,9 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_used(tmp_path: Path) ->
                 super()._perhaps(part)
 
     checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 1, ROUNDS)
-    assert outcome(given, Once(1, 0.0), checkpoints, notes.append) == expected
-    assert "server-000004.safetensors has 0 bytes" in notes[0]
-    assert "going back to the checkpoint of round 3 and repeating 1 round" in notes[1]
+    assert outcome(given, Once(1, 0.0), checkpoints) == expected
+    assert "server-000004.safetensors has 0 bytes" in caplog.messages[0]
+    assert "going back to the checkpoint of round 3 and repeating 1 round" in caplog.messages[1]
 
 
 def test_a_checkpoint_that_builds_on_a_lost_one_is_not_made(tmp_path: Path) -> None:
@@ -203,13 +202,12 @@ def failing() -> ParsedScenario:
     return loaded("algorithm={name: standalone}", "failure.max_failed_fraction=0.3").with_algorithm(Picky())
 
 
-def test_a_tolerated_failure_leaves_the_client_as_it_was(tmp_path: Path) -> None:
+def test_a_tolerated_failure_leaves_the_client_as_it_was(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     given = failing()
-    notes: list[str] = []
-    digest, rows, values = outcome(given, InProcessBackend(), None, notes.append, max_failed_fraction=0.3)
+    digest, rows, values = outcome(given, InProcessBackend(), max_failed_fraction=0.3)
     assert (FAILING, 2) not in {(row.client, row.round) for row in rows if row.participated}
-    assert notes == [text for text in notes if text.startswith(f"round 2 goes on without client {FAILING}: Picky")]
-    assert len(notes) == 1
+    (warning,) = caplog.messages
+    assert warning.startswith(f"round 2 goes on without client {FAILING}: Picky")
     killable = Killable(seed=5, rate=0.3)
     checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 1, ROUNDS)
     again = outcome(given, killable, checkpoints, max_failed_fraction=0.3, max_attempts=50)
@@ -233,18 +231,17 @@ class Slow(Standalone):
             time.sleep(30)
 
 
-def test_a_client_that_takes_too_long() -> None:
+def test_a_client_that_takes_too_long(caplog: pytest.LogCaptureFixture) -> None:
     given = failing().with_algorithm(Slow())
     sets = ["algorithm={name: standalone}", "failure.client_timeout_s=2"]
     strict = loaded(*sets).with_algorithm(Slow())
     sentence = rf"client {FAILING} took longer than failure.client_timeout_s \(2 s\) in round 2"
     with pytest.raises(RunError, match=f"^{sentence}$"):
         outcome(strict, InProcessBackend())
-    notes: list[str] = []
     lenient = loaded(*sets, "failure.max_failed_fraction=0.3").with_algorithm(Slow())
-    found = outcome(lenient, InProcessBackend(), None, notes.append, max_failed_fraction=0.3)
-    assert len(notes) == 1
-    assert sentence.replace("\\", "") in notes[0]
+    found = outcome(lenient, InProcessBackend(), max_failed_fraction=0.3)
+    (warning,) = caplog.messages
+    assert sentence.replace("\\", "") in warning
     # As if it had failed in any other way.
     assert found == outcome(given.with_algorithm(Picky()), InProcessBackend(), max_failed_fraction=0.3)
 
@@ -263,9 +260,9 @@ def test_what_a_lost_round_had_in_hand_is_not_kept_while_it_is_repeated() -> Non
                 raise LostError("client actor 1 of 1 died")
             return super().aggregate(t, uploads, late)
 
-        def recover(self) -> list[str]:
+        def recover(self) -> None:
             assert all(uploads() is None for uploads in held)  # `start` recovers, too
-            return super().recover()
+            super().recover()
 
     assert outcome(loaded(), Dying()) == outcome(loaded(), InProcessBackend())
 

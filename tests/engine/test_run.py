@@ -426,10 +426,11 @@ def test_checkpoints_hold_every_state(workplace: Path) -> None:
     assert read_server(read_file(store.storage, checkpoint.server))[0].tensors.keys() == {"w.weight", "w.bias"}
 
 
-def test_states_on_disk_are_told_of_once() -> None:
-    told: list[str] = []
+def test_states_on_disk_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     given = loaded("clients.models=[digits_mlp64]")  # eight rows of 9,664 bytes
-    outcome(given, InProcessBackend(limits=StateLimits(1e-6)), told=told.append)
-    assert told == ["the clients' states take 7.73e-05 GB, more than resources.memory_gb allows: they are kept on disk"]
-    outcome(given, InProcessBackend(), told=told.append)
-    assert len(told) == 1
+    outcome(given, InProcessBackend(limits=StateLimits(1e-6)))
+    assert caplog.messages == [
+        "the clients' states take 7.73e-05 GB, more than resources.memory_gb allows: they are kept on disk"
+    ]
+    outcome(given, InProcessBackend())
+    assert len(caplog.messages) == 1

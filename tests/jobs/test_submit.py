@@ -156,9 +156,11 @@ class TestSubmit:
         ((_, sent),) = to.client.asked
         assert sent["entrypoint"] == "exec python -m raysim.jobs.entry sweeps/digits.yaml --sweep --set rounds=2"
 
-    def test_submission_to_a_new_cluster_is_retried(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_submission_to_a_new_cluster_is_retried(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
         monkeypatch.setattr("raysim.jobs.submit.RETRY_S", 0.0)
-        to, notes, send = cluster(version=Versions.here().ray), [], FakeClient.submit_job
+        to, send = cluster(version=Versions.here().ray), FakeClient.submit_job
         refusals = iter([NOT_YET, NOT_YET])
 
         def submit_job(self: FakeClient, **named: Any) -> str:
@@ -167,15 +169,16 @@ class TestSubmit:
             return send(self, **named)
 
         monkeypatch.setattr(FakeClient, "submit_job", submit_job)
-        submit(to, Work(None, [], "r1"), {}, "j1", notes.append)
-        assert notes == [f"{HERE} accepts no jobs yet; retrying for up to 60 s"]
+        submit(to, Work(None, [], "r1"), {}, "j1")
+        assert caplog.messages == [f"{HERE} accepts no jobs yet; retrying for up to 60 s"]
         assert [what for what, _ in to.client.asked] == ["submit"]
 
     @pytest.mark.parametrize("taken", [True, False])
-    def test_a_connection_that_breaks_is_retried(self, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_connection_that_breaks_is_retried(
+        self, taken: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
         monkeypatch.setattr("raysim.jobs.submit.RETRY_S", 0.0)
         to, send = cluster(version=Versions.here().ray), FakeClient.submit_job
-        notes: list[str] = []
         answers = iter([taken, False])  # what happens before the connection breaks, twice
 
         def submit_job(self: FakeClient, **named: Any) -> str:
@@ -188,8 +191,8 @@ class TestSubmit:
             return send(self, **named)
 
         monkeypatch.setattr(FakeClient, "submit_job", submit_job)
-        submit(to, Work(None, [], "r1"), {}, "j1", notes.append)
-        assert notes == [f"{HERE} broke the connection; retrying for up to 60 s"]
+        submit(to, Work(None, [], "r1"), {}, "j1")
+        assert caplog.messages == [f"{HERE} broke the connection; retrying for up to 60 s"]
         assert [what for what, _ in to.client.asked] == ["submit"]  # it is there once
 
     def test_an_id_that_another_took_meanwhile(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def run(stream, rounds=30):
     for t in range(rounds + 1):
         progress.log(t, values(t), [])
         if t == 5:
-            progress.notify("actor 3 [died]; went on")
+            progress.print("actor 3 [died]; went on")
     progress.close("finished", {})
     return stream.getvalue()
 

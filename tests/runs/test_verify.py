@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from raysim.scenario.parse import ParsedScenario
 
 from raysim.cli.main import main
 from raysim.runs import verify as module
@@ -63,12 +65,22 @@ def test_two_seeds_differ_and_one_does_not() -> None:
     assert (difference(first, other) or "").startswith("round 1, ")
 
 
-def test_what_a_run_tells_its_user_is_told() -> None:
-    told: list[str] = []
+def test_only_the_records_of_the_first_run_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def traced(given: ParsedScenario, variation: Variation, *rest: Any) -> Trace:
+        logging.getLogger("raysim.engine").warning("a warning " + variation.name)
+        return trace(variation=variation)
+
+    monkeypatch.setattr(module, "_traced", traced)
+    lines: list[str] = []
+    module.verify(loaded(), [1, 2], False, lines.append)
+    assert lines == ["in process …", "a warning in process", "1 actor …", "2 actors …"]
+
+
+def test_warnings_of_a_run_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     with contextlib.ExitStack() as cleanup:
         given = loaded("rounds=1", "training.together=2", "clients.models=[digits_resnet]", "clients.participation=1")
-        module._traced(given, HERE, 1, cleanup, told.append)
-    assert any("one by one (training.together): BatchNorm" in text for text in told), told
+        module._traced(given, HERE, 1, cleanup)
+    assert any("one by one (training.together): BatchNorm" in text for text in caplog.messages), caplog.messages
 
 
 def test_numbers_of_actors_that_are_none(capfd: pytest.CaptureFixture[str]) -> None:

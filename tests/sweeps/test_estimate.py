@@ -22,11 +22,10 @@ def sweep_of(folder: Path, **content: Any) -> Sweep:
     return load_sweep(path)
 
 
-def test_bytes_are_those_of_a_run(workplace: Path) -> None:
+def test_bytes_are_those_of_a_run(workplace: Path, caplog: pytest.LogCaptureFixture) -> None:
     sweep = sweep_of(workplace, seeds="1..2", grid={"algorithm.name": ["lg_fedavg", "standalone"]})
-    told: list[str] = []
-    first, second, *alone = Estimator(sweep, told.append).of(states_of(sweep))
-    assert [text.split()[1] for text in told] == ["lg_fedavg", "standalone"]  # once for all seeds
+    first, second, *alone = Estimator(sweep).of(states_of(sweep))
+    assert [text.split()[1] for text in caplog.messages] == ["lg_fedavg", "standalone"]  # once for all seeds
     assert first == second and alone == [Cost(first.seconds, 0.0)] * 2  # the same steps, and nothing is sent
     result = run(placed(sweep.cells[0], sweep), quiet=True)
     assert first.sent == result.summary["final"]["comm/total_bytes"]

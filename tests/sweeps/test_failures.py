@@ -85,11 +85,10 @@ with task_pool(work, 1) as pool:
     assert done.stdout == "its worker process died (its node ran out of memory; take fewer at a time)\n"
 
 
-def test_a_full_disk(workplace: Path, small_disk: Path) -> None:
+def test_a_full_disk(workplace: Path, small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
     names = ["fedgh", "standalone"]
     sets = ["rounds=30", "checkpoint.every=1", f"output={small_disk / 'runs'}"]
     sweep = sweep_of(workplace, *sets, grid={"algorithm.name": names})
-    notes: list[str] = []
 
     def fill(progress: Progress) -> None:
         if not (small_disk / "filler").exists() and progress.running and progress.running[0][1] >= 1:
@@ -97,10 +96,10 @@ def test_a_full_disk(workplace: Path, small_disk: Path) -> None:
                 while True:
                     file.write(bytes(1024))
 
-    failed, waiting = run_sweep(sweep, parallel=1, notify=notes.append, show=fill)
+    failed, waiting = run_sweep(sweep, parallel=1, show=fill)
     assert failed.state != "done" and "no space left on device" in failed.reason
     assert waiting.state == "waiting" and "no space left on device" in waiting.reason
-    assert [note.partition(":")[0] for note in notes] == names
+    assert [note.partition(":")[0] for note in caplog.messages] == names
     (small_disk / "filler").unlink()
     again = run_sweep(sweep, parallel=2, retry_failed=True)
     assert counts(again) == "2 done"
@@ -134,7 +133,6 @@ def test_mlflow_is_gone(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     names = ["fedgh", "standalone"]
     sweep = sweep_of(workplace, f"tracking.uri=sqlite:///{store}", "rounds=30", grid={"algorithm.name": names})
     gone: list[sqlite3.Connection] = []
-    notes: list[str] = []
 
     def lock(progress: Progress) -> None:
         """Lock the database once both cells' runs are in it, so that MLflow cannot write."""
@@ -148,7 +146,7 @@ def test_mlflow_is_gone(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Non
             (workplace / LOCKED).touch()
 
     with pytest.raises(ComparisonError, match=r"MLflow at .* did not take the sweep") as caught:
-        run_sweep(sweep, parallel=2, notify=notes.append, show=lock)
+        run_sweep(sweep, parallel=2, show=lock)
     assert [(one.state, one.rounds) for one in caught.value.states] == [("interrupted", 30)] * 2
     assert all("All rounds are done" in one.reason for one in caught.value.states)
     gone[0].close()

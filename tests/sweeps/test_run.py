@@ -62,37 +62,36 @@ def test_every_cell_is_run_once_and_as_by_itself(workplace: Path) -> None:
     assert set(folders) < set(run_folders(more)) and len(run_folders(more)) == 6
 
 
-def test_a_cell_that_fails_stops_no_other(workplace: Path) -> None:
+def test_a_cell_that_fails_stops_no_other(workplace: Path, caplog: pytest.LogCaptureFixture) -> None:
     # More clients than samples of three classes each: known only when the data is dealt.
     sweep = sweep_of(workplace, grid={"clients.count": [5000, 8]})
-    notes: list[str] = []
-    failed, done = run_sweep(sweep, parallel=1, notify=notes.append)
+    failed, done = run_sweep(sweep, parallel=1)
     assert (failed.state, done.state) == ("failed", "done")
-    assert failed.reason and failed.reason in notes[0] and notes[0].startswith("clients.count=5000: ")
+    assert failed.reason and failed.reason in caplog.messages[0]
+    assert caplog.messages[0].startswith("clients.count=5000: ")
     assert states_of(sweep)[0] == failed
-    assert [one.state for one in run_sweep(sweep, parallel=1, notify=notes.append)] == ["failed", "done"]
-    assert len(notes) == 1  # it was not tried again
-    run_sweep(sweep, parallel=1, retry_failed=True, notify=notes.append)
-    assert len(notes) == 2
+    assert [one.state for one in run_sweep(sweep, parallel=1)] == ["failed", "done"]
+    assert len(caplog.messages) == 1  # it was not tried again
+    run_sweep(sweep, parallel=1, retry_failed=True)
+    assert len(caplog.messages) == 2
 
 
-def test_a_worker_that_dies_costs_its_cell_nothing_but_time(workplace: Path) -> None:
+def test_a_worker_that_dies_costs_its_cell_nothing_but_time(workplace: Path, caplog: pytest.LogCaptureFixture) -> None:
     sweep = sweep_of(workplace, "rounds=40", "checkpoint.every=1", grid={"algorithm.name": ["fedgh"]})
-    notes: list[str] = []
 
     def kill(progress: Progress) -> None:
-        if not notes and progress.running and progress.running[0][1] >= 1:
+        if not caplog.messages and progress.running and progress.running[0][1] >= 1:
             from ray._private.state import actors
 
             for actor in actors().values():
                 if actor["ActorClassName"] == "TaskWorker" and actor["State"] == "ALIVE":
                     os.kill(actor["Pid"], signal.SIGKILL)
 
-    (state,) = run_sweep(sweep, parallel=1, notify=notes.append, show=kill)
+    (state,) = run_sweep(sweep, parallel=1, show=kill)
     assert state.state == "interrupted"
-    assert notes and notes[0].startswith("fedgh: its worker process died")
-    (again,) = run_sweep(sweep, parallel=1, notify=notes.append)
-    assert again.state == "done", notes
+    assert caplog.messages[0].startswith("fedgh: its worker process died")
+    (again,) = run_sweep(sweep, parallel=1)
+    assert again.state == "done", caplog.messages
     assert len(run_folders(sweep)) == 1
     alone = parse_scenario(digits(training={"batch_size": 64}, rounds=40))
     assert digest(again) == run(alone, quiet=True).state_digest

@@ -68,16 +68,15 @@ class RayBackend:
         self._begin()
         return self.pool.startup
 
-    def recover(self) -> list[str]:
+    def recover(self) -> None:
         self.calls.wait_for_gcs("going back")
-        notes = self.pool.replace_dead()
+        self.pool.replace_dead()
         try:
             self._begin()
         except LostError:
             # The shared samples or spec may be lost. If it is something else, that will show again.
             self._share()
             self._begin()
-        return notes
 
     def restore(self, files: SavedFiles, storage: Storage) -> None:
         clients, server = files

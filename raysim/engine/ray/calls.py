@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import signal
 import socket
@@ -17,6 +18,8 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from raysim.common.errors import RaysimError, RunError
 from raysim.engine.ray import local_cluster
 from raysim.engine.records import LostError
+
+logger = logging.getLogger(__name__)
 
 RECOVERY_DEADLINE_S = 10.0
 """How long a busy actor may take to answer after another died; after that the run replaces it as well."""
@@ -56,16 +59,15 @@ class ActorCalls:
     def __init__(
         self,
         name_of: Callable[[str], str | None],
-        notify: Callable[[str], None] = lambda text: None,
         detail_of: Callable[[str], str] = lambda actor_id: "",
         idle_of: Callable[[Sequence[str]], Sequence[str]] = lambda actor_ids: actor_ids,
     ) -> None:
         """name_of: Ray's id of an actor -> its name in messages; None: an actor of another pool.
 
-        notify: shows the user a sentence. detail_of: Ray's id of an actor -> its process and clients, for messages.
+        detail_of: Ray's id of an actor -> its process and clients, for messages.
         idle_of: Ray's ids of actors -> those of them that are not at work.
         """
-        self.name_of, self.notify, self.detail_of, self.idle_of = name_of, notify, detail_of, idle_of
+        self.name_of, self.detail_of, self.idle_of = name_of, detail_of, idle_of
         self.inputs: Sequence[Any] = ()
         self._probed_s = 0.0  # perf_counter() of the last probe of the GCS
         self._refused_s: float | None = None  # perf_counter() of the first of the probes that failed in a row
@@ -136,7 +138,7 @@ class ActorCalls:
                     idle = self.idle_of(self._awaited(pending))
                     report_s = (4 if idle else 1.5) * waited_s
                     if idle:
-                        self.notify(self._stall_message(idle, context, waited_s))
+                        logger.warning(self._stall_message(idle, context, waited_s))
 
     def _check_gcs(self, context: str) -> bool:
         """Whether the GCS answered the last probe. Raises `GcsDiedError` when it will not come back."""

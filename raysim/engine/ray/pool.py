@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,17 +23,19 @@ from raysim.engine.ray.session import nodes
 from raysim.engine.records import MemoryReport, Startup
 from raysim.engine.workers.rows import AUTO, Handles, StateLimits
 
+logger = logging.getLogger(__name__)
+
 START_TIMEOUT_S = 300.0
 """How long the run waits for one more actor to start; a thousand may take longer together."""
 
 SLOW_START_S = 30.0
-"""After how long the user is notified that some actors have not started."""
+"""After how long the user is warned that some actors have not started."""
 
 RETRY_S = 2.0
 """How often the pool checks that actors that have not started still fit."""
 
 MANY_ACTORS = 10
-"""From so many actors on the user is notified how long they took to start, which is the price of one more."""
+"""From so many actors on the log says how long they took to start, which is the price of one more."""
 
 NODE_CHECK_S = 5.0
 """How often the pool looks for new nodes; a look costs a millisecond of a round."""
@@ -73,7 +76,6 @@ class ActorPool:
         pack: bool = False,
         head: bool = True,
         replan: Callable[[ClusterResources], Plan] | None = None,
-        notify: Callable[[str], None] = lambda text: None,
         participants: int | None = None,
         limits: StateLimits = AUTO,
     ) -> None:
@@ -82,14 +84,13 @@ class ActorPool:
         pack: fill one node after another.
         head: whether client actors may run on the head node.
         replan: makes the plan for a cluster that nodes have joined; None: the plan never grows.
-        notify: shows the user a sentence.
         participants: per round; with pinned clients as many actors test clients that never trained. None: all do.
         limits: where each node may keep the clients' states.
         """
         self.plan, self.pack, self.head, self.replan = plan, pack, head, replan
-        self.notify, self.participants, self.limits = notify, participants, limits
+        self.participants, self.limits = participants, limits
         self.driver_node = ""
-        self.calls = ActorCalls(self._name, notify, self._detail, self._idle)
+        self.calls = ActorCalls(self._name, self._detail, self._idle)
         self.startup: Startup | None = None
         self._inputs: Sequence[Any] = ()  # references to the RunSpec and the samples
         self._known_nodes = {node.id for node in nodes(head)}
@@ -147,25 +148,21 @@ class ActorPool:
         if first:
             self.startup = Startup.of([worker.requested_s for worker in self.clients], started_s[:-1])
             if self.startup.actors >= MANY_ACTORS:
-                self.notify(
+                logger.info(
                     f"{self.startup.actors} client actors started in {self.startup.seconds:.3g} s "
                     f"({self.startup.per_actor_s:.2g} s per actor)"
                 )
         self.driver_node = str(ray.get_runtime_context().get_node_id())
         self.calls.get([worker.actor.ready.remote() for worker in self.initial_workers], "starting")
 
-    def replace_dead(self) -> list[str]:
-        """Replace actors that do not answer where the new ones fit, and wait until all have started.
-
-        Returns what the user should know, in sentences.
-        """
-        notes = self._replace_dead()
+    def replace_dead(self) -> None:
+        """Replace actors that do not answer where the new ones fit, and wait until all have started."""
+        self._replace_dead()
         began = perf_counter()
         while not self._all_answer() and perf_counter() - began < START_TIMEOUT_S:
             # Ray takes a while to see that a node is gone; only then do fewer actors fit.
             if any(len(placed) < group.actors for group, placed in zip(self.plan.groups, self._place(), strict=True)):
-                notes += self._replace_dead()
-        return notes
+                self._replace_dead()
 
     def add_new_actors(self) -> None:
         """Add actors that have started on new nodes; every `NODE_CHECK_S` look for new nodes."""
@@ -253,9 +250,9 @@ class ActorPool:
         return place_actors(self.plan.groups, nodes(self.head), self.pack)
 
     def _wait_until_started(self, setups: Sequence[Any]) -> list[float]:
-        """Wait for all setups, and notify the user when that takes long. Returns perf_counter() of each answer."""
+        """Wait for all setups, and warn when that takes long. Returns perf_counter() of each answer."""
         began = latest = perf_counter()
-        notified = False
+        warned = False
         started_s: dict[Any, float] = {}
         left = list(setups)
         while left:
@@ -273,18 +270,17 @@ class ActorPool:
                     f"starting: no further actor started within {START_TIMEOUT_S:.0f} s; on a cluster `ray status` "
                     "shows what they wait for"
                 )
-            if left and not notified and perf_counter() - began >= SLOW_START_S:
-                notified = True
-                self.notify(
+            if left and not warned and perf_counter() - began >= SLOW_START_S:
+                warned = True
+                logger.warning(
                     f"{len(started_s)} of {len(setups)} actors have started; the others are starting, or wait for CPUs "
                     f"or GPUs in use (on a cluster `ray status` shows it; the run ends if none starts for "
                     f"{START_TIMEOUT_S:.0f} s)"
                 )
         return [started_s[answer] for answer in setups]
 
-    def _replace_dead(self) -> list[str]:
+    def _replace_dead(self) -> None:
         """Replace actors that do not answer where the new ones fit; a group with more than fit gets fewer."""
-        notes = []
         answers = {worker: worker.actor.pid.remote() for worker in self.workers}
         # Living actors may be busy with the round that was cut off, which is not worth a long wait.
         ray.wait(list(answers.values()), num_returns=len(answers), timeout=RECOVERY_DEADLINE_S)
@@ -314,9 +310,8 @@ class ActorPool:
             clients += left + [self._new_client(g, *free[i : i + 1]) for i in range(count - len(left))]
             groups.append(replace(group, actors=count))
             if count < group.actors:
-                notes.append(f"only {count} of {group.actors} actors fit now; the run continues with these")
+                logger.warning(f"only {count} of {group.actors} actors fit now; the run continues with these")
         self.clients, self.plan = clients, replace(self.plan, groups=tuple(groups))
-        return notes
 
     def _all_answer(self) -> bool:
         """Whether every actor answers, or is known to be dead, within `RETRY_S`."""
@@ -353,4 +348,4 @@ class ActorPool:
         self.clients.insert(sum(group.actors for group in groups[: g + 1]), worker)
         groups[g] = replace(groups[g], actors=groups[g].actors + 1)
         self.plan = replace(self.plan, groups=tuple(groups))
-        self.notify(f"added an actor on a new node: {len(self.clients)} client actors now")
+        logger.info(f"added an actor on a new node: {len(self.clients)} client actors now")

@@ -85,9 +85,12 @@ def test_a_ray_that_does_not_start_is_one_sentence(ray_session: None, monkeypatc
     ],
 )
 def test_a_stall_is_reported_ever_more_rarely(
-    monkeypatch: pytest.MonkeyPatch, longest: dict[str, float], idle: list[str], expected: list[float]
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    longest: dict[str, float],
+    idle: list[str],
+    expected: list[float],
 ) -> None:
-    notes: list[str] = []
     seconds = iter(range(1000))
     looked: list[Sequence[str]] = []
 
@@ -95,7 +98,7 @@ def test_a_stall_is_reported_ever_more_rarely(
         looked.append(ids)
         return idle
 
-    waiting = ActorCalls(lambda actor_id: None, notes.append, idle_of=idle_of)
+    waiting = ActorCalls(lambda actor_id: None, idle_of=idle_of)
     waiting._longest_s = dict(longest)
     monkeypatch.setattr(waiting, "_check_gcs", lambda context: True)
     monkeypatch.setattr(waiting, "_awaited", lambda pending: ["an id"])
@@ -103,7 +106,7 @@ def test_a_stall_is_reported_ever_more_rarely(
     monkeypatch.setattr(calls, "perf_counter", lambda: float(next(seconds)))
     answers = iter([(False, None)] * 900 + [(True, 7)])
     assert waiting._wait(lambda: next(answers), [], "round 3") == 7
-    assert [float(note) for note in notes] == expected
+    assert [float(text) for text in caplog.messages] == expected
     assert looked == [["an id"]] * (len(expected) or 4)  # at 220, 330, 495, 743 s
     assert waiting._longest_s == {"round ": 901.0}
 

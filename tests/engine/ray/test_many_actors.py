@@ -112,7 +112,7 @@ def test_startup_counts_from_the_first_request_to_the_last_answer() -> None:
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_startup_counts_only_the_first_start() -> None:
+def test_startup_counts_only_the_first_start(caplog: pytest.LogCaptureFixture) -> None:
     """Neither idle time before a second run nor the replacement of dead actors counts as startup."""
     import ray
 
@@ -122,8 +122,7 @@ def test_startup_counts_only_the_first_start() -> None:
     checked = Scenario.of(loaded())
     # Pinned, so that the actor without participants stays a bare process.
     plan = make_plan([ResourceRequest(tuple(range(8)), None, 4, 1.0, 0.0)], ClusterResources(8, 0))
-    notes: list[str] = []
-    backend = RayBackend(ActorPool(plan, notify=notes.append, participants=1))
+    backend = RayBackend(ActorPool(plan, participants=1))
     try:
         assembly = assemble(checked)
         first = backend.start(assembly.spec, assembly.raw)
@@ -133,7 +132,7 @@ def test_startup_counts_only_the_first_start() -> None:
         backend.recover()
         assert len(backend.pids()) == 3
         assert backend.pool.startup is first
-        assert not [text for text in notes if "per actor" in text]  # two are not worth a word
+        assert not [text for text in caplog.messages if "per actor" in text]  # two are not worth a word
     finally:
         backend.close()
 
@@ -156,7 +155,7 @@ def held(checked: Scenario) -> tuple[list[Any], dict[str, float]]:
 
     with ExitStack() as cleanup:
         assembly = assemble(checked)
-        backend = make_backend(assembly, cleanup, lambda text: None, lambda: True)
+        backend = make_backend(assembly, cleanup, lambda: True)
         assert assembly.plan is not None
         assert isinstance(backend, RayBackend)
         names = {node.id: node.name for node in nodes()}

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from raysim.common.errors import RunError
+from raysim.common.logs import show_logs
 from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
@@ -46,18 +47,19 @@ def backend(ray_session: None) -> Iterator[RayBackend]:
     made.close()
 
 
-def test_client_and_server_actors_are_killed(backend: RayBackend, expected: Any, tmp_path: Path) -> None:
-    notes: list[str] = []
+def test_client_and_server_actors_are_killed(
+    backend: RayBackend, expected: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 2, ROUNDS)
 
     def kill_one(backend: RayBackend) -> None:
         kill(backend.pool.server if len(killing.left) == 1 else backend.pool.clients[0])
 
     killing = Killing(backend, [1, 2, 4], kill_one)
-    assert outcome(loaded(GIVEN), backend, checkpoints, notes.append) == expected  # type: ignore[arg-type]
+    assert outcome(loaded(GIVEN), backend, checkpoints) == expected  # type: ignore[arg-type]
     assert not killing.left
-    assert sum("are kept on disk" in text for text in notes) == 1
-    notes = [text for text in notes if "are kept on disk" not in text]
+    assert sum("are kept on disk" in text for text in caplog.messages) == 1
+    notes = [text for text in caplog.messages if "are kept on disk" not in text]
     assert len(notes) == 3, notes
     assert notes[0].startswith(
         "round 1: client actor 1 of 2 died: its process ended unexpectedly; going back to the start"
@@ -86,14 +88,12 @@ def test_a_stall_names_the_actor(ray_session: None, monkeypatch: pytest.MonkeyPa
     notes: list[str] = []
     stopped: list[int] = []
 
-    def notify(text: str) -> None:
+    def resume(text: str) -> None:
         if stopped and f"pid {stopped[0]} " in text:
             notes.append(text)
             os.kill(stopped.pop(), signal.SIGCONT)
 
-    pool = ActorPool(
-        make_plan([ResourceRequest(tuple(range(8)), 2, None, 1.0, 0.0)], ClusterResources(8, 2)), notify=notify
-    )
+    pool = ActorPool(make_plan([ResourceRequest(tuple(range(8)), 2, None, 1.0, 0.0)], ClusterResources(8, 2)))
     backend = RayBackend(pool)
     try:
         spec, images, _ = spec_for(loaded(GIVEN))
@@ -103,7 +103,8 @@ def test_a_stall_names_the_actor(ray_session: None, monkeypatch: pytest.MonkeyPa
         for pid in (pids[0], pids[-1]):
             stopped.append(pid)
             os.kill(pid, signal.SIGSTOP)
-            run_round(backend, 2 if pid == pids[0] else 3, range(8))
+            with show_logs(resume):
+                run_round(backend, 2 if pid == pids[0] else 3, range(8))
     finally:
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
@@ -151,10 +152,8 @@ class Owner:
         return [ray.put(bytes(1 << 20))]
 
 
-def test_lost_images_are_shared_again(backend: RayBackend, expected: Any) -> None:
+def test_lost_images_are_shared_again(backend: RayBackend, expected: Any, caplog: pytest.LogCaptureFixture) -> None:
     import ray
-
-    notes: list[str] = []
 
     def lose(backend: RayBackend) -> None:
         owner = ray.remote(Owner).options(num_cpus=0).remote()
@@ -167,9 +166,9 @@ def test_lost_images_are_shared_again(backend: RayBackend, expected: Any) -> Non
         kill(backend.pool.clients[1])
 
     killing = Killing(backend, [3], lose)
-    assert outcome(loaded(GIVEN), backend, None, notes.append) == expected  # type: ignore[arg-type]
+    assert outcome(loaded(GIVEN), backend, None) == expected  # type: ignore[arg-type]
     assert not killing.left
-    notes = [text for text in notes if "are kept on disk" not in text]
+    notes = [text for text in caplog.messages if "are kept on disk" not in text]
     assert len(notes) == 1
     # The actor that is killed may have done its part of round 3 already.
     assert re.fullmatch(
@@ -180,6 +179,7 @@ def test_lost_images_are_shared_again(backend: RayBackend, expected: Any) -> Non
 TWO_NODES = """
 import sys
 import psutil
+from raysim.common.logs import show_logs
 from ray._private.state import actors
 from ray.cluster_utils import Cluster
 from pathlib import Path
@@ -217,7 +217,8 @@ def remove_node(backend):
     psutil.wait_procs([psutil.Process(pid) for pid in there if psutil.pid_exists(pid)], timeout=30)
 
 killing = Killing(backend, [3], remove_node)
-found = outcome(loaded(GIVEN), backend, checkpoints, notes.append)
+with show_logs(notes.append):
+    found = outcome(loaded(GIVEN), backend, checkpoints)
 assert len(where) == 2, where  # actors of both nodes were at work
 assert found == outcome(loaded(GIVEN), InProcessBackend())
 assert {worker.node for worker in pool.workers} == {pool.driver_node}

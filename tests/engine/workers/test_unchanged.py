@@ -30,7 +30,7 @@ def run_of(algorithm: Any, *sets: str) -> None:
     backend = InProcessBackend()
     backend.start(replace(assembly.spec, algorithm=algorithm), assembly.raw)
     try:
-        run_rounds(backend, assembly.schedule, Progress(), Observers([], lambda text: None))
+        run_rounds(backend, assembly.schedule, Progress(), Observers())
     finally:
         backend.close()
 

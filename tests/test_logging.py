@@ -1,0 +1,161 @@
+"""What a run has to say is logged: shown by its display while it runs, and free for a program's own handlers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+import raysim
+from raysim.common.logs import show_logs
+from raysim.common.results import ClientRow, RunCard, Status
+from tests.conftest import REPOSITORY
+from tests.engine.scenarios import loaded
+
+RAYSIM = logging.getLogger("raysim")
+
+ADAM = "training.momentum: 0.9 is not used, as the optimizer is adam"
+DIVERGES = ("rounds=1", "training.optimizer=adam", "training.momentum=0.9", "training.lr=1e30")
+"""Settings of a run that has a warning before, in and after its round."""
+
+SAID = [
+    ADAM,
+    "round 1: all uploads held a NaN or infinity and were left out; the server learned nothing",
+    "round 1: the training loss, the test loss or the upload of clients 0, 1, 3, 7 is NaN",
+    "no upload of this run was used: all 4 held a NaN or infinity",
+]
+
+
+class Kept(logging.Handler):
+    """A program's own handler."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+class Says:
+    """A tracker that logs every round in the recorder's thread, and may end the run."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
+        self.handlers: list[logging.Handler] = []
+        self.thread = ""
+
+    def open(self, card: RunCard) -> None:
+        self.handlers = list(RAYSIM.handlers)
+
+    def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
+        self.thread = threading.current_thread().name
+        logging.getLogger("raysim.tracking.own").info("logged round %d", t)
+        logging.getLogger("raysim.tracking.own").debug("a detail")
+        if self.error is not None:
+            raise self.error
+
+    def close(self, status: Status, summary: Mapping[str, object]) -> None:
+        pass
+
+
+def lines(capfd: pytest.CaptureFixture[str]) -> list[str]:
+    return capfd.readouterr().err.splitlines()
+
+
+def test_the_display_shows_each_record_once_at_its_place(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = raysim.run(loaded(*DIVERGES))
+    shown = lines(capfd)
+    assert [line[:9] for line in shown if re.match(r"round ./", line)] == ["round 0/1", "round 1/1"]
+    said = [line for line in shown if not line.startswith(("round 0/", "round 1/", "no GPU"))]
+    assert said.pop(0) == f"tiny: 1 round, 8 clients, {run.folder}"
+    assert all(line.startswith(text) for line, text in zip(said, SAID, strict=True)), said
+    assert shown.index(said[2]) < next(n for n, line in enumerate(shown) if line.startswith("round 1/1"))
+
+
+def test_a_quiet_run_prints_nothing_and_logs_all_the_same(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mine, before = Kept(), list(RAYSIM.handlers)
+    RAYSIM.addHandler(mine)
+    try:
+        raysim.run(loaded(*DIVERGES), quiet=True)
+    finally:
+        RAYSIM.removeHandler(mine)
+    assert lines(capfd) == []
+    warnings = [record.getMessage() for record in mine.records if record.levelno == logging.WARNING]
+    assert all(one.startswith(said) for one, said in zip(warnings, SAID, strict=True)), warnings
+    assert RAYSIM.handlers == before
+
+
+def test_a_record_of_another_thread_is_shown_and_a_detail_is_not(
+    workplace: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    says = Says()
+    raysim.run(loaded("rounds=1"), trackers=[says])
+    assert says.thread.startswith("recorder")
+    assert [line for line in lines(capfd) if line.startswith(("logged", "a detail"))] == [
+        "logged round 0",
+        "logged round 1",
+    ]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ZeroDivisionError("mine")])
+def test_no_handler_is_left_however_a_run_ends(
+    workplace: Path, capfd: pytest.CaptureFixture[str], error: BaseException
+) -> None:
+    before, says = list(RAYSIM.handlers), Says(error)
+    with pytest.raises(type(error)):
+        raysim.run(loaded("rounds=2"), trackers=[says])
+    assert len(says.handlers) == len(before) + 1
+    assert RAYSIM.handlers == before
+    (folder,) = Path("runs/tiny").iterdir()
+    shown = lines(capfd)
+    assert f"resume with:  raysim resume {folder.absolute()}" in shown
+    raysim.Run(folder).resume()
+    assert "there is no checkpoint: the run starts again in its folder" in lines(capfd)
+    assert RAYSIM.handlers == before
+
+
+def test_a_level_of_the_user_holds_for_the_display(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    before = RAYSIM.level
+    RAYSIM.setLevel(logging.ERROR)
+    try:
+        raysim.run(loaded("rounds=1", *DIVERGES[1:3]))
+    finally:
+        RAYSIM.setLevel(before)
+    assert ADAM not in lines(capfd)
+
+
+def test_records_below_a_logger_alone_are_shown() -> None:
+    texts: list[str] = []
+    with show_logs(texts.append, "raysim.sweeps"):
+        logging.getLogger("raysim.sweeps.run").warning("a cell: 100 %s")
+        logging.getLogger("raysim.runs").warning("a run")
+    assert texts == ["a cell: 100 %s"]
+
+
+QUIET = """
+import logging, raysim
+raysim.run("{file}", quiet=True)
+assert [type(one).__name__ for one in logging.getLogger("raysim").handlers] == ["NullHandler"]
+assert not logging.getLogger().handlers and logging.getLogger().level == logging.WARNING
+"""
+
+
+def test_a_library_prints_no_record_and_leaves_the_root_logger_alone(workplace: Path) -> None:
+    Path("it.yaml").write_text(re.sub(r"(?m)^output:.*$", "", loaded(*DIVERGES).resolved_yaml()))
+    program = QUIET.format(file=workplace / "it.yaml")
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
