@@ -65,7 +65,7 @@ class InProcessBackend:
         clients, server = files
         for file in clients:
             self.worker.restore(file, read_file(storage, file))
-        self.worker.unsaved.clear()
+        self.worker.mark_saved()
         self.server.restore(read_file(storage, server))
 
     def send(self, t: int, cohort: Sequence[ClientId]) -> Broadcast:

@@ -24,7 +24,7 @@ from raysim.data.shards import PARTS
 from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.spec import RunSpec
-from raysim.engine.workers.client import EVALUATION_BATCH
+from raysim.engine.workers.evaluation import EVALUATION_BATCH
 from raysim.runs.assembly import Assembly, assemble, checkpoint_storage
 from raysim.runs.identity import Identity, label
 from raysim.runs.resume import find_run, run_scenario

@@ -241,7 +241,7 @@ class ClientActor:
         for file in files:
             self.worker.restore(file, read_file(storage, file))
         if self._worker:
-            self._worker.unsaved.clear()
+            self._worker.mark_saved()
 
     def fingerprints(self, ids: Sequence[ClientId]) -> dict[ClientId, dict[str, str]]:
         """See `ClientWorker.fingerprints`."""

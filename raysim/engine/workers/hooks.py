@@ -1,4 +1,4 @@
-"""Around every hook: seed torch, choose the device, and name the place when it fails."""
+"""Around every hook: seed torch, choose device and threads, and name the place when it fails."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from torch.utils import _pytree as pytree
 
 from raysim.common.errors import RaysimError, RunError
 from raysim.common.text import cause as described
+from raysim.core.algorithm import ClientId
 from raysim.core.seeds import seed_for
+from raysim.engine.spec import RunSpec
 
 _open = os.open(os.devnull, os.O_RDONLY)  # a hook that closes descriptors of others closes this one, too
 _null = os.fstat(_open)
@@ -33,6 +35,13 @@ def shapes(msg: object) -> str:
     """A message in a few words, for an error: its type and the shapes of its tensors."""
     leaves = [tuple(leaf.shape) if isinstance(leaf, Tensor) else leaf for leaf in pytree.tree_leaves(msg)]
     return f"{type(msg).__name__}{leaves}"
+
+
+def set_threads(spec: RunSpec, k: ClientId) -> None:
+    """Give torch the threads of client k's work."""
+    threads = spec.threads[k % len(spec.threads)]
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
 
 
 def hook(

@@ -115,6 +115,7 @@ class ClientStates:
 
     Attributes:
         held: clients that have a row; any other is as made.
+        unsaved: clients that changed since the last checkpoint.
     """
 
     def __init__(
@@ -130,21 +131,30 @@ class ClientStates:
         files of its own."""
         self.models, self.clients, self.make, self.own = models, clients, make, own
         self.held: set[ClientId] = set()
+        self.unsaved: set[ClientId] = set()
         self.opened: dict[ClientId, Shell] = {}
         self.free: dict[str, list[Shell]] = {arch: [] for arch in models}
         self.first: dict[str, Row] = {}  # the block of a client as made
         self.files = files or StateFiles()
+
+    def arch(self, k: ClientId) -> str:
+        """The architecture of client k."""
+        return self.models[k % len(self.models)]
+
+    def is_untrained(self, k: ClientId) -> bool:
+        """Whether client k is as made, like all clients of its architecture that never took part."""
+        return not (self.own or k in self.held or k in self.opened)
 
     # -- networks ----------------------------------------------------------------------------------
 
     def open(self, k: ClientId) -> nn.Module:
         """The network of client k, to be worked on until `close` or `undo`; the same one when it is open already."""
         if k not in self.opened:
-            shell = self._shell(self._arch(k))
+            shell = self._shell(self.arch(k))
             kept = len(shell.row) if k in self.held else 0
             if kept:
                 self.rows.read(self._begin(k), shell.row)
-            shell.block[kept:] = self.first[self._arch(k)][kept:]
+            shell.block[kept:] = self.first[self.arch(k)][kept:]
             shell.filled()
             if k not in self.held and self.own is not None:
                 shell.load(self.own(k).state_dict())
@@ -155,23 +165,24 @@ class ClientStates:
         """Keep the state of an open client as its network has it now."""
         shell = self.opened.pop(k)
         if not shell.intact:
-            net, form, shell = shell.net, shell.form, self._shell(self._arch(k))
+            net, form, shell = shell.net, shell.form, self._shell(self.arch(k))
             if (found := _form(net)) != form:
                 name = min(name for name, _ in found.items() ^ form.items())
                 raise RunError(
-                    f"client {k} with model {self._arch(k)}: the shape or type of {name} in its network's state_dict "
+                    f"client {k} with model {self.arch(k)}: the shape or type of {name} in its network's state_dict "
                     "changed; they must stay as client_model created them"
                 )
             shell.load(net.state_dict())
         shell.collected()
         self.put(k, shell.row)
-        self.free[self._arch(k)].append(shell)
+        self.unsaved.add(k)
+        self.free[self.arch(k)].append(shell)
 
     def undo(self, k: ClientId) -> None:
         """Let an open client be as it was before `open`."""
         shell = self.opened.pop(k)
         if shell.intact:
-            self.free[self._arch(k)].append(shell)
+            self.free[self.arch(k)].append(shell)
 
     @contextmanager
     def changing(self, k: ClientId) -> Iterator[nn.Module]:
@@ -245,9 +256,6 @@ class ClientStates:
         if arch not in self.first:
             self.first[arch] = shell.block.copy()
         return shell
-
-    def _arch(self, k: ClientId) -> str:
-        return self.models[k % len(self.models)]
 
     def _size(self, k: ClientId) -> int:
         return self.sizes[k % len(self.models)]

@@ -198,14 +198,14 @@ def test_clients_move_between_workers(tmp_path: Path) -> None:
     found = [
         uploaded for uploaded, *_ in one.train(1, [(0,), (1,), (2,)], Broadcast((), dict.fromkeys(range(3))), False)
     ]
-    assert found == [0, 1, 2] == sorted(one.unsaved)
+    assert found == [0, 1, 2] == sorted(one.states.unsaved)
     expected = one.fingerprints([0, 1, 2])
     near.adopt(one.release([0, 7], shared=True))
     moved = one.release([1], shared=False)
     assert moved[1].row is not None and moved[1].unsaved
     far.adopt(moved)
     assert [worker.states.held for worker in (one, near, far)] == [{2}, {0}, {1}]
-    assert [worker.unsaved for worker in (one, near, far)] == [{2}, {0}, {1}]
+    assert [worker.states.unsaved for worker in (one, near, far)] == [{2}, {0}, {1}]
     assert {**one.fingerprints([2]), **near.fingerprints([0]), **far.fingerprints([1])} == expected
     assert one.fingerprints([0])[0] == far.fingerprints([0])[0] != expected[0]  # as made again
     for worker in (one, far):

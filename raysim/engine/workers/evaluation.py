@@ -1,0 +1,173 @@
+"""Tests of clients' networks: on their own test and validation samples, and on the published test set.
+
+Shapes: G clients of a group, M samples of the one with the most, C classes, U samples that all clients share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, nullcontext
+from functools import partial
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from raysim.core.algorithm import ClientId
+from raysim.core.own_code import FAILURES
+from raysim.core.together import outputs_together
+from raysim.core.torch_workarounds import set_training
+from raysim.engine.policies.metrics import by_class
+from raysim.engine.policies.placement import Group
+from raysim.engine.records import ClientEvaluation, Coverage, EvaluationResult
+from raysim.engine.spec import RunSpec
+from raysim.engine.workers.client_samples import ClientSamples, Ints
+from raysim.engine.workers.hooks import errors_from, set_threads
+from raysim.engine.workers.states import ClientStates
+
+EVALUATION_BATCH = 512
+"""Samples of one forward pass."""
+
+Outputs = Callable[[Ints], Tensor]
+"""Positions of samples [G, M], a row for each client of a group -> their logits [G, M, C]."""
+
+
+class Score(NamedTuple):
+    """How one network does on test samples and on validation samples."""
+
+    tested: EvaluationResult
+    val_correct: int
+    predicted_M: Ints  # the classes that it predicts for the test samples
+
+
+class Evaluation:
+    """The tests of the clients of one worker. No test changes a client."""
+
+    def __init__(self, spec: RunSpec, states: ClientStates, samples: ClientSamples) -> None:
+        self.spec, self.states, self.samples = spec, states, samples
+        self.untrained_logits: dict[str, Tensor] = {}  # architecture -> logits of `spec.shared_tests`, [U, C]
+
+    def evaluate(self, groups: Iterable[Group], coverage: Coverage) -> dict[ClientId, ClientEvaluation]:
+        """Test clients as they are, those of a group by one call."""
+        found: dict[ClientId, ClientEvaluation] = {}
+        for group in groups:
+            found |= self._together(group, coverage) if len(group) > 1 else self._one_by_one(group, coverage)
+        return found
+
+    def evaluate_one(self, k: ClientId, coverage: Coverage) -> ClientEvaluation:
+        """Test one client as it is."""
+        start = perf_counter()
+        set_threads(self.spec, k)
+        with (
+            nullcontext() if self.states.is_untrained(k) else self.states.reading(k) as net,
+            errors_from(lambda: f"the test of client {k} with model {self.spec.arch(k)} failed"),
+            torch.inference_mode(),
+        ):
+            outputs = partial(self._untrained_outputs, k) if net is None else partial(self._outputs, net)
+            return self._evaluated((k,), coverage, outputs, start)[k]
+
+    def _one_by_one(self, group: Group, coverage: Coverage) -> dict[ClientId, ClientEvaluation]:
+        return {k: self.evaluate_one(k, coverage) for k in group}
+
+    def _together(self, group: Group, coverage: Coverage) -> dict[ClientId, ClientEvaluation]:
+        start = perf_counter()
+        set_threads(self.spec, group[0])
+        with torch.no_grad(), ExitStack() as opened:
+            nets = [opened.enter_context(self.states.reading(k)) for k in group]
+            try:
+                return self._evaluated(group, coverage, partial(self._stacked_outputs, nets), start)
+            except FAILURES:  # evaluate one by one to identify the failing client
+                return self._one_by_one(group, coverage)
+
+    def _evaluated(
+        self, group: Group, coverage: Coverage, outputs: Outputs, start: float
+    ) -> dict[ClientId, ClientEvaluation]:
+        """The tests of a group, given its networks' outputs. Each client counts an equal share of the time."""
+        spec = self.spec
+        test, val = ([part.of(k) for k in group] for part in (spec.test, spec.val))
+        own = self._scores(outputs, test, val)
+        published: list[EvaluationResult] | list[None] = [None] * len(group)
+        if coverage == "whole" and spec.global_test is not None:
+            none = [part[:0] for part in val]
+            published = [score.tested for score in self._scores(outputs, [spec.global_test] * len(group), none)]
+        share_s = (perf_counter() - start) / len(group)
+        found = {}
+        for k, score, of_all, test_M, val_M in zip(group, own, published, test, val, strict=True):
+            f1, class_correct = by_class(spec.labels[test_M], score.predicted_M, spec.num_classes)
+            found[k] = ClientEvaluation(score.tested, score.val_correct, len(val_M), of_all, share_s, f1, class_correct)
+        return found
+
+    def _scores(self, outputs: Outputs, test: Sequence[Ints], val: Sequence[Ints]) -> list[Score]:
+        """The score of each client of a group. test, val: the positions of its samples."""
+        tested_G = [len(test_M) for test_M in test]
+        each = [np.concatenate(parts) for parts in zip(test, val, strict=True)]
+        position_GM = _filled(each)
+        logits_GMC = outputs(position_GM)
+        loss_G = self._loss_sums(logits_GMC, position_GM, tested_G)
+        predicted_GM = logits_GMC.argmax(2).cpu().numpy()
+        right_GM = predicted_GM == self.spec.labels[position_GM]
+        return [
+            Score(
+                EvaluationResult(int(np.count_nonzero(right_M[:tested])), tested, loss),
+                int(np.count_nonzero(right_M[tested : len(position_M)])),
+                predicted_M[:tested],
+            )
+            for position_M, tested, loss, right_M, predicted_M in zip(
+                each, tested_G, loss_G, right_GM, predicted_GM, strict=True
+            )
+        ]
+
+    def _loss_sums(self, logits_GMC: Tensor, position_GM: Ints, tested_G: Sequence[int]) -> list[float]:
+        """The sum of each client's losses on its test samples, the first of its row."""
+        if len(tested_G) == 1:  # fewer calls, and torch adds the losses in another order
+            (tested,) = tested_G
+            label_M = self.samples.labels(position_GM[0, :tested])
+            return [float(F.cross_entropy(logits_GMC[0, :tested].double(), label_M, reduction="sum"))]
+        label_M = self.samples.labels(position_GM.ravel())
+        loss_GM = F.cross_entropy(logits_GMC.double().flatten(0, 1), label_M, reduction="none").view(position_GM.shape)
+        place_M = torch.arange(position_GM.shape[1], device=loss_GM.device)
+        untested_GM = place_M >= torch.tensor(tested_G, device=loss_GM.device)[:, None]
+        return loss_GM.masked_fill(untested_GM, 0.0).sum(1).tolist()
+
+    # -- outputs -----------------------------------------------------------------------------------
+
+    def _outputs(self, net: nn.Module, position_GM: Ints) -> Tensor:
+        """Of one network: G is 1."""
+        set_training(net, False)
+        batches = self.samples.at(position_GM[0]).in_order(EVALUATION_BATCH)
+        return torch.cat([net(batch.x) for batch in batches]).unsqueeze(0)
+
+    def _untrained_outputs(self, k: ClientId, position_GM: Ints) -> Tensor:
+        """Of one client that never took part, whose network is like all such of its architecture.
+
+        Where clients share samples, each sample is seen once, and not once for each of 100,000 clients.
+        """
+        shared_U, arch = self.spec.shared_tests, self.spec.arch(k)
+        if shared_U is None:
+            return self._fresh_outputs(k, position_GM)
+        if arch not in self.untrained_logits:
+            self.untrained_logits[arch] = self._fresh_outputs(k, shared_U[None])[0]
+        place_M = torch.from_numpy(np.searchsorted(shared_U, position_GM[0])).to(self.samples.device)
+        return self.untrained_logits[arch].index_select(0, place_M).unsqueeze(0)
+
+    def _fresh_outputs(self, k: ClientId, position_GM: Ints) -> Tensor:
+        with self.states.reading(k) as net:
+            return self._outputs(net, position_GM)
+
+    def _stacked_outputs(self, nets: Sequence[nn.Module], position_GM: Ints) -> Tensor:
+        """Of several clients by one call."""
+        x_GM = self.samples.at(position_GM.ravel()).x.unflatten(0, position_GM.shape)
+        return torch.cat([outputs_together(nets, x_GB) for x_GB in x_GM.split(EVALUATION_BATCH, 1)], 1)
+
+
+def _filled(each: Sequence[Ints]) -> Ints:
+    """Rows of different lengths as one array, filled up with zeros."""
+    if len(each) == 1:
+        return each[0][None]
+    rows = np.zeros((len(each), max(map(len, each))), np.int64)
+    for row, values in zip(rows, each, strict=True):
+        row[: len(values)] = values
+    return rows

@@ -1,0 +1,21 @@
+"""The networks that clients start from, as the algorithm makes them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from raysim.core.algorithm import Task
+from raysim.core.seeds import global_seed
+from raysim.engine.spec import RunSpec
+from raysim.engine.workers.hooks import errors_from
+
+
+def new_network(spec: RunSpec, task: Task, device: torch.device, arch: str, *key: int) -> nn.Module:
+    """What `client_model` makes of a fresh model of an architecture. key: the client, if it has weights of its own."""
+    model = spec.fresh_model(arch, *key)
+    place = f"{type(spec.algorithm).__name__}.client_model failed with model {arch}"
+    with global_seed(spec.init_seed, "client_model", arch, *key), errors_from(lambda: place):
+        net = spec.algorithm.client_model(model, task)
+    # Images come channels last; convolutions on CPU are 1.2 to 1.35 times faster when weights are too.
+    return net.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -1,0 +1,224 @@
+"""What clients do in a round: their hooks run, their networks train, and their uploads are counted and packed.
+
+What a client computes depends on its state, its message, the run's seed and the round, never on its worker; on other
+clients only by rounding, and only on those of its group, whose training is one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+
+from raysim.common.errors import RunError
+from raysim.core.algorithm import Client, ClientId, Task
+from raysim.core.fit import FitJob, FitResult, LocalTraining, Trainer, fit_one
+from raysim.core.lockstep import in_lockstep
+from raysim.core.messages import WireSize, nonfinite, pack, unpack, wire_size
+from raysim.core.meter import FlopMeter
+from raysim.core.seeds import seeded
+from raysim.core.together import ask_to_fit, fit_all
+from raysim.engine.policies.placement import Group
+from raysim.engine.records import Broadcast, ClientFailure, ClientReport, Coverage, NonFiniteUpload
+from raysim.engine.spec import RunSpec
+from raysim.engine.workers.client_samples import ClientSamples
+from raysim.engine.workers.evaluation import Evaluation
+from raysim.engine.workers.hooks import hook, set_threads
+from raysim.engine.workers.rows import Row
+from raysim.engine.workers.states import ClientStates
+from raysim.engine.workers.time_limit import limit
+from raysim.engine.workers.unchanged import ChangedMessageError, Unchanged
+
+
+class Received(NamedTuple):
+    """A message that a worker received, for those of its clients that it is for."""
+
+    message: Any
+    size: WireSize
+    guard: Unchanged
+
+
+NOTHING = Received(None, wire_size(None), Unchanged(None))
+
+
+class Training:
+    """The hooks and the training of the clients of one worker."""
+
+    def __init__(
+        self, spec: RunSpec, task: Task, states: ClientStates, samples: ClientSamples, evaluation: Evaluation
+    ) -> None:
+        """task: the run's, with public data on the device of the samples."""
+        self.spec, self.task, self.states = spec, task, states
+        self.samples, self.evaluation, self.device = samples, evaluation, samples.device
+        self.before: dict[ClientId, Row | None] = {}  # before the round, where `spec.may_discard`; None: as made
+        self.local = -1, spec.local  # round, and how clients train in it
+        self.meter = FlopMeter()
+        self.rounds_received = 0  # with a message, so far
+
+    def register(self, ids: Iterable[ClientId]) -> dict[ClientId, Any]:
+        """The registration of every client that has samples, packed."""
+        registrations = {}
+        for k in (k for k in ids if self.spec.num_samples[k]):
+            with self.states.changing(k), self._hook("client_register", 0, k):
+                registration = self.spec.algorithm.client_register(self.client(k, t=0))
+                wire_size(registration)  # checks that it is a message: a registration is in no round's bytes
+                registrations[k] = pack(registration)
+        return registrations
+
+    def train(
+        self,
+        t: int,
+        groups: Sequence[Group],
+        broadcast: Broadcast,
+        evaluate_before: Coverage | None,
+        skip: Collection[ClientId] = (),
+    ) -> Iterator[tuple[ClientId, Any, ClientReport | ClientFailure]]:
+        """See `ClientWorker.train`."""
+        received: dict[int | None, Received] = {None: NOTHING}
+        ids = [k for group in groups for k in group]
+        self.states.read_ahead(ids)
+        self.before = {k: self.states.row(k) for k in ids} if self.spec.may_discard else {}
+        for group in groups:
+            for position in {broadcast.of[k] for k in group} - received.keys():
+                assert position is not None
+                received[position] = self._received(broadcast.messages[position])
+            downs = {k: received[broadcast.of[k]] for k in group}
+            if len(group) > 1:
+                yield from self._train_group(t, downs, evaluate_before)
+                continue
+            (k,) = group
+            if k in skip:
+                yield k, ClientFailure("it failed before"), ClientFailure("it failed before")
+            elif self.spec.tolerates_failures:
+                yield self._train_tolerating(k, t, downs[k], evaluate_before)
+            else:
+                yield self._train_one(k, t, downs[k], evaluate_before)
+        self.rounds_received += len(received) > 1
+
+    def discard(self, ids: Iterable[ClientId]) -> None:
+        """Let clients be as they were before the last call of `train`."""
+        for k in ids:
+            self.states.put(k, self.before[k])
+        self.states.unsaved &= self.states.held
+
+    def client(self, k: ClientId, t: int, trainer: Trainer = fit_one) -> Client:
+        """Client k as its algorithm sees it in round `t`."""
+        spec = self.spec
+        set_threads(spec, k)
+        return Client(
+            id=k,
+            task=self.task,
+            data=self.samples.at(spec.train.of(k)),
+            net=self.states.open(k),
+            local=self._local_in(t),
+            rng=seeded(spec.seed, "client", t, k),
+            t=t,
+            arch=spec.arch(k),
+            meter=self.meter,
+            trainer=trainer,
+        )
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _received(self, packed: Any) -> Received:
+        down = unpack(packed, self.device)
+        # Comparing values takes as long as a copy of the message, so only rounds 1, 2, 4, 8, ... do: a method may begin
+        # to use the message after a warm-up.
+        guard = Unchanged(down, packed if (self.rounds_received + 1).bit_count() == 1 else None)
+        return Received(down, wire_size(down), guard)
+
+    def _train_tolerating(
+        self, k: ClientId, t: int, down: Received, evaluate_before: Coverage | None
+    ) -> tuple[ClientId, Any, ClientReport | ClientFailure]:
+        """As `_train_one`, but a client that fails counts as failed; its state stays as it was before."""
+        try:
+            return self._train_one(k, t, down, evaluate_before)
+        except ChangedMessageError:  # other clients have the changed message, too
+            raise
+        except RunError as error:
+            self._check_unchanged(down.guard, "a hook", k, t)
+            failed = ClientFailure(str(error), getattr(error, "trace", ""))
+            return k, failed, failed
+
+    def _train_group(
+        self, t: int, downs: Mapping[ClientId, Received], evaluate_before: Coverage | None
+    ) -> list[tuple[ClientId, Any, ClientReport]]:
+        """As `_train_one` for clients whose hooks meet in `Client.fit`; each counts an equal share of the time."""
+        start = perf_counter()
+        works = [partial(self._train_one, k, t, down, evaluate_before, ask_to_fit) for k, down in downs.items()]
+        # As a context, a device belongs to the thread, and these hooks leave theirs in another order than they came.
+        with nullcontext() if self.device.type == "cpu" else self.device:
+            found = in_lockstep(works, fit_all)
+        share_s = (perf_counter() - start) / len(found)
+        return [(k, up, replace(report, train_s=share_s)) for k, up, report in found]
+
+    def _train_one(
+        self,
+        k: ClientId,
+        t: int,
+        down: Received,
+        evaluate_before: Coverage | None,
+        trainer: Trainer = fit_one,
+    ) -> tuple[ClientId, Any, ClientReport]:
+        limit_s = self.spec.client_timeout_s
+        with self.states.changing(k):
+            if limit_s is None:
+                return self._client_round(k, t, down, evaluate_before, trainer)
+            what = f"client {k} took longer than failure.client_timeout_s ({limit_s:g} s) in round {t}"
+            with limit(limit_s, what):
+                return self._client_round(k, t, down, evaluate_before, trainer)
+
+    def _client_round(
+        self, k: ClientId, t: int, received: Received, evaluate_before: Coverage | None, trainer: Trainer
+    ) -> tuple[ClientId, Any, ClientReport]:
+        """Receive, train, count the upload and pack it."""
+        algorithm, (down, down_size, guard) = self.spec.algorithm, received
+
+        def checked(job: FitJob) -> FitResult:
+            self._check_unchanged(guard, "client_update", k, t)  # before the next client's hooks run
+            return trainer(job)
+
+        client = self.client(k, t, trainer if trainer is fit_one else checked)
+        evaluation = None
+        start = perf_counter()
+        if down is not None:
+            with self._hook("client_receive", t, k, down):
+                algorithm.client_receive(client, down)
+            self._check_unchanged(guard, "client_receive", k, t)
+        if evaluate_before:
+            evaluation = self.evaluation.evaluate_one(k, evaluate_before)
+        with self._hook("client_update", t, k, down):
+            up = algorithm.client_update(client, down)
+            up_size = wire_size(up)  # counts the upload (`comm/up_bytes`); raises TypeError where it is no message
+            # A NaN or infinity would spoil the server's state for good, so the server gets a marker in its place.
+            packed = NonFiniteUpload() if nonfinite(up) else pack(up)
+        self._check_unchanged(guard, "client_update", k, t)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        train_s = perf_counter() - start - (evaluation.seconds if evaluation else 0.0)
+        stats = client.stats
+        train_loss = stats.train_loss if stats.samples else None
+        report = ClientReport(
+            train_loss, stats.samples, up_size, down_size, stats.flops, train_s, stats.values, evaluation, stats.apart
+        )
+        return k, packed, report
+
+    def _check_unchanged(self, guard: Unchanged, hook: str, k: ClientId, t: int) -> None:
+        guard.check(
+            f"{type(self.spec.algorithm).__name__}: {hook} of client {k} changed the server's message in place in "
+            f"round {t}; clients share the message, so results would depend on their placement: change a copy, such as "
+            "tensor.clone()"
+        )
+
+    def _local_in(self, t: int) -> LocalTraining:
+        if self.local[0] != t:
+            self.local = t, self.spec.local_in(t)
+        return self.local[1]
+
+    def _hook(self, name: str, t: int, k: ClientId, msg: Any = None) -> Any:
+        return hook(self.spec.seed, name, t, k, self.spec.algorithm, self.device, msg, self.spec.arch(k))
