@@ -1,5 +1,10 @@
 """Downloads the run folder of a job through the Jobs API alone.
 
+Results at an address (`output: s3://...`) need no download, and MLflow has the metrics and plots of a finished run. But
+both need a server that the user's machine and the cluster can reach, and MLflow receives neither checkpoints nor files
+of a run in progress. Where a user has only the cluster's address, a job's log is the one channel back: the Jobs API
+cannot return a file.
+
 Any user of a cluster can submit a job and write its log. So no file is written outside the one folder that is made for
 the download, and everything that is read has a bound.
 """
