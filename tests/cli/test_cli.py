@@ -19,7 +19,7 @@ from raysim.data.specs import DATASETS
 from raysim.models import MODELS
 from raysim.scenario.check import NAMED, check
 from raysim.scenario.json_schema import scenario_schema
-from raysim.scenario.load import load_scenario
+from raysim.scenario.load import NAMED_SECTIONS, load_scenario
 from raysim.scenario.registry import algorithm_names
 from raysim.scenario.schema import Scenario
 from tests.cli.command import run
@@ -291,6 +291,17 @@ def checker() -> Any:
 def test_the_schema_accepts_what_is_shipped(checker: Any, path: Path):
     checker.validate(yaml.safe_load(path.read_text()))
     checker.validate(dict(load_scenario(path).resolved))
+
+
+@pytest.mark.parametrize("name", ["./mine.py", "mine.py:Mine", "package.module:Mine"])
+@pytest.mark.parametrize("key", NAMED_SECTIONS, ids=".".join)
+def test_the_schema_accepts_custom_classes_with_any_fields(checker: Any, key: tuple[str, ...], name: str):
+    raw = yaml.safe_load(Path(QUICKSTART).read_text())
+    section = raw
+    for part in key[:-1]:
+        section = section.setdefault(part, {})
+    section[key[-1]] = {"name": name, "mine": 0.5}
+    checker.validate(raw)
 
 
 WRONG: list[tuple[tuple[str, ...], Any]] = [
