@@ -1,4 +1,8 @@
-"""The commands that look into a run: tsne, attack, tree."""
+"""The commands that look into a run: tsne, attack, tree.
+
+They are commands and not scripts in a folder `examples/`, because an installed raysim contains no such folder and two
+of them reproduce published results (FedRAL's Table 5, HKS's Figure 3): their numbers are tested.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What an algorithm is as an object and as a file: frozen, picklable, documented, and importing what it may."""
+"""What an algorithm is as an object and as a file: frozen, picklable, documented, and importing what it may.
+
+The clause `defined` repeats the checks of `raysim.core.definition`, which `raysim launch` makes as well. The other
+clauses are for methods that are to be shared: a run does not need a docstring.
+"""
 
 from __future__ import annotations
 

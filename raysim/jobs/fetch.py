@@ -1,5 +1,9 @@
 """Downloads the run folder of a job through the Jobs API alone.
 
+A run folder has a lock, files that grow and files that are replaced in one step, so it is on the head node's disk, not
+at an fsspec address. MLflow receives neither checkpoints nor the files of a run in progress, and a user's machine need
+not reach its server. So a job's log is the one channel back that every cluster has: the Jobs API cannot return a file.
+
 Any user of a cluster can submit a job and write its log. So no file is written outside the one folder that is made for
 the download, and everything that is read has a bound.
 """
@@ -86,8 +90,6 @@ def _default(job: Job, log: JobLog) -> Path:
 
 def _source(job: Job, log: JobLog) -> str:
     if log.run_folder:
-        if "://" in log.run_folder:
-            raise ScenarioError(f"{job.id}: its results are at {log.run_folder}: read them from there")
         return log.run_folder
     if job.ended:
         raise ScenarioError(f"{job.id}: {job.state} before it had a run folder (`raysim logs {job.id}` shows why)")

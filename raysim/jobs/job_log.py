@@ -59,7 +59,7 @@ def _print(facts: Mapping[str, object]) -> None:
 class JobLog:
     """The facts in a job's log. Any user of the cluster can write one, so names are checked and text is printable."""
 
-    run_folder: str = ""  # absolute, on the head node, or an address; "" until the run has one; a sweep's of all cells
+    run_folder: str = ""  # absolute, on the head node; "" until the run has one; a sweep's has all cells
     run_id: str = ""  # a name; "" until there is a run folder; a sweep's name
     sweep: bool = False  # whether it is the folder of a sweep
     summary: Mapping[str, Any] = field(default_factory=dict)  # of summary.json; empty until the run ended
@@ -89,7 +89,7 @@ def _facts(line: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         return {}
     facts = {}
-    if _is_location(found.get("run_folder")) and is_name(found.get("run_id")):
+    if _is_absolute(found.get("run_folder")) and is_name(found.get("run_id")):
         facts = {key: found[key] for key in ("run_folder", "run_id")}
         facts["sweep"] = found.get("sweep") is True
     if isinstance(found.get("summary"), dict):
@@ -97,11 +97,9 @@ def _facts(line: str) -> dict[str, Any]:
     return facts
 
 
-def _is_location(value: object) -> bool:
-    """Whether this is an absolute path or an address, by its form."""
-    if not isinstance(value, str) or not value.isprintable() or len(value) > 4096:
-        return False
-    return value.startswith("/") or "://" in value
+def _is_absolute(value: object) -> bool:
+    """Whether this is an absolute path, by its form."""
+    return isinstance(value, str) and value.startswith("/") and value.isprintable() and len(value) <= 4096
 
 
 def visible(text: str) -> str:

@@ -1,4 +1,9 @@
-"""A scenario's text: YAML as people write it, read safely, and values as they would stand in it."""
+"""A scenario's text: YAML as people write it, read safely, and values as they would stand in it.
+
+PyYAML follows YAML 1.1: 1e3 is text, 010 is 8, 1:30 is 90, and of a key that is given twice the last value counts.
+`ruamel.yaml` would replace the 30 lines that correct this. It would be one more dependency beside PyYAML, which Ray and
+MLflow bring along, and the rest would stay: a limit for aliases, which `ruamel.yaml` lacks, and values without secrets.
+"""
 
 from __future__ import annotations
 

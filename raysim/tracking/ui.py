@@ -1,4 +1,8 @@
-"""Starts MLflow's web pages for a SQLite store, bound to loopback unless asked otherwise."""
+"""Starts MLflow's web pages for a SQLite store, bound to loopback unless asked otherwise.
+
+`mlflow ui` alone would send telemetry, start processes that evaluate language models, and open on a front page for
+those. This prints the addresses of the pages that show runs, and ends all processes of the server with Ctrl-C.
+"""
 
 from __future__ import annotations
 

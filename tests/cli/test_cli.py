@@ -22,6 +22,7 @@ from raysim.scenario.parse import parse_scenario
 from raysim.scenario.registry import algorithm_names
 from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import Settings
+from raysim.scenario.sentences import NAMED_SECTIONS
 from tests.cli.command import run
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
@@ -291,6 +292,17 @@ def checker() -> Any:
 def test_the_schema_accepts_what_is_shipped(checker: Any, path: Path):
     checker.validate(yaml.safe_load(path.read_text()))
     checker.validate(dict(parse_scenario(path).resolved))
+
+
+@pytest.mark.parametrize("name", ["./mine.py", "mine.py:Mine", "package.module:Mine"])
+@pytest.mark.parametrize("key", NAMED_SECTIONS, ids=".".join)
+def test_the_schema_accepts_custom_classes_with_any_fields(checker: Any, key: tuple[str, ...], name: str):
+    raw = yaml.safe_load(Path(QUICKSTART).read_text())
+    section = raw
+    for part in key[:-1]:
+        section = section.setdefault(part, {})
+    section[key[-1]] = {"name": name, "mine": 0.5}
+    checker.validate(raw)
 
 
 WRONG: list[tuple[tuple[str, ...], Any]] = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +28,6 @@ from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.progress import Progress
 from raysim.engine.records import RoundReport, ServerReport
-from raysim.engine.workers import hooks
 from raysim.engine.workers.client import ClientWorker
 from raysim.engine.workers.hooks import HookError
 from raysim.engine.workers.rows import StateLimits
@@ -273,19 +271,6 @@ def test_what_is_no_message_is_told_with_its_hook(
     told = {"text": "a message may hold tensors and numbers, not str", "no message": "Plain is no message: put @mess"}
     with pytest.raises(HookError, match=rf"Standalone.{hook}.* failed in round 1\b.*{told[what]}"):
         quiet_run("algorithm={name: standalone}")
-
-
-def test_a_method_that_closes_what_is_not_its_own_is_named(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def closes(self: Standalone, client: Any, down: None) -> None:
-        os.close(hooks._open)  # as os.closerange(3, 256) does, which would take pytest's along
-
-    monkeypatch.setattr(Standalone, "client_update", closes)
-    with pytest.raises(
-        HookError, match=r"Standalone.client_update of client \d failed in round 1 .*: it closed file descriptors that "
-    ):
-        quiet_run("algorithm={name: standalone}")
-    (folder,) = (workplace / "runs" / "tiny").iterdir()
-    assert json.loads((folder / "summary.json").read_text())["status"] == "failed"
 
 
 def test_a_network_whose_widths_do_not_fit_is_named(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -324,10 +324,6 @@ class TestFetch:
         with pytest.raises(ScenarioError, match=f"^j: {state}.*{message}"):
             fetch(cluster(details("j", state)), "j", tmp_path / "x", False)
 
-    def test_results_at_an_address(self, tmp_path: Path) -> None:
-        with pytest.raises(ScenarioError, match="its results are at s3://bucket/r1"):
-            fetch(cluster(details("j"), logs=self.log("s3://bucket/r1")), "j", tmp_path / "x", False)
-
     def test_a_helper_that_dies(self, tmp_path: Path) -> None:
         here = cluster(details("j"), logs=self.log(tmp_path / "elsewhere"))
         here.client.tails = [["Runtime env is setting up.\n", "sh: 1: exec: python: not found\n"]]

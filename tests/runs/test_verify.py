@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from raysim.scenario.parse import ParsedScenario
 
 from raysim.cli.main import main
 from raysim.runs import verify as module
 from raysim.runs.verify import Trace, Variation, difference
+from raysim.scenario.parse import ParsedScenario
 from tests.conftest import REPOSITORY
 from tests.engine.scenarios import loaded
 

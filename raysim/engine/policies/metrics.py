@@ -27,7 +27,11 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 class Sum:
-    """A sum that values can leave again: exact, and rounded once, as by `math.fsum`, so no order of them matters."""
+    """A sum that values can leave again: exact, and rounded once, as by `math.fsum`, so no order of them matters.
+
+    `math.fsum` itself would need the values of all clients in every round: with 100,000 clients, 100 of them new, the
+    metrics of all clients took 78 ms instead of 0.4 ms. `fractions.Fraction` is exact, too, and takes 10 times as long.
+    """
 
     def __init__(self) -> None:
         self.count = 0

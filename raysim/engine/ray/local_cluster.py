@@ -103,7 +103,8 @@ REPLACED: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
 """What Ray does while it starts and has no switch for, and what is done in its place. No run uses the autoscaler and
 the dashboard's process, which `include_dashboard=False` leaves without pages: each takes 0.4 to 0.8 s of CPU time and
 60 to 80 MB, and ending the first delays the end of a run by a second. Ray looks whether the dashboard's packages are
-there by importing them, for half a second."""
+there by importing them, for half a second. `ray.init` of Ray 2.60 has no argument for any of these; for the autoscaler,
+only `ray start` has one (`--no-monitor`). `tests/engine/ray/test_local_cluster.py` fails when Ray renames one."""
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import torch
@@ -15,9 +14,6 @@ from raysim.common.text import cause as described
 from raysim.core.algorithm import ClientId
 from raysim.core.seeds import seed_for
 from raysim.engine.spec import RunSpec
-
-_open = os.open(os.devnull, os.O_RDONLY)  # a hook that closes descriptors of others closes this one, too
-_null = os.fstat(_open)
 
 
 class HookError(RunError):
@@ -91,11 +87,6 @@ class errors_from:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if self.device is not None:
             self.device.__exit__(kind, error, trace)
-        if error is None:
-            try:
-                _refuse_closed()
-            except OSError as found:
-                error = found
         if error is None or isinstance(error, KeyboardInterrupt | RaysimError | GreenletExit) or _ends_process(error):
             return
         import traceback  # a method may raise anything, GeneratorExit too
@@ -109,18 +100,6 @@ class errors_from:
 def _ends_process(error: BaseException) -> bool:
     """Whether Ray raised this `SystemExit` to end its process, as at a SIGTERM. One of a hook is the hook's error."""
     return isinstance(error, SystemExit) and hasattr(error, "ray_terminate_msg")
-
-
-def _refuse_closed() -> None:
-    """Raises `OSError` when the hook closed descriptors of others: later any other code might fail of that."""
-    global _open
-    try:
-        if os.path.samestat(os.fstat(_open), _null):  # another thread may have opened a file under this number since
-            return
-    except OSError:
-        pass
-    _open = os.open(os.devnull, os.O_RDONLY)
-    raise OSError("it closed file descriptors that others use")
 
 
 def _given(name: str, msg: object) -> str:
