@@ -88,9 +88,9 @@ class Checked:
         found = []
         if training.optimizer == "adam" and training.momentum:
             found.append(f"training.momentum: {training.momentum:g} is not used, as the optimizer is adam")
-        warmup = self.loaded.settings.get("warmup")
-        if isinstance(warmup, int) and warmup >= rounds:
-            found.append(f"algorithm.warmup: {warmup} given, so that all {rounds} rounds are warm-up")
+        for name, warmup in self.loaded.warmup.items():
+            if warmup >= rounds:
+                found.append(f"algorithm.{name}: {warmup} given, so that all {rounds} rounds are warm-up")
         return tuple(found)
 
     @property

@@ -135,6 +135,12 @@ class Loaded:
         name = str(self.resolved["algorithm"]["name"])
         return name if Reference.of(name) is None else self.declared.name
 
+    @property
+    def warmup(self) -> dict[str, int]:
+        """The algorithm's fields that count rounds of local training before the method begins, with their values."""
+        settings = self.settings if self.own is None else vars(self.own)
+        return {field.name: settings[field.name] for field in self.declared.fields if field.counts_warmup}
+
     def with_algorithm(self, algorithm: AnyAlgorithm) -> Loaded:
         """The same with this algorithm in place of the one that the scenario names."""
         return replace(self, own=algorithm, declared=declaration_of(type(algorithm)))
