@@ -159,6 +159,10 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
     def exposed(self, client: Client, up: Logits) -> OutputOf:
         return OutputOf(client.net, up.logits_NC)
 
+    def clustered_logits(self, server: Server[Knowledge]) -> Mapping[ClientId, Tensor]:
+        """For `raysim tree`: the latest logits of each client's samples, [N, C]."""
+        return server.state.logits
+
     # -- the parts -----------------------------------------------------------------------------------
     @property
     def first_upload(self) -> int:

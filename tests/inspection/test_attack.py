@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from textwrap import indent
 from typing import get_type_hints
 
 import numpy as np
@@ -21,6 +23,7 @@ from raysim.inspection.transmission import Knowledge, Transmission, attack_spec,
 from raysim.runs.opened import OpenedRun
 from raysim.runs.run import Run
 from raysim.scenario.registry import algorithm_class, algorithm_names
+from tests.conftest import REPOSITORY
 
 Runs = Callable[..., Run]
 ONE = "clients.models=[digits_mlp64]"
@@ -212,10 +215,9 @@ class SharedExtractor(Algorithm):
     def server_update(self, server, ups):
         server.state = Model(weighted_mean((1.0, up.w) for up in ups.values()))
 '''
-DECLARED = """
-    def exposed(self, client, up):
-        return UpdateOf(client.net.extractor, up.w)
-"""
+PAGE = (REPOSITORY / "docs" / "own_code.md").read_text(encoding="utf-8")
+UPDATE, OUTPUT = (indent(block, "    ") for block in re.findall(r"^```python\n(def exposed.*?)^```", PAGE, re.M | re.S))
+DECLARED = UPDATE.replace("net.header", "net.extractor")
 
 
 def own(tmp_path: Path, text: str) -> str:
@@ -234,6 +236,18 @@ def test_a_method_of_a_user_declares_what_it_exposes(runs: Runs, tmp_path: Path,
     assert float(error) < 1e-6 if knowledge == "white" else float(error) > 1e-3
 
 
+def test_an_output_of_a_method_of_a_user(runs: Runs, tmp_path: Path) -> None:
+    text = (
+        "from dataclasses import dataclass\n"
+        "from raysim.algorithms.fedgh import FedGH\n"
+        "from raysim.core import OutputOf\n"
+        "@dataclass(frozen=True)\nclass Mine(FedGH):\n    'FedGH, changed.'\n"
+    )
+    seen, x, label = transmission(runs, own(tmp_path, text + OUTPUT))
+    assert len(seen.seen_E) == 32 and not seen.uses_label
+    torch.testing.assert_close(seen.send(x, label), seen.seen_E)
+
+
 def test_an_own_method_is_attacked(runs: Runs, tmp_path: Path) -> None:
     found = attack(runs(own(tmp_path, OWN + DECLARED), "rounds=2", ONE).folder, pairs=2)
     assert found.mean > found.unrelated + 10
@@ -248,7 +262,7 @@ def test_an_own_method_is_attacked(runs: Runs, tmp_path: Path) -> None:
             r"SharedExtractor trains the parameters that it exposes in 2 calls of client.fit; the attack can follow a",
         ),
         (
-            OWN + DECLARED.replace("client.net.extractor", "client.net.header"),
+            OWN + UPDATE,
             r"SharedExtractor trains the parameters that it exposes in 0 calls of client.fit",
         ),
     ],
