@@ -25,6 +25,7 @@ from raysim.core import (
     Count,
     NonNegative,
     NonNegativeInt,
+    OutputOf,
     Positive,
     Server,
     Weights,
@@ -177,6 +178,10 @@ class DCPFL(Algorithm[Global, ClassStatistics, Global]):
             server.log("refit_loss", self._refit(header, torch.cat(virtual_D).float(), label_G, server.rng))
         w = {name: value.detach() for name, value in header.items()}
         server.state = Global(w, *self._known(server.state, mean_D))
+
+    def exposed(self, client: Client, up: ClassStatistics) -> OutputOf:
+        # The covariance of one sample is zero.
+        return OutputOf(client.net.features, up.mean_SD)
 
     def _refit(self, header: Weights, virtual_GD: Tensor, label_G: Tensor, rng: torch.Generator) -> float:
         """Train the header on the virtual representations; returns the mean loss over the last epoch."""

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raysim.core import Algorithm, Batch, Client, ClientId, NonNegative, Server, message
+from raysim.core import Algorithm, Batch, Client, ClientId, NonNegative, OutputOf, Server, message
 from raysim.core.ops import by_class, class_means, cross_entropy, kl
 
 
@@ -150,3 +150,6 @@ class FD(Algorithm[Teachers, ClassLogits, Table]):
         state.last = {k: up.logits_SC for k, up in ups.items()}
         server.log("known_classes", float(state.known_C.sum()))
         server.log("single_holder_classes", float((count_C == 1).sum()))
+
+    def exposed(self, client: Client, up: ClassLogits) -> OutputOf:
+        return OutputOf(client.net, up.logits_SC)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from raysim.core import Algorithm, Batch, Client, ClientId, Count, Model, Positive, Server, Task, weights
+from raysim.core import Algorithm, Batch, Client, ClientId, Count, Model, Positive, Server, Task, UpdateOf, weights
 from raysim.core.data import Samples
 from raysim.core.fields import Range
 from raysim.core.ops import cross_entropy, kl, weighted_mean
@@ -91,6 +91,9 @@ class FedAPEN(Algorithm[Model, Model, Model]):
 
     def server_update(self, server: Server[Model], ups: Mapping[ClientId, Model]) -> None:
         server.state = Model(weighted_mean((1.0, up.w) for up in ups.values()))  # Eq. E
+
+    def exposed(self, client: Client, up: Model) -> UpdateOf:
+        return UpdateOf(client.net.shared, up.w)
 
     def split(self, data: Samples) -> tuple[Samples, Samples]:
         """(The adaptability set, the rest), both in data order; the rest is never empty."""

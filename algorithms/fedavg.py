@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from raysim.core import Algorithm, Client, ClientId, Model, Server, Weights, weights
+from raysim.core import Algorithm, Client, ClientId, Model, Server, UpdateOf, Weights, weights
 from raysim.core.ops import cross_entropy, weighted_mean
 
 
@@ -41,6 +41,9 @@ class FedAvg(Algorithm[Model, Model, Weights]):
     def server_update(self, server: Server[Weights], ups: Mapping[ClientId, Model]) -> None:
         # Eq. B
         server.state = weighted_mean((server.num_samples[k], up.w) for k, up in ups.items())
+
+    def exposed(self, client: Client, up: Model) -> UpdateOf:
+        return UpdateOf(client.net, up.w)
 
     def _shared(self, net: Any) -> Weights:
         parameters = {name for name, _ in net.named_parameters()}

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raysim.core import Algorithm, Client, ClientId, Count, NonNegative, Positive, Server, Task, message
+from raysim.core import Algorithm, Client, ClientId, Count, NonNegative, OutputOf, Positive, Server, Task, message
 from raysim.core.ops import cross_entropy, kl
 
 BLOCK = 1 << 22
@@ -165,6 +165,9 @@ class FedCache(Algorithm[Means | Neighbours, Logits, Cache]):
             cache.written_N[at_N][seen_N] = True
         server.log("hash_width", cache.hash_width)
         server.log("cache_filled", float(cache.written_N.double().mean()))
+
+    def exposed(self, client: Client, up: Logits) -> OutputOf:
+        return OutputOf(client.net, up.logits_NC)
 
 
 def mean_of(logits: Iterable[Tensor], known_NR: Tensor) -> Means:

@@ -16,7 +16,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raysim.core import Algorithm, Batch, Client, ClientId, Header, NonNegative, Positive, Server, Weights, weights
+from raysim.core import (
+    Algorithm,
+    Batch,
+    Client,
+    ClientId,
+    Header,
+    NonNegative,
+    Positive,
+    Server,
+    UpdateOf,
+    Weights,
+    weights,
+)
 from raysim.core.ops import cross_entropy, weighted_mean
 
 
@@ -105,3 +117,7 @@ class FedClassAvg(Algorithm[Header, Header, Header]):
         # Eq. D
         server.state = Header(weighted_mean((server.num_samples[k], up.w) for k, up in ups.items()))
         server.log("header_norm", float(torch.linalg.vector_norm(server.state.w["weight"])))
+
+    def exposed(self, client: Client, up: Header) -> UpdateOf:
+        # In the first step, neither contrast nor distance to the received header has a gradient for the header.
+        return UpdateOf(client.net.header, up.w, loss=cross_entropy)

@@ -25,6 +25,7 @@ from raysim.core import (
     NonNegativeInt,
     Positive,
     Server,
+    UpdateOf,
     Weights,
     weights,
 )
@@ -70,6 +71,9 @@ class FedDF(Algorithm[Model, Model, dict[str, Model]]):
             teacher_PC = self.ensemble(server, received)
             updated = {name: self.distilled(server, name, mean, teacher_PC) for name, mean in updated.items()}
         server.state = server.state | {name: Model(w) for name, w in updated.items()}
+
+    def exposed(self, client: Client, up: Model) -> UpdateOf:
+        return UpdateOf(client.net, up.w)
 
     def ensemble(self, server: Server[Any], received: Received) -> Tensor:
         """The mean of all received models' logits on the public data [P, C], with one network per architecture."""

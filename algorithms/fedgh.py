@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from raysim.core import Algorithm, Client, ClientId, Count, Header, Positive, Server, message, weights
+from raysim.core import Algorithm, Client, ClientId, Count, Header, OutputOf, Positive, Server, message, weights
 from raysim.core.ops import class_means, cross_entropy, header_step
 
 
@@ -81,6 +81,9 @@ class FedGH(Algorithm[Header, ClassMeans, Header]):
                 loss = header_step(header, mean_SD, class_S.long(), self.header_lr, left_out_C)
         server.state = Header({name: w.detach() for name, w in header.items()})
         server.log("header_loss", loss.item())
+
+    def exposed(self, client: Client, up: ClassMeans) -> OutputOf:
+        return OutputOf(client.net.features, up.mean_SD)
 
     def _steps(self, ups: Mapping[ClientId, ClassMeans]) -> Iterator[tuple[Tensor, Tensor]]:
         """What each server step sees: clients in id order, classes ascending."""

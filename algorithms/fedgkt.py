@@ -14,7 +14,20 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from raysim.core import Algorithm, Batch, Client, ClientId, Count, NonNegative, Positive, Server, Task, message, tensors
+from raysim.core import (
+    Algorithm,
+    Batch,
+    Client,
+    ClientId,
+    Count,
+    NonNegative,
+    OutputOf,
+    Positive,
+    Server,
+    Task,
+    message,
+    tensors,
+)
 from raysim.core.ops import cross_entropy, kl
 
 
@@ -116,6 +129,10 @@ class FedGKT(Algorithm[Teacher, Stage, Kept]):
                 server.fit(net, self.loss, teacher_NC, data=tensors(up.out_N, up.y_N.long()), epochs=1)  # Eq. D
         for k, up in ups.items():
             server.state.logits[k] = server.outputs(net, tensors(up.out_N))  # Eq. E
+
+    def exposed(self, client: Client, up: Stage) -> OutputOf:
+        # The logits add little to what the first stage gives.
+        return OutputOf(client.net.stages[0], up.out_N)
 
 
 def channels(task: Task, name: str, key: str) -> int:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raysim.core import Algorithm, Batch, Client, ClientId, Fraction, Server, Task, Weights, message, weights
+from raysim.core import Algorithm, Batch, Client, ClientId, Fraction, Server, Task, UpdateOf, Weights, message, weights
 from raysim.core.ops import cross_entropy, kl, weighted_mean
 
 SMALLEST_DIFFICULTY = torch.finfo(torch.float32).eps  # by which a loss is divided
@@ -45,12 +45,20 @@ class Update:
 
     tensors: Tensors
 
+    def applied_to(self, mentee: Weights) -> Weights:
+        """The next mentee."""
+        return {name: mentee[name] + change for name, change in restored(self.tensors, mentee).items()}
+
 
 @message
 class Mentee:
     """The mentee itself: parameters and BatchNorm's running statistics."""
 
     tensors: Tensors
+
+    def applied_to(self, mentee: Weights) -> Weights:
+        """The next mentee, whatever the one before."""
+        return restored(self.tensors, mentee)
 
 
 @dataclass
@@ -141,9 +149,7 @@ class FedKD(Algorithm[Update | Mentee, Update | Mentee, Shared]):
     def client_receive(self, client: Client, down: Update | Mentee) -> None:
         mentee = floats(client.net.small.state_dict())
         with torch.no_grad():
-            for name, new in restored(down.tensors, mentee).items():
-                if isinstance(down, Update):
-                    new = mentee[name] + new
+            for name, new in down.applied_to(mentee).items():
                 mentee[name].copy_(new)
 
     def client_update(self, client: Client, down: Update | Mentee | None) -> Update | Mentee:
@@ -189,11 +195,11 @@ class FedKD(Algorithm[Update | Mentee, Update | Mentee, Shared]):
         )
         # Eq. E. The server changes its mentee by what it sends, not by the exact mean: so all have the same.
         sent = compressed(mean, energy)
-        new = restored(sent, state.mentee)
-        if self.compress == "parameters":
-            state.advance(Mentee(sent), new, ups)
-        else:
-            state.advance(Update(sent), {name: old + new[name] for name, old in state.mentee.items()}, ups)
+        news = Mentee(sent) if self.compress == "parameters" else Update(sent)
+        state.advance(news, news.applied_to(state.mentee), ups)
+
+    def exposed(self, client: Client, up: Update | Mentee) -> UpdateOf:
+        return UpdateOf(client.net.small, up.applied_to(floats(client.net.small.state_dict())))
 
     def energy(self, t: int, task: Task) -> float:
         """The share of the squared singular values that is kept in round t."""

@@ -24,6 +24,7 @@ from raysim.core import (
     Samples,
     Server,
     Task,
+    Unexposed,
     message,
 )
 from raysim.core.ops import cross_entropy
@@ -99,6 +100,9 @@ class FedMD(Algorithm[Request, Scores, Request]):
         # Eq. B
         mean_SC = sum((up.logits_SC.double() for up in ups.values()), torch.zeros(())) / len(ups)
         server.state = Request(self.draw(server), server.state.index_S, mean_SC.float())
+
+    def exposed(self, client: Client, up: Scores) -> Unexposed:
+        return Unexposed("uploads logits of public samples only")
 
     def draw(self, server: Server[Any]) -> Tensor:
         """Places of the public samples of a round, ascending."""

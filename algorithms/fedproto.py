@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from raysim.core import Algorithm, Batch, Client, ClientId, NonNegative, Server, Task, message
+from raysim.core import Algorithm, Batch, Client, ClientId, NonNegative, OutputOf, Server, Task, message
 from raysim.core.ops import by_class, class_means, cross_entropy
 
 UNKNOWN = -1e9
@@ -179,6 +179,9 @@ class FedProto(Algorithm[GlobalPrototypes, Prototypes, Table]):
         if self.searches_all:
             state.everything = GlobalPrototypes(state.known_C.nonzero()[:, 0].int(), state.prototype_CD[state.known_C])
         server.log("known_classes", float(state.known_C.sum()))
+
+    def exposed(self, client: Client, up: Prototypes) -> OutputOf:
+        return OutputOf(client.net.features, up.prototype_SD)
 
 
 def distances(feature_BD: Tensor, prototype_CD: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from raysim.core import Algorithm, Client, ClientId, Positive, Server, Task, message
+from raysim.core import Algorithm, Client, ClientId, Positive, Server, Task, UpdateOf, message
+from raysim.core.exposed import known_at
 from raysim.core.ops import cross_entropy
 
 SIDE = 5
@@ -157,6 +158,11 @@ class FedRAL(Algorithm[Matrix, Matrix, Matrix]):
         sent = mean_DD[count_DD > 0]
         server.state = Matrix(sent, tuple(sorted(set(numbers))) if isinstance(self.blocks, list | dict) else ())
         server.log("matrix_norm", float(torch.linalg.vector_norm(sent)))
+
+    def exposed(self, client: Client, up: Matrix) -> UpdateOf:
+        matrix_DD = client.net.matrix_DD
+        mask_DD = block_mask(len(matrix_DD), self._blocks(client))
+        return UpdateOf(client.net, {"matrix_DD": known_at(mask_DD, up.entry_E, like=matrix_DD)})
 
     def _dense(self, msg: Matrix, task: Task) -> Tensor:
         """The matrix [D, D] of a message, with zeros outside the sent blocks."""

@@ -15,7 +15,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from raysim.core import Algorithm, Client, ClientId, Count, Fraction, Server, message
+from raysim.core import Algorithm, Client, ClientId, Count, Fraction, Server, UpdateOf, message
+from raysim.core.exposed import known_at
 from raysim.core.ops import cross_entropy
 
 
@@ -96,6 +97,11 @@ class FedSSA(Algorithm[Rows, Rows, State]):
         average_rows(state.header, [(state.class_S[k], rows) for k, rows in counted.items()])
         # With `sum` the rows grow by 1 + mu each round until t_stable.
         server.log("header_norm", float(torch.linalg.vector_norm(state.header.weight.detach())))
+
+    def exposed(self, client: Client, up: Rows) -> UpdateOf:
+        class_S, header = client.data.y.unique(), client.net.header
+        weight_CD = known_at(class_S, up.weight_SD, like=header.weight)
+        return UpdateOf(header, {"weight": weight_CD, "bias": known_at(class_S, up.bias_S, like=header.bias)})
 
 
 def rows_of(header: nn.Linear, class_S: Tensor) -> Rows:

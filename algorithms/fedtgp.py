@@ -17,7 +17,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raysim.core import Algorithm, Batch, Client, ClientId, Count, NonNegative, Positive, Server, Task, message
+from raysim.core import (
+    Algorithm,
+    Batch,
+    Client,
+    ClientId,
+    Count,
+    NonNegative,
+    OutputOf,
+    Positive,
+    Server,
+    Task,
+    message,
+)
 from raysim.core.ops import class_means, cross_entropy
 
 
@@ -168,6 +180,9 @@ class FedTGP(Algorithm[GlobalPrototypes, Prototypes, Trained]):
         state.ready = GlobalPrototypes(state.network().detach(), state.known_C.clone())
         server.log("margin", margin)
         server.log("prototype_loss", loss)
+
+    def exposed(self, client: Client, up: Prototypes) -> OutputOf:
+        return OutputOf(client.net.features, up.prototype_SD)
 
     def _train(self, server: Server[Trained], prototype_PD: Tensor, label_P: Tensor, margin: float) -> float:
         """Train the network on the clients' prototypes; returns the mean loss over the last epoch."""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from raysim.core import Algorithm, Batch, Client, ClientId, Fraction, Model, Server, Task, Weights, weights
+from raysim.core import Algorithm, Batch, Client, ClientId, Fraction, Model, Server, Task, UpdateOf, Weights, weights
 from raysim.core.ops import cross_entropy, kl, weighted_mean
 
 
@@ -78,3 +78,6 @@ class FML(Algorithm[Model, Model, Weights]):
         weighted = self.agg == "weighted"
         # Eq. C
         server.state = weighted_mean((server.num_samples[k] if weighted else 1, up.w) for k, up in ups.items())
+
+    def exposed(self, client: Client, up: Model) -> UpdateOf:
+        return UpdateOf(client.net.small, up.w)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from raysim.core import Algorithm, Client, ClientId, Model, Server, Task, Weights, weights
+from raysim.core import Algorithm, Client, ClientId, Model, Server, Task, UpdateOf, Weights, weights
 from raysim.core.ops import cross_entropy
 
 
@@ -90,6 +90,9 @@ class HeteroFL(Algorithm[Model, Model, dict[str, Model]]):
             for name, old in nets[widest(nets)].items()
         }
         server.state = blocks(wide, nets)
+
+    def exposed(self, client: Client, up: Model) -> UpdateOf:
+        return UpdateOf(client.net, up.w)
 
     def mean(self, server: Server[Any], name: str, old: Tensor, parts: Mapping[ClientId, Tensor]) -> Tensor:
         """A tensor of the widest network: the mean of each number over those who have it; without any, the old one.

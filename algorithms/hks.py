@@ -26,11 +26,12 @@ from raysim.core import (
     Client,
     ClientId,
     NonNegative,
-    NonNegativeInt,
+    OutputOf,
     Positive,
     ScenarioError,
     Server,
     Task,
+    WarmupRounds,
     message,
 )
 from raysim.core.ops import cross_entropy
@@ -75,7 +76,7 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
     square_temperature: bool = False
     """Multiply the distillation loss by T^2, as FedCache's code does, so that its gradients do not shrink with T. The
     paper's formula has no such factor."""
-    warmup: NonNegativeInt = 10
+    warmup: WarmupRounds = 10
     """Rounds of plain local training; logits first go up at the end of the last one."""
     warmup_extra: bool = False
     """The warm-up comes on top of the scenario's rounds: in its first, a client trains for that many more."""
@@ -154,6 +155,13 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
         teacher_NC = torch.from_numpy(self.teachers(logits_NC.double().cpu().numpy(), tree)).to(logits_NC)
         sizes = [len(state.logits[k]) for k in known]
         state.teachers = dict(zip(known, teacher_NC.split(sizes), strict=True))
+
+    def exposed(self, client: Client, up: Logits) -> OutputOf:
+        return OutputOf(client.net, up.logits_NC)
+
+    def clustered_logits(self, server: Server[Knowledge]) -> Mapping[ClientId, Tensor]:
+        """For `raysim tree`: the latest logits of each client's samples, [N, C]."""
+        return server.state.logits
 
     # -- the parts -----------------------------------------------------------------------------------
     @property

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from raysim.core import Algorithm, Client, ClientId, Header, Server, weights
+from raysim.core import Algorithm, Client, ClientId, Header, Server, UpdateOf, weights
 from raysim.core.ops import cross_entropy, weighted_mean
 
 
@@ -46,3 +46,6 @@ class LGFedAvg(Algorithm[Header, Header, Header]):
         # Eq. B
         server.state = Header(weighted_mean((server.num_samples[k] if weighted else 1, up.w) for k, up in ups.items()))
         server.log("header_norm", float(torch.linalg.vector_norm(server.state.w["weight"])))
+
+    def exposed(self, client: Client, up: Header) -> UpdateOf:
+        return UpdateOf(client.net.header, up.w)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 
+from raysim.contract.exposed import exposed
 from raysim.contract.hooks import down_untouched, losses, messages, own_state_only, ups_untouched
 from raysim.contract.repeatable import (
     any_order,
@@ -80,6 +81,7 @@ CLAUSES: dict[str, Callable[[AnyAlgorithm], None]] = {
         one_client,
         single_samples,
         class_gap,
+        exposed,
     )
 }
 """Every clause by name, in the order they are checked: each takes an algorithm and raises `ContractError`."""

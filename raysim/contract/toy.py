@@ -220,7 +220,7 @@ class Toy:
         if type(self.algorithm).client_register is not Algorithm.client_register:
             for k in self.samples:
                 registration = self._call(
-                    "client_register", k, 0, partial(self.algorithm.client_register, self._client(k, 0))
+                    "client_register", k, 0, partial(self.algorithm.client_register, self.client(k, 0))
                 )
                 packed = self._packed("client_register", k, registration)
                 registrations[k] = unpack(packed)
@@ -274,7 +274,7 @@ class Toy:
 
     def _client_round(self, k: ClientId, t: int, down: Any, packed: dict[ClientId, Any]) -> None:
         """A client's part of a round; its upload goes to `packed`."""
-        client = self._client(k, t)
+        client = self.client(k, t)
         if down is not None:
             self._call("client_receive", k, t, partial(self.algorithm.client_receive, client, down), down)
         up = self._call("client_update", k, t, partial(self.algorithm.client_update, client, down), down)
@@ -292,6 +292,25 @@ class Toy:
         for t in range(1, rounds + 1):
             self.round(t, reverse=reverse)
         return self
+
+    def client(self, k: ClientId, t: int) -> Client:
+        """A client as a hook of round `t` sees it."""
+        return Client(
+            id=k,
+            task=self.task,
+            data=self.samples[k],
+            net=self.nets[k],
+            local=LOCAL,
+            rng=seeded(SEED, "client", t, k),
+            t=t,
+            arch=self.architectures[k % len(self.architectures)],
+            meter=self.meter,
+            trainer=self.trainer,
+        )
+
+    def exposed(self, client: Client, up: Any) -> Any:
+        """What the algorithm says that an upload exposes."""
+        return self._call("exposed", client.id, client.t, partial(self.algorithm.exposed, client, up), up)
 
     def fresh_net(self, k: ClientId) -> nn.Module:
         """A client's network before round 1."""
@@ -335,20 +354,6 @@ class Toy:
         except Exception as error:
             problem = f"what {name} returns for client {k} cannot be sent ({error})"
             raise self.broken(problem, "send plain dense tensors and numbers") from error
-
-    def _client(self, k: ClientId, t: int) -> Client:
-        return Client(
-            id=k,
-            task=self.task,
-            data=self.samples[k],
-            net=self.nets[k],
-            local=LOCAL,
-            rng=seeded(SEED, "client", t, k),
-            t=t,
-            arch=self.architectures[k % len(self.architectures)],
-            meter=self.meter,
-            trainer=self.trainer,
-        )
 
     def _begin(self, purpose: str, t: int) -> None:
         self.server.t, self.server.values = t, {}

@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from raysim.common.errors import RaysimError, RunError, ScenarioError
     from raysim.core.algorithm import Algorithm, AnyAlgorithm, Client, ClientId, Server, SplitModel, Task
     from raysim.core.data import Batch, Samples, tensors
-    from raysim.core.fields import Count, Fraction, NonNegative, NonNegativeInt, Positive
+    from raysim.core.exposed import Exposed, OutputOf, Unexposed, UpdateOf
+    from raysim.core.fields import Count, Fraction, NonNegative, NonNegativeInt, Positive, WarmupRounds
     from raysim.core.fit import LocalTraining
     from raysim.core.messages import Header, Model, Weights, message, weights
 
@@ -20,12 +21,14 @@ __all__ = [
     "Client",
     "ClientId",
     "Count",
+    "Exposed",
     "Fraction",
     "Header",
     "LocalTraining",
     "Model",
     "NonNegative",
     "NonNegativeInt",
+    "OutputOf",
     "Positive",
     "RaysimError",
     "RunError",
@@ -34,6 +37,9 @@ __all__ = [
     "Server",
     "SplitModel",
     "Task",
+    "Unexposed",
+    "UpdateOf",
+    "WarmupRounds",
     "Weights",
     "message",
     "tensors",
@@ -42,7 +48,7 @@ __all__ = [
 
 _MODULES = (
     "raysim.common.errors",
-    *(f"{__name__}.{name}" for name in ("fields", "data", "fit", "messages", "algorithm")),
+    *(f"{__name__}.{name}" for name in ("fields", "data", "fit", "messages", "exposed", "algorithm")),
 )
 
 

@@ -4,6 +4,8 @@ A round has four arrows, and four hooks are named after them; three more run onc
 
     once:        client_model   client_register   server_start
     each round:  server_send -> client_receive -> client_update -> server_update
+
+`exposed` is no part of a run: `raysim attack` asks it what an upload exposes.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 from raysim.common.errors import ScenarioError
 from raysim.common.text import quoted
 from raysim.core.data import Batch, Samples
+from raysim.core.exposed import Exposed
 from raysim.core.fields import check_settings
 from raysim.core.fit import FitJob, LocalTraining, Loss, Trainer, fit_one, has_batchnorm
 from raysim.core.meter import ClientStats, FlopMeter
@@ -351,6 +354,14 @@ class Algorithm(ABC, Generic[Down, Up, State]):
 
     def server_update(self, server: Server[State], ups: Mapping[ClientId, Up]) -> None:
         """Fold the uploads, in client-id order, into `server.state`. Default: ignore them."""
+
+    # -- afterwards, for `raysim attack` -----------------------------------------------------------
+    def exposed(self, client: Client, up: Up) -> Exposed | None:
+        """What `up` exposes of the single sample in `client.data`. Default: not declared, so it cannot be attacked.
+
+        `client.net` is the network as the client received it, or with other private weights. Change neither argument.
+        """
+        return None
 
 
 AnyAlgorithm = Algorithm[Any, Any, Any]

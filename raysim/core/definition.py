@@ -34,6 +34,7 @@ RETURNED = {
     "client_register": "the message",
     "server_start": "the first server.state",
     "server_send": "the message",
+    "exposed": "an UpdateOf, an OutputOf or an Unexposed",
 }
 """Hooks that are of no use without a return value."""
 

@@ -53,6 +53,13 @@ Fraction = Annotated[float, Range(ge=0, le=1)]
 Count = Annotated[int, Range(ge=1)]
 
 
+class CountsWarmup:
+    """Marks a field that counts the rounds at a run's start in which the method only trains locally."""
+
+
+WarmupRounds = Annotated[int, Range(ge=0), CountsWarmup]
+
+
 @dataclass(frozen=True)
 class FieldInfo:
     """One field of a settings class, as a user meets it."""
@@ -66,6 +73,11 @@ class FieldInfo:
     def allowed(self) -> str:
         """What may be given, in words."""
         return in_words(self.hint)
+
+    @property
+    def counts_warmup(self) -> bool:
+        """Whether it is declared as `WarmupRounds`."""
+        return get_origin(self.hint) is Annotated and CountsWarmup in get_args(self.hint)
 
 
 _WORDS: Mapping[Any, str] = {

@@ -114,14 +114,15 @@ def attack(
     """Attack what random clients of a run would send after they trained on one random image each.
 
     round: after which the state is taken; default: 10 if the run keeps it, else the latest. progress: called with the
-    number of images done. Raises `ScenarioError` when the run's method sends nothing that the attack understands.
+    number of images done. Raises `ScenarioError` when the run's method does not declare
+    what its uploads expose (`Algorithm.exposed`), or exposes no single image.
     """
     opened = OpenedRun.of(run)
     opened.check_images()
-    clients = attackable(opened.method, opened.spec)
     checkpoint = opened.checkpoint(round)
     if round is None and ROUND in {kept.round for kept in opened.store.kept}:
         checkpoint = opened.checkpoint(ROUND)
+    clients = attackable(opened, checkpoint)
     spec, rng = attack_spec(opened.spec), np.random.default_rng(seed)
     drawn = [
         (k := clients[int(rng.integers(len(clients)))], int(rng.integers(spec.num_samples[k]))) for _ in range(pairs)
@@ -129,7 +130,7 @@ def attack(
     found: list[Attacked] = []
     with opened.backend({k for k, _ in drawn}, checkpoint, spec) as backend:
         for k, sample in drawn:
-            seen = transmit(opened.method, backend, checkpoint.round + 1, k, sample, knowledge)
+            seen = transmit(backend, checkpoint.round + 1, k, sample, knowledge)
             place = int(spec.train.of(k)[sample])
             start_HWC, image_HWC, distance = invert(seen, spec, opened.raw_M.shape[1:], seed + len(found))
             found.append(Attacked(k, place, pixels(opened.raw_M[place]), image_HWC, start_HWC, distance))

@@ -1,10 +1,8 @@
 """What a client's upload shows of one image, and what an attacker's model would send for any other.
 
 The client trains one step of plain SGD on that image alone, not augmented, from the state of a saved round, and sends
-what its method sends: the upload is the method's own. Two kinds of method are told apart by what it depends on:
-
-    a step      parameters that the server knew before; their change over the learning rate is a gradient
-    an output   logits or representations, of which the mean over one image is the image's own
+what its method sends: the upload is the method's own. `Algorithm.exposed` says what of it the attacker can match: an
+update, whose change over the learning rate is a gradient, or an output of the client's network.
 
 Shapes: B = 1 image, C classes, E numbers that are seen.
 """
@@ -12,7 +10,6 @@ Shapes: B = 1 image, C classes, E numbers that are seen.
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -22,53 +19,21 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from raysim.common.errors import ScenarioError
-from raysim.core.algorithm import Client, ClientId
+from raysim.core.algorithm import AnyAlgorithm, Client, ClientId
 from raysim.core.data import Batch
+from raysim.core.exposed import Exposed, OutputOf, Unexposed, UpdateOf
 from raysim.core.fit import FitJob, FitResult, LocalTraining, fit_one, has_batchnorm
-from raysim.core.messages import leaves, unpack
-from raysim.core.ops import cross_entropy
+from raysim.core.messages import unpack
 from raysim.core.seeds import global_seed
+from raysim.engine.checkpoint.store import Checkpoint
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.spec import RunSpec
 from raysim.engine.workers.hooks import hook
-from raysim.runs.opened import own_model
+from raysim.runs.opened import OpenedRun
 
 Knowledge = Literal["white", "blind"]
 """white: the attacker has the client's private weights, the worst case. blind: the architecture with the fewest
 parameters, freshly initialised, stands for them. Both know what the server sent."""
-
-STEPS: Mapping[str, str] = {
-    "fedavg": "",
-    "feddf": "",
-    "heterofl": "",
-    "fml": "small.",
-    "fedkd": "small.",
-    "fedapen": "shared.",
-    "lg_fedavg": "header.",
-    "fedclassavg": "header.",
-    "fedssa": "header.",
-    "fedral": "matrix_DD",
-}
-"""Methods that send a step -> how the names of the parameters begin that are shared."""
-
-OUTPUTS: Mapping[str, Literal["logits", "features", "stage"]] = {
-    "fd": "logits",
-    "hks": "logits",
-    "fedcache": "logits",
-    "fedproto": "features",
-    "fedtgp": "features",
-    "fedgh": "features",
-    "dc_pfl": "features",
-    "fedgkt": "stage",
-}
-"""Methods that send outputs -> which. The covariance that DC-PFL sends, too, is zero for one image; FedGKT's logits add
-little to what its first stage gives."""
-
-NOTHING: Mapping[str, str] = {
-    "standalone": "sends nothing",
-    "fedmd": "sends what a network gives for public data, nothing of one image",
-}
-"""Methods that are not attacked -> why."""
 
 
 @dataclass(frozen=True)
@@ -88,33 +53,79 @@ def attack_spec(spec: RunSpec) -> RunSpec:
     return replace(spec, local=local, transform=replace(spec.transform, augment=None))  # type: ignore[type-var]
 
 
-def attackable(method: str, spec: RunSpec) -> list[ClientId]:
-    """The clients with training samples whose upload shows something of one image. Raises `ScenarioError` if none."""
-    if method not in STEPS and method not in OUTPUTS:
-        why = NOTHING.get(method, "is not known to the attack")
-        raise ScenarioError(f"{method} {why}; allowed: a run of {', '.join(sorted([*STEPS, *OUTPUTS]))}")
-    trains = method in STEPS or method == "fedcache"
+def attackable(opened: OpenedRun, checkpoint: Checkpoint) -> list[ClientId]:
+    """The clients with training samples whose upload after a checkpoint may show something of one image.
 
-    def fits(arch: str) -> bool:
-        # With BatchNorm, training leaves out a batch of one sample.
-        return not (trains and has_batchnorm(spec.algorithm.client_model(spec.task.model(arch), spec.task)))
-
-    fitting = {arch for arch in spec.task.architectures if fits(arch)}
-    found = [k for k in spec.eligible if spec.arch(k) in fitting]
+    BatchNorm cannot train on one image, so one client of each architecture with BatchNorm is tried: it counts if it
+    uploads an output nevertheless. Raises `ScenarioError` if there are no such clients.
+    """
+    spec, t = attack_spec(opened.spec), checkpoint.round + 1
+    normed = {
+        arch
+        for arch in spec.task.architectures
+        if has_batchnorm(spec.algorithm.client_model(spec.task.model(arch), spec.task))
+    }
+    tried = {spec.arch(k): k for k in reversed(spec.eligible) if spec.arch(k) in normed}
+    found = [k for k in spec.eligible if spec.arch(k) not in normed]
+    if tried:
+        with opened.backend(tried.values(), checkpoint, spec) as backend:
+            uploads = {arch: _upload_of(backend, t, k, 0) for arch, k in tried.items()}
+            fits = {arch for arch, one in uploads.items() if one and isinstance(one.exposed(one.before), OutputOf)}
+        found = [k for k in spec.eligible if spec.arch(k) not in normed or spec.arch(k) in fits]
     if not found:
         raise ScenarioError(
-            f"the networks of all clients that hold samples have BatchNorm, which {method} cannot train on one image"
+            "the networks of all clients that hold samples have BatchNorm, with which "
+            f"{_name(spec.algorithm)} exposes no single image in round {t}; attack a run with other networks"
         )
     return found
 
 
-def transmit(
-    method: str, backend: InProcessBackend, t: int, k: ClientId, sample: int, knowledge: Knowledge
-) -> Transmission:
+def transmit(backend: InProcessBackend, t: int, k: ClientId, sample: int, knowledge: Knowledge) -> Transmission:
     """What client `k` sends in round `t` after it trained on one of its samples.
 
-    The clients of `backend` stay as they are. Raises `ScenarioError` when the method sends nothing then.
+    The clients of `backend` stay as they are. Raises `ScenarioError` when the method sends nothing then, or does not
+    declare what that exposes.
     """
+    spec, upload = backend.spec, _upload_of(backend, t, k, sample)
+    if upload is None:
+        raise ScenarioError(
+            f"{_name(spec.algorithm)} uploads nothing in round {t}; attack the state after another round, or a run of "
+            "a method that uploads"
+        )
+    if isinstance(upload.exposed(upload.before), OutputOf):
+        return _output(spec, upload, sample, knowledge)
+    return _update(spec, upload, sample, knowledge)
+
+
+@dataclass(frozen=True)
+class _Upload:
+    """A client's round of training on one image."""
+
+    algorithm: AnyAlgorithm
+    client: Client  # after training
+    before: nn.Module  # its network before it
+    message: Any
+    jobs: list[tuple[nn.Module, FitJob]]  # every `client.fit`, with the network as it was then
+
+    def exposed(self, net: nn.Module) -> UpdateOf | OutputOf:
+        """What the method says that the upload exposes, if this is the client's network."""
+        found: Exposed | None = self.algorithm.exposed(replace(self.client, net=net), self.message)
+        if isinstance(found, UpdateOf | OutputOf):
+            return found
+        name = _name(self.algorithm)
+        if isinstance(found, Unexposed):
+            raise ScenarioError(f"{name} {found.reason}; attack a run of another method")
+        raise ScenarioError(
+            f"{name} does not declare what its uploads expose; write its method `exposed`, as docs/own_code.md shows"
+        )
+
+
+def _name(algorithm: AnyAlgorithm) -> str:
+    return type(algorithm).__name__
+
+
+def _upload_of(backend: InProcessBackend, t: int, k: ClientId, sample: int) -> _Upload | None:
+    """What client `k` sends in round `t` after it trained on one sample; None where it sends nothing."""
     spec = backend.spec
     broadcast = backend.send(t, [k])
     place = broadcast.of[k]
@@ -126,124 +137,117 @@ def transmit(
             spec.algorithm.client_receive(client, down)
     before = copy.deepcopy(client.net)
     client.data = client.data.subset(torch.tensor([sample]))
-    jobs: list[FitJob] = []
+    jobs: list[tuple[nn.Module, FitJob]] = []
 
     def train(job: FitJob) -> FitResult:
-        jobs.append(job)
+        jobs.append((copy.deepcopy(client.net), job))
         return fit_one(job)
 
     client.trainer = train
     with hook(spec.seed, "client_update", t, k, spec.algorithm, torch.device("cpu"), down, client.arch):
         up = spec.algorithm.client_update(client, down)
-    if up is None:
-        raise ScenarioError(f"{method} sends nothing in round {t}; choose the state after another round")
-    if method in OUTPUTS:
-        return _output(method, spec, client, before, up, sample, knowledge)
-    return _step(method, spec, client, before, up, sample, knowledge, jobs[0])
+    return None if up is None else _Upload(spec.algorithm, client, before, up, jobs)
 
 
 # -- outputs -----------------------------------------------------------------------------------------
 
 
-def _output(
-    method: str, spec: RunSpec, client: Client, before: nn.Module, up: Any, sample: int, knowledge: Knowledge
-) -> Transmission:
-    seen_E = next(leaf for leaf in leaves(up) if isinstance(leaf, Tensor) and leaf.is_floating_point()).flatten()
+def _output(spec: RunSpec, upload: _Upload, sample: int, knowledge: Knowledge) -> Transmission:
+    client = upload.client
+
+    def model(net: nn.Module) -> OutputOf:
+        found = upload.exposed(copy.deepcopy(net).eval())
+        assert isinstance(found, OutputOf)
+        return found
 
     def sender(net: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
-        net = copy.deepcopy(net).eval()
-        outputs: Mapping[str, Callable[[], Any]] = {
-            "logits": lambda: net,
-            "features": lambda: own_model(net).features,
-            "stage": lambda: own_model(net).stages[0],
-        }
-        f = outputs[OUTPUTS[method]]()
-        return lambda x, _: f(x).flatten()
+        function = model(net).function
+        return lambda x, _: function(x).flatten()
 
+    seen_E = model(upload.before).value.flatten()
     if knowledge == "blind":
-        return Transmission(client.id, sample, seen_E, sender(_stranger(spec, {})), uses_label=False)
+        return Transmission(client.id, sample, seen_E, sender(_stranger(spec)), uses_label=False)
 
     def miss(send: Callable[[Tensor, Tensor], Tensor]) -> float:
         return float((send(client.data.x, client.data.y).detach() - seen_E).square().sum())
 
     # Some methods send what the step itself gave, others what the network gives after it.
-    send = min((sender(before), sender(client.net)), key=miss)
+    send = min((sender(upload.before), sender(client.net)), key=miss)
     return Transmission(client.id, sample, seen_E, send, uses_label=False)
 
 
-# -- steps -------------------------------------------------------------------------------------------
+# -- updates -----------------------------------------------------------------------------------------
 
 
-def _step(
-    method: str,
-    spec: RunSpec,
-    client: Client,
-    before: nn.Module,
-    up: Any,
-    sample: int,
-    knowledge: Knowledge,
-    job: FitJob,
-) -> Transmission:
-    prefix = STEPS[method]
-    net = copy.deepcopy(before) if knowledge == "white" else _stranger(spec, _shared(before.state_dict(), prefix))
+def _update(spec: RunSpec, upload: _Upload, sample: int, knowledge: Knowledge) -> Transmission:
+    net, job = _training(upload)
+    exposed = _update_of(upload, net)
+    shared = _shared(exposed)
+    places = {name: _known_places(exposed.after[name]) for name in shared}
+
+    def told(named: Mapping[str, Tensor]) -> Tensor:
+        """Of the shared parameters, or their gradients, the numbers that the upload tells, [E]."""
+        return torch.cat([named[name].flatten()[place] for name, place in places.items()])
+
+    of_net = {id(w): name for name, w in net.named_parameters()}
+    rates = {name: job.rates.get(of_net[id(w)], job.local.lr) for name, w in shared.items()}
+    rate_E = told({name: torch.full_like(w, rates[name]) for name, w in shared.items()})
+    seen_E = (told({name: w.detach() for name, w in shared.items()}) - told(exposed.after)) / rate_E
+    if knowledge == "blind" and len(shared) < len(of_net):
+        net = _stranger(spec)
+        known = {name: w for name, w in exposed.part.state_dict().items() if name in exposed.after}
+        part = _update_of(upload, net).part
+        part.load_state_dict(known, strict=False)
+        shared = {name: w for name, w in part.named_parameters() if name in shared}
     net.train()
-    shared = _shared(dict(net.named_parameters()), prefix)
-    pick = _sent_entries(method, spec, client, up)
-    old_E = pick({name: w.detach() for name, w in shared.items()})
-    rate_E = pick({name: torch.full_like(w, job.rates.get(name, job.local.lr)) for name, w in shared.items()})
-    seen_E = (old_E - _sent_numbers(method, spec, shared, up)) / rate_E
-    # Beside the labels, only the extractor learns from FedClassAvg's second view, and a header that equals the one
-    # received is not held back: so is what any shared header learns in its first step.
-    loss = cross_entropy if prefix == "header." else job.loss
+    loss = exposed.loss or job.loss
 
     def send(x: Tensor, label: Tensor) -> Tensor:
         with _Teachers():
             found = loss(net, Batch(x, label, torch.zeros(1, dtype=torch.int64)), job.given)
         value = found[0] if isinstance(found, tuple) else found
         gradients = _step_gradients(value, list(shared.values()))
-        return pick(dict(zip(shared, gradients, strict=True)))
+        return told(dict(zip(shared, gradients, strict=True)))
 
-    return Transmission(client.id, sample, seen_E, send, uses_label=True)
-
-
-def _shared(named: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in named.items() if name.startswith(prefix)}
+    return Transmission(upload.client.id, sample, seen_E, send, uses_label=True)
 
 
-def _sent_entries(method: str, spec: RunSpec, client: Client, up: Any) -> Callable[[Mapping[str, Tensor]], Tensor]:
-    """From the shared parameters, or their gradients, to what of them is sent, one number after another."""
-    if method == "fedssa":
-        class_S = client.data.y
-        return lambda named: torch.cat([named["header.weight"][class_S].flatten(), named["header.bias"][class_S]])
-    if method == "fedral":
-        width = spec.feature_dim
-        mask_DD = _module(spec).block_mask(width, width * width // len(up.entry_E))
-        return lambda named: named["matrix_DD"][mask_DD]
-    return lambda named: torch.cat([tensor.flatten() for tensor in named.values()])
+def _training(upload: _Upload) -> tuple[nn.Module, FitJob]:
+    """The `client.fit` that trains the exposed parameters, and the network as it was then."""
+    found = [
+        (net, job)
+        for net, job in upload.jobs
+        if any(w.requires_grad for w in _shared(_update_of(upload, net)).values())
+    ]
+    if len(found) != 1:
+        raise ScenarioError(
+            f"{_name(upload.algorithm)} trains the parameters that it exposes in {len(found)} calls of client.fit; "
+            "the attack can follow a single call only"
+        )
+    return found[0]
 
 
-def _sent_numbers(method: str, spec: RunSpec, shared: Mapping[str, Tensor], up: Any) -> Tensor:
-    """The parameters that an upload holds, in the order of `_sent_entries`."""
-    if method == "fedkd":
-        old = {name.removeprefix(STEPS[method]): w.detach() for name, w in shared.items()}
-        dense = _module(spec).restored(up.tensors, old)
-        if isinstance(up, _module(spec).Update):
-            dense = {name: old[name] + change for name, change in dense.items()}
-        return torch.cat([tensor.flatten() for tensor in dense.values()])
-    return torch.cat([leaf.flatten() for leaf in leaves(up) if isinstance(leaf, Tensor)])
+def _update_of(upload: _Upload, net: nn.Module) -> UpdateOf:
+    found = upload.exposed(net)
+    assert isinstance(found, UpdateOf)
+    return found
 
 
-def _module(spec: RunSpec) -> Any:
-    """The module of the run's method: what it alone knows of its messages."""
-    return sys.modules[type(spec.algorithm).__module__]
+def _shared(exposed: UpdateOf) -> dict[str, nn.Parameter]:
+    """The parameters that the upload tells, before training."""
+    return {name: w for name, w in exposed.part.named_parameters() if name in exposed.after}
 
 
-def _stranger(spec: RunSpec, known: Mapping[str, Tensor]) -> nn.Module:
-    """What an attacker without the private weights puts in their place: a fresh network with what is known in it."""
+def _known_places(after: Tensor) -> Tensor | slice:
+    """Where a parameter, flattened, is told. A slice where it is told whole, which is faster for large networks."""
+    known_E = ~after.isnan().flatten()
+    return slice(None) if bool(known_E.all()) else known_E.nonzero().flatten()
+
+
+def _stranger(spec: RunSpec) -> nn.Module:
+    """What an attacker without the private weights puts in their place: a fresh network."""
     with global_seed(spec.seed, "attack"):
-        net = spec.algorithm.client_model(spec.fresh_model(spec.task.smallest(), "attack"), spec.task)
-    net.load_state_dict(dict(known), strict=False)
-    return net
+        return spec.algorithm.client_model(spec.fresh_model(spec.task.smallest(), "attack"), spec.task)
 
 
 class _Constant(torch.autograd.Function):

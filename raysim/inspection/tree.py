@@ -1,4 +1,4 @@
-"""HKS's clusters around one sample, from its first merge up to the top of the tree (HKS, Fig. 3).
+"""The clusters around one sample, from its first merge up to the top of the tree (HKS, Fig. 3).
 
 Shapes: N samples that the server clusters, C classes, V nodes of the tree.
 """
@@ -6,16 +6,19 @@ Shapes: N samples that the server clusters, C classes, V nodes of the tree.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from raysim.common.errors import ScenarioError
 from raysim.common.names import picture, plain
-from raysim.core.algorithm import ClientId
+from raysim.core.algorithm import ClientId, Server
 from raysim.inspection.pictures import make_figure, picture_file, pixels, save_figure, show_image
 from raysim.report.units import plural
 from raysim.runs.opened import OpenedRun
@@ -24,6 +27,25 @@ SHOWN = 10
 """Images in a row of the picture."""
 NAMED = 3
 """Classes of a cluster that are named."""
+
+
+class ParentsOfNodes(Protocol):
+    """A tree of clusters."""
+
+    @property
+    def parent_V(self) -> NDArray[np.int64]:
+        """The cluster that each node is part of, which comes after it; -1 for none. Samples are the first nodes."""
+
+
+@runtime_checkable
+class ClustersLogits(Protocol):
+    """A method whose server clusters samples by their logits. It needs no other declaration to be shown."""
+
+    def clustered_logits(self, server: Server[Any]) -> Mapping[ClientId, Tensor]:
+        """The logits [N, C] of the samples of each client, in data order, that the server has."""
+
+    def tree(self, logits_NC: Tensor, num_classes: int) -> ParentsOfNodes:
+        """The clusters of these samples."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +81,18 @@ class SampleTree:
 def sample_tree(run: Path | str, sample: int) -> SampleTree:
     """The path of clusters around a training sample, given by its place in the data set, as in `partition.parquet`.
 
-    Raises `ScenarioError` when the run's method is not HKS, or the server has no logits of that sample.
+    Raises `ScenarioError` when the run's method clusters no logits, or the server has no logits of that sample.
     """
     opened = OpenedRun.of(run)
-    if opened.method != "hks":
-        raise ScenarioError(f"{opened.folder} is a run of {opened.method}; allowed: of hks, which makes trees")
+    method: Any = opened.spec.algorithm
+    if not isinstance(method, ClustersLogits):
+        raise ScenarioError(
+            f"{opened.folder} is a run of {opened.method}, which has no tree of clusters; give a run of a method with "
+            "`clustered_logits` and `tree`, such as HKS"
+        )
     checkpoint = opened.checkpoint()
     with opened.backend((), checkpoint) as backend:
-        logits = backend.server.server.state.logits
+        logits = method.clustered_logits(backend.server.server)
     known = sorted(logits)
     if not known:
         raise ScenarioError(f"{opened.folder}: no logits were sent up to round {checkpoint.round}, which is warm-up")
@@ -80,7 +106,7 @@ def sample_tree(run: Path | str, sample: int) -> SampleTree:
         )
     target = int((place_N == sample).argmax())
     logits_NC = torch.cat([logits[k] for k in known])
-    tree = opened.spec.algorithm.tree(logits_NC, opened.spec.num_classes)  # type: ignore[attr-defined]
+    tree = method.tree(logits_NC, opened.spec.num_classes)
     level_N = path_levels(tree.parent_V, len(place_N), target)
     distance_N = (logits_NC.double() - logits_NC[target].double()).square().sum(1).numpy()
     distance_N[target] = -1  # before samples with equal logits

@@ -77,6 +77,12 @@ class ParsedScenario:
         """What tables and plots call its algorithm: the class's name where it is in a user's own file."""
         return self.algorithm_name if Reference.of(self.algorithm_name) is None else self.declared.name
 
+    @property
+    def warmup(self) -> dict[str, int]:
+        """The algorithm's fields that count rounds of local training before the method begins, with their values."""
+        settings = self.algorithm_settings if self.own is None else vars(self.own)
+        return {field.name: settings[field.name] for field in self.declared.fields if field.counts_warmup}
+
     def with_algorithm(self, algorithm: AnyAlgorithm) -> ParsedScenario:
         """The same with this algorithm in place of the one that the scenario names."""
         return replace(self, own=algorithm, declared=declaration_of(type(algorithm)))

@@ -131,9 +131,9 @@ class Scenario(ParsedScenario):
         texts = []
         if self.training.optimizer == "adam" and self.training.momentum:
             texts.append(f"training.momentum: {self.training.momentum:g} is not used, as the optimizer is adam")
-        warmup = self.algorithm_settings.get("warmup")
-        if isinstance(warmup, int) and warmup >= self.rounds:
-            texts.append(f"algorithm.warmup: {warmup} given, so that all {self.rounds} rounds are warm-up")
+        for name, warmup in self.warmup.items():
+            if warmup >= self.rounds:
+                texts.append(f"algorithm.{name}: {warmup} given, so that all {self.rounds} rounds are warm-up")
         return tuple(texts)
 
     @property

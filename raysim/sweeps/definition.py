@@ -346,8 +346,8 @@ def _fast(scenario: ParsedScenario) -> list[str]:
     # Fewer participants, not fewer clients: where all images are dealt, each of fewer clients only has more of them.
     epochs = math.ceil(scenario.training.epochs / 10)
     sets = [f"rounds={min(scenario.rounds, 3)}", f"training.epochs={epochs}"]
-    if scenario.algorithm_settings.get("warmup"):  # else nothing but the warm-up would be tried
-        sets.append("algorithm.warmup=1")
+    # Otherwise a sweep would try nothing but the warm-up.
+    sets += [f"algorithm.{name}=1" for name, warmup in scenario.warmup.items() if warmup]
     if clients.count != "auto":
         chosen = cohort_size(clients.participation, clients.count)
         sets.append(f"clients.participation={max(math.ceil(chosen / 10), min(chosen, 2)) / clients.count}")

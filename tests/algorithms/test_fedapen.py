@@ -230,7 +230,7 @@ def test_lambda_is_learnt_with_the_aggregated_model_by_those_who_trained_before(
     toy.round(2, [0, 3])
     # By hand: the aggregated shared model goes in first, then lambda is learnt, then weights are trained.
     net.shared.load_state_dict(down.w)
-    client = toy._client(0, 2)
+    client = toy.client(0, 2)
     client.net = net
     method.learn_lambda(client, method.split(client.data)[0])
     assert net.lambda_ != 0.5 and torch.equal(toy.nets[0].lambda_, net.lambda_)

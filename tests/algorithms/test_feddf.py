@@ -238,7 +238,7 @@ def test_a_client_that_missed_the_last_round_receives_its_architectures_new_mode
 
 def test_a_client_replaces_its_whole_model():
     toy = Toy(FedDF(), "test").start()
-    client = toy._client(1, 1)
+    client = toy.client(1, 1)
     sent = {name: torch.full_like(part, 2) for name, part in weights(client.net).items()}
     FedDF().client_receive(client, Model(sent))
     assert_close(weights(client.net), sent, rtol=0, atol=0)

@@ -124,7 +124,7 @@ def test_a_client_uploads_the_mean_of_each_class_it_owns():
 
 def test_receiving_replaces_the_header_and_nothing_else():
     toy = Toy(FedGH(), "test").start()
-    client = toy._client(0, 1)
+    client = toy.client(0, 1)
     before = weights(client.net.extractor)
     header = nn.Linear(8, 4)
     FedGH().client_receive(client, Header(weights(header)))

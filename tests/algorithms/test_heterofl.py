@@ -244,7 +244,7 @@ def test_widths_share_and_an_absent_client_gets_the_latest():
     first = after(HeteroFL(), ([0, 2, 3],)).server.state["wide"].w[conv]
     assert new[conv][2].equal(first[2]) and not new[conv][1].equal(first[1])
     down = toy.algorithm.server_send(toy.server, 1)
-    toy.algorithm.client_receive(toy._client(1, 3), down)
+    toy.algorithm.client_receive(toy.client(1, 3), down)
     assert toy.nets[1].state_dict()[conv].equal(new[conv])
 
 

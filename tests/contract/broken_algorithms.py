@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raysim.core import Algorithm, Client, ClientId, Server, Task, Weights, message, weights
+from raysim.core import Algorithm, Client, ClientId, OutputOf, Server, Task, UpdateOf, Weights, message, weights
 from raysim.core.data import Batch
 from raysim.core.ops import class_means, cross_entropy, weighted_mean
 
@@ -923,3 +923,52 @@ def fresh_globals() -> Iterator[None]:
     for kept in (NETS, StateOnClass.seen, LAST, ROUNDS_OF):
         kept.clear()  # type: ignore[attr-defined]
     yield
+
+
+@dataclass(frozen=True)
+class Declares(Sound):
+    """Says what its upload exposes."""
+
+    def exposed(self, client: Client, up: Header) -> Any:
+        return UpdateOf(client.net.header, up.w)
+
+
+@dataclass(frozen=True)
+class DeclaresTheChange(Sound):
+    """Tells how parameters changed, not what they are."""
+
+    def exposed(self, client: Client, up: Header) -> Any:
+        old = client.net.header.state_dict()
+        return UpdateOf(client.net.header, {name: w - old[name] for name, w in up.w.items()})
+
+
+@dataclass(frozen=True)
+class DeclaresAnotherPart(Sound):
+    """Names the whole network, of which it sends the header."""
+
+    def exposed(self, client: Client, up: Header) -> Any:
+        return UpdateOf(client.net, up.w)
+
+
+@dataclass(frozen=True)
+class DeclaresACopy(Sound):
+    """Names a module that is no part of the client's network."""
+
+    def exposed(self, client: Client, up: Header) -> Any:
+        return UpdateOf(copy.deepcopy(client.net.header), up.w)
+
+
+@dataclass(frozen=True)
+class DeclaresAnotherOutput(Sound):
+    """Says that the first row of its header is the sample's representation."""
+
+    def exposed(self, client: Client, up: Header) -> Any:
+        return OutputOf(client.net.features, up.w["weight"][0])
+
+
+@dataclass(frozen=True)
+class DeclaresAText(Sound):
+    """Says in words what it exposes."""
+
+    def exposed(self, client: Client, up: Header) -> Any:
+        return "the header"

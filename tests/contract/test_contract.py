@@ -18,7 +18,9 @@ import pytest
 import torch
 
 from raysim.contract import CLAUSES, ContractError, check_algorithm
-from raysim.core.algorithm import AnyAlgorithm
+from raysim.contract.running import MAX_ROUNDS
+from raysim.contract.toy import Toy
+from raysim.core.algorithm import Algorithm, AnyAlgorithm
 from raysim.core.fields import settings_fields
 from raysim.scenario.registry import algorithm_class, algorithm_names
 
@@ -163,6 +165,11 @@ BROKEN: list[tuple[AnyAlgorithm, str, str]] = [
     (broken.NeedsTwoClients(), "one_client", "server_update raises ZeroDivisionError in round 1"),
     (broken.NeedsTwoSamples(), "single_samples", "client_update of client 0 sends a NaN or infinity in round 1"),
     (broken.NeedsEveryClass(), "class_gap", "server.state holds a NaN or infinity after round 1"),
+    (broken.DeclaresTheChange(), "exposed", "the parameters that exposed tells of client 0 are not those after"),
+    (broken.DeclaresAnotherPart(), "exposed", "give the parameters of the part by their names, as training left them"),
+    (broken.DeclaresACopy(), "exposed", "exposed names a part that is not in client.net; name client.net or a module"),
+    (broken.DeclaresAnotherOutput(), "exposed", "client 0 is not what the function gives for its sample; give the"),
+    (broken.DeclaresAText(), "exposed", "exposed returns a str; return an UpdateOf, an OutputOf or an Unexposed"),
 ]
 
 
@@ -192,6 +199,19 @@ def test_the_slip_is_invisible_to_every_other_clause(clean_globals: None):
     for name, clause in CLAUSES.items():
         if name not in {"messages_move", "connected"}:
             clause(broken.FedGHSlip())
+
+
+def test_a_true_declaration_keeps_the_clause(clean_globals: None):
+    CLAUSES["exposed"](broken.Declares())
+    CLAUSES["exposed"](broken.Sound())  # it declares nothing
+
+
+@pytest.mark.parametrize("name", algorithm_names())
+def test_every_method_that_uploads_declares_what_that_exposes(name: str):
+    algorithm = algorithm_class(name)()
+    if type(algorithm).exposed is Algorithm.exposed:
+        toy = Toy(algorithm, "test").run(MAX_ROUNDS)
+        assert not any(hook == "client_update" and up is not None for hook, _, up in toy.sent)
 
 
 def test_an_algorithm_may_say_that_its_downlink_is_static(clean_globals: None):

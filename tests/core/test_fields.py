@@ -12,9 +12,9 @@ from raysim.core.fields import (
     Count,
     Fraction,
     NonNegative,
-    NonNegativeInt,
     Positive,
     Range,
+    WarmupRounds,
     check_settings,
     field_docs,
     settings_fields,
@@ -47,7 +47,7 @@ class Toy(Base):
     """Whether."""
     names: tuple[str, ...] = field(default_factory=lambda: ("x",))
     """Some names."""
-    warmup: NonNegativeInt = 0
+    warmup: WarmupRounds = 0
     """Rounds before."""
 
 
@@ -86,6 +86,10 @@ def test_allowed_in_words():
     assert allowed["on"] == "true or false"
     assert allowed["decay"] == "a number at least 0 or null"
     assert allowed["warmup"] == "a whole number at least 0"
+
+
+def test_which_field_counts_rounds_of_warm_up():
+    assert [info.name for info in settings_fields(Toy) if info.counts_warmup] == ["warmup"]
 
 
 @pytest.mark.parametrize(

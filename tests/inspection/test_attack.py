@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from textwrap import indent
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -13,20 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raysim.common.errors import ScenarioError
+from raysim.core.exposed import OutputOf, UpdateOf
 from raysim.inspection.attack import attack, draw_attack, psnr
-from raysim.inspection.transmission import (
-    NOTHING,
-    OUTPUTS,
-    STEPS,
-    Knowledge,
-    Transmission,
-    attack_spec,
-    attackable,
-    transmit,
-)
+from raysim.inspection.transmission import Knowledge, Transmission, attack_spec, attackable, transmit
 from raysim.runs.opened import OpenedRun
 from raysim.runs.run import Run
-from raysim.scenario.registry import algorithm_names
+from raysim.scenario.registry import algorithm_class, algorithm_names
+from tests.conftest import REPOSITORY
 
 Runs = Callable[..., Run]
 ONE = "clients.models=[digits_mlp64]"
@@ -58,7 +55,7 @@ def transmission(
     run = OpenedRun.of(runs(method, "rounds=2", ONE, *sets).folder)
     spec = attack_spec(run.spec)
     with run.backend([1], run.checkpoint(), spec) as backend:
-        found = transmit(method, backend, 3, 1, 4, knowledge)
+        found = transmit(backend, 3, 1, 4, knowledge)
     x = replace(run.samples(1, "train"), transform=spec.transform).subset(torch.tensor([4]))
     return found, x.x, F.one_hot(x.y, spec.num_classes).float()
 
@@ -71,7 +68,14 @@ FIELDS = {
 }
 
 
-@pytest.mark.parametrize("method", [*STEPS, *OUTPUTS])
+ATTACKED = [
+    name
+    for name in algorithm_names()
+    if get_type_hints(algorithm_class(name).exposed)["return"] in (UpdateOf, OutputOf)
+]
+
+
+@pytest.mark.parametrize("method", ATTACKED)
 def test_an_attacker_who_knows_all_sends_what_was_seen(runs: Runs, method: str) -> None:
     seen, x, label = transmission(runs, method, "white", *FIELDS.get(method, []))
     sent_E = seen.send(x, label).detach()
@@ -145,20 +149,125 @@ def test_originals_are_what_clients_train_on(runs: Runs, monkeypatch: pytest.Mon
 
 
 def test_batchnorm_is_left_out_where_it_cannot_train(runs: Runs) -> None:
-    names = ("digits_mlp64", "digits_cnn_s", "digits_resnet")
-    models = [names[k % 3] for k in attackable("lg_fedavg", OpenedRun.of(runs("lg_fedavg", "rounds=1").folder).spec)]
-    assert set(models) == {"digits_mlp64", "digits_cnn_s"}
-    assert len(attackable("fedgh", OpenedRun.of(runs("fedgh", "rounds=1").folder).spec)) == 8
-    with pytest.raises(ScenarioError, match=r"all clients that hold samples have BatchNorm, which fedavg cannot train"):
+    def architectures(method: str, *sets: str) -> set[str]:
+        run = OpenedRun.of(runs(method, "rounds=1", *sets).folder)
+        return {run.spec.arch(k) for k in attackable(run, run.checkpoint())}
+
+    assert architectures("lg_fedavg") == {"digits_mlp64", "digits_cnn_s"}
+    assert architectures("fedgh") == {"digits_mlp64", "digits_cnn_s", "digits_resnet"}
+    assert architectures("fedcache") == {"digits_mlp64", "digits_cnn_s"}  # it sends what training steps gave
+    with pytest.raises(ScenarioError, match=r"have BatchNorm, with which FedAvg exposes no single image in round 2; "):
         attack(runs("fedavg", "rounds=1", "clients.models=[digits_resnet]").folder)
 
 
-def test_the_attack_knows_every_method() -> None:
-    assert sorted([*STEPS, *OUTPUTS, *NOTHING]) == algorithm_names()  # each once
-
-
 def test_methods_that_send_nothing_are_refused(runs: Runs) -> None:
-    with pytest.raises(ScenarioError, match=r"^standalone sends nothing; allowed: a run of dc_pfl, fd, "):
+    with pytest.raises(ScenarioError, match=r"^Standalone uploads nothing in round 2; attack the state after another "):
         attack(runs("standalone", "rounds=1").folder)
-    with pytest.raises(ScenarioError, match=r"^hks sends nothing in round 2; choose the state after another round$"):
+    with pytest.raises(ScenarioError, match=r"^HKS uploads nothing in round 2; attack the state after another round, "):
         attack(runs("hks", "rounds=1", "algorithm.warmup=9").folder)
+    public = "data.public.share=0.1"
+    with pytest.raises(ScenarioError, match=r"^FedMD uploads logits of public samples only; attack a run of another m"):
+        attack(runs("fedmd", "rounds=1", public).folder)
+
+
+def test_an_update_of_a_whole_network_tells_its_architecture(runs: Runs) -> None:
+    # The smallest architecture could not hold these weights.
+    models = "clients.models=[digits_mlp64,digits_mlp128]"
+    result = runs("feddf", "rounds=1", "data.public.share=0.1", models)
+    run = OpenedRun.of(result.folder)
+    spec = attack_spec(run.spec)
+    with run.backend([1], run.checkpoint(), spec) as backend:
+        blind, white = (transmit(backend, 2, 1, 4, knowledge) for knowledge in ("blind", "white"))
+    x, label = torch.rand(1, 1, 8, 8), torch.ones(1, 10) / 10
+    assert torch.equal(blind.send(x, label), white.send(x, label))
+
+
+# -- methods in files of users -------------------------------------------------------------------------
+
+OWN = '''"""A method that shares extractors."""
+
+from raysim.core import *
+from raysim.core.exposed import *
+from raysim.core.messages import Model
+from raysim.core.ops import cross_entropy, weighted_mean
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SharedExtractor(Algorithm):
+    """Clients train their headers first, then the extractor, which is averaged."""
+
+    def server_start(self, server, registrations):
+        return Model(weights(server.task.model(server.task.architectures[0]).extractor))
+
+    def server_send(self, server, to):
+        return server.state
+
+    def client_receive(self, client, down):
+        client.net.extractor.load_state_dict(down.w)
+
+    def client_update(self, client, down):
+        for part, other in ((client.net.header, client.net.extractor), (client.net.extractor, client.net.header)):
+            part.requires_grad_(True), other.requires_grad_(False)
+            client.fit(cross_entropy)
+        return Model(weights(client.net.extractor))
+
+    def server_update(self, server, ups):
+        server.state = Model(weighted_mean((1.0, up.w) for up in ups.values()))
+'''
+PAGE = (REPOSITORY / "docs" / "own_code.md").read_text(encoding="utf-8")
+UPDATE, OUTPUT = (indent(block, "    ") for block in re.findall(r"^```python\n(def exposed.*?)^```", PAGE, re.M | re.S))
+DECLARED = UPDATE.replace("net.header", "net.extractor")
+
+
+def own(tmp_path: Path, text: str) -> str:
+    path = tmp_path / f"own_{hashlib.sha256(text.encode()).hexdigest()[:8]}.py"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize("knowledge", ["white", "blind"])
+def test_a_method_of_a_user_declares_what_it_exposes(runs: Runs, tmp_path: Path, knowledge: Knowledge) -> None:
+    method = own(tmp_path, OWN + DECLARED)
+    seen, x, label = transmission(runs, method, knowledge)
+    assert len(seen.seen_E) == 64 * 32 + 32
+    sent_E = seen.send(x, label).detach()
+    error = (sent_E - seen.seen_E).square().sum() / seen.seen_E.square().sum()
+    assert float(error) < 1e-6 if knowledge == "white" else float(error) > 1e-3
+
+
+def test_an_output_of_a_method_of_a_user(runs: Runs, tmp_path: Path) -> None:
+    text = (
+        "from dataclasses import dataclass\n"
+        "from raysim.algorithms.fedgh import FedGH\n"
+        "from raysim.core import OutputOf\n"
+        "@dataclass(frozen=True)\nclass Mine(FedGH):\n    'FedGH, changed.'\n"
+    )
+    seen, x, label = transmission(runs, own(tmp_path, text + OUTPUT))
+    assert len(seen.seen_E) == 32 and not seen.uses_label
+    torch.testing.assert_close(seen.send(x, label), seen.seen_E)
+
+
+def test_an_own_method_is_attacked(runs: Runs, tmp_path: Path) -> None:
+    found = attack(runs(own(tmp_path, OWN + DECLARED), "rounds=2", ONE).folder, pairs=2)
+    assert found.mean > found.unrelated + 10
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (OWN, r"SharedExtractor does not declare what its uploads expose; write its method `exposed`, as docs/own_c"),
+        (
+            OWN.replace("part.requires_grad_(True), other.requires_grad_(False)", "pass") + DECLARED,
+            r"SharedExtractor trains the parameters that it exposes in 2 calls of client.fit; the attack can follow a",
+        ),
+        (
+            OWN + UPDATE,
+            r"SharedExtractor trains the parameters that it exposes in 0 calls of client.fit",
+        ),
+    ],
+    ids=["undeclared", "two-calls", "another-part"],
+)
+def test_methods_that_cannot_be_attacked_are_refused(runs: Runs, tmp_path: Path, text: str, sentence: str) -> None:
+    with pytest.raises(ScenarioError, match=sentence):
+        attack(runs(own(tmp_path, text), "rounds=1", ONE).folder, pairs=1)

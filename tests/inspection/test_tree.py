@@ -50,8 +50,22 @@ def test_clusters_of_a_run(runs: Runs, tmp_path: Path) -> None:
     assert draw_tree(found, tmp_path / "tree.svg").read_text().startswith("<?xml")
 
 
+def test_a_method_of_a_user_has_a_tree(runs: Runs, tmp_path: Path) -> None:
+    (file := tmp_path / "own_hks.py").write_text(
+        "from dataclasses import dataclass\nfrom raysim.algorithms.hks import HKS\n"
+        "@dataclass(frozen=True)\nclass Mine(HKS):\n    'HKS, changed.'\n"
+    )
+    one, other = (runs(name, "algorithm.warmup=1").folder for name in (str(file), "hks"))
+    client = runs("hks", "algorithm.warmup=1").clients.query("participated")["client"].min()
+    sample = int(OpenedRun.of(other).spec.train.of(client)[5])
+    for mine, bundled in zip(sample_tree(one, sample).clusters, sample_tree(other, sample).clusters, strict=True):
+        assert np.array_equal(mine.samples, bundled.samples)
+
+
 def test_what_cannot_be_is_one_sentence(runs: Runs) -> None:
-    with pytest.raises(ScenarioError, match=r"is a run of fedgh; allowed: of hks, which makes trees$"):
+    with pytest.raises(
+        ScenarioError, match=r"is a run of fedgh, which has no tree of clusters; give a run of a method"
+    ):
         sample_tree(runs("fedgh", "rounds=1").folder, 0)
     folder = runs("hks", "algorithm.warmup=1").folder
     run = OpenedRun.of(folder)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import yaml
 
 from raysim.common.errors import ScenarioError
+from raysim.scenario.registry import algorithm_class
 from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import loaded
 
@@ -17,6 +19,39 @@ def test_a_run_that_is_all_warm_up() -> None:
         "algorithm.warmup: 3 given, so that all 3 rounds are warm-up",
     )
     assert Scenario.of(loaded("algorithm={name: hks, warmup: 2}")).warnings == ()
+
+
+WAITS = '''"""A method that waits."""
+from dataclasses import dataclass
+from typing import ClassVar
+
+from raysim.core import Algorithm, WarmupRounds
+
+
+@dataclass(frozen=True)
+class Waits(Algorithm[None, None, None]):
+    """It trains locally at first."""
+
+    paper: ClassVar[str] = "none"
+
+    alone: WarmupRounds = 4
+    """Rounds of local training."""
+    warmup: float = 1e9
+    """The temperature of something."""
+
+    def client_update(self, client, down):
+        raise RuntimeError("this file must not run")
+'''
+
+
+def test_a_method_of_a_user_declares_its_warm_up(tmp_path: Path) -> None:
+    (file := tmp_path / "waits.py").write_text(WAITS)
+    told = "algorithm.alone: 4 given, so that all 3 rounds are warm-up"
+    assert Scenario.of(loaded(f"algorithm={{name: {file}}}")).warnings == (told,)
+    assert Scenario.of(loaded(f"algorithm={{name: {file}, alone: 2}}")).warnings == ()
+    waits = loaded(f"algorithm={{name: {file}, alone: 2}}")
+    assert waits.warmup == {"alone": 2}
+    assert waits.with_algorithm(algorithm_class("hks")(warmup=7)).warmup == {"warmup": 7}
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,8 @@ def test_a_fast_sweep_is_small_and_another(base: Path, tmp_path: Path) -> None:
     only = write(tmp_path, set=["rounds=50", "algorithm.name=hks"], seeds=[1])
     (hks,) = load_sweep(only, fast=True).cells
     assert hks.scenario.algorithm_settings["warmup"] == 1
+    none = write(tmp_path, set=["rounds=50", "algorithm={name: hks, warmup: 0}"], seeds=[1])
+    assert load_sweep(none, fast=True).cells[0].scenario.warmup == {"warmup": 0}
 
 
 @pytest.mark.parametrize(

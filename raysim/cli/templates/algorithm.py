@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from raysim.core import Algorithm, Client, ClientId, Header, Server, weights
+from raysim.core import Algorithm, Client, ClientId, Header, Server, UpdateOf, weights
 from raysim.core.fields import Fraction
 from raysim.core.ops import cross_entropy, weighted_mean
 
@@ -45,3 +45,7 @@ class NewMethod(Algorithm[Header, Header, Header]):
     def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:
         mean = weighted_mean((server.num_samples[k], up.w) for k, up in ups.items())
         server.state = Header(weighted_mean([(1 - self.step, server.state.w), (self.step, mean)]))
+
+    def exposed(self, client: Client, up: Header) -> UpdateOf:
+        """For `raysim attack`: what one upload tells the server."""
+        return UpdateOf(client.net.header, up.w)

@@ -1,0 +1,99 @@
+"""Whether an algorithm's `exposed` is true: with a wrong one `raysim attack` fails, which looks like privacy."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raysim.contract.running import MAX_ROUNDS
+from raysim.contract.toy import Labels, Toy
+from raysim.core.algorithm import Algorithm, AnyAlgorithm, ClientId
+from raysim.core.exposed import Exposed, OutputOf, Unexposed, UpdateOf
+from raysim.core.fit import FitJob, FitResult, fit_one
+
+ALONE: Labels = ([0], [3], [2])
+"""Clients with a single sample, one of each architecture."""
+WRONG = 0.5
+"""Squared error, relative to the true values, above which a declaration is wrong. Compression and noise cause less."""
+
+
+def exposed(algorithm: AnyAlgorithm) -> None:
+    """What `exposed` says of an upload is true. An algorithm without `exposed` keeps the clause."""
+    if type(algorithm).exposed is Algorithm.exposed:
+        return
+    nets: dict[ClientId, list[nn.Module]] = defaultdict(list)  # as received, after each `client.fit`, and at the end
+    uploads: dict[ClientId, Any] = {}
+
+    @contextmanager
+    def watch(toy: Toy, name: str, client: ClientId | None, msg: Any) -> Iterator[None]:
+        if name == "client_update" and client is not None:
+            nets[client] = [copy.deepcopy(toy.nets[client])]
+        yield
+
+    def train(job: FitJob) -> FitResult:
+        result = fit_one(job)
+        (client,) = (k for k, net in toy.nets.items() if net is job.net)
+        nets[client].append(copy.deepcopy(job.net))
+        return result
+
+    def keep(toy: Toy, name: str, client: ClientId, msg: Any) -> None:
+        if name == "client_update" and msg is not None:
+            uploads[client] = msg
+
+    toy = Toy(algorithm, "exposed", ALONE, watch, train, returned=keep).start()
+    for t in range(1, MAX_ROUNDS + 1):
+        if not uploads:
+            toy.round(t)
+    for client, up in uploads.items():
+        _check(toy, client, up, [*nets[client], toy.nets[client]])
+
+
+def _check(toy: Toy, k: ClientId, up: Any, nets: Sequence[nn.Module]) -> None:
+    """Compare what is declared of an upload with what the client's networks hold and give."""
+
+    def declared(net: nn.Module) -> Exposed:
+        client = replace(toy.client(k, toy.server.t), net=copy.deepcopy(net).eval())
+        found = toy.exposed(client, up)
+        if not isinstance(found, UpdateOf | OutputOf | Unexposed):
+            problem = f"exposed returns a {type(found).__name__}"
+            raise toy.broken(problem, "return an UpdateOf, an OutputOf or an Unexposed")
+        if isinstance(found, UpdateOf) and not set(found.part.parameters()) <= set(client.net.parameters()):
+            raise toy.broken("exposed names a part that is not in client.net", "name client.net or a module of it")
+        return found
+
+    found = declared(nets[0])
+    if isinstance(found, UpdateOf):
+        trained = [one.part.state_dict() for net in nets[1:] if isinstance(one := declared(net), UpdateOf)]
+        if not any(_is_near(found.after, w) for w in trained):
+            raise toy.broken(
+                f"the parameters that exposed tells of client {k} are not those after training",
+                "give the parameters of the part by their names, as training left them and not as they changed",
+            )
+    elif isinstance(found, OutputOf):
+        outputs = [one for net in nets if isinstance(one := declared(net), OutputOf)]
+        with torch.no_grad():
+            values = [one.function(toy.samples[k].x).flatten() for one in outputs]
+        if not any(_is_near({"": found.value.flatten()}, {"": value}) for value in values):
+            raise toy.broken(
+                f"the output that exposed tells of client {k} is not what the function gives for its sample",
+                "give the function of client.net whose output is sent, and the field of the upload that holds it",
+            )
+
+
+def _is_near(told: Mapping[str, Tensor], true: Mapping[str, Tensor]) -> bool:
+    """Whether the numbers that are told (not NaN) are about the true ones."""
+    error = size = 0.0
+    for name, value in told.items():
+        if name not in true or value.shape != true[name].shape:
+            return False
+        known = ~value.isnan()
+        error += float((value - true[name])[known].double().square().sum())
+        size += float(true[name][known].double().square().sum())
+    return error <= WRONG * size
