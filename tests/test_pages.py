@@ -1,0 +1,109 @@
+"""Every block of Python and YAML in the pages is executed: here, or by the test of its page that `ELSEWHERE` names."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import raysim
+from tests.conftest import REPOSITORY
+from tests.engine.scenarios import digits
+
+ELSEWHERE: Mapping[tuple[str, str], tuple[int, str]] = {
+    ("README.md", "python"): (2, "tests/test_readme.py"),
+    ("docs/comparison.md", "python"): (1, "tests/sweeps/test_study.py"),
+    ("docs/guide.md", "python"): (2, "tests/test_readme.py"),
+    ("docs/own_code.md", "python"): (2, "tests/inspection/test_attack.py"),  # and one here
+    ("docs/own_data.md", "python"): (1, "tests/data/test_own_data_page.py"),
+    ("docs/own_data.md", "yaml"): (11, "tests/data/test_own_data_page.py"),
+    ("docs/system.md", "python"): (1, "tests/scenario/test_system.py"),
+    ("docs/trackers.md", "python"): (1, "tests/runs/test_portable.py"),
+    ("cluster/README.md", "yaml"): (1, "tests/cluster/test_files.py"),
+}
+"""(page, language) -> how many blocks, and the file whose tests execute them."""
+
+HERE = {
+    ("docs/inspection.md", "python"): 1,
+    ("docs/own_code.md", "python"): 1,
+    ("docs/own_code.md", "yaml"): 1,
+    ("docs/public_data.md", "yaml"): 2,
+    ("docs/system.md", "yaml"): 1,
+}
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (REPOSITORY / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def test_every_block_has_its_test() -> None:
+    pages = [REPOSITORY / "README.md", *REPOSITORY.glob("*/*.md"), *REPOSITORY.glob("docs/methods/*.md")]
+    counts = {
+        (page.relative_to(REPOSITORY).as_posix(), language): len(blocks(str(page.relative_to(REPOSITORY)), language))
+        for page in pages
+        if not any(part.startswith(".") for part in page.relative_to(REPOSITORY).parts)
+        for language in ("python", "yaml")
+    }
+    executed = Counter({key: count for key, (count, _) in ELSEWHERE.items()}) + Counter(HERE)
+    assert {key: count for key, count in counts.items() if count} == executed
+    for (page, _), (_, file) in ELSEWHERE.items():
+        assert Path(page).name in (REPOSITORY / file).read_text(encoding="utf-8") or page == "README.md", file
+
+
+def test_the_python_of_the_page_on_inspection(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = blocks("docs/inspection.md", "python")
+    run = raysim.run(digits(rounds=1, clients={"count": 10, "models": ["digits_mlp64"]}), quiet=True)
+    names: dict[str, Any] = {}
+    exec(re.sub(r'"runs/quickstart/[\w-]+"', repr(str(run.folder)), code), names)
+    accuracy, *_ = capsys.readouterr().out.splitlines()
+    row = run.clients.query("client == 3").iloc[-1]
+    assert f"{row.accuracy:.4f}" in accuracy
+    assert len(names["value_ND"]) == len(names["label_N"]) == len(names["client_N"])
+    assert {*names["client_N"]} == {0, 5, 9}
+
+
+@pytest.mark.parametrize("block", blocks("docs/public_data.md", "yaml"))
+def test_the_public_data_that_the_page_shows(block: str) -> None:
+    keys = yaml.safe_load(block)
+    # A data set of the shape of the public one, whose files this machine need not have.
+    models = ["digits_mlp64"] if keys["data"]["name"] == "digits" else ["cnn5"]
+    scenario = raysim.Scenario.load(digits(**keys, clients={"count": 8, "models": models}, algorithm={"name": "fedmd"}))
+    assert scenario.public_size == {"digits": 287, "cifar100": 5000}[scenario.data.name]
+
+
+def test_the_system_that_the_page_shows() -> None:
+    (block,) = blocks("docs/system.md", "yaml")
+    keys = yaml.safe_load(block)
+    clients = {**digits()["clients"], **keys.pop("clients", {})}
+    scenario = raysim.Scenario.load(digits(**keys, clients=clients))
+    assert scenario.participation.system is not None
+
+
+def test_the_names_of_own_code_that_the_page_shows() -> None:
+    (block,) = blocks("docs/own_code.md", "yaml")
+    keys = yaml.safe_load(block)
+    with pytest.raises(raysim.ScenarioError, match=r"\./my_\w+\.py\S* given, but there is no such file in "):
+        raysim.Scenario.load(digits(algorithm=keys["algorithm"], clients={"count": 8, **keys["clients"]}))
+
+
+IMPORTS = """from dataclasses import dataclass
+from raysim.core import Model, NonNegative
+from raysim.core.ops import cross_entropy
+"""
+
+
+def test_the_subclass_that_the_page_shows(workplace: Path) -> None:
+    block, *_ = blocks("docs/own_code.md", "python")
+    Path("nearby.py").write_text(IMPORTS + block)
+    digests = [
+        raysim.run(digits(algorithm=algorithm, clients={"count": 4, "models": ["digits_mlp64"]}, rounds=2), quiet=True)
+        .state_digest
+        for algorithm in ({"name": "fedavg"}, {"name": "./nearby.py", "mu": 0}, {"name": "./nearby.py", "mu": 1.0})
+    ]  # fmt: skip
+    assert digests[0] == digests[1] != digests[2]
