@@ -25,7 +25,7 @@ test: setup  ## Run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-fast: setup  ## Run, in under a minute, the tests of the parts that need neither Ray nor a training
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not ray and not slow" $(addprefix tests/,core data engine jobs report scenario tracking)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not ray and not slow" $(addprefix tests/,core data engine grouped jobs plugins report scenario tracking)
 
 test-large: setup  ## Run the tests that take minutes or gigabytes: a hundred actors, clusters; CI does
 	$(BIN)/python -m pytest -m large

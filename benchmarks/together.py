@@ -19,7 +19,7 @@ from raysim.core.data import tensors
 from raysim.core.fit import FitJob, LocalTraining, fit_one
 from raysim.core.meter import flops_of
 from raysim.core.ops import cross_entropy
-from raysim.core.together import fit_all
+from raysim.grouped.together import fit_all
 from raysim.models import MODELS, build_model
 from raysim.models.split import example
 

@@ -104,11 +104,11 @@ def submit(
         raysim submit scenarios/sweeps/digits.yaml --set output=/shared/runs
         raysim submit --resume quickstart-20261121-101500-ab12 --set rounds=40
     """
-    from raysim.core.own_code import OwnCode
     from raysim.jobs.cluster import connect, find_address
     from raysim.jobs.resume import find_run
     from raysim.jobs.submit import Work, facts_of, facts_of_sweep, new_id, parse_env
     from raysim.jobs.submit import submit as submit_job
+    from raysim.plugins.own_code import OwnCode
     from raysim.scenario.scenario import Scenario
     from raysim.sweeps.definition import files_of, load_sweep
 

@@ -26,7 +26,7 @@ from raysim.cli.starting import COMMANDS as STARTING_COMMANDS
 from raysim.common.errors import RaysimError, ScenarioError
 from raysim.common.files import reason
 from raysim.common.text import quoted, sentence
-from raysim.core import own_code
+from raysim.plugins import own_code
 
 if TYPE_CHECKING:
     from raysim.scenario.parse import ParsedScenario

@@ -15,16 +15,18 @@ from rich.text import Text
 
 from raysim.common.errors import ScenarioError
 from raysim.common.results import METRICS, ClientRow
+from raysim.common.suggestions import suggest
 from raysim.common.text import expanded, printable
 from raysim.core.fields import field_docs, in_words
-from raysim.core.own_code import OwnCode, Reference, named
 from raysim.data.partition import PARTITIONS
 from raysim.data.specs import DATASETS
 from raysim.models import MODELS
+from raysim.plugins.reading import read_own_code
+from raysim.plugins.references import Reference, named
+from raysim.plugins.registry import algorithm_names
 from raysim.report.units import human_seconds
 from raysim.scenario.declared import Declaration, declaration_of, declared
 from raysim.scenario.json_schema import NAMED
-from raysim.scenario.registry import algorithm_names, suggest
 from raysim.scenario.schema import Data, Section, Settings
 
 if TYPE_CHECKING:
@@ -97,7 +99,7 @@ def show_description(name: str) -> None:
 
 def _show_algorithm(console: Console, name: str) -> None:
     reference = named("algorithms", name)
-    own_code = OwnCode.of([expanded(reference.place)] if reference is not None and reference.is_file else [])
+    own_code = read_own_code([expanded(reference.place)] if reference is not None and reference.is_file else [])
     method = declared(name if reference is None else reference.name, own_code)
     file = f"algorithms/{name}.py" if reference is None else ", ".join(own_code.paths) or reference.name
     console.print(_text(method.file_doc or method.doc, overflow="fold"))

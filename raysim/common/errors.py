@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from raysim.common.text import sentence
 
+FAILURES = (Exception, SystemExit, GeneratorExit)
+"""What the user's own code may raise: a function that calls `sys.exit()` fails, like any other."""
+
 
 class RaysimError(Exception):
     """Something that one sentence can explain to a user; shown without a traceback.

@@ -26,7 +26,7 @@ from raysim.comparison.statistics import (
     probability_of_improvement,
 )
 from raysim.comparison.sweep_card import SweepCard
-from raysim.core.own_code import Reference
+from raysim.plugins.references import Reference
 
 if TYPE_CHECKING:
     import pandas as pd

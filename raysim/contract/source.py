@@ -1,6 +1,6 @@
 """What an algorithm is as an object and as a file: frozen, picklable, documented, and importing what it may.
 
-The clause `defined` repeats the checks of `raysim.core.definition`, which `raysim launch` makes as well. The other
+The clause `defined` repeats the checks of `raysim.contract.definition`, which `raysim launch` makes as well. The other
 clauses are for methods that are to be shared: a run does not need a docstring.
 """
 
@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from dataclasses import is_dataclass
 from typing import Any
 
+from raysim.common.modules import imports_of, is_allowed
 from raysim.contract.compare import differing, fingerprint, identical
+from raysim.contract.definition import algorithm_bases, first_slip, source_tree
 from raysim.contract.toy import ContractError, Toy
 from raysim.core.algorithm import AnyAlgorithm, ClientId
-from raysim.core.definition import algorithm_bases, first_slip, source_tree
 from raysim.core.fields import settings_fields
-from raysim.core.imports import imports_of, is_allowed
 from raysim.core.messages import pack, unpack
 
 

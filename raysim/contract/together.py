@@ -11,7 +11,7 @@ from torch import Tensor
 from raysim.contract.toy import PAIRS, UNEVEN, Toy
 from raysim.core.algorithm import AnyAlgorithm
 from raysim.core.messages import leaves, mapped
-from raysim.core.together import ask_to_fit
+from raysim.grouped.together import ask_to_fit
 
 EXACT = 1e-9
 """How far float64 numbers may lie apart, in parts of a tensor's greatest: rounding gives 1e-15 a step."""

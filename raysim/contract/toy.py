@@ -23,12 +23,12 @@ from raysim.contract.compare import fingerprint
 from raysim.core.algorithm import Algorithm, AnyAlgorithm, Client, ClientId, Server, Task, pixels
 from raysim.core.data import Samples
 from raysim.core.fit import LocalTraining, Trainer, fit_one
-from raysim.core.lockstep import in_lockstep
 from raysim.core.messages import pack, unpack
 from raysim.core.meter import FlopMeter, flops_of
 from raysim.core.seeds import seed_for, seeded
 from raysim.core.state import digest
-from raysim.core.together import fit_all
+from raysim.grouped.lockstep import in_lockstep
+from raysim.grouped.together import fit_all
 
 SEED, C, D, SIDE, ROUNDS = 7, 4, 8, 4, 8
 LOCAL = LocalTraining(epochs=1, batch_size=6, lr=0.1, momentum=0.5)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raysim.core.own_code import plain_module
+from raysim.common.modules import plain_module
 
 DEEPEST = 100
 """Parts within parts that a state may have; one that holds itself has no end of them."""

@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 from raysim.common.errors import ScenarioError, UnavailableError
 from raysim.common.folders import cache_root
 from raysim.common.text import expanded
-from raysim.core.own_code import named
 from raysim.data import cache, folders, leaf, sources
 from raysim.data.files import find_files, place_of
 from raysim.data.specs import DATASETS, DatasetSpec, Files, of_files, spec_for
 from raysim.data.statistics import completed, with_statistics
 from raysim.data.tables import read_tables
+from raysim.plugins.references import named
 
 Format = Literal["auto", "parquet", "torchvision", "folder"]
 _PROBE_S = 5.0

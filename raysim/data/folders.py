@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from raysim.common.errors import ScenarioError
 from raysim.common.text import quoted
-from raysim.core.own_code import failing, whole_number
 from raysim.data.files import METADATA, PART, place_of
 from raysim.data.samples import Images, few, to_classes, to_features, to_owners, to_tokens
 from raysim.data.sources import Decoded, Source, one_sentence, refuse_too_large
 from raysim.data.specs import Files
+from raysim.plugins.calling import failing, whole_number
 
 FOLDER = "folder"
 """`by` of images whose ids are folders."""

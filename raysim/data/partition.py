@@ -15,12 +15,12 @@ import numpy as np
 
 from raysim.common.errors import ScenarioError
 from raysim.core.fields import Count, Positive, check_settings
-from raysim.core.own_code import failing
 from raysim.core.seeds import seed_for
 from raysim.data import partition_counts as counts
 from raysim.data.given import deal_by_id, kept_ids, read_partition
 from raysim.data.partition_counts import Floats, Ints
 from raysim.data.shards import PARTS, Partition, make_shards
+from raysim.plugins.calling import failing
 
 _HKS_MIN_SAMPLES, _HKS_RETRIES = 10, 100
 Split = Literal["pooled811", "pfedhn", "published", "listed"]

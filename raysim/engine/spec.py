@@ -18,9 +18,9 @@ from raysim.common.shards import Shards
 from raysim.core.algorithm import AnyAlgorithm, ClientId, Task, only_pixels
 from raysim.core.data import Samples, Transform, shared
 from raysim.core.fit import LocalTraining
-from raysim.core.own_code import OwnCode
-from raysim.core.schedule import Constant, RateSchedule, factor_of
 from raysim.core.seeds import global_seed
+from raysim.engine.learning_rate import Constant, RateSchedule, factor_of
+from raysim.plugins.own_code import OwnCode
 
 FEW = 8
 """Minimum group size at which one call is faster: a call costs as much as four steps of a perceptron."""

@@ -18,8 +18,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from raysim.common.errors import RaysimError, RunError, ScenarioError
+from raysim.common.suggestions import suggest
 from raysim.common.text import expanded, holds_secret, is_name, one_line
-from raysim.scenario.registry import suggest
 from raysim.tracking.store import bypass_proxy, is_loopback, shown
 
 VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_DASHBOARD_ADDRESS", "RAY_ADDRESS")

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from raysim.common.errors import ScenarioError
-from raysim.core.own_code import OwnCode
+from raysim.plugins.own_code import OwnCode
 from raysim.runs.code import SHIPPED, checkout
 from raysim.scenario.parse import CODE
 

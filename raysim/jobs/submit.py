@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from raysim.common.errors import RunError, ScenarioError
 from raysim.common.temporary import temporary_folder
-from raysim.core.own_code import OwnCode
 from raysim.jobs.cluster import KIND, Cluster, NoAnswerError, NotReadyError
 from raysim.jobs.stage import stage
 from raysim.jobs.versions import VARIABLE, Versions, ray_incompatibility, release
+from raysim.plugins.own_code import OwnCode
 from raysim.report.units import plural
 from raysim.scenario.scenario import Scenario
 from raysim.tracking.store import PASSWORD, USER, is_loopback, shown

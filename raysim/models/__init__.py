@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from raysim.common.errors import ScenarioError
 from raysim.common.inputs import InputSpec, Kind, image
-from raysim.core.own_code import Reference, failing, named
+from raysim.plugins.calling import failing
+from raysim.plugins.references import Reference, named
 
 if TYPE_CHECKING:
     from raysim.models.split import SplitNet

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import importlib.util
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
@@ -16,13 +14,17 @@ from pathlib import Path
 from types import ModuleType
 
 from raysim.common.errors import ScenarioError
+from raysim.common.modules import plain_module
 from raysim.common.text import one_line
 from raysim.core.algorithm import AnyAlgorithm
-from raysim.core.imports import imports_of
-from raysim.core.own_code import OwnCode, plain_module
+from raysim.plugins.module_files import own_modules
+from raysim.plugins.own_code import OwnCode
 
-RAYSIM = "raysim/{common,core,data,engine,models}"
-"""The name, among the files, of those parts of raysim that compute: a new progress bar changes no number."""
+PARTS = ("common", "core", "data", "engine", "grouped", "models", "plugins")
+"""The parts of raysim that compute: a new progress bar changes no number."""
+
+RAYSIM = f"raysim/{{{','.join(PARTS)}}}"
+"""The name of these parts among the files. Another version of raysim may have other parts."""
 
 UNKNOWN = "an older raysim began this run and did not note its code: whether that has changed since is not known"
 
@@ -63,7 +65,7 @@ class Code:
     @property
     def method(self) -> str:
         """One short digest of the method and what it imports."""
-        files = sorted((name, digest) for name, digest in self.files.items() if name != RAYSIM)
+        files = sorted((name, digest) for name, digest in self.files.items() if not name.startswith("raysim/{"))
         return hashlib.sha256(repr(files).encode()).hexdigest()[:12]
 
     def tags(self) -> dict[str, str]:
@@ -84,29 +86,6 @@ class Code:
 
 _first: weakref.WeakKeyDictionary[ModuleType, str] = weakref.WeakKeyDictionary()
 """The SHA-256 of each module's file when a run first needed it."""
-
-
-def own_modules(module: str) -> dict[str, Path]:
-    """The files of a module and of all that it imports, by their names.
-
-    Left out are raysim, its algorithms apart, the standard library and what is installed (in site-packages), unless
-    with the module itself.
-    """
-    package = module.partition(".")[0]
-    found: dict[str, Path] = {}
-    seen: set[str] = set()
-    rest = [module]
-    while rest:
-        name = rest.pop()
-        file = None if name in seen else _file(name, installed=name.partition(".")[0] == package)
-        seen.add(name)
-        if file is None:
-            continue
-        found[name] = file
-        rest.append(name.rpartition(".")[0])  # the package is imported first
-        if file.suffix == ".py":
-            rest += _imported(file, name if file.stem == "__init__" else name.rpartition(".")[0])
-    return dict(sorted(found.items()))
 
 
 def versions() -> dict[str, str]:
@@ -162,33 +141,9 @@ def _git(folder: Path, *words: str) -> str | None:
 def _of_raysim() -> str:
     sha = hashlib.sha256()
     folder = _package()
-    for part in ("common", "core", "data", "engine", "models"):
+    for part in PARTS:
         for file in sorted((folder / part).rglob("*.py")):
             sha.update(
                 f"{file.relative_to(folder).as_posix()}={hashlib.sha256(file.read_bytes()).hexdigest()};".encode()
             )
     return sha.hexdigest()
-
-
-def _file(name: str, installed: bool) -> Path | None:
-    """The file of a module; None if it is built in, raysim's, not found, or installed (unless `installed`)."""
-    root = name.partition(".")[0]
-    if not root or (root == "raysim" and f"{name}."[:18] != "raysim.algorithms.") or root in sys.stdlib_module_names:
-        return None
-    try:
-        # The root first: what is installed need not be looked through.
-        for part in dict.fromkeys((root, name)):
-            spec = importlib.util.find_spec(part)
-            places = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or ())]
-            if not installed and any({"site-packages", "dist-packages"} & set(Path(place).parts) for place in places):
-                return None
-    except (ImportError, AttributeError, ValueError):  # a function of a module, or not to be had here
-        return None
-    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
-
-
-def _imported(file: Path, package: str) -> Iterator[str]:
-    """The modules that a file may import, wherever in it: of `from a import b` both `a` and `a.b`."""
-    for found in imports_of(ast.parse(file.read_bytes())):
-        origin = importlib.util.resolve_name(found.module, package)
-        yield from (origin, *(f"{origin}.{name}" for name in found.names))

@@ -12,9 +12,9 @@ import yaml
 
 from raysim.common.errors import ScenarioError
 from raysim.common.text import expanded
-from raysim.core.own_code import OwnCode
-from raysim.core.schedule import factor_of
 from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
+from raysim.engine.learning_rate import factor_of
+from raysim.plugins.own_code import OwnCode
 from raysim.runs.code import RAYSIM, Code
 from raysim.runs.identity import Identity
 from raysim.scenario.parse import CODE, ParsedScenario, parse_scenario

@@ -9,12 +9,12 @@ import numpy as np
 
 from raysim.common.errors import ScenarioError
 from raysim.common.inputs import image
-from raysim.core.own_code import named
+from raysim.common.suggestions import suggest
 from raysim.data.partition import PARTITIONS, Listed, Natural, check_partition, check_split, given_count
 from raysim.data.specs import DATASETS, DatasetSpec, Files, of_files
+from raysim.plugins.references import named
 from raysim.scenario.named import named_settings
 from raysim.scenario.parse import ParsedScenario
-from raysim.scenario.registry import suggest
 from raysim.scenario.yaml_text import shown
 
 if TYPE_CHECKING:

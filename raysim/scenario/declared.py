@@ -25,12 +25,13 @@ from typing import Any, ClassVar, get_origin
 
 from raysim.common.errors import ScenarioError
 from raysim.common.folders import cache_root
+from raysim.common.modules import LIBRARIES, imports_of, is_allowed
 from raysim.common.text import quoted
 from raysim.core import fields as field_types
 from raysim.core.fields import FieldInfo, docs_in, settings_fields
-from raysim.core.imports import LIBRARIES, imports_of, is_allowed
-from raysim.core.own_code import OwnCode, Reference
-from raysim.scenario.registry import algorithm_class, algorithm_file
+from raysim.plugins.own_code import OwnCode
+from raysim.plugins.references import Reference
+from raysim.plugins.registry import algorithm_class, algorithm_file
 
 _NAMES = {**vars(collections.abc), **vars(typing), **vars(field_types)}
 """What the annotations of fields are made of."""

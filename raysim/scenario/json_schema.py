@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from raysim.core.schedule import SCHEDULES
 from raysim.data.partition import PARTITIONS
+from raysim.engine.learning_rate import SCHEDULES
 from raysim.engine.policies.sampling import SELECTIONS
+from raysim.plugins.registry import algorithm_names
 from raysim.scenario.declared import Declaration, declaration_of, declared
 from raysim.scenario.parse import PAPER
-from raysim.scenario.registry import algorithm_names
 from raysim.scenario.schema import Settings, settings_model
 
 NAMED: Mapping[tuple[str, str], Mapping[str, type]] = {

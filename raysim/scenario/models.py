@@ -6,12 +6,13 @@ from functools import partial
 from typing import Any
 
 from raysim.common.errors import ScenarioError
+from raysim.common.suggestions import suggest
 from raysim.common.text import quoted
-from raysim.core.own_code import failing, named
 from raysim.data.specs import DatasetSpec
 from raysim.models import MODELS, build_model, common_feature_dim, incompatibility
+from raysim.plugins.calling import failing
+from raysim.plugins.references import named
 from raysim.scenario.parse import ParsedScenario
-from raysim.scenario.registry import suggest
 
 
 def builder(dataset: DatasetSpec, feature_dim: int) -> Any:

@@ -8,12 +8,14 @@ from typing import Any, cast
 
 from pydantic import BaseModel, PydanticUserError, ValidationError
 
-from raysim.common.errors import ScenarioError
+from raysim.common.errors import FAILURES, ScenarioError
+from raysim.common.suggestions import suggest
 from raysim.common.text import cause, quoted
-from raysim.core.own_code import FAILURES, OwnCode, named, where
+from raysim.plugins.calling import where
+from raysim.plugins.own_code import OwnCode
+from raysim.plugins.references import named
 from raysim.scenario.declared import Declaration, declaration_of
 from raysim.scenario.origin import Key, Origin
-from raysim.scenario.registry import suggest
 from raysim.scenario.schema import settings_model
 from raysim.scenario.sentences import allowed_by, validated
 from raysim.scenario.yaml_text import shown

@@ -16,12 +16,14 @@ import yaml
 from raysim.common.errors import ScenarioError
 from raysim.common.results import Scalar
 from raysim.common.text import cut, expanded, holds_secret, redacted
-from raysim.core.own_code import OwnCode, Reference
+from raysim.plugins.own_code import OwnCode
+from raysim.plugins.reading import read_own_code
+from raysim.plugins.references import Reference
+from raysim.plugins.registry import algorithm_class
 from raysim.scenario import schema
 from raysim.scenario.declared import Declaration, declaration_of, declared
 from raysim.scenario.named import made, model_of, split_name
 from raysim.scenario.origin import Key, Origin
-from raysim.scenario.registry import algorithm_class
 from raysim.scenario.schema import Settings
 from raysim.scenario.sentences import NAMED_SECTIONS, validated
 from raysim.scenario.yaml_text import UNREADABLE, Dumper, load_value, parse, read_text, short, shown
@@ -255,7 +257,7 @@ def _own_code(raw: dict[str, Any], origin: Origin, folders: Sequence[Path]) -> O
         paths.setdefault(path.resolve(), key)
         holder[at] = reference.name
     try:
-        return OwnCode.of(paths)
+        return read_own_code(paths)
     except ScenarioError as error:
         raise origin.error(next(iter(paths.values())), error.reason) from None
 

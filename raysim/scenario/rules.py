@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from raysim.common.errors import UnavailableError
+from raysim.common.errors import FAILURES, UnavailableError
 from raysim.common.text import expanded, holds_secret
-from raysim.core.own_code import FAILURES, where
 from raysim.engine.checkpoint.storage import is_process_memory
+from raysim.plugins.calling import where
 from raysim.scenario.parse import ParsedScenario
 from raysim.tracking.store import PASSWORD, USER
 

@@ -10,9 +10,9 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from raysim.common.errors import ScenarioError
+from raysim.common.suggestions import suggest
 from raysim.core.fields import number_text
 from raysim.scenario.origin import Key, Origin
-from raysim.scenario.registry import suggest
 from raysim.scenario.schema import NAME_FORM
 from raysim.scenario.yaml_text import short, shown
 

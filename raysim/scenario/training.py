@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from raysim.common.errors import RunError
-from raysim.core.schedule import SCHEDULES, RateSchedule, factor_of
 from raysim.data.specs import DatasetSpec
+from raysim.engine.learning_rate import SCHEDULES, RateSchedule, factor_of
 from raysim.models import MODELS, TOGETHER
 from raysim.scenario.named import named_settings
 from raysim.scenario.parse import ParsedScenario

@@ -23,8 +23,8 @@ from raysim.common.text import is_name
 from raysim.comparison.measures import CURVES
 from raysim.comparison.published import Published
 from raysim.comparison.sweep_card import CellCard, SweepCard
-from raysim.core.own_code import Reference
 from raysim.engine.policies.sampling import cohort_size
+from raysim.plugins.references import Reference
 from raysim.runs.code import Code, versions
 from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.scenario.schema import decides

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from raysim.scenario.registry import algorithm_names
+from raysim.plugins.registry import algorithm_names
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = REPOSITORY / "docs" / "methods"

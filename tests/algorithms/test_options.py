@@ -15,7 +15,7 @@ import pytest
 
 from raysim.contract.toy import Toy
 from raysim.core.state import digest
-from raysim.scenario.registry import algorithm_class, algorithm_names
+from raysim.plugins.registry import algorithm_class, algorithm_names
 
 COHORTS = ([0, 1, 2, 3], [2], [0, 2, 3], [1, 3])
 """Of four rounds: some clients return, and the second lacks classes."""

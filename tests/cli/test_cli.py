@@ -17,9 +17,9 @@ from raysim.cli.main import cli, main
 from raysim.common.results import METRICS, ClientRow
 from raysim.data.specs import DATASETS
 from raysim.models import MODELS
+from raysim.plugins.registry import algorithm_names
 from raysim.scenario.json_schema import NAMED, scenario_schema
 from raysim.scenario.parse import parse_scenario
-from raysim.scenario.registry import algorithm_names
 from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import Settings
 from raysim.scenario.sentences import NAMED_SECTIONS

@@ -22,7 +22,7 @@ from raysim.contract.running import MAX_ROUNDS
 from raysim.contract.toy import Toy
 from raysim.core.algorithm import Algorithm, AnyAlgorithm
 from raysim.core.fields import settings_fields
-from raysim.scenario.registry import algorithm_class, algorithm_names
+from raysim.plugins.registry import algorithm_class, algorithm_names
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from raysim.engine.records import Broadcast, ClientEvaluation, Coverage, LostErr
 from raysim.engine.run import Observers, Schedule, run_rounds
 from raysim.engine.stop import Stop
 from raysim.engine.workers.hooks import HookError
+from raysim.plugins.registry import algorithm_names
 from raysim.scenario.parse import ParsedScenario
-from raysim.scenario.registry import algorithm_names
 from raysim.tracking.memory import MemoryTracker
 from tests.engine import scenarios
 from tests.engine.scenarios import ROUNDS, of_method, outcome, spec_for

@@ -16,8 +16,8 @@ import torch
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.progress import Progress
 from raysim.engine.run import Observers, run_rounds, state_digest
+from raysim.plugins.registry import algorithm_names
 from raysim.runs.assembly import assemble
-from raysim.scenario.registry import algorithm_names
 from raysim.scenario.scenario import Scenario
 from raysim.tracking.memory import MemoryTracker
 from tests.engine.scenarios import loaded, of_method

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from raysim.scenario.registry import algorithm_names
+from raysim.plugins.registry import algorithm_names
 from tests.golden.record import FOLDER, curves, environment
 
 

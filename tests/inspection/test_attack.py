@@ -20,9 +20,9 @@ from raysim.common.errors import ScenarioError
 from raysim.core.exposed import OutputOf, UpdateOf
 from raysim.inspection.attack import attack, draw_attack, psnr
 from raysim.inspection.transmission import Knowledge, Transmission, attack_spec, attackable, transmit
+from raysim.plugins.registry import algorithm_class, algorithm_names
 from raysim.runs.opened import OpenedRun
 from raysim.runs.run import Run
-from raysim.scenario.registry import algorithm_class, algorithm_names
 from tests.conftest import REPOSITORY
 
 Runs = Callable[..., Run]

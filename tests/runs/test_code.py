@@ -15,14 +15,15 @@ from raysim import algorithms
 from raysim.cli.main import main
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import compare
+from raysim.plugins.module_files import own_modules
+from raysim.plugins.registry import algorithm_class
 from raysim.report.load import read_summary
 from raysim.report.table import rows
 from raysim.runs import code
-from raysim.runs.code import RAYSIM, Code, own_modules
+from raysim.runs.code import RAYSIM, Code
 from raysim.runs.identity import Identity
 from raysim.runs.run import Run, run
 from raysim.scenario.parse import parse_scenario
-from raysim.scenario.registry import algorithm_class
 from raysim.tracking.memory import MemoryTracker
 from tests.conftest import REPOSITORY
 from tests.engine.scenarios import digits, loaded

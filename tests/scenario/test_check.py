@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from raysim.common.errors import ScenarioError
-from raysim.scenario.registry import algorithm_class
+from raysim.plugins.registry import algorithm_class
 from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import loaded
 

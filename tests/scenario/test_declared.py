@@ -11,9 +11,9 @@ import pytest
 from raysim import algorithms
 from raysim.algorithms.standalone import Standalone
 from raysim.common.errors import ScenarioError
+from raysim.plugins.registry import algorithm_class, algorithm_file, algorithm_names
 from raysim.scenario import declared as module
 from raysim.scenario.declared import declaration_of, declared, read
-from raysim.scenario.registry import algorithm_class, algorithm_file, algorithm_names
 
 QUICKSTART = str(Path(__file__).resolve().parents[2] / "scenarios" / "quickstart.yaml")
 HEAVY = {"torch", "torchvision", "ray", "mlflow", "pyarrow", "matplotlib", "scipy", "sklearn"}

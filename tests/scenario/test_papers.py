@@ -18,8 +18,8 @@ from torch import nn
 from raysim.core.fields import settings_fields
 from raysim.models import build_model
 from raysim.models.encoders import ENCODERS, weights_file
+from raysim.plugins.registry import algorithm_class
 from raysim.scenario.parse import parse_scenario
-from raysim.scenario.registry import algorithm_class
 from raysim.scenario.scenario import Scenario
 from raysim.sweeps.definition import Cell
 from tests.conftest import REPOSITORY

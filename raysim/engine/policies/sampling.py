@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import numpy as np
 
-from raysim.common.errors import RunError
+from raysim.common.errors import FAILURES, RunError
 from raysim.common.text import quoted
 from raysim.core.fields import Range
-from raysim.core.own_code import FAILURES, where, whole_number
 from raysim.core.seeds import seed_for
+from raysim.plugins.calling import where, whole_number
 
 if TYPE_CHECKING:
     from raysim.core.algorithm import ClientId

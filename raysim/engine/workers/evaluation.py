@@ -16,9 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from raysim.common.errors import FAILURES
 from raysim.core.algorithm import ClientId
-from raysim.core.own_code import FAILURES
-from raysim.core.together import outputs_together
 from raysim.core.torch_workarounds import set_training
 from raysim.engine.policies.metrics import by_class
 from raysim.engine.policies.placement import Group
@@ -27,6 +26,7 @@ from raysim.engine.spec import RunSpec
 from raysim.engine.workers.client_samples import ClientSamples, Ints
 from raysim.engine.workers.hooks import errors_from, set_threads
 from raysim.engine.workers.states import ClientStates
+from raysim.grouped.together import outputs_together
 
 EVALUATION_BATCH = 512
 """Samples of one forward pass."""

@@ -18,11 +18,9 @@ import torch
 from raysim.common.errors import RunError
 from raysim.core.algorithm import Client, ClientId, Task
 from raysim.core.fit import FitJob, FitResult, LocalTraining, Trainer, fit_one
-from raysim.core.lockstep import in_lockstep
 from raysim.core.messages import WireSize, nonfinite, pack, unpack, wire_size
 from raysim.core.meter import FlopMeter
 from raysim.core.seeds import seeded
-from raysim.core.together import ask_to_fit, fit_all
 from raysim.engine.policies.placement import Group
 from raysim.engine.records import Broadcast, ClientFailure, ClientReport, Coverage, NonFiniteUpload
 from raysim.engine.spec import RunSpec
@@ -33,6 +31,8 @@ from raysim.engine.workers.rows import Row
 from raysim.engine.workers.states import ClientStates
 from raysim.engine.workers.time_limit import limit
 from raysim.engine.workers.unchanged import ChangedMessageError, Unchanged
+from raysim.grouped.lockstep import in_lockstep
+from raysim.grouped.together import ask_to_fit, fit_all
 
 
 class Received(NamedTuple):

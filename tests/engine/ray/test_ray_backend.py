@@ -26,10 +26,10 @@ from raysim.engine.ray.pool import ActorPool
 from raysim.engine.run import Observers, run_rounds, state_digest
 from raysim.engine.workers.hooks import HookError
 from raysim.engine.workers.rows import AUTO, StateLimits
+from raysim.plugins.registry import algorithm_names
 from raysim.runs.assembly import assemble
 from raysim.runs.run import Run, run
 from raysim.scenario.parse import ParsedScenario
-from raysim.scenario.registry import algorithm_names
 from raysim.scenario.scenario import Scenario
 from raysim.tracking.memory import MemoryTracker
 from tests.engine.scenarios import loaded, of_method

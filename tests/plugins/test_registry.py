@@ -10,7 +10,7 @@ import pytest
 from raysim import algorithms
 from raysim.cli.main import main
 from raysim.common.errors import ScenarioError
-from raysim.scenario.registry import algorithm_class, algorithm_names
+from raysim.plugins.registry import algorithm_class, algorithm_names
 
 HALF = """
 from raysim.core import Algorithm

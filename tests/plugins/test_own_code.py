@@ -18,8 +18,9 @@ import pytest
 
 import raysim
 from raysim.cli.main import main
-from raysim.core import own_code
-from raysim.core.own_code import OwnCode, Reference
+from raysim.plugins import own_code, references
+from raysim.plugins.own_code import OwnCode
+from raysim.plugins.references import Reference
 from raysim.runs.verify import verify
 from tests.conftest import REPOSITORY
 
@@ -218,7 +219,7 @@ class TestRuns:
             EntryPoint("my_method", "mine:Mine", "raysim.algorithms"),
             EntryPoint("my_net", "nets:Small", "raysim.models"),
         ]
-        monkeypatch.setattr(own_code, "entry_points", lambda group: EntryPoints(points).select(group=group))
+        monkeypatch.setattr(references, "entry_points", lambda group: EntryPoints(points).select(group=group))
         sets = ["algorithm.name=my_method", "clients.models=[digits_mlp64, my_net]"]
         result = raysim.run(folder / "s.yaml", sets=sets, quiet=True)
         assert set(result.clients.model) == {"digits_mlp64", "my_net"}
@@ -391,14 +392,14 @@ class TestNothingRunsUnannounced:
         monkeypatch.syspath_prepend(folder)
         words, mark = place(EVIL[case], folder)
         said: list[bool] = []
-        real = own_code._announce
+        real = own_code.announce
 
         def announce(places: Any) -> None:
             assert any(said) or not mark.exists()
             real(places)
             said.append("evil" in capsys.readouterr().err)
 
-        monkeypatch.setattr(own_code, "_announce", announce)
+        monkeypatch.setattr(own_code, "announce", announce)
         with contextlib.suppress(SystemExit):
             main(["launch", "--dry-run", *words])
         assert any(said)

@@ -6,45 +6,21 @@ with the entry point `raysim.algorithms`.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from raysim.common.errors import ScenarioError
-from raysim.core.own_code import installed, named, where
+from raysim.common.suggestions import suggest
+from raysim.plugins.calling import where
+from raysim.plugins.references import installed, named
 
 if TYPE_CHECKING:
     from raysim.core.algorithm import AnyAlgorithm
-
-ELSEWHERE = {
-    "learning_rate": "lr",
-    "local_epochs": "epochs",
-    "num_clients": "count",
-    "num_rounds": "rounds",
-    "global_rounds": "rounds",
-    "communication_rounds": "rounds",
-    "join_ratio": "participation",
-    "sample_fraction": "participation",
-    "grad_clip": "clip",
-}
-"""What keys are called in other tools and in papers."""
-
-
-def suggest(given: str, names: Iterable[str]) -> str:
-    """The nearest name, whatever its case, as `; did you mean 'x'?`, or nothing when none is near."""
-    known = {name.lower(): name for name in names}
-    word = given.lower()
-    near = [known[name] for name in (word, ELSEWHERE.get(word.replace("-", "_"))) if name in known]
-    near += [known[name] for name in difflib.get_close_matches(word, known, n=1, cutoff=0.6)]
-    if len(word) > 2:
-        near += [name for lower, name in known.items() if lower.startswith(word)]
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def algorithm_names() -> list[str]:
@@ -88,8 +64,8 @@ def algorithm_class(name: str) -> type[AnyAlgorithm]:
 
 
 def _only_algorithm(module: ModuleType, place: str, attribute: str) -> type[AnyAlgorithm]:
+    from raysim.contract.definition import first_slip
     from raysim.core.algorithm import Algorithm  # here: it imports torch
-    from raysim.core.definition import first_slip
 
     found = [
         member

@@ -1,4 +1,4 @@
-"""What a file imports, and what an algorithm's file may import."""
+"""Python modules by name: what a file imports, what an algorithm's file may import, where the user's own files are."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 LIBRARIES = ("numpy", "scipy", "torch")
 """What an algorithm's file may import besides `raysim.core` and the standard library."""
+
+PACKAGE = "raysim_own"
+"""The package of the modules that are made of the files that a scenario names."""
 
 
 class Import(NamedTuple):
@@ -32,3 +35,8 @@ def is_allowed(module: str) -> bool:
     """Whether an algorithm's file may import this module."""
     of_core = f"{module}.".startswith("raysim.core.")
     return of_core or module.partition(".")[0] in {*LIBRARIES, *sys.stdlib_module_names}
+
+
+def plain_module(name: str) -> str:
+    """The name of a module as its file has it: `mine` for `raysim_own.mine`."""
+    return name.removeprefix(f"{PACKAGE}.")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from raysim.core.lockstep import ask, in_lockstep
+from raysim.grouped.lockstep import ask, in_lockstep
 
 
 def test_all_stand_at_their_question_before_any_is_answered() -> None:

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
+from raysim.common.errors import FAILURES
 from raysim.common.text import cause
 from raysim.core.data import Batch, Shuffled
 from raysim.core.fit import FitJob, FitResult, Optimizer, check_rates, fit_one, has_batchnorm, make_optimizers
-from raysim.core.lockstep import ask
-from raysim.core.own_code import FAILURES
 from raysim.core.torch_workarounds import Sgd, named_tensors, set_training, tensors_replaced
+from raysim.grouped.lockstep import ask
 
 TOLERANCE = 1e-4
 """Relative difference from which on samples of weight 0 count as having changed a loss; rounding gives 1e-6."""

@@ -11,8 +11,8 @@ import torch
 
 import raysim
 from raysim.common.errors import RunError, ScenarioError
-from raysim.core.schedule import Constant, Cosine, RateSchedule, Step, factor_of
 from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.learning_rate import Constant, Cosine, RateSchedule, Step, factor_of
 from raysim.runs.assembly import assemble
 from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import ROUNDS, Outcome, digits, loaded, outcome

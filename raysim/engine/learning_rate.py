@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
-from raysim.common.errors import RunError
+from raysim.common.errors import FAILURES, RunError
 from raysim.common.text import quoted
 from raysim.core.fields import Count, Fraction, Range
-from raysim.core.own_code import FAILURES, real_number, where
+from raysim.plugins.calling import real_number, where
 
 Factor = Annotated[float, Range(gt=0, le=1)]
 

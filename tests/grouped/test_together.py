@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from raysim.core.data import Batch, Samples, tensors
 from raysim.core.fit import FitJob, FitResult, LocalTraining, Loss, fit_one
 from raysim.core.ops import cross_entropy, kl
-from raysim.core.together import fit_all, outputs_together
+from raysim.grouped.together import fit_all, outputs_together
 from tests.conftest import REPOSITORY
 
 SAME, UNEVEN = (8, 8, 8), (5, 12, 8, 1)
@@ -245,8 +245,8 @@ LIGHT = """
 import sys
 from raysim.core.fit import fit_one
 from raysim.core.meter import FlopMeter, flops_of
-from raysim.core.together import fit_all, outputs_together
-from tests.core.test_together import UNEVEN, jobs_of
+from raysim.grouped.together import fit_all, outputs_together
+from tests.grouped.test_together import UNEVEN, jobs_of
 
 for clip in (None, 1.0):
     flops_of(lambda: fit_one(jobs_of(UNEVEN, clip=clip)[0]))

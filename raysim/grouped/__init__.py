@@ -1,0 +1,1 @@
+"""Clients of one architecture that are trained and tested by one call."""

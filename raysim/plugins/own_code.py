@@ -1,0 +1,201 @@
+"""The user's own files, as every process of a run has them.
+
+The files that a scenario names, and what they import from beside them, travel as text with the scenario to every
+process, so that all run the same. Their modules are imported below the package `raysim_own`, so that a module that the
+user imported under the same name stays what it is. None of it runs before `OwnCode.activate` or `Reference.load`, which
+announce it first.
+"""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.abc import InspectLoader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from raysim.common.errors import ScenarioError
+from raysim.common.modules import PACKAGE, plain_module
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file."""
+
+    path: str  # where it was read; it need not be there in other processes
+    text: bytes
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256, in hex."""
+        return hashlib.sha256(self.text).hexdigest()
+
+
+@dataclass(frozen=True)
+class OwnCode:
+    """The files that a scenario names, and those beside them that they import. Unpickled, it can be imported."""
+
+    files: Mapping[str, SourceFile] = field(default_factory=dict)  # "mine.py" or "helpers/__init__.py" -> the file
+
+    @classmethod
+    def merged(cls, codes: Iterable[OwnCode]) -> OwnCode:
+        """All of these. Raises `ScenarioError` when two have different files of the same name."""
+        found: dict[str, SourceFile] = {}
+        for code in codes:
+            for name, file in code.files.items():
+                _add(found, name, file)
+        return cls(found)
+
+    def write(self, folder: Path) -> None:
+        """Write the files. Raises `OSError` when that fails."""
+        for name, file in self.files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(file.text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (dict(self.files),)
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of every file."""
+        return {name: file.digest for name, file in self.files.items()}
+
+    @property
+    def paths(self) -> list[str]:
+        """Where the files were read, one each."""
+        return [file.path for file in self.files.values()]
+
+    @property
+    def folders(self) -> list[Path]:
+        """Where the files were read."""
+        return list(dict.fromkeys(Path(file.path).parent for file in self.files.values()))
+
+    def module(self, name: str) -> SourceFile | None:
+        """The file of a module."""
+        place = name.replace(".", "/")
+        return self.files.get(f"{place}/__init__.py") or self.files.get(f"{place}.py")  # as Python looks
+
+    def is_folder(self, name: str) -> bool:
+        """Whether a module is a folder of these files without an `__init__.py`."""
+        place = name.replace(".", "/")
+        return self.module(name) is None and any(file.startswith(f"{place}/") for file in self.files)
+
+    def activate(self) -> None:
+        """Announce these files, and make their modules those of `raysim_own` in this process."""
+        known = _FINDER.code.files
+        if all(known.get(name) == file for name, file in self.files.items()):
+            return
+        announce(self.paths)
+        if all(known.get(name, file).text == file.text for name, file in self.files.items()):
+            _FINDER.code = OwnCode({**known, **self.files})
+        else:  # an earlier version, or another scenario's file of this name: nothing that imported it may stay
+            for name in [name for name, module in sys.modules.items() if _is_own(module)]:
+                del sys.modules[name]
+            _FINDER.code = self
+        if _FINDER not in sys.meta_path:
+            sys.meta_path.insert(0, _FINDER)
+
+
+def _add(found: dict[str, SourceFile], name: str, file: SourceFile) -> None:
+    if found.setdefault(name, file).text != file.text:
+        raise ScenarioError(f"{file.path}: there is another {name}, {found[name].path}; rename one of them")
+
+
+def _arrived(files: Mapping[str, SourceFile]) -> OwnCode:
+    code = OwnCode(files)
+    code.activate()
+    return code
+
+
+Listener = Callable[[Sequence[str]], None]
+"""Called with the files or the module of the user's own that run next; when it raises, they do not."""
+
+_listeners: list[Listener] = []
+
+
+@contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Within it, this listener alone is called; after it, again whichever was before."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.pop()
+
+
+def announce(places: Sequence[str]) -> None:
+    """Say which files, or which installed module, of the user's own run next."""
+    if _listeners:
+        _listeners[-1](places)
+
+
+def _is_own(module: ModuleType) -> bool:
+    return isinstance(getattr(module, "__loader__", None), _Loader)
+
+
+class _Loader(InspectLoader):
+    def __init__(self, file: SourceFile) -> None:
+        self.file = file
+
+    def get_source(self, fullname: str) -> str:
+        return self.file.text.decode()
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.file.text, self.file.path)
+
+    def is_package(self, fullname: str) -> bool:
+        return Path(self.file.path).name == "__init__.py"
+
+    def exec_module(self, module: ModuleType) -> None:
+        vars(module)["__builtins__"] = {**vars(builtins), "__import__": _import}
+        super().exec_module(module)
+
+
+def _import(
+    name: str,
+    globals: Mapping[str, object] | None = None,
+    locals: Mapping[str, object] | None = None,
+    fromlist: Sequence[str] | None = (),
+    level: int = 0,
+) -> ModuleType:
+    """`__import__` as own code calls it: a name that is one of its files' means that file."""
+    first = name.partition(".")[0]
+    if level or (_FINDER.code.module(first) is None and not _FINDER.code.is_folder(first)):
+        return __import__(name, globals, locals, fromlist or (), level)
+    found = __import__(f"{PACKAGE}.{name}", globals, locals, fromlist or ())
+    return found if fromlist else sys.modules[f"{PACKAGE}.{first}"]
+
+
+class _Finder(MetaPathFinder):
+    code = OwnCode()
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if fullname == PACKAGE:
+            return ModuleSpec(PACKAGE, None, is_package=True)
+        if not fullname.startswith(f"{PACKAGE}."):
+            return None
+        if self.code.is_folder(plain_module(fullname)):
+            return ModuleSpec(fullname, None, is_package=True)
+        file = self.code.module(plain_module(fullname))
+        if file is None:
+            return None
+        spec = spec_from_loader(fullname, _Loader(file), origin=file.path)
+        if spec is not None:
+            spec.has_location = True  # tracebacks and debuggers then show the user's file
+        return spec
+
+
+_FINDER = _Finder()
+
+
+def active_paths() -> list[str]:
+    """Where the files were read whose modules can be imported in this process."""
+    return _FINDER.code.paths

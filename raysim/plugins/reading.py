@@ -1,0 +1,98 @@
+"""Read the user's own files, and what they import from beside them. Nothing of them runs."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterable, Iterator
+from importlib.machinery import PathFinder
+from importlib.util import resolve_name
+from pathlib import Path
+
+from raysim.common.errors import ScenarioError
+from raysim.common.files import refuse_special
+from raysim.common.modules import imports_of
+from raysim.plugins.calling import where
+from raysim.plugins.own_code import OwnCode, SourceFile
+
+_LONGEST = 10_000_000
+"""Bytes of one file: all of them travel to every process."""
+
+
+def read_own_code(paths: Iterable[Path]) -> OwnCode:
+    """Read files, and what they import from their folders.
+
+    Raises `ScenarioError` when one cannot be read or parsed, two have the same name, or a module of that name is
+    installed.
+    """
+    return OwnCode.merged(map(_read, paths))
+
+
+def _read(path: Path) -> OwnCode:
+    if not path.stem.isidentifier():
+        raise ScenarioError(f"{path}: {path.stem!r} is not a module name; use letters, digits and _")
+    if _is_installed(path.stem, path):
+        raise ScenarioError(f"{path}: Python has another module {path.stem!r}; give the file another name")
+    return OwnCode(dict(_with_imports(path)))
+
+
+def _with_imports(entry: Path) -> Iterator[tuple[str, SourceFile]]:
+    """A file and what it imports from its folder, by their names there."""
+    root, seen, rest = entry.parent, set(), [entry]
+    while rest:
+        path = rest.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        refuse_special(path)
+        try:
+            if path.stat().st_size > _LONGEST:
+                raise ScenarioError(f"{path}: has more than {_LONGEST} bytes; keep data in files of their own")
+            text = path.read_bytes()
+            tree = ast.parse(text)
+        except OSError as error:
+            raise ScenarioError(f"{path}: cannot be read ({error.strerror})") from None
+        except (SyntaxError, ValueError) as error:
+            raise ScenarioError(f"{path}: cannot be imported: {where(error)}") from None
+        except (RecursionError, MemoryError):  # of the parser, at thousands of operators in each other
+            raise ScenarioError(f"{path}: cannot be imported: an expression is nested too deeply") from None
+        relative = path.relative_to(root)
+        yield relative.as_posix(), SourceFile(str(path), text)
+        package = ".".join(relative.parent.parts)
+        for one in imports_of(tree):
+            if one.module.startswith(".") and not package:
+                raise ScenarioError(
+                    f"{path}: line {one.line}: relative import; use `import name` for a file in the same folder"
+                )
+            try:
+                module = resolve_name(one.module, package)
+            except ImportError as error:
+                raise ScenarioError(f"{path}: line {one.line}: cannot be imported: {error}") from None
+            for name in (module, *(f"{module}.{name}" for name in one.names)):
+                rest += _files(root, name)
+
+
+def _files(root: Path, module: str) -> Iterator[Path]:
+    """The files in a folder that an import of the module runs."""
+    parts = module.split(".")
+    for depth in range(1, len(parts) + 1):
+        place = root.joinpath(*parts[:depth])
+        path = next((one for one in (place / "__init__.py", place.with_suffix(".py")) if one.is_file()), place)
+        if depth == 1 and _is_installed(parts[0], path):
+            return
+        if path != place:
+            yield path
+        elif not place.is_dir():  # a folder needs no __init__.py
+            return
+
+
+def _is_installed(module: str, path: Path) -> bool:
+    """Whether Python itself, or what is installed, has a module of this name; another file beside a script is none."""
+    if module in sys.stdlib_module_names or module == "raysim":
+        return True
+    spec = PathFinder.find_spec(module)
+    if spec is None or spec.origin is None or Path(spec.origin).resolve() == path.resolve():
+        return False
+    return bool(
+        spec.origin in ("built-in", "frozen") or {"site-packages", "dist-packages"} & set(Path(spec.origin).parts)
+    )

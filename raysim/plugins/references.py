@@ -1,0 +1,74 @@
+"""Names in a scenario of what is outside of raysim: `./mine.py:Mine`, `package.module:Mine`, or an entry point."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from raysim.common.errors import ScenarioError
+from raysim.common.modules import PACKAGE
+from raysim.plugins import own_code
+from raysim.plugins.calling import failing
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a scenario names outside of raysim."""
+
+    place: str  # a file, which ends in .py, or a module
+    attribute: str = ""  # a class or function in it; "": the only one of its kind
+
+    @classmethod
+    def of(cls, name: str) -> Reference | None:
+        """None for a plain name, such as `fedgh`."""
+        place, colon, attribute = name.rpartition(":") if ":" in name else (name, "", "")
+        if place.endswith(".py") or (colon and place.replace(".", "").isidentifier()):
+            return cls(place, attribute)
+        return None
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a file, not an installed module."""
+        return self.place.endswith(".py")
+
+    @property
+    def module(self) -> str:
+        """The name under which it is imported."""
+        return f"{PACKAGE}.{Path(self.place).stem}" if self.is_file else self.place
+
+    @property
+    def name(self) -> str:
+        """As a run writes it, wherever the file lies: `mine.py:Mine`."""
+        place = Path(self.place).name if self.is_file else self.place
+        return f"{place}:{self.attribute}" if self.attribute else place
+
+    def load(self) -> ModuleType:
+        """Import the module. Raises `ScenarioError`, one sentence, when that fails."""
+        if not self.is_file:
+            own_code.announce((self.place,))
+        with failing(f"{self.place}: cannot be imported"):
+            return importlib.import_module(self.module)
+
+    def get(self) -> Any:
+        """The class or function. Raises `ScenarioError` when there is none of that name."""
+        if not self.attribute:
+            raise ScenarioError(f"{self.place} given; add the name of the class or function: {self.place}:Name")
+        found = getattr(self.load(), self.attribute, None)
+        if not callable(found):
+            raise ScenarioError(f"{self.place}: has no class or function {self.attribute!r}")
+        return found
+
+
+def installed(kind: str) -> dict[str, Reference]:
+    """What installed packages add under the entry points `raysim.<kind>`, by name."""
+    found = {entry.name: Reference.of(entry.value) for entry in entry_points(group=f"raysim.{kind}")}
+    return {name: reference for name, reference in found.items() if reference is not None}
+
+
+def named(kind: str, name: str) -> Reference | None:
+    """What a name refers to outside of raysim, an entry point's included; None: raysim must know it."""
+    return Reference.of(name) or installed(kind).get(name)
