@@ -73,7 +73,7 @@ def _check(toy: Toy, k: ClientId, up: Any, nets: Sequence[nn.Module]) -> None:
         trained = [one.part.state_dict() for net in nets[1:] if isinstance(one := declared(net), UpdateOf)]
         if not any(_is_near(found.after, w) for w in trained):
             raise toy.broken(
-                f"the parameters that exposed tells of client {k} are not those after training",
+                f"the parameters that exposed gives for client {k} are not those after training",
                 "give the parameters of the part by their names, as training left them and not as they changed",
             )
     elif isinstance(found, OutputOf):
@@ -82,15 +82,15 @@ def _check(toy: Toy, k: ClientId, up: Any, nets: Sequence[nn.Module]) -> None:
             values = [one.function(toy.samples[k].x).flatten() for one in outputs]
         if not any(_is_near({"": found.value.flatten()}, {"": value}) for value in values):
             raise toy.broken(
-                f"the output that exposed tells of client {k} is not what the function gives for its sample",
+                f"the output that exposed gives for client {k} is not what the function returns for its sample",
                 "give the function of client.net whose output is sent, and the field of the upload that holds it",
             )
 
 
-def _is_near(told: Mapping[str, Tensor], true: Mapping[str, Tensor]) -> bool:
-    """Whether the numbers that are told (not NaN) are about the true ones."""
+def _is_near(declared: Mapping[str, Tensor], true: Mapping[str, Tensor]) -> bool:
+    """Whether the numbers that are sent (not NaN) are about the true ones."""
     error = size = 0.0
-    for name, value in told.items():
+    for name, value in declared.items():
         if name not in true or value.shape != true[name].shape:
             return False
         known = ~value.isnan()

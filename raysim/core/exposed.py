@@ -17,33 +17,33 @@ from raysim.core.messages import Weights
 
 @dataclass(frozen=True)
 class UpdateOf:
-    """The upload tells parameters after local training. The server knew them before, so it knows a gradient."""
+    """The upload contains parameters after local training. The server knew them before, so it learns a gradient."""
 
     part: nn.Module  # of `client.net`, or all of it
-    after: Weights  # parameters of `part` by name, as the upload tells them; NaN: a number that it does not tell
+    after: Weights  # parameters of `part` by name, after training; NaN: a number that is not sent
     loss: Loss | None = None  # what trains these parameters, if it is simpler than the loss given to `client.fit`
 
 
 @dataclass(frozen=True)
 class OutputOf:
-    """The upload tells what a function of `client.net` gives for the client's only sample."""
+    """The upload contains the output of a function of `client.net` for the client's only sample."""
 
     function: Callable[[Tensor], Tensor]  # sample [1, ...] -> [1, ...], differentiable
-    value: Tensor  # as the upload tells it, in any shape
+    value: Tensor  # the output in the upload, in any shape
 
 
 @dataclass(frozen=True)
 class Unexposed:
-    """The upload tells nothing that `raysim attack` could match with a single sample."""
+    """The upload contains nothing that `raysim attack` could match with a single sample."""
 
-    reason: str  # goes on after the method's name: "uploads logits of public samples only"
+    reason: str  # continues a sentence after the method's name: "uploads logits of public samples only"
 
 
 Exposed = UpdateOf | OutputOf | Unexposed
 
 
 def known_at(where: Tensor, value: Tensor, like: Tensor) -> Tensor:
-    """A tensor of the shape of `like` of which only the entries at `where` are known: NaN elsewhere."""
+    """Return a tensor of the shape of `like` with `value` at `where` and NaN, which means not sent, elsewhere."""
     known = torch.full_like(like, torch.nan)
     known[where] = value
     return known

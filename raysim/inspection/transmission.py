@@ -28,7 +28,7 @@ from raysim.core.seeds import global_seed
 from raysim.engine.checkpoint.store import Checkpoint
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.spec import RunSpec
-from raysim.engine.workers.hooks import hook
+from raysim.engine.workers.hooks import errors_from, hook
 from raysim.runs.opened import OpenedRun
 
 Knowledge = Literal["white", "blind"]
@@ -109,10 +109,11 @@ class _Upload:
 
     def exposed(self, net: nn.Module) -> UpdateOf | OutputOf:
         """What the method says that the upload exposes, if this is the client's network."""
-        found: Exposed | None = self.algorithm.exposed(replace(self.client, net=net), self.message)
+        name = _name(self.algorithm)
+        with errors_from(lambda: f"{name}.exposed of client {self.client.id} failed"):
+            found: Exposed | None = self.algorithm.exposed(replace(self.client, net=net), self.message)
         if isinstance(found, UpdateOf | OutputOf):
             return found
-        name = _name(self.algorithm)
         if isinstance(found, Unexposed):
             raise ScenarioError(f"{name} {found.reason}; attack a run of another method")
         raise ScenarioError(
@@ -183,16 +184,16 @@ def _update(spec: RunSpec, upload: _Upload, sample: int, knowledge: Knowledge) -
     net, job = _training(upload)
     exposed = _update_of(upload, net)
     shared = _shared(exposed)
-    places = {name: _known_places(exposed.after[name]) for name in shared}
+    places = {name: _places_sent(exposed.after[name]) for name in shared}
 
-    def told(named: Mapping[str, Tensor]) -> Tensor:
-        """Of the shared parameters, or their gradients, the numbers that the upload tells, [E]."""
+    def sent(named: Mapping[str, Tensor]) -> Tensor:
+        """Of the shared parameters, or their gradients, the numbers that the upload contains, [E]."""
         return torch.cat([named[name].flatten()[place] for name, place in places.items()])
 
     of_net = {id(w): name for name, w in net.named_parameters()}
     rates = {name: job.rates.get(of_net[id(w)], job.local.lr) for name, w in shared.items()}
-    rate_E = told({name: torch.full_like(w, rates[name]) for name, w in shared.items()})
-    seen_E = (told({name: w.detach() for name, w in shared.items()}) - told(exposed.after)) / rate_E
+    rate_E = sent({name: torch.full_like(w, rates[name]) for name, w in shared.items()})
+    seen_E = (sent({name: w.detach() for name, w in shared.items()}) - sent(exposed.after)) / rate_E
     if knowledge == "blind" and len(shared) < len(of_net):
         net = _stranger(spec)
         known = {name: w for name, w in exposed.part.state_dict().items() if name in exposed.after}
@@ -207,7 +208,7 @@ def _update(spec: RunSpec, upload: _Upload, sample: int, knowledge: Knowledge) -
             found = loss(net, Batch(x, label, torch.zeros(1, dtype=torch.int64)), job.given)
         value = found[0] if isinstance(found, tuple) else found
         gradients = _step_gradients(value, list(shared.values()))
-        return told(dict(zip(shared, gradients, strict=True)))
+        return sent(dict(zip(shared, gradients, strict=True)))
 
     return Transmission(upload.client.id, sample, seen_E, send, uses_label=True)
 
@@ -234,12 +235,12 @@ def _update_of(upload: _Upload, net: nn.Module) -> UpdateOf:
 
 
 def _shared(exposed: UpdateOf) -> dict[str, nn.Parameter]:
-    """The parameters that the upload tells, before training."""
+    """The parameters that the upload contains, as they are in the network."""
     return {name: w for name, w in exposed.part.named_parameters() if name in exposed.after}
 
 
-def _known_places(after: Tensor) -> Tensor | slice:
-    """Where a parameter, flattened, is told. A slice where it is told whole, which is faster for large networks."""
+def _places_sent(after: Tensor) -> Tensor | slice:
+    """Which numbers of a flattened parameter are sent: a slice for all, which is faster for large networks."""
     known_E = ~after.isnan().flatten()
     return slice(None) if bool(known_E.all()) else known_E.nonzero().flatten()
 

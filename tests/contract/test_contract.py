@@ -165,10 +165,10 @@ BROKEN: list[tuple[AnyAlgorithm, str, str]] = [
     (broken.NeedsTwoClients(), "one_client", "server_update raises ZeroDivisionError in round 1"),
     (broken.NeedsTwoSamples(), "single_samples", "client_update of client 0 sends a NaN or infinity in round 1"),
     (broken.NeedsEveryClass(), "class_gap", "server.state holds a NaN or infinity after round 1"),
-    (broken.DeclaresTheChange(), "exposed", "the parameters that exposed tells of client 0 are not those after"),
+    (broken.DeclaresTheChange(), "exposed", "the parameters that exposed gives for client 0 are not those after"),
     (broken.DeclaresAnotherPart(), "exposed", "give the parameters of the part by their names, as training left them"),
     (broken.DeclaresACopy(), "exposed", "exposed names a part that is not in client.net; name client.net or a module"),
-    (broken.DeclaresAnotherOutput(), "exposed", "client 0 is not what the function gives for its sample; give the"),
+    (broken.DeclaresAnotherOutput(), "exposed", "client 0 is not what the function returns for its sample; give the"),
     (broken.DeclaresAText(), "exposed", "exposed returns a str; return an UpdateOf, an OutputOf or an Unexposed"),
 ]
 

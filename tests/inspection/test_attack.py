@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raysim.common.errors import ScenarioError
+from raysim.common.errors import RunError, ScenarioError
 from raysim.core.exposed import OutputOf, UpdateOf
 from raysim.inspection.attack import attack, draw_attack, psnr
 from raysim.inspection.transmission import Knowledge, Transmission, attack_spec, attackable, transmit
@@ -270,4 +270,10 @@ def test_an_own_method_is_attacked(runs: Runs, tmp_path: Path) -> None:
 )
 def test_methods_that_cannot_be_attacked_are_refused(runs: Runs, tmp_path: Path, text: str, sentence: str) -> None:
     with pytest.raises(ScenarioError, match=sentence):
+        attack(runs(own(tmp_path, text), "rounds=1", ONE).folder, pairs=1)
+
+
+def test_an_error_in_a_declaration_names_the_hook(runs: Runs, tmp_path: Path) -> None:
+    text = OWN + UPDATE.replace("up.w", "up.weights")
+    with pytest.raises(RunError, match=r"SharedExtractor.exposed of client \d failed: .*no attribute 'weights'"):
         attack(runs(own(tmp_path, text), "rounds=1", ONE).folder, pairs=1)
