@@ -88,10 +88,10 @@ class Reference:
         """The class or function. Raises `ScenarioError` when there is none of that name."""
         if not self.attribute:
             raise ScenarioError(f"{self.place} given; add the name of the class or function: {self.place}:Name")
-        found = getattr(self.load(), self.attribute, None)
-        if not callable(found):
+        member = getattr(self.load(), self.attribute, None)
+        if not callable(member):
             raise ScenarioError(f"{self.place}: has no class or function {self.attribute!r}")
-        return found
+        return member
 
 
 @contextmanager
@@ -140,8 +140,8 @@ def plain_module(name: str) -> str:
 
 def installed(kind: str) -> dict[str, Reference]:
     """What installed packages add under the entry points `raysim.<kind>`, by name."""
-    found = {entry.name: Reference.of(entry.value) for entry in entry_points(group=f"raysim.{kind}")}
-    return {name: reference for name, reference in found.items() if reference is not None}
+    references = {entry.name: Reference.of(entry.value) for entry in entry_points(group=f"raysim.{kind}")}
+    return {name: reference for name, reference in references.items() if reference is not None}
 
 
 def named(kind: str, name: str) -> Reference | None:
@@ -175,24 +175,24 @@ class OwnCode:
         Raises `ScenarioError` when one cannot be read or parsed, two have the same name, or a module of that name is
         installed.
         """
-        found: dict[str, SourceFile] = {}
+        files: dict[str, SourceFile] = {}
         for path in paths:
             if not path.stem.isidentifier():
                 raise ScenarioError(f"{path}: {path.stem!r} is not a module name; use letters, digits and _")
             if _is_installed(path.stem, path):
                 raise ScenarioError(f"{path}: Python has another module {path.stem!r}; give the file another name")
             for name, file in _with_imports(path):
-                _add(found, name, file)
-        return cls(found)
+                _add(files, name, file)
+        return cls(files)
 
     @classmethod
     def merged(cls, codes: Iterable[OwnCode]) -> OwnCode:
         """All of these. Raises `ScenarioError` when two have different files of the same name."""
-        found: dict[str, SourceFile] = {}
+        files: dict[str, SourceFile] = {}
         for code in codes:
             for name, file in code.files.items():
-                _add(found, name, file)
-        return cls(found)
+                _add(files, name, file)
+        return cls(files)
 
     def write(self, folder: Path) -> None:
         """Write the files. Raises `OSError` when that fails."""
@@ -244,9 +244,9 @@ class OwnCode:
             sys.meta_path.insert(0, _FINDER)
 
 
-def _add(found: dict[str, SourceFile], name: str, file: SourceFile) -> None:
-    if found.setdefault(name, file).text != file.text:
-        raise ScenarioError(f"{file.path}: there is another {name}, {found[name].path}; rename one of them")
+def _add(files: dict[str, SourceFile], name: str, file: SourceFile) -> None:
+    if files.setdefault(name, file).text != file.text:
+        raise ScenarioError(f"{file.path}: there is another {name}, {files[name].path}; rename one of them")
 
 
 def _arrived(files: Mapping[str, SourceFile]) -> OwnCode:
@@ -371,8 +371,8 @@ def _import(
     first = name.partition(".")[0]
     if level or (_FINDER.code.module(first) is None and not _FINDER.code.is_folder(first)):
         return __import__(name, globals, locals, fromlist or (), level)
-    found = __import__(f"{PACKAGE}.{name}", globals, locals, fromlist or ())
-    return found if fromlist else sys.modules[f"{PACKAGE}.{first}"]
+    module = __import__(f"{PACKAGE}.{name}", globals, locals, fromlist or ())
+    return module if fromlist else sys.modules[f"{PACKAGE}.{first}"]
 
 
 class _Finder(MetaPathFinder):
