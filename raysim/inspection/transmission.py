@@ -186,7 +186,7 @@ def _update(spec: RunSpec, upload: _Upload, sample: int, knowledge: Knowledge) -
     places = {name: _known_places(exposed.after[name]) for name in shared}
 
     def seen(named: Mapping[str, Tensor]) -> Tensor:
-        """Of the shared parameters, or their gradients, the numbers that the upload tells, [E]."""
+        """Of the shared parameters, or their gradients, the numbers that the upload shows, [E]."""
         return torch.cat([named[name].flatten()[place] for name, place in places.items()])
 
     of_net = {id(w): name for name, w in net.named_parameters()}
