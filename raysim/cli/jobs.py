@@ -295,7 +295,7 @@ def _print_end(cluster: Cluster, job: Job) -> None:
 
 def _status_rows(job: Job, report: Any) -> list[tuple[str, str]]:
     from raysim.jobs.watch import why
-    from raysim.report.table import rows
+    from raysim.report.table import summary_rows
     from raysim.report.units import human_seconds
 
     found = [
@@ -306,7 +306,7 @@ def _status_rows(job: Job, report: Any) -> list[tuple[str, str]]:
     if job.state == "FAILED":
         found.append(("why", why(job, report)))
     if report.summary:
-        return [*found, *rows(report.summary)]
+        return [*found, *summary_rows(report.summary)]
     found += [("scenario", ", ".join(filter(None, (job.name, job.algorithm))))]
     if report.progress and not job.ended:
         found.append(("progress", report.progress))

@@ -25,12 +25,12 @@ def name(text: object) -> str:
 
 def apart(texts: Iterable[object], clean: Callable[[object], str]) -> list[str]:
     """Each text as `clean` writes it, of which no two are the same: a second `fedgh` is `fedgh-2`."""
-    found: dict[str, None] = {}
+    taken: dict[str, None] = {}
     for text in texts:
         first = clean(text)
         choices = itertools.chain([first], (f"{first}-{i}" for i in itertools.count(2)))
-        found[next(one for one in choices if one not in found)] = None
-    return list(found)
+        taken[next(one for one in choices if one not in taken)] = None
+    return list(taken)
 
 
 def plain(text: object) -> str:
@@ -45,8 +45,8 @@ _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 
 def markdown(text: object) -> str:
     """A line of Markdown, in a table's cell or elsewhere, that shows `text`."""
-    escaped = _MARKDOWN.sub(lambda found: f"{found[0][:-1]}\\{found[0][-1]}", plain(text))
-    return re.sub(r"[&<>]", lambda found: _ENTITIES[found[0]], escaped)
+    escaped = _MARKDOWN.sub(lambda match: f"{match[0][:-1]}\\{match[0][-1]}", plain(text))
+    return re.sub(r"[&<>]", lambda match: _ENTITIES[match[0]], escaped)
 
 
 _LATEX = {

@@ -84,7 +84,7 @@ def cut(text: str) -> str:
 
 def sentence(text: str) -> str:
     """A message as a user may see it: no secrets, nothing that moves a cursor, and long quotations and words cut."""
-    return _LONG.sub(lambda found: cut(found[0]), redacted(printable(text)))
+    return _LONG.sub(lambda match: cut(match[0]), redacted(printable(text)))
 
 
 def redacted(text: str) -> str:

@@ -112,39 +112,39 @@ class Comparison:
     @cached_property
     def measured(self) -> Mapping[str, Mapping[str, Mapping[Any, float]]]:
         """Variant -> measure -> (seed, partition digest) -> value."""
-        found: dict[str, dict[str, dict[Any, float]]] = {}
+        by_variant: dict[str, dict[str, dict[Any, float]]] = {}
         for variant in self.variants:
-            of_variant = found.setdefault(variant.name, {})
+            of_variant = by_variant.setdefault(variant.name, {})
             for pair, run in variant.counted.items():
                 for measure, value in run.measures(self.targets, self.targets_on).items():
                     of_variant.setdefault(measure, {})[pair] = value
-        return found
+        return by_variant
 
     def pairs(self, variant: str) -> list[tuple[int, str]]:
         """The (seed, partition digest) of a variant's runs, each once."""
-        (found,) = (one for one in self.variants if one.name == variant)
-        return list(dict.fromkeys(run.pair for run in found.runs))
+        (chosen,) = (one for one in self.variants if one.name == variant)
+        return list(dict.fromkeys(run.pair for run in chosen.runs))
 
     def published(self, variant: str) -> Mapping[str, Published]:
         """Measure -> what a paper printed for a variant."""
-        (found,) = (one for one in self.variants if one.name == variant)
-        return by_measure(found.published)
+        (chosen,) = (one for one in self.variants if one.name == variant)
+        return by_measure(chosen.published)
 
     @property
     def by_task(self) -> dict[str, Comparison]:
         """Task -> the variants that are tried on it, named by their methods."""
-        found: dict[str, list[Variant]] = {}
+        variants_of: dict[str, list[Variant]] = {}
         for variant in self.variants:
-            found.setdefault(" ".join(variant.task), []).append(replace(variant, label=variant.method))
-        return {task: replace(self, variants=_named_apart(variants)) for task, variants in found.items()}
+            variants_of.setdefault(" ".join(variant.task), []).append(replace(variant, label=variant.method))
+        return {task: replace(self, variants=_named_apart(variants)) for task, variants in variants_of.items()}
 
     @property
     def measures(self) -> list[str]:
         """The measures that any run has or a paper printed, in the order of tables."""
-        has = {measure for of_variant in self.measured.values() for measure in of_variant}
-        has |= {measure for variant in self.variants for measure in by_measure(variant.published)}
+        available = {measure for of_variant in self.measured.values() for measure in of_variant}
+        available |= {measure for variant in self.variants for measure in by_measure(variant.published)}
         reached = [f"{what}_to_{target:g}" for target in self.targets for what in TO_TARGET]
-        return [measure for measure in [*MEASURES, *reached] if measure in has]
+        return [measure for measure in [*MEASURES, *reached] if measure in available]
 
     def estimate(self, variant: str, measure: str) -> Estimate | None:
         """The mean over a variant's seeds; None where no run has the measure, or not every run reaches its target.
@@ -186,12 +186,12 @@ class Comparison:
 
         Two-sided, of the paired t-test, and corrected by Holm for all differences of that measure.
         """
-        found = {}
+        corrected = {}
         for measure in self.measures:
             pairs = {variant.name: self._pair(variant.name, measure) for variant in self.variants}
             values = {name: paired_p_value(*pair) for name, pair in pairs.items() if pair}
-            found[measure] = holm({name: p for name, p in values.items() if p is not None})
-        return found
+            corrected[measure] = holm({name: p for name, p in values.items() if p is not None})
+        return corrected
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -204,7 +204,7 @@ class Comparison:
                 values = self.measured[variant.name].get(measure, {})
                 if not values and not is_cost_to_target(measure):
                     continue
-                found = self.estimate(variant.name, measure)
+                estimated = self.estimate(variant.name, measure)
                 difference = self.difference(variant.name, measure)
                 paper = self.published(variant.name).get(measure)
                 rows.append(
@@ -214,9 +214,9 @@ class Comparison:
                         "measure": measure,
                         "n": len(values),
                         "runs": len(self.pairs(variant.name)),
-                        "mean": found and found.mean,
-                        "low": found and found.low,
-                        "high": found and found.high,
+                        "mean": estimated and estimated.mean,
+                        "low": estimated and estimated.low,
+                        "high": estimated and estimated.high,
                         "difference": difference and difference.mean,
                         "difference_low": difference and difference.low,
                         "difference_high": difference and difference.high,
@@ -260,16 +260,16 @@ class Comparison:
             if variant.is_baseline:
                 baseline[variant.task] = values
         tasks = sorted({task for of_method in by_method.values() for task in of_method})
-        complete = {name: found for name, found in by_method.items() if all(found.get(task) for task in tasks)}
+        complete = {name: by_task for name, by_task in by_method.items() if all(by_task.get(task) for task in tasks)}
         if len(tasks) < 2 or len(complete) < 2:
             return None
         baselines = {variant.method for variant in self.variants if variant.is_baseline}
         rows = []
-        for name, found in complete.items():
+        for name, by_task in complete.items():
             row: dict[str, Any] = {"method": name, "tasks": len(tasks)}
-            row["iqm"] = interquartile_mean([value for task in tasks for value in found[task]])
+            row["iqm"] = interquartile_mean([value for task in tasks for value in by_task[task]])
             if name not in baselines and all(baseline.get(task) for task in tasks):
-                pairs = [(found[task], baseline[task]) for task in tasks]
+                pairs = [(by_task[task], baseline[task]) for task in tasks]
                 row["probability_of_improvement"] = probability_of_improvement(pairs)
             rows.append(row)
         return pd.DataFrame(rows)
@@ -285,12 +285,12 @@ def compare(*runs: Path | str, targets: Iterable[float] | None = None, baseline:
     Raises:
         ScenarioError: no run, a damaged one, a target out of range, or no such baseline.
     """
-    found = find_runs(runs)
-    if not found:
+    all_runs = find_runs(runs)
+    if not all_runs:
         raise ScenarioError("compare: no run given; give one or more run folders, or folders that contain runs")
-    measured = sorted((run for run in found if run.summary.get("rounds")), key=lambda run: run.place)
+    measured = sorted((run for run in all_runs if run.summary.get("rounds")), key=lambda run: run.place)
     if not measured:
-        raise ScenarioError(f"compare: {found[0].folder} has no finished round, and neither do the other runs")
+        raise ScenarioError(f"compare: {all_runs[0].folder} has no finished round, and neither do the other runs")
     sweeps = [run.sweep for run in measured]
     sweep = sweeps[0] if all(one == sweeps[0] for one in sweeps) else None
     if targets is None and sweep is not None:
@@ -301,7 +301,7 @@ def compare(*runs: Path | str, targets: Iterable[float] | None = None, baseline:
         if not 0 < target <= 1:
             raise ScenarioError(f"--target: {target:g} given; allowed: an accuracy greater than 0 and at most 1")
     variants = _variants(measured)
-    notes = [f"{run.folder}: no round is done yet; left out" for run in found if run not in measured]
+    notes = [f"{run.folder}: no round is done yet; left out" for run in all_runs if run not in measured]
     baselines: list[Variant] = []
     if baseline is not None:
         baseline, baselines = _baselines(variants, baseline)
@@ -318,10 +318,10 @@ def compare(*runs: Path | str, targets: Iterable[float] | None = None, baseline:
 
 
 def _variants(runs: Sequence[RunRecord]) -> list[Variant]:
-    groups: dict[tuple[Any, ...], list[RunRecord]] = {}
+    by_settings: dict[tuple[Any, ...], list[RunRecord]] = {}
     for run in runs:
-        groups.setdefault(tuple(sorted(run.deciding.items(), key=str)), []).append(run)
-    first = [group[0].deciding for group in groups.values()]
+        by_settings.setdefault(tuple(sorted(run.deciding.items(), key=str)), []).append(run)
+    first = [repeats[0].deciding for repeats in by_settings.values()]
     keys = dict.fromkeys(key for deciding in first for key in deciding)
     differing = [key for key in keys if len({repr(deciding.get(key)) for deciding in first}) > 1]
     # A key says nothing that the method's name does not, unless it differs between runs of a method.
@@ -336,26 +336,26 @@ def _variants(runs: Sequence[RunRecord]) -> list[Variant]:
             return _differs(key, by_method[deciding.get("algorithm.name")])
         return key in deciding and any(_differs(key, of_method) for of_method in by_method.values())
 
-    labels = [{run.cell.label for run in group if run.cell} for group in groups.values()]
-    labelled = all(len(found) == 1 and all(found) for found in labels) and len(set().union(*labels)) == len(labels)
+    labels = [{run.cell.label for run in repeats if run.cell} for repeats in by_settings.values()]
+    labelled = all(len(own) == 1 and all(own) for own in labels) and len(set().union(*labels)) == len(labels)
     called = _called(runs)
-    found = [
+    variants = [
         Variant(
             {key: deciding.get(key) for key in differing if tells(key, deciding)},
-            group,
-            called[group[0].algorithm],
+            repeats,
+            called[repeats[0].algorithm],
             *(label if labelled else ()),
         )
-        for deciding, group, label in zip(first, groups.values(), labels, strict=True)
+        for deciding, repeats, label in zip(first, by_settings.values(), labels, strict=True)
     ]
-    return _named_apart(found)
+    return _named_apart(variants)
 
 
 def _called(runs: Sequence[RunRecord]) -> dict[str, str]:
     """Algorithm -> what tables call it: two classes of one name also by their files."""
-    found = {run.algorithm: run.method for run in runs}
-    methods = list(found.values())
-    return {name: clean_name(f"{of} ({name})") if methods.count(of) > 1 else of for name, of in found.items()}
+    method_of = {run.algorithm: run.method for run in runs}
+    methods = list(method_of.values())
+    return {name: clean_name(f"{of} ({name})") if methods.count(of) > 1 else of for name, of in method_of.items()}
 
 
 def _named_apart(variants: Sequence[Variant]) -> list[Variant]:
@@ -368,28 +368,28 @@ def _differs(key: str, scenarios: Iterable[Mapping[str, Any]]) -> bool:
     return len({repr(deciding.get(key)) for deciding in scenarios}) > 1
 
 
-def _baselines(variants: Sequence[Variant], given: str) -> tuple[str, list[Variant]]:
+def _baselines(variants: Sequence[Variant], baseline: str) -> tuple[str, list[Variant]]:
     """The variants that a baseline names, at most one per task, and what tables call it. Raises `ScenarioError`.
 
-    given: a name in the sweep's `runs`; or that of a method, an algorithm or a variant, whose method it then is.
+    baseline: a name in the sweep's `runs`; or that of a method, an algorithm or a variant, whose method it then is.
     """
-    found = [variant for variant in variants if given in variant.run_names]
-    if found and len({variant.task for variant in found}) == len(found):
-        return given, found
-    reference = Reference.of(given)
+    named = [variant for variant in variants if baseline in variant.run_names]
+    if named and len({variant.task for variant in named}) == len(named):
+        return baseline, named
+    reference = Reference.of(baseline)
     methods = dict.fromkeys(variant.method for variant in variants)
-    if given not in methods:
+    if baseline not in methods:
         called = {
             variant.method
             for variant in variants
-            if given in (variant.name, variant.called, variant.algorithm)
+            if baseline in (variant.name, variant.called, variant.algorithm)
             or (reference is not None and reference.name == variant.algorithm)
         }
         if len(called) != 1:
             allowed = dict.fromkeys([*methods, *(name for variant in variants for name in variant.run_names)])
-            raise ScenarioError(f"--baseline: {given} given; allowed: {', '.join(allowed)}")
-        given = called.pop()
-    return given, [variant for variant in variants if variant.method == given]
+            raise ScenarioError(f"--baseline: {baseline} given; allowed: {', '.join(allowed)}")
+        baseline = called.pop()
+    return baseline, [variant for variant in variants if variant.method == baseline]
 
 
 def _cells_without_runs(runs: Sequence[RunRecord]) -> list[str]:
@@ -401,14 +401,14 @@ def _cells_without_runs(runs: Sequence[RunRecord]) -> list[str]:
             cell = run.folder.resolve().parent
             begun.setdefault(cell.parent, set()).add(cell.name)
             cards[cell.parent] = run.sweep
-    found = []
+    notes = []
     for folder, names in begun.items():
         if missing := [card.label or name for name, card in cards[folder].cells.items() if name not in names]:
             labels = list(dict.fromkeys(missing))
             rest = f" and {len(labels) - 10} more" if len(labels) > 10 else ""
             what = f"{len(missing)} of {len(cards[folder].cells)} cells of the sweep have no run"
-            found.append(f"{folder.name}: {what}: {', '.join(labels[:10])}{rest}")
-    return found
+            notes.append(f"{folder.name}: {what}: {', '.join(labels[:10])}{rest}")
+    return notes
 
 
 def _same_results(variants: Sequence[Variant]) -> list[str]:
@@ -422,54 +422,54 @@ def _same_results(variants: Sequence[Variant]) -> list[str]:
     for (seed, _), names in of_digest.items():
         seeds.setdefault(tuple(dict.fromkeys(names)), []).append(seed)
     return [
-        f"{' and '.join(names)} gave the same networks, bit for bit, with seed {', '.join(map(str, sorted(found)))}"
-        for names, found in seeds.items()
+        f"{' and '.join(names)} gave the same networks, bit for bit, with seed {', '.join(map(str, sorted(shared)))}"
+        for names, shared in seeds.items()
         if len(names) > 1
     ]
 
 
 def _notes(variants: Sequence[Variant]) -> list[str]:
     """What makes the comparison less fair or less certain than it looks, a sentence each."""
-    found = []
+    notes = []
     for key in BUDGET:
         values = {str(run.keys.get(key)) for variant in variants for run in variant.runs}
         if len(values) > 1:
-            found.append(f"unequal budgets: {key} is {' or '.join(sorted(values))}")
-    found += _unequal_settings(variants)
-    found += _same_results(variants)
+            notes.append(f"unequal budgets: {key} is {' or '.join(sorted(values))}")
+    notes += _unequal_settings(variants)
+    notes += _same_results(variants)
     for variant in variants:
         cut = [run for run in variant.runs if run.summary.get("rounds", 0) < run.keys.get("rounds", 0)]
         for run in cut:
             done, asked = run.summary.get("rounds"), run.keys.get("rounds")
-            found.append(f"{variant.name}, seed {run.seed}: {run.summary.get('status')} after {done} of {asked} rounds")
+            notes.append(f"{variant.name}, seed {run.seed}: {run.summary.get('status')} after {done} of {asked} rounds")
         for run in variant.runs:
-            found += [f"{variant.name}, seed {run.seed}: {text}" for text in run.divergence]
-            found += [f"{variant.name}, seed {run.seed}: its code changed after round {t}" for t in run.code_changes]
+            notes += [f"{variant.name}, seed {run.seed}: {text}" for text in run.divergence]
+            notes += [f"{variant.name}, seed {run.seed}: its code changed after round {t}" for t in run.code_changes]
         if changed := _unequal_code(list(variant.counted.values())):
-            found.append(
+            notes.append(
                 f"{variant.name}: its runs have different code ({', '.join(changed)}); run the older ones again"
             )
         seeds = [run.seed for run in variant.runs]
         for seed in sorted({seed for seed in seeds if seeds.count(seed) > 1}):
-            found.append(f"{variant.name}, seed {seed}: {seeds.count(seed)} runs; the last one counts")
+            notes.append(f"{variant.name}, seed {seed}: {seeds.count(seed)} runs; the last one counts")
     every = {run.seed for variant in variants for run in variant.runs}
     for variant in variants:
         if missing := every - {run.seed for run in variant.runs}:
-            found.append(f"{variant.name}: no run with seed {', '.join(map(str, sorted(missing)))}")
+            notes.append(f"{variant.name}: no run with seed {', '.join(map(str, sorted(missing)))}")
     if few := [variant.name for variant in variants if len({run.seed for run in variant.runs}) < MIN_SEEDS]:
         count = "no variant has" if len(few) == len(variants) else f"{', '.join(few)}: fewer than"
-        found.append(f"{count} {MIN_SEEDS} seeds{'' if len(few) < len(variants) else ' or more'}: no interval is given")
+        notes.append(f"{count} {MIN_SEEDS} seeds{'' if len(few) < len(variants) else ' or more'}: no interval is given")
     every_run = [run for variant in variants for run in variant.runs]
     for package in ("raysim", "python", "torch", "numpy"):
         versions = {str(run.summary.get("versions", {}).get(package)) for run in every_run}
         if len(versions) > 1:
-            found.append(f"unequal versions: {package} is {' or '.join(sorted(versions))}")
+            notes.append(f"unequal versions: {package} is {' or '.join(sorted(versions))}")
     for seed in sorted(every):
         partitions = {run.summary.get("partition_digest") for run in every_run if run.seed == seed}
         tasks = {tuple(run.keys.get(key) for key in run.keys if _is_task(key)) for run in every_run if run.seed == seed}
         if len(partitions) > len(tasks):
-            found.append(f"seed {seed}: runs with the same settings have different partitions, so they are not paired")
-    return found
+            notes.append(f"seed {seed}: runs with the same settings have different partitions, so they are not paired")
+    return notes
 
 
 def _unequal_code(runs: Sequence[RunRecord]) -> list[str]:
@@ -478,23 +478,23 @@ def _unequal_code(runs: Sequence[RunRecord]) -> list[str]:
     for run in runs:
         for name, digest in run.code_files.items():
             digests.setdefault(name, set()).add(digest)
-    return sorted(name for name, found in digests.items() if len(found) > 1)
+    return sorted(name for name, of_file in digests.items() if len(of_file) > 1)
 
 
 def _unequal_settings(variants: Sequence[Variant]) -> list[str]:
     """A sentence for every key, of no method and of no variant's name, in which the methods differ."""
     scenarios = [variant.runs[0].deciding for variant in variants]
-    told = {*BUDGET, *(key for variant in variants for key in variant.keys)}
-    found = []
+    mentioned = {*BUDGET, *(key for variant in variants for key in variant.keys)}
+    notes = []
     for key in dict.fromkeys(key for scenario in scenarios for key in scenario):
-        if key in told or key.startswith("algorithm.") or not _differs(key, scenarios):
+        if key in mentioned or key.startswith("algorithm.") or not _differs(key, scenarios):
             continue
         methods: dict[str, list[str]] = {}
         for variant, scenario in zip(variants, scenarios, strict=True):
             methods.setdefault(str(scenario.get(key)), []).append(variant.method)
         values = (f"{value} ({', '.join(dict.fromkeys(names))})" for value, names in methods.items())
-        found.append(f"unequal settings: {key} is {' or '.join(values)}")
-    return found
+        notes.append(f"unequal settings: {key} is {' or '.join(values)}")
+    return notes
 
 
 def _is_task(key: str) -> bool:

@@ -45,27 +45,27 @@ def pictures(comparison: Comparison) -> list[Picture]:
     parts = {"": comparison}
     if len(comparison.variants) > len(COLOURS):
         parts = comparison.by_task
-    found: list[tuple[str, str, Figure | None]] = []
+    drawn: list[tuple[str, str, Figure | None]] = []
     for kind, draw_kind in {
         "curves": curves,
         "clients": boxes,
         "profile": profile,
         "architectures": architectures,
     }.items():
-        found += [(kind, task, draw_kind(part)) for task, part in parts.items()]
-    found += [(f"over_{key}", "", over_key(comparison, key)) for key in swept(comparison)]
-    for _, task, figure in found:
+        drawn += [(kind, task, draw_kind(part)) for task, part in parts.items()]
+    drawn += [(f"over_{key}", "", over_key(comparison, key)) for key in swept(comparison)]
+    for _, task, figure in drawn:
         if figure is not None and task:
             figure.suptitle(names.picture(task), fontsize=10)
-    return [Picture(kind, task, figure) for kind, task, figure in found if figure is not None]
+    return [Picture(kind, task, figure) for kind, task, figure in drawn if figure is not None]
 
 
 def draw(comparison: Comparison, folder: Path, suffixes: Sequence[str] = (".svg", ".png")) -> list[Path]:
     """Draw every picture that the runs allow into a folder, which is made; returns the files. Raises `OSError`."""
     folder.mkdir(parents=True, exist_ok=True)
     files = []
-    found = pictures(comparison)
-    for picture, name in zip(found, names.apart((one.name for one in found), str), strict=True):
+    drawn = pictures(comparison)
+    for picture, name in zip(drawn, names.apart((one.name for one in drawn), str), strict=True):
         for suffix in suffixes:
             path = folder / f"{name}{suffix}"
             save(picture.figure, path, format=suffix[1:], facecolor="white")
@@ -143,10 +143,10 @@ def _mean_curve(variant: Variant, metric: str, unit: float) -> np.ndarray[Any, A
         for one, value in zip(t, accuracy, strict=True):
             by_round.setdefault(int(one), []).append((float(xs.get(one, 0.0)), float(value)))
     points = []
-    for _, found in sorted(by_round.items()):
-        if len(found) == len(variant.runs):
-            over = estimate([value for _, value in found])
-            x = sum(x for x, _ in found) / len(found) / unit
+    for _, at_round in sorted(by_round.items()):
+        if len(at_round) == len(variant.runs):
+            over = estimate([value for _, value in at_round])
+            x = sum(x for x, _ in at_round) / len(at_round) / unit
             points.append((x, over.mean, *(over.mean if end is None else end for end in (over.low, over.high))))
     return np.array(points)
 
@@ -159,18 +159,25 @@ def _of_clients(variant: Variant) -> np.ndarray[Any, Any]:
 
 def boxes(comparison: Comparison) -> Figure | None:
     """How the clients' accuracies spread: median, quartiles, whiskers at 1.5 interquartile ranges, mean as a dot."""
-    found = {variant.name: _of_clients(variant) for variant in comparison.variants}
-    found = {name: values for name, values in found.items() if len(values)}
-    if not found:
+    accuracies = {variant.name: _of_clients(variant) for variant in comparison.variants}
+    accuracies = {name: values for name, values in accuracies.items() if len(values)}
+    if not accuracies:
         return None
-    figure, (axes,) = _figure(width=max(4.0, 1.1 * len(found) + 2.0))
+    figure, (axes,) = _figure(width=max(4.0, 1.1 * len(accuracies) + 2.0))
     dot = {"marker": "o", "markersize": 4, "markerfacecolor": "black"}
     drawn = axes.boxplot(
-        list(found.values()), patch_artist=True, widths=0.6, flierprops={"markersize": 2}, showmeans=True, meanprops=dot
+        list(accuracies.values()),
+        patch_artist=True,
+        widths=0.6,
+        flierprops={"markersize": 2},
+        showmeans=True,
+        meanprops=dot,
     )
     for place, box in enumerate(drawn["boxes"]):
         box.set(facecolor=COLOURS[place % len(COLOURS)], alpha=0.4)
-    axes.set_xticks(range(1, len(found) + 1), [*map(names.picture, found)], rotation=30, ha="right", fontsize=8)
+    axes.set_xticks(
+        range(1, len(accuracies) + 1), [*map(names.picture, accuracies)], rotation=30, ha="right", fontsize=8
+    )
     axes.set_ylabel("test accuracy of a client", fontsize=9)
     return figure
 
@@ -193,23 +200,23 @@ def profile(comparison: Comparison) -> Figure | None:
 
 def architectures(comparison: Comparison) -> Figure | None:
     """Mean accuracy of the clients of each architecture; error bars are 95 % intervals over seeds."""
-    found: dict[str, dict[str, list[float]]] = {}
+    by_variant: dict[str, dict[str, list[float]]] = {}
     for variant in comparison.variants:
         for run in variant.runs:
             table = run.last_clients()
             if table.num_rows:
                 of_client, accuracy = np.array(table["model"].to_pylist()), table["accuracy"].to_numpy()
                 for model in dict.fromkeys(table["model"].to_pylist()):
-                    values = found.setdefault(variant.name, {}).setdefault(model, [])
+                    values = by_variant.setdefault(variant.name, {}).setdefault(model, [])
                     values.append(float(accuracy[of_client == model].mean()))
-    models = sorted({model for of_variant in found.values() for model in of_variant})
+    models = sorted({model for of_variant in by_variant.values() for model in of_variant})
     if len(models) < 2:
         return None
     figure, (axes,) = _figure(width=max(6.0, 1.2 * len(models) + 2.0))
-    width = 0.8 / len(found)
-    for place, (name, of_model) in enumerate(found.items()):
+    width = 0.8 / len(by_variant)
+    for place, (name, of_model) in enumerate(by_variant.items()):
         each = [estimate(of_model[model]) if model in of_model else None for model in models]
-        x = [i + (place - (len(found) - 1) / 2) * width for i, one in enumerate(each) if one]
+        x = [i + (place - (len(by_variant) - 1) / 2) * width for i, one in enumerate(each) if one]
         errors = [one.half_width or 0.0 for one in each if one]
         axes.bar(x, [one.mean for one in each if one], width, yerr=errors if any(errors) else None,
                  label=names.picture(name), color=COLOURS[place % len(COLOURS)], alpha=0.85,
@@ -238,11 +245,11 @@ def over_key(comparison: Comparison, key: str) -> Figure | None:
     """Accuracy of all clients in the last round over a swept key, a line for each combination of the other keys."""
     lines: dict[str, list[tuple[float, float, float]]] = {}
     for variant in comparison.variants:
-        found = comparison.estimate(variant.name, "last")
-        if variant.keys.get(key) is not None and found is not None:
+        estimated = comparison.estimate(variant.name, "last")
+        if variant.keys.get(key) is not None and estimated is not None:
             rest = {name: value for name, value in variant.keys.items() if name != key}
             name = replace(variant, keys=rest, label="").name
-            lines.setdefault(name, []).append((variant.keys[key], found.mean, found.half_width or 0.0))
+            lines.setdefault(name, []).append((variant.keys[key], estimated.mean, estimated.half_width or 0.0))
     figure, (axes,) = _figure()
     for place, (name, points) in enumerate(lines.items()):
         x, y, error = np.array(sorted(points)).T

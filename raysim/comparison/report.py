@@ -19,7 +19,7 @@ from raysim.comparison.compare import Comparison, compare
 from raysim.comparison.measures import ACCURACIES, MEASURES
 from raysim.comparison.pictures import pictures, save
 from raysim.comparison.runs import RunRecord
-from raysim.comparison.tables import TASKS, legend, rows, short, task_rows, title
+from raysim.comparison.tables import TASKS, legend, short, task_rows, title, variant_rows
 from raysim.scenario.yaml_text import opening_comment, read_text, shown
 
 CAPTIONS = {
@@ -43,12 +43,12 @@ class Part:
     @property
     def table(self) -> list[list[str]]:
         """The short table."""
-        return rows(self.comparison, short(self.comparison), {"last"})
+        return variant_rows(self.comparison, short(self.comparison), {"last"})
 
     @property
     def all_measures(self) -> list[list[str]]:
         """The table of every measure."""
-        return rows(self.comparison, self.comparison.measures, ACCURACIES)
+        return variant_rows(self.comparison, self.comparison.measures, ACCURACIES)
 
     @property
     def settings(self) -> list[list[str]]:
@@ -57,7 +57,7 @@ class Part:
         Without the seed, which the table of the runs has.
         """
         of_variant = {variant.name: variant.runs[0].deciding for variant in self.comparison.variants}
-        found = [["key", "value", "variants"]]
+        table = [["key", "value", "variants"]]
         for key in dict.fromkeys(key for deciding in of_variant.values() for key in deciding):
             variants: dict[str, list[str]] = {}
             for name, deciding in of_variant.items():
@@ -65,8 +65,8 @@ class Part:
                     value = deciding[key]
                     variants.setdefault(value if isinstance(value, str) else shown(value), []).append(name)
             for value, having in variants.items():
-                found.append([key, value, "all" if len(having) == len(of_variant) else ", ".join(having)])
-        return found
+                table.append([key, value, "all" if len(having) == len(of_variant) else ", ".join(having)])
+        return table
 
     @property
     def over_tasks(self) -> list[list[str]]:
@@ -81,15 +81,15 @@ class Part:
     @property
     def figures(self) -> list[tuple[str, str]]:
         """(SVG, caption) of every picture that the runs allow."""
-        found = []
+        figures = []
         for picture in pictures(self.comparison):
             text = io.StringIO()
             save(picture.figure, text, format="svg", transparent=True)
             key = picture.kind.removeprefix("over_")
             over_key = f"Mean last accuracy over {key}, with 95% confidence intervals over seeds."
             caption = CAPTIONS.get(picture.kind, over_key) + (f" Task: {picture.task}." if picture.task else "")
-            found.append((inline(text.getvalue(), f"{self.name}-{picture.name}"), caption))
-        return found
+            figures.append((inline(text.getvalue(), f"{self.name}-{picture.name}"), caption))
+        return figures
 
 
 def inline(svg: str, prefix: str) -> str:

@@ -96,21 +96,21 @@ class RunRecord:
         """The method's files, those of raysim's engine apart, and their SHA-256."""
         code = self.summary.get("code")
         files = code.get("files") if isinstance(code, Mapping) else None
-        found = files.items() if isinstance(files, Mapping) else ()
-        return {str(name): str(digest) for name, digest in found if not str(name).startswith("raysim/{")}
+        items = files.items() if isinstance(files, Mapping) else ()
+        return {str(name): str(digest) for name, digest in items if not str(name).startswith("raysim/{")}
 
     @property
     def divergence(self) -> list[str]:
         """What was not finite in this run, in sentences without a subject."""
-        found = [] if self.diverged is None else [f"its loss is not finite in round {self.diverged}"]
+        sentences = [] if self.diverged is None else [f"its loss is not finite in round {self.diverged}"]
         counts = {name: self.summary.get(name) for name in ("uploads", "rejected_uploads", "diverged_clients")}
         number = {name: value if isinstance(value, int) else 0 for name, value in counts.items()}
         if number["rejected_uploads"]:
             of = f" of {number['uploads']}" if number["uploads"] else ""
-            found.append(f"{number['rejected_uploads']}{of} uploads held a NaN or infinity and were left out")
+            sentences.append(f"{number['rejected_uploads']}{of} uploads held a NaN or infinity and were left out")
         if number["diverged_clients"]:
-            found.append(f"{number['diverged_clients']} clients ended with a loss or an upload that is not finite")
-        return found
+            sentences.append(f"{number['diverged_clients']} clients ended with a loss or an upload that is not finite")
+        return sentences
 
     @property
     def diverged(self) -> int | None:
@@ -145,7 +145,7 @@ class RunRecord:
         targets_on: one of `CURVES`, whose mean test accuracy must reach the targets.
         """
         dropped = self.series("engine/dropped_clients")[1]
-        found = {
+        values = {
             "last": _at(self.series("accuracy/all")[1], -1),
             "at_best_val": _at(self.series("accuracy/at_best_val")[1], -1),
             "best": _max(self.series("accuracy/all")[1]),
@@ -164,20 +164,20 @@ class RunRecord:
             "virtual_s": self._total("time/virtual_total_s", 1.0),
             "dropped": float(dropped.sum()) if len(dropped) else None,
         }
-        if found["up_mib"] is not None and found["down_mib"] is not None:
-            found["both_mib"] = found["up_mib"] + found["down_mib"]
+        if values["up_mib"] is not None and values["down_mib"] is not None:
+            values["both_mib"] = values["up_mib"] + values["down_mib"]
         t, accuracy = self.series(f"accuracy/{targets_on}")
         for target in targets:
             reached = np.flatnonzero((accuracy >= target) & (t >= 1))
             if len(reached):
                 first = int(t[reached[0]])
-                found[f"rounds_to_{target:g}"] = float(first)
-                found[f"mib_to_{target:g}"] = self._total("comm/total_bytes", MIB, first)
+                values[f"rounds_to_{target:g}"] = float(first)
+                values[f"mib_to_{target:g}"] = self._total("comm/total_bytes", MIB, first)
                 each = self._per_participant("comm/up_bytes", MIB, until=first)
-                found[f"up_mib_to_{target:g}"] = each and first * each
-                found[f"gflop_to_{target:g}"] = self._total("compute/total_flops", 1e9, first)
-                found[f"virtual_s_to_{target:g}"] = self._total("time/virtual_total_s", 1.0, first)
-        return {name: value for name, value in found.items() if value is not None}
+                values[f"up_mib_to_{target:g}"] = each and first * each
+                values[f"gflop_to_{target:g}"] = self._total("compute/total_flops", 1e9, first)
+                values[f"virtual_s_to_{target:g}"] = self._total("time/virtual_total_s", 1.0, first)
+        return {name: value for name, value in values.items() if value is not None}
 
     def _per_participant(self, metric: str, unit: float, until: int | None = None) -> float | None:
         """The mean over rounds, all of them or those up to `until`."""
@@ -200,7 +200,7 @@ def find_runs(paths: Sequence[Path | str]) -> list[RunRecord]:
     Raises:
         ScenarioError: a path without a run, or a run that is damaged.
     """
-    found: dict[Path, RunRecord] = {}
+    runs: dict[Path, RunRecord] = {}
     sweep_of = cache(SweepCard.read)
     for path in map(Path, paths):
         # `Path.exists` raises where a name is too long.
@@ -209,8 +209,8 @@ def find_runs(paths: Sequence[Path | str]) -> list[RunRecord]:
             raise ScenarioError(f"{path}: no run found; give a run folder, or a folder that contains run folders")
         for folder in folders:
             place = folder.resolve()
-            found.setdefault(place, RunRecord.read(folder, sweep_of(place.parent.parent)))
-    return list(found.values())
+            runs.setdefault(place, RunRecord.read(folder, sweep_of(place.parent.parent)))
+    return list(runs.values())
 
 
 def _below(folder: Path) -> Iterator[Path]:

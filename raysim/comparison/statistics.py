@@ -79,12 +79,12 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     Those below alpha are the tests that the procedure rejects at a family-wise error rate of alpha: of m p-values in
     ascending order, the i-th, from 0, is multiplied by m - i, and is no less than the corrected one before it.
     """
-    found: dict[str, float] = {}
+    corrected: dict[str, float] = {}
     least = 0.0
     for i, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
         least = max(least, min(1.0, (len(p_values) - i) * p))
-        found[name] = least
-    return found
+        corrected[name] = least
+    return corrected
 
 
 def interquartile_mean(values: Sequence[float]) -> float:

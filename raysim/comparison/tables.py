@@ -46,16 +46,16 @@ def title(measure: str) -> str:
     return f"{words[what]} to {100 * float(target):g}%"
 
 
-def cell(measure: str, found: Estimate | None, sign: bool = False) -> str:
+def cell(measure: str, estimate: Estimate | None, sign: bool = False) -> str:
     """A mean, and half of its interval where there is one: accuracies in per cent; "-" where nothing was measured."""
-    if found is None:
+    if estimate is None:
         return "-"
     plus = "+" if sign else ""
     if measure in ACCURACIES:
-        text = f"{100 * found.mean:{plus}.2f}"
-        return text if found.half_width is None else f"{text} ± {100 * found.half_width:.2f}"
-    text = _number(found.mean, plus)
-    return text if not found.half_width else f"{text} ± {_number(found.half_width)}"
+        text = f"{100 * estimate.mean:{plus}.2f}"
+        return text if estimate.half_width is None else f"{text} ± {100 * estimate.half_width:.2f}"
+    text = _number(estimate.mean, plus)
+    return text if not estimate.half_width else f"{text} ± {_number(estimate.half_width)}"
 
 
 def _number(value: float, plus: str = "") -> str:
@@ -64,7 +64,7 @@ def _number(value: float, plus: str = "") -> str:
     return f"{value:{plus}.4g}" if abs(value) < 1e4 else f"{'+' if plus and value > 0 else ''}{human_count(value)}"
 
 
-def rows(comparison: Comparison, measures: Sequence[str], differences: Collection[str]) -> list[list[str]]:
+def variant_rows(comparison: Comparison, measures: Sequence[str], differences: Collection[str]) -> list[list[str]]:
     """The table: a title row, then a row per variant.
 
     differences: the measures after which the paired difference to the baseline stands, where there is a baseline. A
@@ -90,14 +90,14 @@ def rows(comparison: Comparison, measures: Sequence[str], differences: Collectio
         count = len(comparison.pairs(variant.name))
         row = [variant.name, str(count)]
         for measure in measures:
-            found = comparison.estimate(variant.name, measure)
+            estimate = comparison.estimate(variant.name, measure)
             if is_cost_to_target(measure):
-                row.append(_cost(comparison, variant.name, measure, found))
+                row.append(_cost(comparison, variant.name, measure, estimate))
             else:
-                some = f" ({found.n} of {count})" if found is not None and found.n < count else ""
-                row.append(cell(measure, found) + some)
+                some = f" ({estimate.n} of {count})" if estimate is not None and estimate.n < count else ""
+                row.append(cell(measure, estimate) + some)
             if measure in printed:
-                row.append(_published(measure, found, papers[variant.name].get(measure)))
+                row.append(_published(measure, estimate, papers[variant.name].get(measure)))
             if measure in differences:
                 less = comparison.difference(variant.name, measure)
                 some = f" ({less.n} of {count})" if less is not None and less.n < count else ""
@@ -109,13 +109,13 @@ def rows(comparison: Comparison, measures: Sequence[str], differences: Collectio
     return table
 
 
-def _cost(comparison: Comparison, variant: str, measure: str, found: Estimate | None) -> str:
+def _cost(comparison: Comparison, variant: str, measure: str, estimate: Estimate | None) -> str:
     """How many runs reach the target, and where all do, at what mean cost."""
     if measure.startswith("virtual_s_") and "virtual_s" not in comparison.measured[variant]:
         return "-"
     reached = comparison.reached(variant, measure)
     text = f"{reached.runs} of {reached.of}"
-    return text if found is None else f"{text}: {cell(measure, found)}"
+    return text if estimate is None else f"{text}: {cell(measure, estimate)}"
 
 
 def _p(value: float | None) -> str:
@@ -128,13 +128,13 @@ def _p(value: float | None) -> str:
 
 def task_rows(comparison: Comparison) -> list[list[str]]:
     """The methods over all data sets and partitions, where there are several: a title row, then one per method."""
-    found = comparison.over_tasks()
-    if found is None:
+    frame = comparison.over_tasks()
+    if frame is None:
         return []
     improves = "probability_of_improvement"
-    head = ["method", "tasks", "IQM", *([f"P(better than {comparison.baseline})"] if improves in found else [])]
+    head = ["method", "tasks", "IQM", *([f"P(better than {comparison.baseline})"] if improves in frame else [])]
     table = [head]
-    for row in found.to_dict("records"):
+    for row in frame.to_dict("records"):
         better = row.get(improves)
         shown = [row["method"], str(row["tasks"]), f"{100 * row['iqm']:.2f}"]
         table.append([*shown, *(["-" if better != better else f"{better:.2f}"] if improves in row else [])])
@@ -144,12 +144,14 @@ def task_rows(comparison: Comparison) -> list[list[str]]:
 TASKS = "IQM is the interquartile mean of the last accuracy over all seeds and tasks (data and clients), in %."
 
 
-def _published(measure: str, found: Estimate | None, paper: Published | None) -> str:
+def _published(measure: str, estimate: Estimate | None, paper: Published | None) -> str:
     """A paper's value, and the measured mean less it."""
     if paper is None or paper.value is None:
         return "-"
     text = cell(measure, Estimate(1, paper.value))
-    return text if found is None else f"{text} ({cell(measure, Estimate(1, found.mean - paper.value), sign=True)})"
+    return (
+        text if estimate is None else f"{text} ({cell(measure, Estimate(1, estimate.mean - paper.value), sign=True)})"
+    )
 
 
 def short(comparison: Comparison) -> list[str]:
@@ -180,7 +182,7 @@ def print_table(comparison: Comparison, file: TextIO | None = None) -> None:
         console.print()
         console.print(Text(names.plain(meaning), style="dim"))
 
-    show(rows(comparison, short(comparison), {"last"}), f"Accuracies in %. {legend(comparison)}")
+    show(variant_rows(comparison, short(comparison), {"last"}), f"Accuracies in %. {legend(comparison)}")
     if over := task_rows(comparison):
         console.print()
         show(over, TASKS)
@@ -190,9 +192,9 @@ def print_table(comparison: Comparison, file: TextIO | None = None) -> None:
 
 def legend(comparison: Comparison) -> str:
     """What ±, the differences, their p-values and costs to a target mean."""
-    found = (comparison.estimate(variant.name, "last") for variant in comparison.variants)
+    estimates = (comparison.estimate(variant.name, "last") for variant in comparison.variants)
     text = ""
-    if any(one is not None and one.half_width is not None for one in found):
+    if any(one is not None and one.half_width is not None for one in estimates):
         text = "± is half the 95% confidence interval over seeds (Student's t)."
     if comparison.baseline is not None:
         text += f" vs baseline: paired over seeds, less {comparison.baseline}."
@@ -217,7 +219,12 @@ def markdown(comparison: Comparison) -> str:
         head, *body = ([names.markdown(text) for text in row] for row in rows)
         return [f"| {' | '.join(line)} |" for line in (head, ["---", *["---:"] * (len(head) - 1)], *body)]
 
-    lines = [*table(rows(comparison, comparison.measures, ACCURACIES)), "", names.markdown(legend(comparison)), ""]
+    lines = [
+        *table(variant_rows(comparison, comparison.measures, ACCURACIES)),
+        "",
+        names.markdown(legend(comparison)),
+        "",
+    ]
     if over := task_rows(comparison):
         lines += [*table(over), "", TASKS, ""]
     return "\n".join([*lines, *(f"- {names.markdown(note)}" for note in comparison.notes), ""])
@@ -229,7 +236,7 @@ def latex(comparison: Comparison) -> str:
     def escaped(text: str) -> str:
         return re.sub(r"^([+-])(?=\d)", r"$\1$", names.latex(text))
 
-    head, *body = ([escaped(text) for text in row] for row in rows(comparison, short(comparison), {"last"}))
+    head, *body = ([escaped(text) for text in row] for row in variant_rows(comparison, short(comparison), {"last"}))
     lines = [
         r"% \usepackage{booktabs}",
         rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",

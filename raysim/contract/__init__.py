@@ -46,9 +46,9 @@ def check_algorithm(algorithm: AnyAlgorithm) -> None:
     All global random states are left as they were.
     """
     if not isinstance(algorithm, Algorithm):
-        given = algorithm if inspect.isclass(algorithm) else type(algorithm)
-        problem = "a class" if inspect.isclass(algorithm) else f"a {given.__name__}, which is no Algorithm"
-        example = given.__name__ if issubclass(given, Algorithm) else "MyMethod"
+        cls = algorithm if inspect.isclass(algorithm) else type(algorithm)
+        problem = "a class" if inspect.isclass(algorithm) else f"a {cls.__name__}, which is no Algorithm"
+        example = cls.__name__ if issubclass(cls, Algorithm) else "MyMethod"
         raise TypeError(f"check_algorithm was given {problem}; give it an object, such as {example}()")
     for clause in CLAUSES.values():
         clause(algorithm)

@@ -78,14 +78,14 @@ def _slips(cls: type[AnyAlgorithm]) -> Iterator[Slip]:
 
 
 def _of_hook(name: str, value: Any) -> Iterator[Slip]:
-    given = ", ".join(HOOKS[name])
+    arguments = ", ".join(HOOKS[name])
     if isinstance(value, classmethod):
-        yield Slip(f"`{name}` is a classmethod, which sees no setting", f"write def {name}(self, {given})")
+        yield Slip(f"`{name}` is a classmethod, which sees no setting", f"write def {name}(self, {arguments})")
         return
     function = inspect.unwrap(value.__func__ if isinstance(value, staticmethod) else value)
     if not inspect.isroutine(function):
         if isinstance(value, property | cached_property) or not (callable(value) or hasattr(value, "__get__")):
-            yield Slip(f"`{name}` is a {type(value).__name__} and no method", f"write def {name}(self, {given})")
+            yield Slip(f"`{name}` is a {type(value).__name__} and no method", f"write def {name}(self, {arguments})")
         return
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         yield Slip(f"`{name}` is async and is never awaited, so it never runs", "write def instead of async def")
@@ -123,13 +123,13 @@ def _of_name(base: type, name: str, value: Any, used: Iterable[str]) -> Iterator
         if not field and name not in used and (near := _near(name, ATTRIBUTES)):
             yield Slip(f"`{name}` means nothing", f"did you mean `{near}`?")
     elif name[0].islower() and not inspect.isclass(value):  # constants and types have capitals
-        given = " ".join(repr(value).split())
-        given = given if len(given) <= 40 else f"{given[:39]}…"
+        shown = " ".join(repr(value).split())
+        shown = shown if len(shown) <= 40 else f"{shown[:39]}…"
         kind = type(value).__name__ if isinstance(value, bool | int | float | str) else "ClassVar"
         near = _near(name, ATTRIBUTES)
         yield Slip(
-            f"`{name} = {given}` has no annotation, so it is no field",
-            f"did you mean `{near}`?" if near else f"write {name}: {kind} = {given}",
+            f"`{name} = {shown}` has no annotation, so it is no field",
+            f"did you mean `{near}`?" if near else f"write {name}: {kind} = {shown}",
         )
 
 
@@ -180,22 +180,22 @@ def _of_source(base: type) -> Iterator[Slip]:
 def _near(name: str, known: Iterable[str]) -> str | None:
     """The name that this one was probably meant to be."""
     words = {one.replace("_", ""): one for one in known}
-    found = difflib.get_close_matches(name.lower().replace("_", ""), words, n=1, cutoff=0.85)
-    return words[found[0]] if found else None
+    nearest = difflib.get_close_matches(name.lower().replace("_", ""), words, n=1, cutoff=0.85)
+    return words[nearest[0]] if nearest else None
 
 
 def _names_used(bases: Iterable[type]) -> set[str]:
     """Every name that the files of these classes read, or mention as text."""
-    found: set[str] = set()
+    names: set[str] = set()
     for tree in filter(None, map(source_tree, bases)):
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-                found.add(node.attr)
+                names.add(node.attr)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-                found.add(node.id)
+                names.add(node.id)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.add(node.value)
-    return found
+                names.add(node.value)
+    return names
 
 
 def source_tree(cls: type) -> ast.Module | None:

@@ -60,27 +60,27 @@ def _check(toy: Toy, k: ClientId, up: Any, nets: Sequence[nn.Module]) -> None:
 
     def declared(net: nn.Module) -> Exposed:
         client = replace(toy.client(k, toy.server.t), net=copy.deepcopy(net).eval())
-        found = toy.exposed(client, up)
-        if not isinstance(found, UpdateOf | OutputOf | Unexposed):
-            problem = f"exposed returns a {type(found).__name__}"
+        exposed = toy.exposed(client, up)
+        if not isinstance(exposed, UpdateOf | OutputOf | Unexposed):
+            problem = f"exposed returns a {type(exposed).__name__}"
             raise toy.broken(problem, "return an UpdateOf, an OutputOf or an Unexposed")
-        if isinstance(found, UpdateOf) and not set(found.part.parameters()) <= set(client.net.parameters()):
+        if isinstance(exposed, UpdateOf) and not set(exposed.part.parameters()) <= set(client.net.parameters()):
             raise toy.broken("exposed names a part that is not in client.net", "name client.net or a module of it")
-        return found
+        return exposed
 
-    found = declared(nets[0])
-    if isinstance(found, UpdateOf):
+    exposed = declared(nets[0])
+    if isinstance(exposed, UpdateOf):
         trained = [one.part.state_dict() for net in nets[1:] if isinstance(one := declared(net), UpdateOf)]
-        if not any(_is_near(found.after, w) for w in trained):
+        if not any(_is_near(exposed.after, w) for w in trained):
             raise toy.broken(
                 f"the parameters that exposed gives for client {k} are not those after training",
                 "give the parameters of the part by their names, as training left them and not as they changed",
             )
-    elif isinstance(found, OutputOf):
+    elif isinstance(exposed, OutputOf):
         outputs = [one for net in nets if isinstance(one := declared(net), OutputOf)]
         with torch.no_grad():
             values = [one.function(toy.samples[k].x).flatten() for one in outputs]
-        if not any(_is_near({"": found.value.flatten()}, {"": value}) for value in values):
+        if not any(_is_near({"": exposed.value.flatten()}, {"": value}) for value in values):
             raise toy.broken(
                 f"the output that exposed gives for client {k} is not what the function returns for its sample",
                 "give the function of client.net whose output is sent, and the field of the upload that holds it",

@@ -110,9 +110,9 @@ def logits(algorithm: AnyAlgorithm) -> None:
         for size in (1, 3):
             x = ToyTransform().plain(toy_samples([0, 1, 2][:size], k).raw_N)
             with torch.no_grad():
-                found = copy.deepcopy(trained).eval()(x)
-            if not isinstance(found, Tensor) or found.shape != (size, C) or not found.is_floating_point():
-                shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+                logit_BC = copy.deepcopy(trained).eval()(x)
+            if not isinstance(logit_BC, Tensor) or logit_BC.shape != (size, C) or not logit_BC.is_floating_point():
+                shape = tuple(logit_BC.shape) if isinstance(logit_BC, Tensor) else type(logit_BC).__name__
                 raise toy.broken(
                     f"the network of client_model gives {shape} for {size} images",
                     f"its forward returns logits [B, C], here ({size}, {C})",

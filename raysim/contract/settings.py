@@ -46,11 +46,11 @@ def fields_read(algorithm: AnyAlgorithm) -> None:
 
 def _names_read(algorithm: AnyAlgorithm, wanted: set[str], rounds: int) -> tuple[set[str], int]:
     """The wanted fields that hooks read in so many rounds, and the round after which they read no further one."""
-    found: set[str] = set()
+    names_read: set[str] = set()
 
     class Watched(type(algorithm)):  # type: ignore[misc]
         def __getattribute__(self, name: str) -> Any:
-            found.update(wanted if name == "__dict__" else [name])
+            names_read.update(wanted if name == "__dict__" else [name])
             return super().__getattribute__(name)
 
         def check(self, task: Task) -> None:
@@ -62,13 +62,13 @@ def _names_read(algorithm: AnyAlgorithm, wanted: set[str], rounds: int) -> tuple
     toy = Toy(watched, "fields_read").start()
     last = 1
     for t in range(1, rounds + 1):
-        before = wanted & found
+        before = wanted & names_read
         if before == wanted:
             break
         toy.round(t)
-        if wanted & found != before:
+        if wanted & names_read != before:
             last = t
-    return wanted & found, last
+    return wanted & names_read, last
 
 
 def _variants(algorithm: AnyAlgorithm) -> Iterator[AnyAlgorithm]:
@@ -86,18 +86,18 @@ def _others(hint: Any, value: Any) -> list[Any]:
     """Some other values of a field with this annotation; none for text and containers."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Literal:
-        found = list(args)
+        others = list(args)
     elif origin in (Union, UnionType):
-        found = [None] if NoneType in args else []
-        found += [other for arg in args for other in _others(arg, value)]
+        others = [None] if NoneType in args else []
+        others += [other for arg in args for other in _others(arg, value)]
     elif hint is bool:
-        found = [False, True]
+        others = [False, True]
     elif origin is Annotated:
         ranges = [extra for extra in args[1:] if isinstance(extra, Range)]
-        found = [other for other in _others(args[0], value) if all(one.holds(other) for one in ranges)]
+        others = [other for other in _others(args[0], value) if all(one.holds(other) for one in ranges)]
     elif hint in (int, float):
         number = value if isinstance(value, int | float) else 1
-        found = [hint(other) for other in (2 * number, number / 2, 1, 0)]
+        others = [hint(other) for other in (2 * number, number / 2, 1, 0)]
     else:
-        found = []
-    return [other for other in dict.fromkeys(found) if other != value]
+        others = []
+    return [other for other in dict.fromkeys(others) if other != value]

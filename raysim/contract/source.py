@@ -148,10 +148,10 @@ def is_frozen(cls: type) -> bool:
 
 def tree(algorithm: AnyAlgorithm, clause: str) -> ast.Module:
     """The parsed file that holds the algorithm's class."""
-    found = source_tree(type(algorithm))
-    if found is None:
+    parsed = source_tree(type(algorithm))
+    if parsed is None:
         raise ContractError(algorithm, clause, "its source cannot be read", "put the algorithm into a file")
-    return found
+    return parsed
 
 
 def _names_device(node: ast.AST) -> str:

@@ -321,9 +321,9 @@ class Toy:
 
     def states(self) -> dict[str, str]:
         """A digest of every client, its data and the server."""
-        found = {f"client {k}": fingerprint(net) for k, net in self.nets.items()}
-        found |= {f"the data of client {k}": digest([s.raw_N, s.y]) for k, s in self.samples.items()}
-        return found | {"the server's state": fingerprint(self.server.state)}
+        digests = {f"client {k}": fingerprint(net) for k, net in self.nets.items()}
+        digests |= {f"the data of client {k}": digest([s.raw_N, s.y]) for k, s in self.samples.items()}
+        return digests | {"the server's state": fingerprint(self.server.state)}
 
     @torch.no_grad()
     def score(self) -> tuple[float, float]:
@@ -366,10 +366,10 @@ class Toy:
         with self.watch(self, name, client, msg):
             try:
                 with seed:
-                    found = work()
-                if found is not None and name in DROPPED and not self.meter:
-                    raise self.broken(f"{name} returns a {type(found).__name__}, which is ignored", DROPPED[name])
-                return found
+                    returned = work()
+                if returned is not None and name in DROPPED and not self.meter:
+                    raise self.broken(f"{name} returns a {type(returned).__name__}, which is ignored", DROPPED[name])
+                return returned
             except ContractError:
                 raise
             except FrozenInstanceError as error:

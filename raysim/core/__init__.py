@@ -55,9 +55,9 @@ _MODULES = (
 def __getattr__(name: str) -> Any:
     # Loaded when first used: all but the first two modules import torch, which takes seconds.
     for module in _MODULES if name in __all__ else ():
-        found = importlib.import_module(module)
-        if hasattr(found, name):
-            return getattr(found, name)
+        loaded = importlib.import_module(module)
+        if hasattr(loaded, name):
+            return getattr(loaded, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

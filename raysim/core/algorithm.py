@@ -149,11 +149,11 @@ class Client:
         """`f` over the local data (or `data`), in data order, un-augmented, in eval mode: [N, ...]."""
         data = self.data if data is None else data
         set_training(self.net, False)
-        found = torch.cat([f(batch.x) for batch in data.in_order(self.local.batch_size)])
+        output = torch.cat([f(batch.x) for batch in data.in_order(self.local.batch_size)])
         if self.meter is not None:
             key = (self.arch, getattr(f, "__qualname__", repr(f)), "forward")
             self.stats.flops += len(data) * self.meter.of(key, lambda: f(first(data, 1).x))
-        return found
+        return output
 
     def complete(self, row: Tensor | None, f: Callable[[Tensor], Tensor]) -> Tensor:
         """The rows that `fit` kept, [N, ...], with `outputs(f)` for samples that it never saw; for all if it kept none.
@@ -193,8 +193,8 @@ class Client:
         batch = first(data, size)
         buffers = {name: value.clone() for name, value in self.net.named_buffers()}
         try:
-            found = loss(self.net, replace(batch, second=batch.x) if two_views else batch, given)
-            (found[0] if isinstance(found, tuple) else found).backward()
+            result = loss(self.net, replace(batch, second=batch.x) if two_views else batch, given)
+            (result[0] if isinstance(result, tuple) else result).backward()
         finally:
             with torch.no_grad():
                 for name, value in self.net.named_buffers():

@@ -144,13 +144,13 @@ def settings_fields(cls: type) -> list[FieldInfo]:
     """Every field of a frozen dataclass of settings, in order."""
     hints = get_type_hints(cls, include_extras=True)
     docs = field_docs(cls)
-    found = []
+    infos = []
     for field in dataclasses.fields(cls):
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        found.append(FieldInfo(field.name, hints[field.name], default, docs.get(field.name, "")))
-    return found
+        infos.append(FieldInfo(field.name, hints[field.name], default, docs.get(field.name, "")))
+    return infos
 
 
 def check_settings(settings: Any) -> None:

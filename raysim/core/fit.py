@@ -115,8 +115,8 @@ def fit_one(job: FitJob) -> FitResult:
 
 def loss_and_rows(job: FitJob, batch: Batch) -> tuple[Tensor, Tensor | None]:
     """The loss of a batch, and the detached rows it keeps, if any."""
-    found = job.loss(job.net, batch, job.given)
-    return (found[0], found[1].detach()) if isinstance(found, tuple) else (found, None)
+    result = job.loss(job.net, batch, job.given)
+    return (result[0], result[1].detach()) if isinstance(result, tuple) else (result, None)
 
 
 def has_batchnorm(net: nn.Module) -> bool:

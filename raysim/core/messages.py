@@ -48,25 +48,25 @@ def leaves(msg: object) -> list[Any]:
 
     As `torch.utils._pytree.tree_leaves`, which takes ten times as long: with small models that is felt.
     """
-    found: list[Any] = []
-    _collect(msg, found)
-    return found
+    collected: list[Any] = []
+    _collect(msg, collected)
+    return collected
 
 
-def _collect(msg: object, found: list[Any]) -> None:
+def _collect(msg: object, collected: list[Any]) -> None:
     if isinstance(msg, Tensor):
-        found.append(msg)
+        collected.append(msg)
     elif isinstance(msg, Mapping):
         for value in msg.values():
-            _collect(value, found)
+            _collect(value, collected)
     elif isinstance(msg, tuple | list):
         for value in msg:
-            _collect(value, found)
+            _collect(value, collected)
     elif hasattr(type(msg), _FIELDS):
         for name in getattr(type(msg), _FIELDS):
-            _collect(getattr(msg, name), found)
+            _collect(getattr(msg, name), collected)
     elif msg is not None:
-        found.append(msg)
+        collected.append(msg)
 
 
 def mapped(kind: type[Any], change: Callable[[Any], Any], msg: Any) -> Any:

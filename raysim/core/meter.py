@@ -50,12 +50,12 @@ class FlopMeter:
             if size > SMALL[-1] and (known := self.small.get(key)) is not None:
                 self.counted[key, size] = _quadratic(known, size)
                 return self.counted[key, size]
-            found = self.counted[key, size] = flops_of(partial(work, size))
+            flops = self.counted[key, size] = flops_of(partial(work, size))
             if size > SMALL[-1] and key not in self.small and samples >= SMALL[-1]:
                 self.small[key] = None
                 with suppress(Exception):  # a loss may need more samples, as for the five most alike
                     counts = [flops_of(partial(work, one)) for one in SMALL]
-                    self.small[key] = counts if _quadratic(counts, size) == found else None
+                    self.small[key] = counts if _quadratic(counts, size) == flops else None
         return self.counted[key, size]
 
 

@@ -50,13 +50,13 @@ def state_tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
             f"state {prefix or '(top level)'} is a {type(state).__name__}; keep tensors, modules, dataclasses, "
             "dicts, lists, numbers or strings"
         )
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, part in parts:
         inner = state_tensors(part, f"{prefix}.{name}" if prefix else name)
-        if found.keys() & inner.keys():
-            raise TypeError(f"two parts of the state are both called {min(found.keys() & inner.keys())}")
-        found |= inner
-    return found
+        if tensors.keys() & inner.keys():
+            raise TypeError(f"two parts of the state are both called {min(tensors.keys() & inner.keys())}")
+        tensors |= inner
+    return tensors
 
 
 def digest(state: Any) -> str:
@@ -208,12 +208,12 @@ def _class_of(name: str, modules: Collection[str]) -> Any:
     """
     module, _, qualname = name.partition(":")
     named = {plain_module(name): name for name in modules}.get(module, "")
-    found: Any = sys.modules.get(module if module.startswith(f"{__package__}.") else named)
+    member: Any = sys.modules.get(module if module.startswith(f"{__package__}.") else named)
     for step in qualname.split("."):
-        found = getattr(found, step, None)
-    if not isinstance(found, type) or _class_name(found) != name:
+        member = getattr(member, step, None)
+    if not isinstance(member, type) or _class_name(member) != name:
         raise ValueError(f"the state holds a {name}, which is no class of {', '.join(sorted(modules))}")
-    return found
+    return member
 
 
 def modules_in(state: Any, path: str = "") -> dict[str, nn.Module]:

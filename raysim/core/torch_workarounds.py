@@ -106,13 +106,13 @@ class Sgd:
         for parameter in self.parameters:
             if parameter.grad is not None:
                 (moving if parameter in self.buffers else fresh).append(parameter)
-        for group in (fresh, moving):
-            if not group:
+        for ready in (fresh, moving):
+            if not ready:
                 continue
-            buffers: list[Tensor | None] = [self.buffers.get(parameter) for parameter in group]
+            buffers: list[Tensor | None] = [self.buffers.get(parameter) for parameter in ready]
             sgd(
-                group,
-                [grad for parameter in group if (grad := parameter.grad) is not None],
+                ready,
+                [grad for parameter in ready if (grad := parameter.grad) is not None],
                 buffers,
                 fused=True,  # one pass over the weights, not one per term: 1.1 to 1.3 times faster steps on CPU
                 weight_decay=self.weight_decay,
@@ -123,7 +123,7 @@ class Sgd:
                 maximize=False,
             )
             if self.momentum:
-                self.buffers.update(zip(group, cast(list[Tensor], buffers), strict=True))
+                self.buffers.update(zip(ready, cast(list[Tensor], buffers), strict=True))
 
 
 Place = tuple[dict[str, Tensor | None], str]
@@ -133,7 +133,7 @@ _places: WeakKeyDictionary[nn.Module, dict[str, list[Place]]] = WeakKeyDictionar
 def _places_of(net: nn.Module) -> dict[str, list[Place]]:
     """Name of each parameter, then of each buffer -> where the network holds it: in several places if shared."""
     if net not in _places:
-        found: dict[str, list[Place]] = {}
+        places: dict[str, list[Place]] = {}
         names: dict[int, str] = {}
         for kind in ("_parameters", "_buffers"):
             for prefix, module in net.named_modules():
@@ -141,8 +141,8 @@ def _places_of(net: nn.Module) -> dict[str, list[Place]]:
                 for name, value in held.items():
                     if value is not None:
                         full = names.setdefault(id(value), f"{prefix}.{name}" if prefix else name)
-                        found.setdefault(full, []).append((held, name))
-        _places[net] = found
+                        places.setdefault(full, []).append((held, name))
+        _places[net] = places
     return _places[net]
 
 

@@ -19,9 +19,9 @@ from raysim.data.specs import Files
 _VERSION = "2"  # raise when the decoding changes
 
 
-def cache_key(name: str, source: Source, given: Files | None = None) -> str:
+def cache_key(name: str, source: Source, settings: Files | None = None) -> str:
     """A file name that changes with the path, size or time stamp of any file of the source, and how it is read."""
-    sha = hashlib.sha256(f"{_VERSION}\n{name}\n{source.format}\n{given or ''}\n{len(source.train)}\n".encode())
+    sha = hashlib.sha256(f"{_VERSION}\n{name}\n{source.format}\n{settings or ''}\n{len(source.train)}\n".encode())
     for path in source.files:  # up to 110,000 of them
         stat = path.stat()
         sha.update(f"{path}\n{stat.st_size}\n{stat.st_mtime_ns}\n".encode())

@@ -198,10 +198,12 @@ def _read_only(spec: DatasetSpec, decoded: sources.Decoded, source: str) -> Data
 
 def _digits(spec: DatasetSpec) -> Dataset:
     # The file that load_digits reads, without importing scikit-learn: that takes 1.5 s of a first run's start.
-    found = importlib.util.find_spec("sklearn")
-    assert found is not None
-    assert found.submodule_search_locations
-    table = np.loadtxt(Path(found.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    sklearn = importlib.util.find_spec("sklearn")
+    assert sklearn is not None
+    assert sklearn.submodule_search_locations
+    table = np.loadtxt(
+        Path(sklearn.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz", delimiter=","
+    )
     ink_MHW, label_M = table[:, :64].reshape(-1, 8, 8), table[:, 64]
     # Sixteenths of full ink become the nearest of 256 levels; no two levels fall together.
     raw_M = np.rint(ink_MHW * 255 / 16).astype(np.uint8)[..., None]

@@ -18,27 +18,28 @@ METADATA = "metadata.csv"
 PART = re.compile(r"(train|test|validation|valid|val)(?![A-Za-z0-9])", re.IGNORECASE)
 
 
-def find_files(kind: str, given: Files) -> Source:
+def find_files(kind: str, settings: Files) -> Source:
     """The files of a user's own data set, train part and test part told apart. Raises ScenarioError."""
-    if not 1 <= len(given.path) <= 2:
+    if not 1 <= len(settings.path) <= 2:
         raise ScenarioError(
-            f"{len(given.path)} given; allowed: a file or a folder, or two of them, the train part and the test part",
+            f"{len(settings.path)} given; allowed: a file or a folder, or two of them, "
+            "the train part and the test part",
             key="data.path",
         )
-    places = [place_of(path, "data.path") for path in given.path]
-    found = [_listed(kind, path) for path in given.path]
+    places = [place_of(path, "data.path") for path in settings.path]
+    parts = [_listed(kind, path) for path in settings.path]
     if len(places) == 2:
-        (train, test), folder = found, places[0].parent
+        (train, test), folder = parts, places[0].parent
     else:
         folder = places[0] if places[0].is_dir() else places[0].parent
-        train, test = _parts(found[0], folder)
+        train, test = _parts(parts[0], folder)
     if twice := set(train) & set(test):
         raise ScenarioError(
             f"{min(twice)} is given as training data and as test data; give different files", key="data.path"
         )
     for part in (train, test):
         refuse_missing_shards(part)
-    tables = [path for place in places for path in place.rglob(METADATA)] if kind == "images" and given.by else []
+    tables = [path for place in places for path in place.rglob(METADATA)] if kind == "images" and settings.by else []
     return Source(kind, folder, train, test, tuple(sorted(tables)))
 
 
@@ -61,9 +62,9 @@ def _listed(kind: str, path: str) -> tuple[Path, ...]:
         state = "which is no folder" if place.exists() else "but there is no such file or folder"
         raise ScenarioError(f"{path} given, {state}", key="data.path")
     named = (file for file in place.rglob("*") if file.suffix.lower() in suffixes)
-    if not (found := tuple(sorted(one for one in named if not _hidden(one.relative_to(place)) and _is_regular(one)))):
+    if not (files := tuple(sorted(one for one in named if not _hidden(one.relative_to(place)) and _is_regular(one)))):
         raise ScenarioError(f"{path} contains no {what}", key="data.path")
-    return found
+    return files
 
 
 def _is_regular(path: Path) -> bool:

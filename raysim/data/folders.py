@@ -25,10 +25,10 @@ _ARRAY_COPIES = 3
 """As it is read, joined with those of other files, and as single precision or narrow tokens."""
 
 
-def read_images(source: Source, given: Files) -> Decoded:
+def read_images(source: Source, settings: Files) -> Decoded:
     """A file's class is the folder that it is in; classes are in sorted order. Raises ScenarioError."""
     paths = source.train + source.test
-    images = Images(len(paths), given.size)
+    images = Images(len(paths), settings.size)
     for path in paths:
         if path.parent == source.folder:
             raise ScenarioError(
@@ -37,15 +37,15 @@ def read_images(source: Source, given: Files) -> Decoded:
         with one_sentence(path):
             images.add(path.read_bytes(), str(path))
     label_M, names = to_classes([np.array([path.parent.name for path in paths])], source.folder)
-    owner_M, owners = to_owners(_ids(source, given)) if given.by else (np.zeros(0, np.int64), ())
+    owner_M, owners = to_owners(_ids(source, settings)) if settings.by else (np.zeros(0, np.int64), ())
     return Decoded(images.raw_MHWC, label_M, len(source.train), names, owner_M=owner_M, owners=owners)
 
 
-def _ids(source: Source, given: Files) -> NDArray[Any]:
+def _ids(source: Source, settings: Files) -> NDArray[Any]:
     """Each image's id: the folder that its class's folder is in, or column `by` of a metadata.csv above the image."""
-    paths, by = source.train + source.test, given.by
+    paths, by = source.train + source.test, settings.by
     if by == FOLDER:
-        return np.array([_client_folder(path, given) for path in paths])
+        return np.array([_client_folder(path, settings) for path in paths])
     assert by is not None
     if not source.extra:
         raise ScenarioError(
@@ -63,9 +63,9 @@ def _ids(source: Source, given: Files) -> NDArray[Any]:
     return np.array([id_of[path] for path in paths])
 
 
-def _client_folder(path: Path, given: Files) -> str:
+def _client_folder(path: Path, settings: Files) -> str:
     """The client of an image at <client>/<class>/<image>, below the folder of its part if there is one."""
-    roots = [place_of(root, "data.path") for root in given.path]
+    roots = [place_of(root, "data.path") for root in settings.path]
     root = next(root for root in roots if path.is_relative_to(root))
     folders = path.relative_to(root).parts
     if len(roots) == 1 and PART.match(folders[0]):
@@ -95,54 +95,54 @@ def _rows(path: Path, by: str) -> Iterator[tuple[str, str]]:
             yield row["file_name"], row[by]
 
 
-def read_numpy(source: Source, given: Files) -> Decoded:
+def read_numpy(source: Source, settings: Files) -> Decoded:
     """Arrays x and y, and the one of the ids if there are any; nothing is unpickled. Raises ScenarioError."""
-    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in ("x", "y", given.by) if name}
+    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in ("x", "y", settings.by) if name}
     num_train = 0
     for path in source.train + source.test:
-        found = _arrays(path, tuple(parts), given)
-        for name, array in found.items():
+        arrays = _arrays(path, tuple(parts), settings)
+        for name, array in arrays.items():
             if parts[name] and array.shape[1:] != parts[name][0].shape[1:]:
                 shapes = f"{array.shape[1:]}, but {parts[name][0].shape[1:]}"
                 raise ScenarioError(f"{path}: {name} has samples of shape {shapes} in another file")
             if parts[name] and array.dtype.kind != parts[name][0].dtype.kind:
                 raise ScenarioError(f"{path}: {name} is {array.dtype}, but {parts[name][0].dtype} in another file")
             parts[name].append(array)
-        num_train += len(found["y"]) if path in source.train else 0
-    return _decoded(parts, num_train, given, source.train[0], source.folder)
+        num_train += len(arrays["y"]) if path in source.train else 0
+    return _decoded(parts, num_train, settings, source.train[0], source.folder)
 
 
-def read_function(load: Callable[[], Any], given: Files, where: Path) -> Decoded:
+def read_function(load: Callable[[], Any], settings: Files, where: Path) -> Decoded:
     """The arrays that a user's own function returns: x and y, perhaps ids and `num_train`. Raises ScenarioError."""
     with failing(f"{where}: fails"):
-        found = load()
-    names = [name for name in ("x", "y", given.by) if name]
-    if not isinstance(found, Mapping) or not found.keys() >= set(names):
+        returned = load()
+    names = [name for name in ("x", "y", settings.by) if name]
+    if not isinstance(returned, Mapping) or not returned.keys() >= set(names):
         raise ScenarioError(f"{where}: must return a mapping with the arrays {' and '.join(names)}")
     arrays = {}
     for name in names:
         with failing(f"{where}: {name} is no array"):
-            arrays[name] = np.asarray(found[name])
-    _check_arrays(arrays, where, given)
-    num_train = whole_number(found.get("num_train", len(arrays["y"])))
+            arrays[name] = np.asarray(returned[name])
+    _check_arrays(arrays, where, settings)
+    num_train = whole_number(returned.get("num_train", len(arrays["y"])))
     if num_train is None or not 1 <= num_train <= len(arrays["y"]):
         raise ScenarioError(
-            f"{where}: num_train is {quoted(found['num_train'])}; "
+            f"{where}: num_train is {quoted(returned['num_train'])}; "
             f"allowed: 1 to {len(arrays['y'])}, the train part first"
         )
-    return _decoded({name: [array] for name, array in arrays.items()}, num_train, given, where, where)
+    return _decoded({name: [array] for name, array in arrays.items()}, num_train, settings, where, where)
 
 
-def _decoded(parts: Mapping[str, list[NDArray[Any]]], num_train: int, given: Files, x: Path, y: Path) -> Decoded:
+def _decoded(parts: Mapping[str, list[NDArray[Any]]], num_train: int, settings: Files, x: Path, y: Path) -> Decoded:
     """x, y: what an error about samples, or about labels, names."""
     raw_M, vocabulary = _samples(np.concatenate(parts["x"]), x)
     label_M, names = to_classes(parts["y"], y)
-    owner_M, owners = to_owners(np.concatenate(parts[given.by])) if given.by else (np.zeros(0, np.int64), ())
+    owner_M, owners = to_owners(np.concatenate(parts[settings.by])) if settings.by else (np.zeros(0, np.int64), ())
     return Decoded(raw_M, label_M, num_train, names, vocabulary, owner_M=owner_M, owners=owners)
 
 
-def _arrays(path: Path, names: tuple[str, ...], given: Files) -> dict[str, NDArray[Any]]:
-    found = {}
+def _arrays(path: Path, names: tuple[str, ...], settings: Files) -> dict[str, NDArray[Any]]:
+    arrays = {}
     with one_sentence(path):
         members = _members(path)  # first: what is no archive is one array or pickled objects, of any size
     with one_sentence(path), np.load(path, allow_pickle=False) as file:
@@ -161,9 +161,9 @@ def _arrays(path: Path, names: tuple[str, ...], given: Files) -> dict[str, NDArr
                 raise ScenarioError(text) from None
             if not isinstance(array, np.ndarray):
                 raise ScenarioError(f"{path}: {name} is not an array")
-            found[name] = array
-    _check_arrays(found, path, given)
-    return found
+            arrays[name] = array
+    _check_arrays(arrays, path, settings)
+    return arrays
 
 
 def _members(path: Path) -> list[zipfile.ZipInfo]:
@@ -172,19 +172,19 @@ def _members(path: Path) -> list[zipfile.ZipInfo]:
         return archive.infolist()
 
 
-def _check_arrays(found: Mapping[str, NDArray[Any]], path: Path, given: Files) -> None:
-    for name in [name for name in found if name != "x"]:
-        array = found[name]
+def _check_arrays(arrays: Mapping[str, NDArray[Any]], path: Path, settings: Files) -> None:
+    for name in [name for name in arrays if name != "x"]:
+        array = arrays[name]
         if array.ndim != 1 or array.dtype.kind not in "iuU":
             raise ScenarioError(
                 f"{path}: {name} is {array.dtype} of shape {array.shape}; allowed: one whole number or text per sample"
             )
-    sizes = {name: len(array) if array.ndim else 0 for name, array in found.items()}
+    sizes = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(sizes.values())) > 1 or not sizes["y"]:
         text = ", ".join(f"{name} has {size}" for name, size in sizes.items())
         raise ScenarioError(f"{path}: {text} samples; all arrays need the same number, at least one")
-    if given.by and found[given.by].dtype.kind == "U" and (found[given.by] == "").any():
-        raise ScenarioError(f"{path}: {given.by} has an empty id at {int((found[given.by] == '').argmax())}")
+    if settings.by and arrays[settings.by].dtype.kind == "U" and (arrays[settings.by] == "").any():
+        raise ScenarioError(f"{path}: {settings.by} has an empty id at {int((arrays[settings.by] == '').argmax())}")
 
 
 def _samples(x_M: NDArray[Any], path: Path) -> tuple[NDArray[Any], int]:

@@ -78,10 +78,10 @@ def _read(spec: DatasetSpec, source: Source) -> Decoded:
 def _users(path: Path) -> Iterator[tuple[Any, Any, list[str]]]:
     """(x, y, ids) of each user in a file that has samples."""
     try:
-        found = {user: (own["x"], own["y"]) for user, own in json.loads(path.read_text())["user_data"].items()}
+        users = {user: (own["x"], own["y"]) for user, own in json.loads(path.read_text())["user_data"].items()}
     except (KeyError, TypeError, AttributeError):
         raise ScenarioError(f"{path}: is not in LEAF's layout, a user_data with x and y for each user") from None
-    for user, (x, y) in found.items():
+    for user, (x, y) in users.items():
         if len(x) != len(y):
             raise ScenarioError(f"{path}: user {user} has {len(x)} x but {len(y)} y")
         if y:

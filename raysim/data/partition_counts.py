@@ -177,8 +177,8 @@ def draw(size: int, drawn: int, times: int, rng: np.random.Generator) -> Ints:
     if drawn > _FEW:
         return np.stack([rng.choice(size, drawn, replace=False, shuffle=False) for _ in range(times)])
     rank = np.arange(size - drawn, size)
-    found = rng.integers(0, np.broadcast_to(rank, (times, drawn)), endpoint=True)
+    chosen = rng.integers(0, np.broadcast_to(rank, (times, drawn)), endpoint=True)
     for i in range(1, drawn):
-        again = (found[:, :i] == found[:, i : i + 1]).any(1)
-        found[again, i] = rank[i]
-    return found
+        again = (chosen[:, :i] == chosen[:, i : i + 1]).any(1)
+        chosen[again, i] = rank[i]
+    return chosen

@@ -115,9 +115,9 @@ def to_classes(
         least, most = (int(label_M.min()), int(label_M.max())) if len(label_M) else (0, 0)
         limit = len(names) or len(label_M)
         if least < 0 or most >= limit:
-            has = f"it names {len(names)} classes" if names else f"there are {limit} samples"
+            reason = f"it names {len(names)} classes" if names else f"there are {limit} samples"
             raise ScenarioError(
-                f"{where}: labels run from {least} to {most}, but {has}; whole numbers count classes from 0"
+                f"{where}: labels run from {least} to {most}, but {reason}; whole numbers count classes from 0"
             )
         names = names or tuple(map(str, range(most + 1)))
     if len(label_M) and (label_M == label_M[0]).all():

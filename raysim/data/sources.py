@@ -123,7 +123,7 @@ def _find_parquet(spec: DatasetSpec, folder: Path) -> Source | None:
         if not train:
             continue
         tests = (tuple(sorted(sub.glob(f"{prefix}*-*.parquet"))) for prefix in spec.test_prefixes)
-        test = next((found for found in tests if found), ())
+        test = next((shards for shards in tests if shards), ())
         if not test:
             raise ScenarioError(f"{sub}: there are train-*.parquet files but no {spec.test_prefixes[0]}-*.parquet")
         for files in (train, test):
@@ -158,23 +158,23 @@ def _find_folder(spec: DatasetSpec, folder: Path) -> Source | None:
 
 
 def _read_parquet(spec: DatasetSpec, source: Source) -> Decoded:
-    rows = {}
+    num_rows = {}
     for path in source.train + source.test:
         with one_sentence(path), pq.ParquetFile(path) as file:
-            rows[path] = file.metadata.num_rows
-    total = sum(rows.values())
+            num_rows[path] = file.metadata.num_rows
+    total = sum(num_rows.values())
     with one_sentence(source.folder):
         channels, height, width = spec.input_spec.shape
         image_MHWC = np.empty((total, height, width, channels), np.uint8)
         label_M = np.empty(total, np.int64)
     names: tuple[str, ...] = ()
     start = 0
-    for path in rows:
+    for path in num_rows:
         with one_sentence(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
             image_column = _column(path, file.schema_arrow, spec.image_columns)
             label_column = _column(path, file.schema_arrow, spec.label_columns)
             names = names or _class_names(path, file.schema_arrow, label_column, spec)
-            stop = start + rows[path]
+            stop = start + num_rows[path]
             for group in range(file.num_row_groups):
                 table = file.read_row_group(group, columns=[image_column, label_column])
                 label_B = table.column(label_column)
@@ -183,11 +183,11 @@ def _read_parquet(spec: DatasetSpec, source: Source) -> Decoded:
                 end = start + len(label_B)
                 label_M[start:end] = label_B.to_numpy()
                 for row, png in enumerate(_encoded(path, image_column, table), start):
-                    image_MHWC[row] = _decode(png, spec, f"{path}: image {row - stop + rows[path]}")
+                    image_MHWC[row] = _decode(png, spec, f"{path}: image {row - stop + num_rows[path]}")
                 start = end
             if start != stop:
-                raise ScenarioError(f"{path}: promises {rows[path]} rows but holds {start - stop + rows[path]}")
-    num_train = sum(rows[path] for path in source.train)
+                raise ScenarioError(f"{path}: promises {num_rows[path]} rows but holds {start - stop + num_rows[path]}")
+    num_train = sum(num_rows[path] for path in source.train)
     return Decoded(image_MHWC, label_M, num_train, names or _numbered(spec))
 
 

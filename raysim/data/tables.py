@@ -67,29 +67,30 @@ class _Read:
     id: list[NDArray[Any]] = field(default_factory=list)
 
 
-def read_tables(source: Source, given: Files, names: tuple[str, ...] = ()) -> Decoded:
+def read_tables(source: Source, settings: Files, names: tuple[str, ...] = ()) -> Decoded:
     """Decode everything. names: of the classes; default: those that the files say.
 
     Raises ScenarioError, one sentence, for a damaged or unsuitable file.
     """
     paths = source.train + source.test
-    _refuse_too_large(paths, given)
-    rows = {path: _rows(path) for path in paths} if source.format == "parquet" else {}
-    read, images, num_train = _Read(), Images(sum(rows.values()), given.size), 0
+    _refuse_too_large(paths, settings)
+    num_rows = {path: _rows(path) for path in paths} if source.format == "parquet" else {}
+    read, images, num_train = _Read(), Images(sum(num_rows.values()), settings.size), 0
     columns: _Columns | None = None
     for path in paths:
-        start, found = 0, None
-        for schema, table in _pieces(path, given):
-            if found is None:
-                found = _columns(path, schema, given)
-                columns = columns or found
-                if (found.kind, found.features) != (columns.kind, columns.features):
+        start, file_columns = 0, None
+        for schema, table in _pieces(path, settings):
+            if file_columns is None:
+                file_columns = _columns(path, schema, settings)
+                columns = columns or file_columns
+                if (file_columns.kind, file_columns.features) != (columns.kind, columns.features):
                     raise ScenarioError(
-                        f"{path}: its features are {few(found.features)}, but {paths[0]} has {few(columns.features)}"
+                        f"{path}: its features are {few(file_columns.features)}, but {paths[0]} has "
+                        f"{few(columns.features)}"
                     )
-                names = names or _class_names(schema, given.label)
+                names = names or _class_names(schema, settings.label)
             with one_sentence(path):
-                _read_piece(path, start, table, columns or found, read, images)
+                _read_piece(path, start, table, columns or file_columns, read, images)
             start += table.num_rows
         num_train += start if path in source.train else 0
     assert columns is not None
@@ -123,7 +124,7 @@ def text_pieces(path: Path, names: Sequence[str]) -> Iterator[list[list[str]]]:
             yield [table.column(name).to_pylist() for name in names]
 
 
-def _refuse_too_large(paths: Sequence[Path], given: Files) -> None:
+def _refuse_too_large(paths: Sequence[Path], settings: Files) -> None:
     """Compare with the memory before anything is decoded: a few MB of Parquet may hold a billion equal rows."""
     num_bytes = 0
     for path in paths:
@@ -133,7 +134,7 @@ def _refuse_too_large(paths: Sequence[Path], given: Files) -> None:
         with one_sentence(path), pq.ParquetFile(path) as file:
             if not file.metadata.num_rows:
                 continue
-            columns = _columns(path, file.schema_arrow, given)
+            columns = _columns(path, file.schema_arrow, settings)
             # A nested column is several of the file's: x.list.element, or img.bytes and img.path.
             width = {name: _ID_BYTES if name == columns.by else _VALUE_BYTES for name in columns.all}
             leaf = [file.schema.column(i).path.split(".")[0] for i in range(len(file.schema))]
@@ -149,10 +150,10 @@ def _rows(path: Path) -> int:
         return int(file.metadata.num_rows)
 
 
-def _pieces(path: Path, given: Files) -> Iterator[tuple[Any, Any]]:
+def _pieces(path: Path, settings: Files) -> Iterator[tuple[Any, Any]]:
     """A file's schema with each piece of its rows."""
     if path.suffix.lower() == ".csv":
-        as_text = {given.by: pa.string()} if given.by else {}  # 007 is not 7
+        as_text = {settings.by: pa.string()} if settings.by else {}  # 007 is not 7
         with one_sentence(path):
             # A block is the longest row that is read, and every block makes a piece of each of the columns.
             table = pacsv.read_csv(
@@ -165,43 +166,43 @@ def _pieces(path: Path, given: Files) -> Iterator[tuple[Any, Any]]:
         yield table.schema, table
         return
     with one_sentence(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
-        columns = _columns(path, file.schema_arrow, given)
+        columns = _columns(path, file.schema_arrow, settings)
         yield file.schema_arrow, file.schema_arrow.empty_table()
         for batch in file.iter_batches(columns.rows_at_a_time, columns=columns.all):
             yield file.schema_arrow, pa.Table.from_batches([batch])
 
 
-def _columns(path: Path, schema: Any, given: Files) -> _Columns:
+def _columns(path: Path, schema: Any, settings: Files) -> _Columns:
     type_of = dict(zip(schema.names, schema.types, strict=True))
     if twice := [name for name, count in Counter(schema.names).items() if count > 1]:
         raise ScenarioError(f"{path}: has two columns {twice[0]}; allowed: each name once")
-    for key, name in (("data.label", given.label), ("data.partition.by", given.by)):
+    for key, name in (("data.label", settings.label), ("data.partition.by", settings.by)):
         if name is not None and name not in type_of:
             raise ScenarioError(f"{path} has no column {name!r}; its columns are {few(schema.names)}", key=key)
-    if given.features:
+    if settings.features:
         chosen: dict[str, None] = {}
-        for pattern in given.features:
-            found = [pattern] if pattern in type_of else [name for name in type_of if fnmatchcase(name, pattern)]
-            if not found:
+        for pattern in settings.features:
+            matching = [pattern] if pattern in type_of else [name for name in type_of if fnmatchcase(name, pattern)]
+            if not matching:
                 raise ScenarioError(
                     f"{pattern!r} given, but {path} has no such column; its columns are {few(schema.names)}",
                     key="data.features",
                 )
-            chosen.update(dict.fromkeys(found))
+            chosen.update(dict.fromkeys(matching))
         names = list(chosen)
-        if given.label in names:
+        if settings.label in names:
             raise ScenarioError(
-                f"{given.label!r} given, which is the label; a feature cannot be the label",
+                f"{settings.label!r} given, which is the label; a feature cannot be the label",
                 key="data.features",
             )
     else:
-        names = [name for name in schema.names if name not in (given.label, given.by)]
+        names = [name for name in schema.names if name not in (settings.label, settings.by)]
     images = [name for name in names if _is_image(type_of[name])]
     lists = [name for name in names if _is_list(type_of[name])]
-    if images and not given.features:
+    if images and not settings.features:
         names = images  # what else there is says something about the image
     if len(names) == 1 and (images or lists):
-        return _Columns("image" if images else "list", names, given.label, given.by)
+        return _Columns("image" if images else "list", names, settings.label, settings.by)
     if images or lists:
         raise ScenarioError(
             f"{path} has the columns {few(names)}; it needs one column of images or of lists, or columns of numbers",
@@ -217,7 +218,7 @@ def _columns(path: Path, schema: Any, given: Files) -> _Columns:
                 "columns in data.features",
                 key="data.features",
             )
-    return _Columns("numbers", names, given.label, given.by)
+    return _Columns("numbers", names, settings.label, settings.by)
 
 
 def _is_image(kind: Any) -> bool:

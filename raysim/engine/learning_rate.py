@@ -63,13 +63,13 @@ def factor_of(schedule: RateSchedule, t: int, num_rounds: int) -> float:
     """`schedule.factor`, as a number of Python's. Raises `RunError` when it fails, or gives no number above 0."""
     name = f"{type(schedule).__name__}.factor"
     try:
-        given = schedule.factor(t, num_rounds)
+        returned = schedule.factor(t, num_rounds)
     except FAILURES as error:
         raise RunError(f"{name} fails: {where(error)}") from error
-    found = real_number(given)
-    if found is None or not 0 < found < math.inf:
-        raise RunError(f"{name}({t}, {num_rounds}) gives {quoted(given)}; allowed: greater than 0")
-    return found
+    factor = real_number(returned)
+    if factor is None or not 0 < factor < math.inf:
+        raise RunError(f"{name}({t}, {num_rounds}) gives {quoted(returned)}; allowed: greater than 0")
+    return factor
 
 
 SCHEDULES: dict[str, type] = {"constant": Constant, "step": Step, "cosine": Cosine}

@@ -30,7 +30,7 @@ def in_lockstep(works: Sequence[Callable[[], T]], answer: Answer) -> list[T]:
     Each has torch's global generators to itself: what one draws does not move another's, nor the caller's. Raises what
     the first of them raises; the others then end where they stand.
     """
-    found: dict[int, T] = {}
+    results: dict[int, T] = {}
     lets = [greenlet(work) for work in works]
     asked: dict[int, Any] = dict.fromkeys(range(len(works)))
     state: dict[int, list[torch.Tensor]] = {}
@@ -43,7 +43,7 @@ def in_lockstep(works: Sequence[Callable[[], T]], answer: Answer) -> list[T]:
                     _set_random_state(state[i])
                 got = lets[i].switch(reply) if i in state else lets[i].switch()
                 if lets[i].dead:
-                    found[i] = got
+                    results[i] = got
                 else:
                     questions[i], state[i] = got, _random_state()
             replies = answer(list(questions.values())) if questions else ()
@@ -53,7 +53,7 @@ def in_lockstep(works: Sequence[Callable[[], T]], answer: Answer) -> list[T]:
             if let and not let.dead:
                 let.throw()
         _set_random_state(before)
-    return [found[i] for i in range(len(works))]
+    return [results[i] for i in range(len(works))]
 
 
 def _random_state() -> list[torch.Tensor]:

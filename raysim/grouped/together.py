@@ -42,17 +42,17 @@ def fit_all(jobs: Sequence[FitJob]) -> list[FitResult | str]:
     alike: dict[Hashable, list[int]] = {}
     for i, job in enumerate(jobs):
         alike.setdefault(_kind(job), []).append(i)
-    found: dict[int, FitResult | str] = {}
+    results: dict[int, FitResult | str] = {}
     for places in alike.values():
         part = [jobs[i] for i in places]
-        found |= zip(places, _attempt(part) if len(part) > 1 else [""], strict=True)
-    return [found[i] for i in range(len(jobs))]
+        results |= zip(places, _attempt(part) if len(part) > 1 else [""], strict=True)
+    return [results[i] for i in range(len(jobs))]
 
 
 def ask_to_fit(job: FitJob) -> FitResult:
     """The trainer of a client in `in_lockstep(..., fit_all)`: what no call does for several is done alone."""
-    found = ask(job)
-    return found if isinstance(found, FitResult) else replace(fit_one(job), apart=found)
+    result = ask(job)
+    return result if isinstance(result, FitResult) else replace(fit_one(job), apart=result)
 
 
 def fit_together(jobs: Sequence[FitJob]) -> list[FitResult]:
@@ -161,10 +161,10 @@ class Stack:
             return self._loss({**trained, **fixed}, batch, self.given.of_one(given))
 
         optional = [None if value is None else 0 for value in (batch.weight, batch.second)]
-        found = vmap(of_one, in_dims=(0, 0, 0, 0, 0, *optional, 0))(
+        result = vmap(of_one, in_dims=(0, 0, 0, 0, 0, *optional, 0))(
             self.trained, self.fixed, batch.x, batch.y, batch.index, batch.weight, batch.second, self.given.stacked
         )
-        return found if isinstance(found, tuple) else (found, None)
+        return result if isinstance(result, tuple) else (result, None)
 
     def _loss(self, tensors: Mapping[str, Tensor], batch: Batch, given: Any) -> Any:
         """The loss of one client, whose network has these tensors."""
@@ -192,8 +192,8 @@ class Stack:
         cut = None if second is None else second[:real]
 
         def loss(batch: Batch) -> float:
-            found = self._loss(own, batch, self.jobs[g].given)
-            return float(found[0] if isinstance(found, tuple) else found)
+            result = self._loss(own, batch, self.jobs[g].given)
+            return float(result[0] if isinstance(result, tuple) else result)
 
         alone = loss(Batch(full.x[:real], full.y[:real], full.index[:real], None, cut))
         if abs(loss(full) - alone) > TOLERANCE * (1 + abs(alone)):
@@ -216,8 +216,8 @@ def outputs_together(nets: Sequence[nn.Module], x_GB: Tensor) -> Tensor:
 
     def of_one(tensors: dict[str, Tensor], x_B: Tensor) -> Tensor:
         with tensors_replaced(net, tensors):
-            found: Tensor = net(x_B)
-            return found
+            output: Tensor = net(x_B)
+            return output
 
     with torch.no_grad():
         stacked = {name: torch.stack([one[name] for one in each]) for name in each[0]}

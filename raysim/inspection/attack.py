@@ -127,16 +127,16 @@ def attack(
     drawn = [
         (k := clients[int(rng.integers(len(clients)))], int(rng.integers(spec.num_samples[k]))) for _ in range(pairs)
     ]
-    found: list[Attacked] = []
+    images: list[Attacked] = []
     with opened.backend({k for k, _ in drawn}, checkpoint, spec) as backend:
         for k, sample in drawn:
             seen = transmit(backend, checkpoint.round + 1, k, sample, knowledge)
             place = int(spec.train.of(k)[sample])
-            start_HWC, image_HWC, distance = invert(seen, spec, opened.raw_M.shape[1:], seed + len(found))
-            found.append(Attacked(k, place, pixels(opened.raw_M[place]), image_HWC, start_HWC, distance))
-            progress(len(found))
+            start_HWC, image_HWC, distance = invert(seen, spec, opened.raw_M.shape[1:], seed + len(images))
+            images.append(Attacked(k, place, pixels(opened.raw_M[place]), image_HWC, start_HWC, distance))
+            progress(len(images))
     unrelated = _unrelated(opened.raw_M, spec.train.index, convention, rng)
-    return Attack(opened.name, checkpoint.round + 1, knowledge, convention, tuple(found), unrelated)
+    return Attack(opened.name, checkpoint.round + 1, knowledge, convention, tuple(images), unrelated)
 
 
 def invert(seen: Transmission, spec: RunSpec, shape_HWC: tuple[int, ...], seed: int = 0) -> tuple[Image, Image, float]:
@@ -199,24 +199,24 @@ def _unrelated(
     if len(index) < 2:
         raise ScenarioError("the clients of the run have only one training image; the attack needs at least two")
     pairs = [rng.choice(index, 2, replace=False) for _ in range(STRANGERS)]
-    found = [psnr(pixels(image_MHWC[a]), pixels(image_MHWC[b]), convention) for a, b in pairs]
-    return float(np.mean([value for value in found if isfinite(value)]))
+    psnrs = [psnr(pixels(image_MHWC[a]), pixels(image_MHWC[b]), convention) for a, b in pairs]
+    return float(np.mean([value for value in psnrs if isfinite(value)]))
 
 
-def draw_attack(found: Attack, output: Path | str) -> Path:
+def draw_attack(result: Attack, output: Path | str) -> Path:
     """Originals above, what the attack made of them below, with PSNR. Returns the file."""
     file = picture_file(output)
-    columns = min(SHOWN, len(found.images))
-    rows = -(-len(found.images) // columns)
+    columns = min(SHOWN, len(result.images))
+    rows = -(-len(result.images) // columns)
     figure, axes = make_figure(2 * rows, columns, max(1.1 * columns + 0.6, 4.5), 2.5 * rows + 0.8)
     for one in axes.flat:
         one.set_axis_off()
-    for place, (image, value) in enumerate(zip(found.images, found.psnrs, strict=True)):
+    for place, (image, value) in enumerate(zip(result.images, result.psnrs, strict=True)):
         row, column = divmod(place, columns)
         show_image(axes[2 * row, column], image.original_HWC, f"client {image.client}\nsample {image.sample}")
         show_image(axes[2 * row + 1, column], image.image_HWC, f"{value:.1f} dB")
-    levels = f"{found.mean:.1f} dB; two unrelated images {found.unrelated:.1f} dB"
-    when = f"round {found.round}, from the state after {found.round - 1}"
-    title = f"{found.run}\n{when}, {found.knowledge} attacker: {levels}"
+    levels = f"{result.mean:.1f} dB; two unrelated images {result.unrelated:.1f} dB"
+    when = f"round {result.round}, from the state after {result.round - 1}"
+    title = f"{result.run}\n{when}, {result.knowledge} attacker: {levels}"
     figure.suptitle(picture(title, 200), fontsize=8, wrap=True)
     return save_figure(figure, file)

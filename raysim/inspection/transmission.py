@@ -66,18 +66,18 @@ def attackable(opened: OpenedRun, checkpoint: Checkpoint) -> list[ClientId]:
         if has_batchnorm(spec.algorithm.client_model(spec.task.model(arch), spec.task))
     }
     tried = {spec.arch(k): k for k in reversed(spec.eligible) if spec.arch(k) in normed}
-    found = [k for k in spec.eligible if spec.arch(k) not in normed]
+    clients = [k for k in spec.eligible if spec.arch(k) not in normed]
     if tried:
         with opened.backend(tried.values(), checkpoint, spec) as backend:
             uploads = {arch: _upload_of(backend, t, k, 0) for arch, k in tried.items()}
             fits = {arch for arch, one in uploads.items() if one and isinstance(one.exposed(one.before), OutputOf)}
-        found = [k for k in spec.eligible if spec.arch(k) not in normed or spec.arch(k) in fits]
-    if not found:
+        clients = [k for k in spec.eligible if spec.arch(k) not in normed or spec.arch(k) in fits]
+    if not clients:
         raise ScenarioError(
             "the networks of all clients that hold samples have BatchNorm, with which "
             f"{_name(spec.algorithm)} exposes no single image in round {t}; attack a run with other networks"
         )
-    return found
+    return clients
 
 
 def transmit(backend: InProcessBackend, t: int, k: ClientId, sample: int, knowledge: Knowledge) -> Transmission:
@@ -111,11 +111,11 @@ class _Upload:
         """What the method says that the upload exposes, if this is the client's network."""
         name = _name(self.algorithm)
         with errors_from(lambda: f"{name}.exposed of client {self.client.id} failed"):
-            found: Exposed | None = self.algorithm.exposed(replace(self.client, net=net), self.message)
-        if isinstance(found, UpdateOf | OutputOf):
-            return found
-        if isinstance(found, Unexposed):
-            raise ScenarioError(f"{name} {found.reason}; attack a run of another method")
+            exposed: Exposed | None = self.algorithm.exposed(replace(self.client, net=net), self.message)
+        if isinstance(exposed, UpdateOf | OutputOf):
+            return exposed
+        if isinstance(exposed, Unexposed):
+            raise ScenarioError(f"{name} {exposed.reason}; attack a run of another method")
         raise ScenarioError(
             f"{name} does not declare what its uploads expose; write its method `exposed`, as docs/own_code.md shows"
         )
@@ -157,9 +157,9 @@ def _output(spec: RunSpec, upload: _Upload, sample: int, knowledge: Knowledge) -
     client = upload.client
 
     def model(net: nn.Module) -> OutputOf:
-        found = upload.exposed(copy.deepcopy(net).eval())
-        assert isinstance(found, OutputOf)
-        return found
+        exposed = upload.exposed(copy.deepcopy(net).eval())
+        assert isinstance(exposed, OutputOf)
+        return exposed
 
     def sender(net: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
         function = model(net).function
@@ -205,8 +205,8 @@ def _update(spec: RunSpec, upload: _Upload, sample: int, knowledge: Knowledge) -
 
     def send(x: Tensor, label: Tensor) -> Tensor:
         with _Teachers():
-            found = loss(net, Batch(x, label, torch.zeros(1, dtype=torch.int64)), job.given)
-        value = found[0] if isinstance(found, tuple) else found
+            result = loss(net, Batch(x, label, torch.zeros(1, dtype=torch.int64)), job.given)
+        value = result[0] if isinstance(result, tuple) else result
         gradients = _step_gradients(value, list(shared.values()))
         return sent(dict(zip(shared, gradients, strict=True)))
 
@@ -215,23 +215,23 @@ def _update(spec: RunSpec, upload: _Upload, sample: int, knowledge: Knowledge) -
 
 def _training(upload: _Upload) -> tuple[nn.Module, FitJob]:
     """The `client.fit` that trains the exposed parameters, and the network as it was then."""
-    found = [
+    calls = [
         (net, job)
         for net, job in upload.jobs
         if any(w.requires_grad for w in _shared(_update_of(upload, net)).values())
     ]
-    if len(found) != 1:
+    if len(calls) != 1:
         raise ScenarioError(
-            f"{_name(upload.algorithm)} trains the parameters that it exposes in {len(found)} calls of client.fit; "
+            f"{_name(upload.algorithm)} trains the parameters that it exposes in {len(calls)} calls of client.fit; "
             "the attack can follow a single call only"
         )
-    return found[0]
+    return calls[0]
 
 
 def _update_of(upload: _Upload, net: nn.Module) -> UpdateOf:
-    found = upload.exposed(net)
-    assert isinstance(found, UpdateOf)
-    return found
+    exposed = upload.exposed(net)
+    assert isinstance(exposed, UpdateOf)
+    return exposed
 
 
 def _shared(exposed: UpdateOf) -> dict[str, nn.Parameter]:

@@ -141,26 +141,26 @@ def path_levels(parent_V: NDArray[np.int64], num_samples: int, target: int) -> N
     return level_V[:num_samples]
 
 
-def draw_tree(found: SampleTree, output: Path | str) -> Path:
+def draw_tree(tree: SampleTree, output: Path | str) -> Path:
     """The sample, and below it a row for each cluster with the samples that join there. Returns the file."""
     file = picture_file(output)
-    found.run.check_images()
-    image_MHWC, labels, names = found.run.raw_M, found.run.spec.labels, found.run.assembly.data.class_names
-    rows = len(found.clusters) + 1
+    tree.run.check_images()
+    image_MHWC, labels, names = tree.run.raw_M, tree.run.spec.labels, tree.run.assembly.data.class_names
+    rows = len(tree.clusters) + 1
     figure, axes = make_figure(rows, SHOWN, 1.0 * SHOWN + 3.4, 1.15 * rows + 0.4)
     for one in axes.flat:
         one.set_axis_off()
-    texts = [f"sample {found.sample}\nof client {found.client}"]
+    texts = [f"sample {tree.sample}\nof client {tree.client}"]
     texts += [
         f"cluster {level}: {len(cluster.samples)} samples\nof {plural(cluster.clients, 'client')}\n{cluster.named}"
-        for level, cluster in enumerate(found.clusters, 1)
+        for level, cluster in enumerate(tree.clusters, 1)
     ]
-    joining = [np.array([found.sample])]
-    joining += [cluster.joining[cluster.joining != found.sample] for cluster in found.clusters]
+    joining = [np.array([tree.sample])]
+    joining += [cluster.joining[cluster.joining != tree.sample] for cluster in tree.clusters]
     for row, (text, places) in enumerate(zip(map(picture, texts), joining, strict=True)):
         axes[row, 0].text(-0.25, 0.5, text, transform=axes[row, 0].transAxes, ha="right", va="center", fontsize=7)
         for one, place in zip(axes[row], places.tolist(), strict=False):
             show_image(one, pixels(image_MHWC[place]), names[int(labels[place])])
-    title = f"{found.run.name}, after round {found.round}: what joins at each level"
+    title = f"{tree.run.name}, after round {tree.round}: what joins at each level"
     figure.suptitle(picture(title, 200), fontsize=9)
     return save_figure(figure, file)

@@ -63,10 +63,10 @@ def draw_tsne(
         raise ScenarioError(f"--clients: {len(clients)} given; allowed: at most {len(MARKERS)}, one marker each")
     markers = dict(zip(clients, MARKERS, strict=False))
     opened = [OpenedRun.of(run) for run in runs]
-    found = [run.representations(clients, part) for run in opened]
-    colours = class_colours(np.unique(np.concatenate([one.label_N for one in found])))
-    figure, panels = make_figure(1, len(found), 5.0 * len(found), 5.4)
-    for axes, run, one in zip(panels[0], opened, found, strict=True):
+    representations = [run.representations(clients, part) for run in opened]
+    colours = class_colours(np.unique(np.concatenate([one.label_N for one in representations])))
+    figure, panels = make_figure(1, len(representations), 5.0 * len(representations), 5.4)
+    for axes, run, one in zip(panels[0], opened, representations, strict=True):
         axes.set_title(picture(fill(f"{run.name}, after round {run.checkpoint().round}", 64)), fontsize=8)
         axes.set(xticks=[], yticks=[])
         _panel(axes, one, embed(one.value_ND, seed), colours, markers)

@@ -44,7 +44,7 @@ def is_plain(name: str) -> bool:
 
 def list_files(folder: Path, checkpoints: bool) -> list[Path]:
     """The files of a run folder to send, relative to it, without links and paths that are not `is_plain`."""
-    found = []
+    files = []
     for file in sorted(folder.rglob("*")):
         inside = file.relative_to(folder)
         linked = any((folder / part).is_symlink() for part in [*inside.parents][:-1]) or file.is_symlink()
@@ -54,8 +54,8 @@ def list_files(folder: Path, checkpoints: bool) -> list[Path]:
             and not linked
             and (checkpoints or "checkpoints" not in inside.parts)
         ):
-            found.append(inside)
-    return found
+            files.append(inside)
+    return files
 
 
 def send(folder: Path, checkpoints: bool, print_line: Callable[[str], object], limit: int = LIMIT) -> None:

@@ -50,29 +50,29 @@ class Address:
         return ScenarioError(f"{self.origin}: {shown(self.url)} {text}")
 
 
-def find_address(given: str | None) -> Address:
-    """The address: `given`, else the first of `VARIABLES`, else this machine's dashboard.
+def find_address(option: str | None) -> Address:
+    """The address: `option`, else the first of `VARIABLES`, else this machine's dashboard.
 
     Raises `ScenarioError` when it cannot be a dashboard's.
     """
-    found = Address(DEFAULT, "--address (the default)")
-    if given is not None:
-        found = Address(given.strip(), "--address")
+    address = Address(DEFAULT, "--address (the default)")
+    if option is not None:
+        address = Address(option.strip(), "--address")
     else:
         for name in VARIABLES:
             value = os.environ.get(name, "")
             if value and (name != "RAY_ADDRESS" or value.startswith(("http://", "https://"))):
-                found = Address(value, name)
+                address = Address(value, name)
                 break
-    if holds_secret(found.url):
-        raise found.error("holds a user name or password; a Ray cluster takes a token, in RAY_AUTH_TOKEN")
-    if found.url.startswith("ray://"):
-        host = urlsplit(found.url).hostname or "HOST"
-        raise found.error(f"is for the Ray Client; jobs need {ALLOWED.replace('HOST', host)}")
-    url = found.url if "://" in found.url else f"http://{found.url}"
-    if not re.fullmatch(r"https?://[^/\s]+/*", url) or found.url in {"", "auto", "local"}:
-        raise found.error(f"given; allowed: {ALLOWED}")
-    return Address(url.rstrip("/"), found.origin)
+    if holds_secret(address.url):
+        raise address.error("holds a user name or password; a Ray cluster takes a token, in RAY_AUTH_TOKEN")
+    if address.url.startswith("ray://"):
+        host = urlsplit(address.url).hostname or "HOST"
+        raise address.error(f"is for the Ray Client; jobs need {ALLOWED.replace('HOST', host)}")
+    url = address.url if "://" in address.url else f"http://{address.url}"
+    if not re.fullmatch(r"https?://[^/\s]+/*", url) or address.url in {"", "auto", "local"}:
+        raise address.error(f"given; allowed: {ALLOWED}")
+    return Address(url.rstrip("/"), address.origin)
 
 
 @dataclass(frozen=True)
@@ -90,20 +90,20 @@ class Cluster:
         Raises `ScenarioError` when there is no such job, or raysim did not submit it.
         """
         try:
-            found = self.call("get_job_info", job)
+            details = self.call("get_job_info", job)
         except UnknownJobError:
             names = [known.submission_id for known in self.jobs()]
             raise ScenarioError(
                 f"{job}: there is no such job at {shown(self.address)}{suggest(job, names)} (`raysim jobs` lists them)"
             ) from None
-        if KIND not in (found.metadata or {}):
+        if KIND not in (details.metadata or {}):
             raise ScenarioError(f"{job}: this job was not submitted by raysim (`raysim jobs` lists those that were)")
-        return found
+        return details
 
     def jobs(self) -> list[Any]:
         """All jobs of raysim, newest first."""
-        found = [job for job in self.call("list_jobs") if is_name(job.submission_id) and KIND in (job.metadata or {})]
-        return sorted(found, key=lambda job: job.start_time or 0, reverse=True)
+        jobs = [job for job in self.call("list_jobs") if is_name(job.submission_id) and KIND in (job.metadata or {})]
+        return sorted(jobs, key=lambda job: job.start_time or 0, reverse=True)
 
     def log(self, job: str) -> str:
         """The output of a job so far."""
@@ -215,25 +215,25 @@ def _ask(address: Address, token: str) -> tuple[int, Any]:
     request = urllib.request.Request(f"{address.url}/api/version")
     if token:
         request.add_header("Authorization", f"Bearer {token}")
-    found: list[tuple[int, Any] | Exception] = []
+    answers: list[tuple[int, Any] | Exception] = []
 
     def ask() -> None:
         try:
             with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
-                found.append((answer.status, json.loads(answer.read(ANSWER_BYTES))))
+                answers.append((answer.status, json.loads(answer.read(ANSWER_BYTES))))
         except urllib.error.HTTPError as error:
             error.close()
-            found.append((error.code, None))
+            answers.append((error.code, None))
         except (ValueError, RecursionError):
-            found.append((200, None))
+            answers.append((200, None))
         except (OSError, http.client.HTTPException) as error:
-            found.append(error)
+            answers.append(error)
 
     # In a thread that may outlive this call: urlopen's timeout counts anew for each byte of an answer.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(ANSWER_S)
-    answer = found[0] if found else TimeoutError("timed out")
+    answer = answers[0] if answers else TimeoutError("timed out")
     if isinstance(answer, Exception):
         raise address.error(f"does not answer ({_reason(answer)}): no Ray cluster's dashboard is there")
     return answer

@@ -37,16 +37,16 @@ def main(args: list[str] | None = None) -> int:
     parser.add_argument("--resume", dest="run")
     parser.add_argument("--code-changed", action="store_true")
     parser.add_argument("--sweep", action="store_true")
-    given = parser.parse_args(args)
+    options = parser.parse_args(args)
     client, cluster = Versions.parse(os.environ.get(VARIABLE, "")), Versions.here()
     problem = incompatibility(client, cluster)
     if problem:
         return _fail(problem, 2)
     if note := warning(client, cluster):
         print(f"note: {note}", file=sys.stderr, flush=True)
-    if given.sweep:
-        return _stoppable(partial(_sweep, given.scenario, given.sets))
-    return _stoppable(partial(_run, given.scenario, given.sets, given.run, given.code_changed))
+    if options.sweep:
+        return _stoppable(partial(_sweep, options.scenario, options.sets))
+    return _stoppable(partial(_run, options.scenario, options.sets, options.run, options.code_changed))
 
 
 def home() -> Path:
@@ -115,7 +115,7 @@ def _sweep(file: str, sets: Sequence[str], closing: Callable[[], None]) -> int:
 
 
 def _resume(
-    given: str, scenario: ParsedScenario | None, sets: Sequence[str], code_changed: bool, tracker: JobLogTracker
+    place: str, scenario: ParsedScenario | None, sets: Sequence[str], code_changed: bool, tracker: JobLogTracker
 ) -> Run:
     """Resume the run in this folder, or with this id below the scenario's `output`."""
     from raysim.common.errors import ScenarioError
@@ -124,7 +124,7 @@ def _resume(
 
     output = Path("runs").absolute() if scenario is None else scenario.settings.output_folder
     try:
-        folder = find_run(given, output)
+        folder = find_run(place, output)
     except ScenarioError as error:
         raise ScenarioError(f"--resume: {error} (on the head node)") from None
     run = Run(folder).resume(

@@ -63,9 +63,9 @@ def fetch(cluster: Cluster, job: str, output: Path | None, checkpoints: bool) ->
     Raises `ScenarioError` when there is no such job, it has no run folder, or `output` holds something else; `RunError`
     when the folder did not arrive whole; then `output` is unchanged.
     """
-    found, log = look(cluster, job)
-    source = _source(found, log)
-    target = output or _default(found, log)
+    status, log = look(cluster, job)
+    source = _source(status, log)
+    target = output or _default(status, log)
     try:
         _check_target(target, log)
         target.parent.mkdir(parents=True, exist_ok=True)

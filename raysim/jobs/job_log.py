@@ -83,17 +83,17 @@ def read_log(text: str) -> JobLog:
 def _facts(line: str) -> dict[str, Any]:
     """The facts of a line of `JobLogTracker`; none if another program wrote it, or its process died meanwhile."""
     try:
-        found = json.loads(line.removeprefix(PREFIX))
+        entry = json.loads(line.removeprefix(PREFIX))
     except (ValueError, RecursionError):
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(entry, dict):
         return {}
     facts = {}
-    if _is_absolute(found.get("run_folder")) and is_name(found.get("run_id")):
-        facts = {key: found[key] for key in ("run_folder", "run_id")}
-        facts["sweep"] = found.get("sweep") is True
-    if isinstance(found.get("summary"), dict):
-        facts["summary"] = found["summary"]
+    if _is_absolute(entry.get("run_folder")) and is_name(entry.get("run_id")):
+        facts = {key: entry[key] for key in ("run_folder", "run_id")}
+        facts["sweep"] = entry.get("sweep") is True
+    if isinstance(entry.get("summary"), dict):
+        facts["summary"] = entry["summary"]
     return facts
 
 

@@ -15,23 +15,23 @@ FACTS = ("name", "scenario", "algorithm")
 """Metadata that a resuming job takes from the job before, unless it has a scenario of its own."""
 
 
-def find_run(cluster: Cluster, given: str) -> tuple[str, Mapping[str, str]]:
+def find_run(cluster: Cluster, run: str) -> tuple[str, Mapping[str, str]]:
     """A run's folder or id on the head node, and the metadata of its job.
 
-    given: the same, or the id of the job that ran it; only the resuming job can check that the folder exists. Raises
+    run: the same, or the id of the job that ran it; only the resuming job can check that the folder exists. Raises
     `ScenarioError` when the job has not ended, or has no run.
     """
-    if not given.strip():
-        raise ScenarioError(f"--resume: {given!r} given; allowed: a job's id, or a run's folder or id on the cluster")
+    if not run.strip():
+        raise ScenarioError(f"--resume: {run!r} given; allowed: a job's id, or a run's folder or id on the cluster")
     known_jobs = {info.submission_id: info for info in cluster.jobs()}
-    if given not in known_jobs:
-        scenario = PurePosixPath(given).parent.name  # of <output>/<scenario>/<run id>
-        return given, {"name": scenario} if is_name(scenario) else {}
-    job = Job.of(known_jobs[given])
+    if run not in known_jobs:
+        scenario = PurePosixPath(run).parent.name  # of <output>/<scenario>/<run id>
+        return run, {"name": scenario} if is_name(scenario) else {}
+    job = Job.of(known_jobs[run])
     if not job.ended:
-        raise ScenarioError(f"--resume: {given} is {job.state}; `raysim stop {given}` ends it")
-    folder = read_log(cluster.log(given)).run_folder
+        raise ScenarioError(f"--resume: {run} is {job.state}; `raysim stop {run}` ends it")
+    folder = read_log(cluster.log(run)).run_folder
     if not folder:
-        raise ScenarioError(f"--resume: {given} is {job.state}, but never had a run folder; submit its scenario anew")
-    known = {key: one_line(value) for key, value in known_jobs[given].metadata.items() if key in FACTS}
+        raise ScenarioError(f"--resume: {run} is {job.state}, but never had a run folder; submit its scenario anew")
+    known = {key: one_line(value) for key, value in known_jobs[run].metadata.items() if key in FACTS}
     return folder, {**known, "name": job.name}

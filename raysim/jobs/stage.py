@@ -56,9 +56,9 @@ def _others(folder: str, names: list[str]) -> list[str]:
 
 def _identity(folder: Path) -> None:
     """Write raysim's name, version and requirements, for a cluster that has only those requirements installed."""
-    found = metadata.distribution("raysim")
-    header = str(found.metadata).partition("\n\n")[0]
-    info = folder / f"raysim-{found.version}.dist-info"
+    distribution = metadata.distribution("raysim")
+    header = str(distribution.metadata).partition("\n\n")[0]
+    info = folder / f"raysim-{distribution.version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(header + "\n", encoding="utf-8")
     commit, dirty = checkout()

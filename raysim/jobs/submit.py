@@ -46,16 +46,16 @@ def parse_env(items: Sequence[str]) -> dict[str, str]:
     return dict(item.split("=", 1) for item in items)
 
 
-def new_id(scenario: str, given: str | None = None) -> str:
-    """The id of a job: `given`, or one of its scenario and the time. Raises `ScenarioError`."""
-    if given is None:
+def new_id(scenario: str, chosen: str | None = None) -> str:
+    """The id of a job: `chosen`, or one of its scenario and the time. Raises `ScenarioError`."""
+    if chosen is None:
         return f"{scenario}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", given):
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", chosen):
         raise ScenarioError(
-            f"--id: {given!r} given; allowed: up to 100 letters, digits, dots, dashes and underscores, "
+            f"--id: {chosen!r} given; allowed: up to 100 letters, digits, dots, dashes and underscores, "
             "beginning with a letter or digit"
         )
-    return given
+    return chosen
 
 
 def check_versions(cluster: Cluster) -> None:
@@ -65,8 +65,8 @@ def check_versions(cluster: Cluster) -> None:
         raise ScenarioError(f"{shown(cluster.address)}: {ray_incompatibility(here.ray, cluster.ray_version)}")
 
 
-def environment(given: Mapping[str, str], cluster: str) -> tuple[dict[str, str], list[str]]:
-    """The job's environment variables, and notes for the user. Variables that are not `given` stay on this machine.
+def environment(variables: Mapping[str, str], cluster: str) -> tuple[dict[str, str], list[str]]:
+    """The job's environment variables, and notes for the user. No other variable of this machine is sent.
 
     The one exception is MLFLOW_TRACKING_URI if it names a server that the cluster can reach as well.
     """
@@ -74,7 +74,7 @@ def environment(given: Mapping[str, str], cluster: str) -> tuple[dict[str, str],
     sent = {VARIABLE: Versions.here().text(), "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_S)}
     uri = os.environ.get(MLFLOW, "")
     server = shown(uri)
-    if MLFLOW not in given and server.startswith(("http://", "https://")):
+    if MLFLOW not in variables and server.startswith(("http://", "https://")):
         if is_loopback(server) and not is_loopback(cluster):
             notes.append(
                 f"{MLFLOW}={server} means this machine and is not sent; --env {MLFLOW}=... names one for the cluster"
@@ -86,7 +86,7 @@ def environment(given: Mapping[str, str], cluster: str) -> tuple[dict[str, str],
                     f"the user name and password in {MLFLOW} are not sent: users of the dashboard could read them; "
                     f"set {USER} and {PASSWORD} where Ray is started, or give them with --env"
                 )
-    return {**sent, **given}, notes
+    return {**sent, **variables}, notes
 
 
 @dataclass(frozen=True)

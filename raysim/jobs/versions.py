@@ -30,8 +30,8 @@ class Versions:
     @classmethod
     def parse(cls, text: str) -> Versions:
         """The versions in a text of `Versions.text`; "" where it names none."""
-        found = dict(item.partition("=")[::2] for item in text.split())
-        return cls(**{field.name: found.get(field.name, "") for field in fields(cls)})
+        versions = dict(item.partition("=")[::2] for item in text.split())
+        return cls(**{field.name: versions.get(field.name, "") for field in fields(cls)})
 
     def text(self) -> str:
         """For an environment variable: "python=3.11 ray=2.60.0 torch=2.12.1 raysim=0.1.0"."""
@@ -60,8 +60,10 @@ def incompatibility(client: Versions, cluster: Versions) -> str:
     if release(client.ray) != release(cluster.ray):
         return ray_incompatibility(client.ray, cluster.ray)
     if client.raysim != cluster.raysim:
-        found = cluster.raysim or "none"
-        return f"the job brought raysim {client.raysim}, but finds {found}: take it out of the cluster's PYTHONPATH"
+        on_cluster = cluster.raysim or "none"
+        return (
+            f"the job brought raysim {client.raysim}, but finds {on_cluster}: take it out of the cluster's PYTHONPATH"
+        )
     lacking = missing()
     if lacking:
         return f"the cluster lacks {', '.join(lacking)}: {REMEDY}"

@@ -77,8 +77,8 @@ def _seconds(milliseconds: int | None) -> float | None:
 
 def look(cluster: Cluster, job: str) -> tuple[Job, JobLog]:
     """A job and the facts in its log. Raises `ScenarioError` when there is no such job."""
-    found = Job.of(cluster.info(job))
-    return found, read_log(cluster.log(job))
+    status = Job.of(cluster.info(job))
+    return status, read_log(cluster.log(job))
 
 
 def why(job: Job, log: JobLog) -> str:
@@ -97,9 +97,9 @@ def stop(cluster: Cluster, job: str) -> Job:
 
     Returns the job's new state. Raises `ScenarioError` when there is no such job, `RunError` when it does not end.
     """
-    found = Job.of(cluster.info(job))
-    if found.ended:
-        return found
+    status = Job.of(cluster.info(job))
+    if status.ended:
+        return status
     cluster.call("stop_job", job)
     return wait(cluster, job, STOP_S + 3.0)
 
@@ -107,11 +107,11 @@ def stop(cluster: Cluster, job: str) -> Job:
 def wait(cluster: Cluster, job: str, seconds: float) -> Job:
     """Wait until a job has ended. Raises `RunError` when it has not after so many seconds."""
     until = time.monotonic() + seconds
-    while not (found := Job.of(cluster.call("get_job_info", job))).ended:
+    while not (status := Job.of(cluster.call("get_job_info", job))).ended:
         if time.monotonic() > until:
-            raise RunError(f"{job}: it was asked to stop, but is {found.state} after {seconds:.0f} s")
+            raise RunError(f"{job}: it was asked to stop, but is {status.state} after {seconds:.0f} s")
         time.sleep(POLL_S / 5)
-    return found
+    return status
 
 
 def follow(cluster: Cluster, job: str, write: Callable[[str], object]) -> Job:
@@ -125,7 +125,7 @@ def follow(cluster: Cluster, job: str, write: Callable[[str], object]) -> Job:
     answered_s = time.monotonic()
     while True:
         try:
-            found = Job.of(cluster.call("get_job_info", job))
+            status = Job.of(cluster.call("get_job_info", job))
             text = cluster.log(job)
             answered_s = time.monotonic()
         except RunError:
@@ -133,9 +133,9 @@ def follow(cluster: Cluster, job: str, write: Callable[[str], object]) -> Job:
                 raise
             time.sleep(POLL_S)
             continue
-        end = len(text) if found.ended else text.rfind("\n") + 1
+        end = len(text) if status.ended else text.rfind("\n") + 1
         write(visible(text[written:end]))
         written = max(written, end)
-        if found.ended:
-            return found
+        if status.ended:
+            return status
         time.sleep(POLL_S + len(text) / LOG_PER_S)

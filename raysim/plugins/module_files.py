@@ -18,7 +18,7 @@ def own_modules(module: str) -> dict[str, Path]:
     with the module itself.
     """
     package = module.partition(".")[0]
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     seen: set[str] = set()
     rest = [module]
     while rest:
@@ -27,11 +27,11 @@ def own_modules(module: str) -> dict[str, Path]:
         seen.add(name)
         if file is None:
             continue
-        found[name] = file
+        files[name] = file
         rest.append(name.rpartition(".")[0])  # the package is imported first
         if file.suffix == ".py":
             rest += _imported(file, name if file.stem == "__init__" else name.rpartition(".")[0])
-    return dict(sorted(found.items()))
+    return dict(sorted(files.items()))
 
 
 def _file(name: str, installed: bool) -> Path | None:
@@ -53,6 +53,6 @@ def _file(name: str, installed: bool) -> Path | None:
 
 def _imported(file: Path, package: str) -> Iterator[str]:
     """The modules that a file may import, wherever in it: of `from a import b` both `a` and `a.b`."""
-    for found in imports_of(ast.parse(file.read_bytes())):
-        origin = importlib.util.resolve_name(found.module, package)
-        yield from (origin, *(f"{origin}.{name}" for name in found.names))
+    for imported in imports_of(ast.parse(file.read_bytes())):
+        origin = importlib.util.resolve_name(imported.module, package)
+        yield from (origin, *(f"{origin}.{name}" for name in imported.names))

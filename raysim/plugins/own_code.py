@@ -48,11 +48,11 @@ class OwnCode:
     @classmethod
     def merged(cls, codes: Iterable[OwnCode]) -> OwnCode:
         """All of these. Raises `ScenarioError` when two have different files of the same name."""
-        found: dict[str, SourceFile] = {}
+        files: dict[str, SourceFile] = {}
         for code in codes:
             for name, file in code.files.items():
-                _add(found, name, file)
-        return cls(found)
+                _add(files, name, file)
+        return cls(files)
 
     def write(self, folder: Path) -> None:
         """Write the files. Raises `OSError` when that fails."""
@@ -104,9 +104,9 @@ class OwnCode:
             sys.meta_path.insert(0, _FINDER)
 
 
-def _add(found: dict[str, SourceFile], name: str, file: SourceFile) -> None:
-    if found.setdefault(name, file).text != file.text:
-        raise ScenarioError(f"{file.path}: there is another {name}, {found[name].path}; rename one of them")
+def _add(files: dict[str, SourceFile], name: str, file: SourceFile) -> None:
+    if files.setdefault(name, file).text != file.text:
+        raise ScenarioError(f"{file.path}: there is another {name}, {files[name].path}; rename one of them")
 
 
 def _arrived(files: Mapping[str, SourceFile]) -> OwnCode:
@@ -170,8 +170,8 @@ def _import(
     first = name.partition(".")[0]
     if level or (_FINDER.code.module(first) is None and not _FINDER.code.is_folder(first)):
         return __import__(name, globals, locals, fromlist or (), level)
-    found = __import__(f"{PACKAGE}.{name}", globals, locals, fromlist or ())
-    return found if fromlist else sys.modules[f"{PACKAGE}.{first}"]
+    module = __import__(f"{PACKAGE}.{name}", globals, locals, fromlist or ())
+    return module if fromlist else sys.modules[f"{PACKAGE}.{first}"]
 
 
 class _Finder(MetaPathFinder):

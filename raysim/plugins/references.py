@@ -57,16 +57,16 @@ class Reference:
         """The class or function. Raises `ScenarioError` when there is none of that name."""
         if not self.attribute:
             raise ScenarioError(f"{self.place} given; add the name of the class or function: {self.place}:Name")
-        found = getattr(self.load(), self.attribute, None)
-        if not callable(found):
+        member = getattr(self.load(), self.attribute, None)
+        if not callable(member):
             raise ScenarioError(f"{self.place}: has no class or function {self.attribute!r}")
-        return found
+        return member
 
 
 def installed(kind: str) -> dict[str, Reference]:
     """What installed packages add under the entry points `raysim.<kind>`, by name."""
-    found = {entry.name: Reference.of(entry.value) for entry in entry_points(group=f"raysim.{kind}")}
-    return {name: reference for name, reference in found.items() if reference is not None}
+    references = {entry.name: Reference.of(entry.value) for entry in entry_points(group=f"raysim.{kind}")}
+    return {name: reference for name, reference in references.items() if reference is not None}
 
 
 def named(kind: str, name: str) -> Reference | None:

@@ -67,17 +67,17 @@ def _only_algorithm(module: ModuleType, place: str, attribute: str) -> type[AnyA
     from raysim.contract.definition import first_slip
     from raysim.core.algorithm import Algorithm  # here: it imports torch
 
-    found = [
+    classes = [
         member
         for name, member in inspect.getmembers(module, inspect.isclass)
         if issubclass(member, Algorithm)
         and (name == attribute or (not attribute and member.__module__ == module.__name__))
     ]
-    if len(found) != 1:
+    if len(classes) != 1:
         called = f" called {attribute}" if attribute else ""
         allowed = "one" if attribute else f"exactly one, or {place}:Name"
-        raise ScenarioError(f"{place}: contains {len(found)} Algorithm classes{called}; it must contain {allowed}")
-    (cls,) = found
+        raise ScenarioError(f"{place}: contains {len(classes)} Algorithm classes{called}; it must contain {allowed}")
+    (cls,) = classes
     slip = first_slip(cls)
     if missing := sorted(cls.__abstractmethods__):
         why = f": {slip}" if slip else ""

@@ -78,10 +78,10 @@ def class_accuracy(folder: Path | str) -> pa.Table:
     both = np.stack([dealt["client"].to_numpy(), dealt["label"].to_numpy()])
     (_, label), total = np.unique(both, axis=1, return_counts=True)  # by client, then class: as class_correct
     correct = np.concatenate([np.asarray(one.as_py(), dtype=np.int64) for one in latest["class_correct"]])
-    found = {"class": np.unique(label)}
+    columns = {"class": np.unique(label)}
     for name, count in (("correct", correct), ("total", total)):
-        found[name] = np.bincount(label, count)[found["class"]].astype(np.int64)
-    return pa.table({**found, "accuracy": found["correct"] / found["total"]})
+        columns[name] = np.bincount(label, count)[columns["class"]].astype(np.int64)
+    return pa.table({**columns, "accuracy": columns["correct"] / columns["total"]})
 
 
 def last_measured(clients: pa.Table) -> pa.Table:

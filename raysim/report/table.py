@@ -41,13 +41,13 @@ def print_closing_table(summary: Mapping[str, object], file: TextIO | None = Non
     if done:
         text = f"{summary['folder']}: this run is finished: all {summary['rounds']} rounds are done{done}"
         print(text, file=sys.stderr)
-    found = rows(summary)
-    width = max((len(name) for name, _ in found), default=0)
-    lines = [Text.assemble(" ", (name.ljust(width), "dim"), f"   {value}") for name, value in found]
+    entries = summary_rows(summary)
+    width = max((len(name) for name, _ in entries), default=0)
+    lines = [Text.assemble(" ", (name.ljust(width), "dim"), f"   {value}") for name, value in entries]
     Console(file=file).print(Text("\n").join([Text(), *lines, Text()]), soft_wrap=True)
 
 
-def rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
+def summary_rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
     """The table's rows as text: a name and a value each. See `print_closing_table` for the keys.
 
     A summary may come from a job's log or from another user's folder: a value of another type is not shown.
@@ -58,7 +58,7 @@ def rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
     overridden = written((key, value) for key, value in items if isinstance(value, Scalar))
     summary = {key: value for key, value in summary.items() if isinstance(value, str | int | float)}
     method = summary.get("method") or summary.get("algorithm")  # a run of an earlier raysim has no method
-    found = [
+    entries = [
         ("scenario", _joined(summary.get("scenario"), method, _seed(summary))),
         ("overridden", " ".join(overridden)),
         ("rounds", _rounds(summary)),
@@ -83,12 +83,12 @@ def rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
         ("results", str(summary.get("folder") or "")),
         ("MLflow", str(summary.get("mlflow") or "")),
     ]
-    return [(name, one_line(value, 5000)) for name, value in found if value]
+    return [(name, one_line(value, 5000)) for name, value in entries if value]
 
 
 def _numbers(value: object) -> Mapping[str, float]:
-    found = value if isinstance(value, Mapping) else {}
-    return {name: number for name, number in found.items() if _is_number(number)}
+    values = value if isinstance(value, Mapping) else {}
+    return {name: number for name, number in values.items() if _is_number(number)}
 
 
 def _is_number(value: object) -> TypeGuard[float]:

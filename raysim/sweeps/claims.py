@@ -25,25 +25,25 @@ class Claims:
     origin: str  # the sweep's file
 
     @classmethod
-    def read(cls, given: Mapping[str, Any], path: Path, place: str) -> Claims:
+    def read(cls, raw: Mapping[str, Any], path: Path, place: str) -> Claims:
         """Of a mapping at `place` of a sweep file. Raises `ScenarioError`."""
         for key, kind in KEYS.items():
-            if not isinstance(given.get(key, {} if key == "measures" else None), kind):
+            if not isinstance(raw.get(key, {} if key == "measures" else None), kind):
                 allowed = "a CSV file" if kind is str else "a mapping"
-                text = f"{shown(given.get(key))} given; allowed: {allowed}"
+                text = f"{shown(raw.get(key))} given; allowed: {allowed}"
                 raise ScenarioError(text, key=f"{place}.{key}", origin=str(path))
-        if unknown := set(given) - set(KEYS):
+        if unknown := set(raw) - set(KEYS):
             text = f"unknown key; allowed: {', '.join(KEYS)}"
             raise ScenarioError(text, key=f"{place}.{sorted(map(str, unknown))[0]}", origin=str(path))
-        patterns = {str(column): str(pattern) for column, pattern in given["rows"].items()}
-        measures = {str(metric): str(measure) for metric, measure in given.get("measures", {}).items()}
-        every = read_rows(path.parent / given["file"], str(path))
+        patterns = {str(column): str(pattern) for column, pattern in raw["rows"].items()}
+        measures = {str(metric): str(measure) for metric, measure in raw.get("measures", {}).items()}
+        every = read_rows(path.parent / raw["file"], str(path))
         if wrong := next((column for column in patterns if every and column not in every[0].columns), None):
             text = f"no such column; allowed: {', '.join(every[0].columns)}"
             raise ScenarioError(text, key=f"{place}.rows.{wrong}", origin=str(path))
         rows = [row for row in every if row.matches(patterns)]
         if not rows:
-            text = f"{given['file']} has no such row; allowed: values of its columns"
+            text = f"{raw['file']} has no such row; allowed: values of its columns"
             raise ScenarioError(text, key=f"{place}.rows", origin=str(path))
         metrics = dict.fromkeys(row.columns["metric"] for row in rows)
         for metric, measure in measures.items():
@@ -53,40 +53,40 @@ class Claims:
             if not is_measure(measure):
                 text = f"{measure!r} given; allowed: {', '.join(MEASURES)}, or rounds_to_0.5 and the like"
                 raise ScenarioError(text, key=f"{place}.measures.{metric}", origin=str(path))
-        return cls(rows, measures, given["file"], str(path))
+        return cls(rows, measures, raw["file"], str(path))
 
     def of(self, labels: Mapping[str, str]) -> list[Published]:
         """The values for a cell with these labels. Raises `ScenarioError` on no number."""
-        found = []
+        values = []
         for row in self.rows:
             if row.matches(labels):
                 try:
-                    found.append(published(row, self.measures))
+                    values.append(published(row, self.measures))
                 except ValueError:
                     metric, value = row.columns["metric"], row.columns["value"]
                     text = f"line {row.line} of {self.file}: {metric} is {value!r}, no number"
                     raise ScenarioError(text, key="published", origin=self.origin) from None
-        return found
+        return values
 
 
-def read_claims(given: Any, path: Path) -> list[Claims]:
+def read_claims(raw: Any, path: Path) -> list[Claims]:
     """Of a sweep file's `published:`, a mapping or a list of them. Raises `ScenarioError`."""
-    if given is None:
+    if raw is None:
         return []
-    if not isinstance(given, list):
-        return [Claims.read(given, path, "published")]
-    for i, one in enumerate(given):
+    if not isinstance(raw, list):
+        return [Claims.read(raw, path, "published")]
+    for i, one in enumerate(raw):
         if not isinstance(one, dict):
             text = f"{shown(one)} given; allowed: a mapping"
             raise ScenarioError(text, key=f"published.{i}", origin=str(path))
-    return [Claims.read(one, path, f"published.{i}") for i, one in enumerate(given)]
+    return [Claims.read(one, path, f"published.{i}") for i, one in enumerate(raw)]
 
 
 def claimed(claims: Sequence[Claims], labels: Mapping[str, str]) -> tuple[Published, ...]:
     """The values for a cell with these labels. Raises `ScenarioError` on no number, or two for one measure."""
-    found = tuple(value for one in claims for value in one.of(labels))
-    measures = [one.measure for one in found if one.measure is not None]
+    values = tuple(value for one in claims for value in one.of(labels))
+    measures = [one.measure for one in values if one.measure is not None]
     if twice := next((measure for measure in measures if measures.count(measure) > 1), None):
         text = f"the cell {' '.join(labels.values())!r} has two values for {twice}; allowed: one"
         raise ScenarioError(text, key="published", origin=claims[0].origin)
-    return found
+    return values

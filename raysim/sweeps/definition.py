@@ -188,8 +188,8 @@ def files_of(path: Path) -> list[Path]:
     raw = parse(read_text(path), str(path))
     if not _is_sweep(raw):
         return []
-    given = raw.get("published", [])
-    claims = given if isinstance(given, list) else [given]
+    published = raw.get("published", [])
+    claims = published if isinstance(published, list) else [published]
     needed = [raw.get("base"), *(claim.get("file") for claim in claims if isinstance(claim, dict))]
     return [path, *dict.fromkeys(path.parent / name for name in needed if isinstance(name, str))]
 
@@ -234,60 +234,61 @@ def _base(raw: Mapping[str, Any], path: Path) -> Path | Mapping[str, Any]:
             f"{base} given, but {file} is not a file; give a scenario file", key="base", origin=str(path)
         )
     if file.resolve() != path.resolve() or "base" not in parse(read_text(path), str(path)):
-        found = parse(read_text(file), str(file))
-        if not {"base", "grid"} & found.keys():
+        content = parse(read_text(file), str(file))
+        if not {"base", "grid"} & content.keys():
             return file
     raise ScenarioError(f"{base} given, which is a sweep; give a scenario file", key="base", origin=str(path))
 
 
-def _seeds(given: Any, file: str) -> list[int | None]:
-    if given is None:
+def _seeds(raw: Any, file: str) -> list[int | None]:
+    if raw is None:
         return [None]
-    found: Any = given
-    if isinstance(given, int):
-        found = [given]
-    elif isinstance(given, str):
-        ends = _SEEDS.fullmatch(given.strip())
-        words = given.split(",")
-        found = [int(word) if word.strip().isascii() and word.strip().isdigit() else word for word in words]
+    seeds: Any = raw
+    if isinstance(raw, int):
+        seeds = [raw]
+    elif isinstance(raw, str):
+        ends = _SEEDS.fullmatch(raw.strip())
+        words = raw.split(",")
+        seeds = [int(word) if word.strip().isascii() and word.strip().isdigit() else word for word in words]
         if ends:
-            found = range(int(ends[1]), int(ends[2]) + 1)
-            if len(found) > MOST_CELLS:
-                text = f"{given!r} given, which is {len(found):,} seeds; give at most {MOST_CELLS:,}"
+            seeds = range(int(ends[1]), int(ends[2]) + 1)
+            if len(seeds) > MOST_CELLS:
+                text = f"{raw!r} given, which is {len(seeds):,} seeds; give at most {MOST_CELLS:,}"
                 raise ScenarioError(text, key="seeds", origin=file)
-    if not found or not all(isinstance(seed, int) and not isinstance(seed, bool) for seed in found):
-        raise ScenarioError(f"{given!r} given; allowed: {_kind('seeds')}", key="seeds", origin=file)
-    return list(found)
+    if not seeds or not all(isinstance(seed, int) and not isinstance(seed, bool) for seed in seeds):
+        raise ScenarioError(f"{raw!r} given; allowed: {_kind('seeds')}", key="seeds", origin=file)
+    return list(seeds)
 
 
-def _grid(given: Mapping[str, Any], file: str) -> dict[str, list[Any]]:
-    for key, values in given.items():
+def _grid(raw: Mapping[str, Any], file: str) -> dict[str, list[Any]]:
+    for key, values in raw.items():
         if not isinstance(values, list | tuple) or not values:
             text = f"{shown(values)} given; allowed: a list with at least one value"
             raise ScenarioError(text, key=f"grid.{key}", origin=file)
-    return {key: list(values) for key, values in given.items()}
+    return {key: list(values) for key, values in raw.items()}
 
 
-def _runs(given: Mapping[str, Any], file: str) -> list[tuple[dict[str, str], list[str]]]:
+def _runs(raw: Mapping[str, Any], file: str) -> list[tuple[dict[str, str], list[str]]]:
     """(axis -> label, overrides) of every combination; runs without axes have one axis, named ""."""
-    axes = given if given and all(isinstance(axis, dict) for axis in given.values()) else {"": given}
+    axes = raw if raw and all(isinstance(axis, dict) for axis in raw.values()) else {"": raw}
     for axis, labelled in axes.items():
         for label, sets in labelled.items():
             _check_overrides(sets, ".".join(filter(None, ("runs", str(axis), str(label)))), file)
         if axis and not labelled:
             raise ScenarioError("{} given; add at least one name with overrides", key=f"runs.{axis}", origin=file)
-    found = []
+    combinations = []
     for combination in itertools.product(*(labelled.items() for labelled in axes.values() if labelled)):
         labels = {str(axis): str(label) for axis, (label, _) in zip(axes, combination, strict=False)}
-        found.append((labels, [item for _, sets in combination for item in sets]))
-    return found
+        combinations.append((labels, [item for _, sets in combination for item in sets]))
+    return combinations
 
 
-def _check_overrides(given: Any, key: str, file: str) -> None:
-    if not isinstance(given, list) or not all(isinstance(item, str) and "=" in item for item in given):
+def _check_overrides(overrides: Any, key: str, file: str) -> None:
+    if not isinstance(overrides, list) or not all(isinstance(item, str) and "=" in item for item in overrides):
         # YAML reads an item with ": " as a mapping unless it stands in quotes.
         text = (
-            f"{shown(given)} given; allowed: a list of overrides such as training.lr=0.1, in quotes if they have a ':'"
+            f"{shown(overrides)} given; allowed: a list of overrides such as training.lr=0.1, "
+            "in quotes if they have a ':'"
         )
         raise ScenarioError(text, key=key, origin=file)
 
@@ -377,8 +378,8 @@ def _check_comparison(raw: Mapping[str, Any], cells: Sequence[Cell], file: str) 
 def identity(scenario: ParsedScenario) -> str:
     """A digest of all that decides a run's result: the scenario's deciding keys, versions and the method's code."""
     keys = {key: value for key, value in scenario.flat().items() if decides(key)}
-    found = versions()
-    deciding = {"scenario": keys, "versions": {name: found[name] for name in ("raysim", "torch")}}
+    all_versions = versions()
+    deciding = {"scenario": keys, "versions": {name: all_versions[name] for name in ("raysim", "torch")}}
     method = Code.of(scenario.algorithm, scenario.own_code).method
     text = json.dumps({**deciding, "method": method}, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -31,7 +31,7 @@ class PlainProgress:
         self.sweep, self.stream = sweep, stream
         self.states: dict[str, str] = {}
         self.began_s, self.shown_s = time.monotonic(), 0.0
-        self.had: int | None = None  # rounds that were done when the sweep began
+        self.done_before: int | None = None  # rounds that were done when the sweep began
 
     def print(self, text: str) -> None:
         """Print one line."""
@@ -61,9 +61,9 @@ class PlainProgress:
             asked = one.cell.scenario.rounds
             total += asked
             done += asked if one.state in ("done", "failed") else max(running.get(one.cell.name, one.rounds), 0)
-        if self.had is None:
-            self.had = done
-        spent, new = time.monotonic() - self.began_s, done - self.had
+        if self.done_before is None:
+            self.done_before = done
+        spent, new = time.monotonic() - self.began_s, done - self.done_before
         left = f", about {human_seconds(spent / new * (total - done))} left" if new and done < total else ""
         return f"{counts(now)}; {done} of {total} rounds{left}"
 

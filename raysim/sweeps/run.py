@@ -255,8 +255,8 @@ def _compare(sweep: Sweep, states: Sequence[CellState], parent: ParentRun) -> No
             variants = [variant.name for variant in comparison.variants]
             for variant, called in zip(variants, names.apart(variants, names.mlflow), strict=True):
                 for measure in comparison.measures:
-                    if (found := comparison.estimate(variant, measure)) is not None:
-                        metrics[f"{measure}/{called}"] = found.mean
+                    if (estimate := comparison.estimate(variant, measure)) is not None:
+                        metrics[f"{measure}/{called}"] = estimate.mean
         parent.close(len(folders) == len(states), metrics, files)
         if folders:
             text = json.dumps([str(folder) for folder in folders], indent=1)

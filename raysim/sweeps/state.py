@@ -41,11 +41,11 @@ def state_of(cell: Cell, sweep: Sweep) -> CellState:
     """A cell's state: that of its finished run if there is one, else of its latest."""
     folder = sweep.output / cell.folder_name
     runs = sorted(path.parent for path in folder.glob("*/summary.json"))
-    found = [_of_run(cell, run) for run in runs]
-    if done := next((one for one in found if one.state == "done"), None):
+    states = [_of_run(cell, run) for run in runs]
+    if done := next((one for one in states if one.state == "done"), None):
         return done
-    if found:
-        return found[-1]
+    if states:
+        return states[-1]
     try:
         refuse_special(folder / FAILURE)
         reason = str(json.loads((folder / FAILURE).read_text())["reason"])
@@ -79,5 +79,5 @@ def note_failure(cell: Cell, sweep: Sweep, reason: str) -> None:
 
 def counts(states: Iterable[CellState]) -> str:
     """Such as "5 done, 1 failed, 2 waiting"."""
-    found = Counter(one.state for one in states)
-    return ", ".join(f"{found[state]} {state}" for state in ORDER if found[state]) or "no cells"
+    tally = Counter(one.state for one in states)
+    return ", ".join(f"{tally[state]} {state}" for state in ORDER if tally[state]) or "no cells"

@@ -320,8 +320,8 @@ def _plain(value: object) -> object:
 
 
 def _inode(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_dev, found.st_ino
+    status = path.stat()
+    return status.st_dev, status.st_ino
 
 
 def _refusal(path: Path, error: OSError) -> str:

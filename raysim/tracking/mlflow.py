@@ -63,8 +63,8 @@ _Round = tuple[int, int, dict[str, float]]  # number, time in ms, metrics
 
 def find_experiment(client: Any, uri: str, name: str) -> str:
     """The id of the experiment of this name, which is made if there is none."""
-    found = client.get_experiment_by_name(name)
-    if found is None:
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
         database = database_path(uri)
         location = None if database is None else (database.parent / "mlartifacts").as_uri()
         try:
@@ -73,11 +73,11 @@ def find_experiment(client: Any, uri: str, name: str) -> str:
             if getattr(error, "error_code", None) != "RESOURCE_ALREADY_EXISTS":
                 raise
             # Another run made it meanwhile.
-            found = client.get_experiment_by_name(name)
-    if found.tags.get(VIEW_TAG) != VIEW:
+            experiment = client.get_experiment_by_name(name)
+    if experiment.tags.get(VIEW_TAG) != VIEW:
         with contextlib.suppress(Exception):  # without the permission, pages show MLflow's own columns
-            client.set_experiment_tag(found.experiment_id, VIEW_TAG, VIEW)
-    return str(found.experiment_id)
+            client.set_experiment_tag(experiment.experiment_id, VIEW_TAG, VIEW)
+    return str(experiment.experiment_id)
 
 
 class MlflowTracker:
@@ -108,7 +108,7 @@ class MlflowTracker:
         self._card: RunCard | None = None
         self._client: Any = None
         self._resumed = False
-        self._found: Any = None  # the run that MLflow already has, if any
+        self._existing: Any = None  # the run that MLflow already has, if any
         self._there: frozenset[int] = frozenset()  # rounds that it holds
         self._pending: deque[_Round] = deque()
         self._lost = 0
@@ -263,13 +263,13 @@ class MlflowTracker:
         if self.run_id is None:
             tags = {**self._own_tags(card), **card.tags, **self.tags}
             tags = {names.mlflow(k): str(v)[:_LONGEST_TAG] for k, v in tags.items()}
-            self._found = self._find_run(card.run_id) if self._resumed else None
-            if self._found is not None:
+            self._existing = self._find_run(card.run_id) if self._resumed else None
+            if self._existing is not None:
                 self.run_id = self._go_on(tags)
             else:
                 run = self._client.create_run(self.experiment_id, self._began_ms, tags, f"{card.label} {card.run_id}")
                 self.run_id = run.info.run_id
-        present = self._found.data.params if self._found else {}
+        present = self._existing.data.params if self._existing else {}
         params = [
             entities.Param(names.mlflow(k), _text(v))
             for k, v in card.parameters.items()
@@ -277,7 +277,7 @@ class MlflowTracker:
         ]
         for i in range(0, len(params), _PER_BATCH):  # MLflow takes the same parameter again
             self._client.log_batch(self.run_id, params=params[i : i + _PER_BATCH])
-        if self._found and self._found.inputs.dataset_inputs:
+        if self._existing and self._existing.inputs.dataset_inputs:
             return
         profile = {
             "num_samples": card.num_samples,
@@ -309,18 +309,18 @@ class MlflowTracker:
 
     def _find_run(self, run_id: str) -> Any:
         """MLflow's run of this `raysim.run_id`; None if there is none, or it was deleted there."""
-        found = self._client.search_runs([self.experiment_id], f"tags.`raysim.run_id` = '{run_id}'")
+        runs = self._client.search_runs([self.experiment_id], f"tags.`raysim.run_id` = '{run_id}'")
         # Two, if creating the first was answered too late and it was tried again: then the first stayed empty.
-        return max(found, key=lambda run: (len(run.data.metrics), len(run.data.params)), default=None)
+        return max(runs, key=lambda run: (len(run.data.metrics), len(run.data.params)), default=None)
 
     def _go_on(self, tags: Mapping[str, str]) -> str:
         """Set the run that was found to running again, with these tags; returns its id."""
         from mlflow.entities import RunTag
 
-        run_id = str(self._found.info.run_id)
+        run_id = str(self._existing.info.run_id)
         self._client.update_run(run_id, status=_STATUS["running"])
         there = frozenset(m.step for name in _EVERY_ROUND for m in self._client.get_metric_history(run_id, name))
-        times = int(self._found.data.tags.get(_RESUMED, 0)) + 1
+        times = int(self._existing.data.tags.get(_RESUMED, 0)) + 1
         # Last, because this is what a second attempt would do twice.
         self._client.log_batch(run_id, tags=[RunTag(k, v) for k, v in {**tags, _RESUMED: str(times)}.items()])
         with self._wake:

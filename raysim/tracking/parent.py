@@ -72,11 +72,11 @@ class ParentRun:
             self.client.set_terminated(self.run_id, status)
 
     def _find(self) -> str | None:
-        found = self.client.search_runs([self.experiment_id], f"tags.`{SWEEP_TAG}` = '{self.folder}'")
-        if not found:
+        runs = self.client.search_runs([self.experiment_id], f"tags.`{SWEEP_TAG}` = '{self.folder}'")
+        if not runs:
             return None
-        self.client.update_run(found[0].info.run_id, status="RUNNING")
-        return str(found[0].info.run_id)
+        self.client.update_run(runs[0].info.run_id, status="RUNNING")
+        return str(runs[0].info.run_id)
 
     def _create(self) -> str:
         tags = {SWEEP_TAG: str(self.folder), "mlflow.source.name": "raysim"}

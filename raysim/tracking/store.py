@@ -55,21 +55,21 @@ def resolve_uri(uri: str | None = None) -> str:
     Raises `ScenarioError` for anything but SQLite and http, and for an address with secrets.
     """
     _move_credentials()
-    given = uri or os.environ.get(VARIABLE) or "sqlite:///mlflow.db"
-    if holds_secret(given):
+    address = uri or os.environ.get(VARIABLE) or "sqlite:///mlflow.db"
+    if holds_secret(address):
         raise ScenarioError(
-            f"{_origin(uri)}: {shown(given)} was given with a user name, password or token; put them into {USER} and "
+            f"{_origin(uri)}: {shown(address)} was given with a user name, password or token; put them into {USER} and "
             f"{PASSWORD}; {ALLOWED} is allowed"
         )
-    if re.match(r"https?://[^/]", given):
-        return given.rstrip("/")
-    if given.startswith("sqlite:///") and given != "sqlite:///":
-        path, question, query = given.removeprefix("sqlite:///").partition("?")
+    if re.match(r"https?://[^/]", address):
+        return address.rstrip("/")
+    if address.startswith("sqlite:///") and address != "sqlite:///":
+        path, question, query = address.removeprefix("sqlite:///").partition("?")
         return f"sqlite:///{Path(path).absolute()}{question}{query}"
     why = "is no store that raysim writes to"
-    if given.startswith("file:") or "://" not in given:
+    if address.startswith("file:") or "://" not in address:
         why = "is a file store, which MLflow has removed"
-    raise ScenarioError(f"{_origin(uri)}: {shown(given)} {why}; use {ALLOWED}.")
+    raise ScenarioError(f"{_origin(uri)}: {shown(address)} {why}; use {ALLOWED}.")
 
 
 def check_uri(uri: str | None = None) -> str:
@@ -95,8 +95,8 @@ def check_recorded(uri: str) -> str:
     if uri != resolve_uri():
         database = database_path(resolve_uri(uri))
         if database is None and any(os.environ.get(name) for name in (USER, PASSWORD, TOKEN)):
-            given = next(name for name in (USER, PASSWORD, TOKEN) if os.environ.get(name))
-            raise ScenarioError(f"{given}: is it meant for {shown(uri)}, where the run is tracked? Then {_SAY_SO}")
+            variable = next(name for name in (USER, PASSWORD, TOKEN) if os.environ.get(name))
+            raise ScenarioError(f"{variable}: is it meant for {shown(uri)}, where the run is tracked? Then {_SAY_SO}")
         if database is not None and not database.is_file():
             raise ScenarioError(
                 f"the run is tracked in {shown(uri)}, which is not there; to track it elsewhere {_SAY_SO}"
@@ -130,10 +130,10 @@ def bypass_proxy() -> None:
 
 
 def _move_credentials() -> None:
-    found = re.match(r"(https?://)([^:@/]*):([^@/]*)@(?=[^@/]+(?:/|$))", os.environ.get(VARIABLE, ""))
-    if found:
-        os.environ[USER], os.environ[PASSWORD] = unquote(found[2]), unquote(found[3])
-        os.environ[VARIABLE] = found[1] + os.environ[VARIABLE][found.end() :]
+    match = re.match(r"(https?://)([^:@/]*):([^@/]*)@(?=[^@/]+(?:/|$))", os.environ.get(VARIABLE, ""))
+    if match:
+        os.environ[USER], os.environ[PASSWORD] = unquote(match[2]), unquote(match[3])
+        os.environ[VARIABLE] = match[1] + os.environ[VARIABLE][match.end() :]
 
 
 def experiment_pages(address: str) -> list[tuple[str, str]]:
@@ -141,9 +141,11 @@ def experiment_pages(address: str) -> list[tuple[str, str]]:
 
     Raises `OSError`, `ValueError` or `KeyError` when it does not answer as an MLflow server does.
     """
-    found = _ask(address, "experiments/search", {"max_results": 1000}).get("experiments", [])
+    experiments = _ask(address, "experiments/search", {"max_results": 1000}).get("experiments", [])
     names = {
-        one["experiment_id"]: one["name"] for one in found if any(t["key"] == VIEW_TAG for t in one.get("tags", []))
+        one["experiment_id"]: one["name"]
+        for one in experiments
+        if any(t["key"] == VIEW_TAG for t in one.get("tags", []))
     }
     latest = {"experiment_ids": list(names), "max_results": 1, "order_by": ["attributes.start_time DESC"]}
     runs = _ask(address, "runs/search", latest).get("runs", []) if names else []
@@ -157,8 +159,8 @@ def _ask(address: str, what: str, question: dict[str, object]) -> dict[str, Any]
         f"{address}/api/2.0/mlflow/{what}", json.dumps(question).encode(), {"Content-Type": "application/json"}
     )
     with _open(request) as answer:
-        found = json.load(answer)
-    return found if isinstance(found, dict) else {}
+        content = json.load(answer)
+    return content if isinstance(content, dict) else {}
 
 
 def _open(request: urllib.request.Request) -> Any:

@@ -17,7 +17,7 @@ from raysim.comparison.published import Published
 from raysim.comparison.report import report
 from raysim.comparison.runs import find_runs
 from raysim.comparison.sweep_card import CellCard, SweepCard
-from raysim.comparison.tables import latex, legend, markdown, rows, task_rows
+from raysim.comparison.tables import latex, legend, markdown, task_rows, variant_rows
 from tests.comparison.runs import make_run
 
 
@@ -234,7 +234,7 @@ def test_a_sweep_brings_names_baseline_targets_and_published_values(tmp_path: Pa
     assert (comparison.baseline, list(comparison.targets)) == ("fedavg", [0.3])
     difference = comparison.difference("Ours", "last")
     assert difference is not None and (difference.mean, difference.n) == (0.25, 2)
-    head, ours, theirs = rows(comparison, ["last"], {"last"})
+    head, ours, theirs = variant_rows(comparison, ["last"], {"last"})
     assert head == ["variant", "n", "last", "published", "vs baseline", "size, published"]
     assert ours == ["Ours", "2", "50.00", "52.00 (-2.00)", "+25.00", "large"]
     assert theirs == ["Theirs", "2", "25.00", "-", "-", "-"]
@@ -299,7 +299,7 @@ def test_a_difference_says_how_many_pairs_it_has(tmp_path: Path) -> None:
     for seed in (1, 2, 3):
         make_run(tmp_path / f"a{seed}", seed=seed)
     make_run(tmp_path / "b", "standalone", 1)
-    _, ours, theirs = rows(compare(tmp_path, baseline="standalone"), ["last"], {"last"})
+    _, ours, theirs = variant_rows(compare(tmp_path, baseline="standalone"), ["last"], {"last"})
     assert ours[-1] == "+0.00 (1 of 3)"
     assert theirs[-1] == "-"
 
@@ -340,7 +340,7 @@ def test_p_values_are_corrected_for_all_variants(tmp_path: Path) -> None:
         "fedgh": pytest.approx(min(1, 2 * min(raw["fedgh"], raw["hks"]))),
         "hks": pytest.approx(min(1, 2 * min(raw["fedgh"], raw["hks"]))),
     }  # fmt: skip
-    head, *body = rows(comparison, ["last"], {"last"})
+    head, *body = variant_rows(comparison, ["last"], {"last"})
     assert head == ["variant", "n", "last", "vs baseline", "p (Holm)"]
     assert {row[0]: row[-1] for row in body} == {
         "fd": f"{4 * raw['fd']:.3f} *", "fml": f"{3 * raw['fml']:.3f}", "fedgh": "1.000", "hks": "1.000",
@@ -362,7 +362,7 @@ def test_costs_to_a_target_that_some_runs_miss_have_no_mean(tmp_path: Path) -> N
         make_run(tmp_path / f"c{seed}", "hks", seed, [0] * 4, virtual_s=2.0)
     comparison = compare(tmp_path, targets=[0.5], baseline="fd")
     costs = [f"{what}_to_0.5" for what in ("rounds", "mib", "virtual_s")]
-    assert rows(comparison, costs, ())[1:] == [
+    assert variant_rows(comparison, costs, ())[1:] == [
         ["fedgh", "3", "3 of 3: 3", "3 of 3: 9", "3 of 3: 6"],
         ["fd", "3", "1 of 3", "1 of 3", "-"],
         ["hks", "3", "0 of 3", "0 of 3", "0 of 3"],

@@ -20,7 +20,7 @@ from raysim.engine.policies.placement import ClusterResources
 from raysim.engine.progress import Progress
 from raysim.engine.run import Observers, run_round, run_rounds, sample, state_digest
 from raysim.report.load import read_rounds
-from raysim.report.table import rows
+from raysim.report.table import summary_rows
 from raysim.runs.assembly import assemble
 from raysim.runs.run import Run, run
 from raysim.scenario.parse import ParsedScenario
@@ -129,7 +129,7 @@ def test_what_a_deadline_costs_is_said(workplace: Path, capfd: pytest.CaptureFix
     err = capfd.readouterr().err
     assert "round 2: no updates to aggregate: all 4 selected clients dropped out or were late" in err
     assert re.search(r"round 3/3 .* 4 dropped out or late", err)
-    assert dict(rows(result.summary))["dropped out or late"] == "12 times a selected client"
+    assert dict(summary_rows(result.summary))["dropped out or late"] == "12 times a selected client"
     run(loaded("system={availability: 0}", "rounds=1"))
     assert "round 1: no updates to aggregate: no client was available" in capfd.readouterr().err
 

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from raysim.report.table import print_closing_table, rows
+from raysim.report.table import print_closing_table, summary_rows
 
 SUMMARY = {
     "scenario": "quickstart",
@@ -44,7 +44,7 @@ SUMMARY = {
 
 
 def test_all_rows():
-    assert dict(rows(SUMMARY)) == {
+    assert dict(summary_rows(SUMMARY)) == {
         "scenario": "quickstart, fedgh, seed 3",
         "overridden": "rounds=20 data.augment=true",
         "rounds": "20",
@@ -68,28 +68,30 @@ def test_all_rows():
 def test_a_run_that_stopped_early():
     early = {**SUMMARY, "status": "interrupted", "rounds": 7, "final": {"engine/restarts": 2.0}}
     early |= {"up_bytes_per_participant": 2048.0, "down_bytes_per_participant": None, "seconds": {}}
-    found = dict(rows(early))
+    found = dict(summary_rows(early))
     assert found["rounds"] == "7 of 20, interrupted"
     assert "uploads left out" not in found
-    assert dict(rows({**SUMMARY, "rejected_uploads": 3}))["uploads left out"] == "3, which held a NaN or infinity"
-    every = dict(rows({**SUMMARY, "uploads": 3, "rejected_uploads": 3, "diverged_clients": 2}))
+    assert (
+        dict(summary_rows({**SUMMARY, "rejected_uploads": 3}))["uploads left out"] == "3, which held a NaN or infinity"
+    )
+    every = dict(summary_rows({**SUMMARY, "uploads": 3, "rejected_uploads": 3, "diverged_clients": 2}))
     assert every["uploads left out"] == "all 3, which held a NaN or infinity: the server learned nothing"
     assert every["diverged clients"].startswith("2 of 20 ended with a loss or an upload that is NaN or infinite")
     assert "dropped out or late" not in found
-    assert dict(rows({**SUMMARY, "dropped_clients": 7}))["dropped out or late"] == "7 times a selected client"
+    assert dict(summary_rows({**SUMMARY, "dropped_clients": 7}))["dropped out or late"] == "7 times a selected client"
     assert found["restarts"] == "2" and found["sent per participant"] == "2.00 KiB up per round"
     assert "accuracy, all clients" not in found and "time" not in found
 
 
 def test_the_time_of_a_resumed_run():
     resumed = {**SUMMARY, "seconds": {"total": 10.0}}
-    assert dict(rows(resumed))["time"] == "10.0 s since it was resumed, 40.0 s of rounds in all"
-    assert dict(rows({**SUMMARY, "final": {}}))["time"] == "43.2 s"
+    assert dict(summary_rows(resumed))["time"] == "10.0 s since it was resumed, 40.0 s of rounds in all"
+    assert dict(summary_rows({**SUMMARY, "final": {}}))["time"] == "43.2 s"
 
 
 def test_nothing_known():
-    assert rows({}) == []
-    assert rows({"status": "failed", "final": None, "best_round": None}) == [("rounds", "failed")]
+    assert summary_rows({}) == []
+    assert summary_rows({"status": "failed", "final": None, "best_round": None}) == [("rounds", "failed")]
 
 
 def test_a_path_stays_on_one_line(monkeypatch: pytest.MonkeyPatch):
@@ -99,4 +101,4 @@ def test_a_path_stays_on_one_line(monkeypatch: pytest.MonkeyPatch):
     print_closing_table({**SUMMARY, "folder": folder}, out)
     lines = out.getvalue().splitlines()
     assert f" results                  {folder}" in lines
-    assert len(lines) == len(rows(SUMMARY)) + 2 and lines[0] == lines[-1] == ""
+    assert len(lines) == len(summary_rows(SUMMARY)) + 2 and lines[0] == lines[-1] == ""

@@ -18,7 +18,7 @@ from raysim.comparison.compare import compare
 from raysim.plugins.module_files import own_modules
 from raysim.plugins.registry import algorithm_class
 from raysim.report.load import read_summary
-from raysim.report.table import rows
+from raysim.report.table import summary_rows
 from raysim.runs import code
 from raysim.runs.code import RAYSIM, Code
 from raysim.runs.identity import Identity
@@ -254,5 +254,5 @@ def test_a_run_calls_a_users_own_method_by_its_class(workplace: Path) -> None:
     assert (result.summary["algorithm"], result.summary["method"]) == ("my_file.py", "NewMethod")
     assert tracker.card is not None
     assert (tracker.card.label, tracker.card.tags["algorithm"]) == ("NewMethod-s5", "NewMethod")
-    assert ("scenario", "tiny, NewMethod, seed 5") in rows(result.summary)
+    assert ("scenario", "tiny, NewMethod, seed 5") in summary_rows(result.summary)
     assert [variant.name for variant in compare(result.folder).variants] == ["NewMethod"]
