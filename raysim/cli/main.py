@@ -235,7 +235,9 @@ def describe(name: str) -> None:
         with own_code.listening(_refuse_to_run):
             show_description(name)
     except _WouldRunError as error:
-        raise click.ClickException(f"cannot describe {name} without importing {error}") from None
+        raise ScenarioError(
+            f"{name}: cannot be described without importing {error}, and describe runs no custom code; read the file"
+        ) from None
 
 
 @cli.command()

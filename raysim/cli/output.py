@@ -6,7 +6,7 @@ import io
 
 import click
 
-from raysim.common.text import printable
+from raysim.common.text import printable, sentence
 
 
 def echo(text: object, err: bool = False, nl: bool = True) -> None:
@@ -15,7 +15,7 @@ def echo(text: object, err: bool = False, nl: bool = True) -> None:
 
 
 def show_error(error: click.ClickException) -> None:
-    """Print what Click says of a wrong command line, which quotes the words given."""
+    """Print what Click says of a wrong command line, with the words given cut where they are long."""
     text = io.StringIO()
     error.show(text)
-    echo(text.getvalue(), err=True, nl=False)
+    echo("\n".join(map(sentence, text.getvalue().splitlines())), err=True)

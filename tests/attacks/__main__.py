@@ -2,7 +2,9 @@
 
     python -m tests.attacks [COUNT] [KIND ...]     # COUNT (500) mutants of each kind, or only of those named
 
-Every mutant is made from its number, so a failing one can be repeated. `tests/test_attacks.py` runs some of each kind.
+The exit code is 1 where a mutant fails, takes more than 60 s of a processor, or makes this process grow by more than
+4 GiB. Every mutant is made from its number, so a failing one can be repeated. `tests/test_attacks.py` runs some of
+each kind.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.attacks.data_files import DataAttack
-from tests.attacks.harness import Attack, attack, report
+from tests.attacks.harness import MEMORY, SLOWEST_S, Attack, attack, report
 from tests.attacks.job_logs import attack_job
 from tests.attacks.names import NamesAttack
 from tests.attacks.own_code import OwnCodeAttack
@@ -36,7 +38,7 @@ def main(words: list[str]) -> int:
         with tempfile.TemporaryDirectory(prefix="attacks-") as name:
             outcome = attack(count, KINDS[kind](Path(name)), Path(name))
         print(f"{count} {kind}: ", *report(outcome), sep="\n  ", flush=True)
-        failed |= bool(outcome.failures)
+        failed |= bool(outcome.failures) or outcome.slowest_s > SLOWEST_S or outcome.grown_mib > MEMORY / 2**20
     return int(failed)
 
 

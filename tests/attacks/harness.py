@@ -25,6 +25,9 @@ from raysim.common.text import printable
 MEMORY = 4 << 30
 """Bytes by which this process may grow within `limited`."""
 
+SLOWEST_S = 60
+"""Seconds of a processor that a mutant may take."""
+
 TIME_S = 300
 """How long a mutant may hang, in seconds."""
 

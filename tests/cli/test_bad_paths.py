@@ -120,6 +120,12 @@ def test_what_is_printed_moves_no_cursor(workplace: Path, copy: Path, capfd: pyt
     assert code == 2 and "Got unexpected extra argument (x.html)" in err
 
 
+def test_long_words_are_cut(capfd: pytest.CaptureFixture[str]) -> None:
+    for words in (["list", "x" * 9999], ["list", "all", "x" * 9999], ["launch", "a.yaml", f"--{'x' * 9999}"]):
+        code, out, err = run(capfd, *words)
+        assert (code, out) == (2, "") and "xxx…xxx" in err and len(err) < 1000
+
+
 @pytest.mark.parametrize("word", ["\0", "\ud800"])
 def test_words_that_no_shell_passes(word: str, capfd: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capfd, "report", "--", word)

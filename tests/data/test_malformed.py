@@ -142,13 +142,24 @@ def huge_npz() -> Data:
     return NUMPY
 
 
-def many_rows() -> Data:
+def many_rows(name: str = "a") -> Case:
     """20 million equal rows in a few kB."""
-    rows = pa.table({"a": pa.array(np.zeros(1 << 20)), "label": pa.array(np.zeros(1 << 20, np.int64))})
-    with pq.ParquetWriter("mine.parquet", rows.schema) as writer:
-        for _ in range(20):
-            writer.write_table(rows)
-    return PARQUET
+
+    def write() -> Data:
+        rows = pa.table({name: pa.array(np.zeros(1 << 20)), "label": pa.array(np.zeros(1 << 20, np.int64))})
+        with pq.ParquetWriter("mine.parquet", rows.schema) as writer:
+            for _ in range(20):
+                writer.write_table(rows)
+        return PARQUET
+
+    return write
+
+
+def many_digits() -> Data:
+    """16 million values of one character each, in 32 MB."""
+    row = ",".join(["0"] * 1000)
+    head = ",".join([*(f"p{i}" for i in range(999)), "label"])
+    return csv(head, *[row] * 16_000)()
 
 
 def metadata(*lines: str) -> Case:
@@ -259,10 +270,15 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
         "it needs one column of images or",
     ),
     "more rows than fit into memory": (
-        many_rows,
+        many_rows(),
         "data.path: ",
         "mine.parquet: reading takes about 0.671 GB of memory",
     ),
+    "more rows of a column with a dot than fit": (
+        many_rows("petal.length"),
+        "mine.parquet: reading takes about 0.671 GB of memory",
+    ),
+    "more values of a CSV file than fit": (many_digits, "mine.csv: reading takes about 0.608 GB of memory"),
     "ids that are lists": (
         parquet({"user": [[1], [2]], "a": [1, 2], "label": [0, 1]}, features="a", **BY_USER),
         "column user is of type list<",

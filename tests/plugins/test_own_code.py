@@ -410,9 +410,8 @@ class TestNothingRunsUnannounced:
         main(["describe", str(folder / "evil.py")])
         assert "header_lr" in capsys.readouterr().out
         place(EVIL["in a default"], folder)
-        assert f"without importing {folder / 'evil.py'}" in ran(
-            "describe", str(folder / "evil.py"), capsys=capsys, code=1
-        )
+        sentence = f"without importing {folder / 'evil.py'}, and describe runs no custom code; read the file"
+        assert sentence in ran("describe", str(folder / "evil.py"), capsys=capsys, code=2)
         assert not mark.exists()
 
     @pytest.mark.parametrize(

@@ -9,12 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from torch import nn
 
+from raysim.cli.main import main
 from raysim.core.fields import settings_fields
 from raysim.models import build_model
 from raysim.models.encoders import ENCODERS, weights_file
@@ -211,6 +213,20 @@ def test_every_cell_fits(name: str) -> None:
             assert algorithm["encoder"] in {*ENCODERS} - {"auto"}
     tables = {row.table for row in published().values() if row.paper == PAPER_OF[paper]}
     assert bool(sum((cell.published for cell in sweep.cells), ())) == ("table" in part and bool(tables))
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_dry_run_refuses_no_cell(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command as users give it, without the measurements, which take minutes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("raysim.sweeps.estimate.preview", lambda checked: SimpleNamespace(turn_s=1.0, tests_s=0.0))
+    monkeypatch.setattr("raysim.sweeps.estimate._probed", lambda checked: 1.0)
+    main(["sweep", str(path), "--seeds", "1", "--dry-run"])
+    cells, last = re.search(r"^(\d+) waiting\n(.*)", out := capsys.readouterr().out, re.MULTILINE).groups()
+    assert int(cells) == len(sweep_of(name_of(path)).cells) and last.startswith("about ")
+    assert "note:" not in out and not list(tmp_path.iterdir())
 
 
 def test_every_figure_of_the_papers_has_a_file_and_no_other() -> None:
