@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any, get_type_hints
 
@@ -13,6 +13,7 @@ from raysim.common.errors import RunError
 from raysim.common.results import ClientRow
 from raysim.core.algorithm import ClientId
 from raysim.engine.policies.metrics import ALL_CLIENTS, PARTICIPANTS, Latest, compute_metrics, mean
+from raysim.engine.policies.stopping import Watched
 from raysim.engine.records import RoundReport
 
 
@@ -32,6 +33,8 @@ class Progress:
     up_components: dict[str, int] = field(default_factory=dict)
     down_components: dict[str, int] = field(default_factory=dict)
     final: dict[str, float | int] = field(default_factory=dict)
+    watched: Watched | None = None  # the metric that may end the run
+    ended_early: str = ""  # why the run ended before its last round
     uploads: int = 0
     rejected: int = 0  # of these
     failed: int = 0
@@ -52,6 +55,7 @@ class Progress:
         A copy: the checkpoint is written while the next round is counted.
         """
         kept = {name: copy.deepcopy(getattr(self, name)) for name in FACTS}
+        kept["watched"] = asdict(self.watched) if self.watched else None
         clients = {"stale": sorted(self.stale), "diverged": sorted(self.diverged)}
         return {**kept, **clients, "before_s": self.elapsed_s()}
 
@@ -64,6 +68,8 @@ class Progress:
         try:
             for name in (*names, "before_s"):
                 setattr(self, name, TypeAdapter(hints[name]).validate_python(facts[name], strict=True))
+            if (watched := facts.get("watched")) is not None:
+                self.watched = TypeAdapter(Watched).validate_python(watched)
             clients = TypeAdapter(list[ClientId])
             self.stale = set(clients.validate_python(facts["stale"], strict=True))
             self.diverged = set(clients.validate_python(facts.get("diverged", []), strict=True))

@@ -17,6 +17,7 @@ from raysim.engine.checkpoint.storage import Storage
 from raysim.engine.notices import Notices
 from raysim.engine.policies.metrics import ALL_CLIENTS, compute_metrics
 from raysim.engine.policies.sampling import Participation, cohort
+from raysim.engine.policies.stopping import StoppingRule
 from raysim.engine.policies.system import time_round
 from raysim.engine.progress import Progress
 from raysim.engine.recorder import Recorder
@@ -47,6 +48,7 @@ class Schedule:
     stop: Stop = field(default_factory=Stop)
     participation: Participation = Participation()
     global_every: int | None = None  # rounds between tests on the whole published test set; None: `evaluate_every`
+    stopping: StoppingRule | None = None
 
     def coverage(self, t: int) -> Coverage | None:
         """What clients are tested on after round `t`; None: they are not tested."""
@@ -89,12 +91,15 @@ def run_rounds(
             if schedule.stop.requested:
                 loop.save()
                 raise KeyboardInterrupt
+            if loop.ends_early():
+                break
             began = perf_counter()
             evaluate = schedule.coverage(t)
             report = loop.run_round(t, evaluate)
             loop.notices.check_failures(t, report)
             rows = loop.client_rows(t, report, evaluate)
             metrics = progress.count(report, rows, evaluate is not None) | loop.engine_metrics(t, began)
+            loop.watch(t, metrics, evaluate)
             loop.notices.check_round(t, report, progress)
             loop.record_round(t, metrics, rows, report.files)
         loop.save()
@@ -186,6 +191,19 @@ class Loop:
             "memory/host_mb": memory.resident_mb,
             "memory/gpu_peak_mb": memory.gpu_peak_mb,
         }
+
+    def watch(self, t: int, metrics: Mapping[str, Any], evaluate: Coverage | None) -> None:
+        """Take in the metric that may end the run, in a round that tests what the last round of a run tests."""
+        rule = self.schedule.stopping
+        if rule is not None and evaluate == "whole" and rule.metric in metrics:
+            self.progress.watched = rule.watch(self.progress.watched, t, metrics[rule.metric])
+
+    def ends_early(self) -> bool:
+        """Whether the last round that is done ends the run; `progress.ended_early` then says why."""
+        rule, watched = self.schedule.stopping, self.progress.watched
+        if rule is not None and watched is not None and watched.round == self.progress.t:
+            self.progress.ended_early = rule.reason(watched)
+        return bool(self.progress.ended_early)
 
     def record_round(
         self, t: int, metrics: dict[str, Any], rows: Sequence[ClientRow], files: Pending[SavedFiles] | None

@@ -21,6 +21,7 @@ def print_closing_table(summary: Mapping[str, object], file: TextIO | None = Non
     - `nothing_to_do`: how to add rounds, if all rounds had been done before; `completed`: whether they had, and only
       plots or MLflow lacked something; standard error then says so
     - `rounds`: rounds done; `rounds_asked`: rounds that the scenario asks for
+    - `ended_early`: why the run ended before its last round
     - `participants_per_round`, `clients`: counts
     - `final`: metric name to value, of the last round that measured it; accuracies in [0, 1], bytes, seconds
     - `diverged_clients`: how many clients ended with a loss or an upload that is not finite
@@ -39,7 +40,8 @@ def print_closing_table(summary: Mapping[str, object], file: TextIO | None = Non
     else:
         done = "; plots and MLflow are complete now" if summary.get("completed") else ""
     if done:
-        text = f"{summary['folder']}: this run is finished: all {summary['rounds']} rounds are done{done}"
+        ended = "it ended early" if summary.get("ended_early") else f"all {summary['rounds']} rounds are done"
+        text = f"{summary['folder']}: this run is finished: {ended}{done}"
         print(text, file=sys.stderr)
     entries = summary_rows(summary)
     width = max((len(name) for name, _ in entries), default=0)
@@ -62,6 +64,7 @@ def summary_rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
         ("scenario", _joined(summary.get("scenario"), method, _seed(summary))),
         ("overridden", " ".join(overridden)),
         ("rounds", _rounds(summary)),
+        ("ended early", str(summary.get("ended_early") or "")),
         ("clients", _clients(summary)),
         ("accuracy, all clients", _spread(final)),
         ("accuracy, worst tenth", _one(final, "accuracy/worst_decile", per_cent)),

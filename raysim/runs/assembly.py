@@ -26,9 +26,11 @@ from raysim.data.transform import transform_of
 from raysim.engine.checkpoint.storage import Storage, open_storage
 from raysim.engine.policies.placement import ClusterResources, Plan, make_plan
 from raysim.engine.policies.sampling import SELECTIONS
+from raysim.engine.policies.stopping import StoppingRule
 from raysim.engine.run import Schedule, sample
 from raysim.engine.spec import RunSpec
 from raysim.runs.signals import sigterm_kept
+from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.scenario import Scenario
 
 
@@ -121,7 +123,13 @@ def run_schedule(scenario: Scenario) -> Schedule:
         scenario.failure.max_attempts,
         global_every=scenario.evaluation.global_every,
         participation=scenario.participation,
+        stopping=stopping_rule(scenario),
     )
+
+
+def stopping_rule(scenario: ParsedScenario) -> StoppingRule | None:
+    """The rule for ending the run early; None: it has all its rounds."""
+    return None if scenario.stop is None else StoppingRule(**scenario.stop.model_dump())
 
 
 def assemble(scenario: Scenario, machine: ClusterResources | None = None, *, rounds_left: bool = True) -> Assembly:

@@ -223,6 +223,8 @@ class Execution:
             checkpoints,
             partial(self._start, backend, progress, checkpoints),
         )
+        if progress.ended_early:
+            logger.info(f"the run ends early: {progress.ended_early}")
 
     def _start(self, backend: Backend, progress: Progress, checkpoints: CheckpointManager | None) -> None:
         startup = backend.start(self.assembly.spec, self.assembly.raw)
@@ -348,6 +350,7 @@ class Execution:
             **self.card.facts,
             "status": status,
             "rounds": progress.rounds,
+            "ended_early": progress.ended_early or None,
             "best_round": progress.best_round,
             "best_val_round": progress.best_val_round,
             "final": dict(progress.final),

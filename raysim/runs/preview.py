@@ -80,7 +80,8 @@ def preview(scenario: Scenario) -> Preview:
             load_dataset(data.name, data.root, data.format, download=False)  # raises what a run would
         text = f"{data.name} is not on this machine; a run tries to download it"
         plan = replace(plan, notes=(*plan.notes, text))
-    plan = replace(plan, notes=(*scenario.warnings, *plan.notes))
+    early = () if scenario.stop is None else ("the run may end earlier (section `stop`); the times are for all rounds",)
+    plan = replace(plan, notes=(*scenario.warnings, *early, *plan.notes))
     models = tuple(_measure(scenario, name) for name in scenario.task.architectures)
     count = scenario.clients.number
     dataset = scenario.dataset

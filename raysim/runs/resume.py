@@ -15,6 +15,7 @@ from raysim.common.text import expanded
 from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
 from raysim.engine.learning_rate import factor_of
 from raysim.plugins.own_code import OwnCode
+from raysim.runs.assembly import stopping_rule
 from raysim.runs.code import RAYSIM, Code
 from raysim.runs.identity import Identity
 from raysim.scenario.parse import CODE, ParsedScenario, parse_scenario
@@ -105,7 +106,7 @@ def refuse_differences(folder: Path, scenario: Scenario, code_changed: bool = Fa
         place = scenario.origin.of(tuple(differing[0].split(".")))
         raise ScenarioError(
             f"{place}: {folder} was run with different settings: {', '.join(named)}; a resumed run may "
-            f"change only {', '.join(FREE)} and have more rounds"
+            f"change only {', '.join(FREE)} and have more rounds or a `stop` that comes later"
         )
 
 
@@ -121,8 +122,18 @@ def refuse_lost_checkpoints(folder: Path, store: CheckpointStore, summary: Mappi
     )
 
 
-def how_to_continue(scenario: Scenario, resume_line: str) -> str:
-    """How the user of a finished run gets more rounds, as the rest of a sentence. resume_line: resumes the run."""
+def ends_as_before(folder: Path, scenario: Scenario, summary: Mapping[str, Any], code_changed: bool = False) -> bool:
+    """Whether the run ended early, and would end in the same round with this scenario."""
+    return bool(summary.get("ended_early")) and scenario.stop == run_scenario(folder, code_changed=code_changed).stop
+
+
+def how_to_continue(scenario: Scenario, resume_line: str, early: bool = False) -> str:
+    """How the user of a finished run gets more rounds, as the rest of a sentence. resume_line: resumes the run.
+
+    early: whether the run ended before its last round.
+    """
+    if early:
+        return f"to run the rounds that are left: {resume_line} --set stop=null"
     rounds = scenario.rounds
     if _may_have_more_rounds(scenario, rounds, rounds + 1):
         return f"to run more rounds: {resume_line} --set rounds=N, where N is greater than {rounds}"
@@ -142,6 +153,9 @@ def _may_have_more_rounds(scenario: Scenario, had: int, have: int) -> bool:
 def _free(key: str, before: ParsedScenario, now: Scenario) -> bool:
     if key == "rounds":
         return _may_have_more_rounds(now, before.rounds, now.rounds)
+    if key.partition(".")[0] == "stop":
+        had, has = stopping_rule(before), stopping_rule(now)
+        return has is None or (had is not None and has.relaxes(had))
     if key in ("data.path", "data.partition.path"):  # a file may be moved: its digest is compared
         return True
     return not decides(key)

@@ -22,6 +22,7 @@ from raysim.runs.code import Code, versions
 from raysim.runs.execution import Execution, Options, Resumed, resume_line
 from raysim.runs.identity import Identity, label
 from raysim.runs.resume import (
+    ends_as_before,
     how_to_continue,
     refuse_differences,
     refuse_incompatible,
@@ -78,9 +79,10 @@ def resume(folder: Path, scenario: Scenario, options: Options, *, code_changed: 
     except ScenarioError:  # the run was killed before it began, or the file is damaged, which costs nothing else
         summary = {}
     done, status = summary.get("rounds"), summary.get("status")
-    over = isinstance(done, int) and done >= scenario.rounds
+    early = ends_as_before(folder, scenario, summary, code_changed)
+    over = isinstance(done, int) and (done >= scenario.rounds or early)
     if over and status == "finished":
-        return {"nothing_to_do": how_to_continue(scenario, resume_line(options.resume_command, folder))}
+        return {"nothing_to_do": how_to_continue(scenario, resume_line(options.resume_command, folder), early)}
     closing = False
     if over and status == "closing":
         with contextlib.suppress(ScenarioError):  # a damaged file is mended from the last checkpoint

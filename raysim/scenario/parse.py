@@ -142,6 +142,10 @@ class ParsedScenario:
         return self.settings.evaluation
 
     @property
+    def stop(self) -> schema.EarlyStop | None:
+        return self.settings.stop
+
+    @property
     def resources(self) -> schema.Resources:
         return self.settings.resources
 

@@ -85,6 +85,28 @@ def refuse_global_test(scenario: Scenario) -> None:
         raise origin.error(("evaluation", "global_every"), "needs evaluation.global_test: true; set it")
 
 
+def refuse_unusable_stop(scenario: Scenario) -> None:
+    """A rule for an early end needs a condition, and a metric that this run measures."""
+    stop, origin = scenario.stop, scenario.origin
+    if stop is None:
+        return
+    if stop.patience is None and stop.target is None:
+        raise origin.error(("stop",), "give `patience`, `target`, or both")
+    if stop.metric == "accuracy/global" and not scenario.evaluation.global_test:
+        raise origin.error(("stop", "metric"), "accuracy/global needs evaluation.global_test: true; set it")
+    if stop.metric == "accuracy/val" and scenario.data.split == "published":
+        raise origin.error(
+            ("stop", "metric"),
+            "accuracy/val given, but with data.split published clients have no validation samples; "
+            "use data.split pooled811 or pfedhn, or another metric",
+            cause=("data", "split"),
+        )
+    if stop.target is not None and stop.metric.startswith("accuracy/") and not 0 < stop.target <= 1:
+        raise origin.error(
+            ("stop", "target"), f"{stop.target:g} given; allowed for {stop.metric}: greater than 0 and at most 1"
+        )
+
+
 def refuse_unsuited_algorithm(scenario: Scenario) -> None:
     """The algorithm's declaration may require one architecture or public data."""
     name = scenario.algorithm_name
@@ -123,6 +145,7 @@ BEFORE: Sequence[Callable[[ParsedScenario], None]] = (refuse_secrets, refuse_unu
 AFTER: Sequence[Callable[[Scenario], None]] = (
     refuse_augmentation,
     refuse_global_test,
+    refuse_unusable_stop,
     refuse_unsuited_algorithm,
     ask_algorithm,
 )

@@ -216,6 +216,25 @@ class Evaluation(Section):
     Default: whenever participants are measured, and before the first round."""
 
 
+class EarlyStop(Section):
+    """When a run ends before its last round. Rounds in which clients are not tested do not count.
+
+    The state and results are those of a run with that many rounds.
+    """
+
+    metric: Literal[
+        "accuracy/val", "accuracy/all", "accuracy/participants", "accuracy/global", "loss/train", "loss/test"
+    ] = "accuracy/val"
+    """The metric that decides. All but `accuracy/val` and `loss/train` use test samples: a result that they select is
+    optimistic."""
+    patience: AtLeastOne | None = None
+    """End after so many rounds without an improvement of the metric. `null`: never."""
+    target: float | None = None
+    """End when the metric reaches this value: at least this accuracy, or at most this loss. `null`: never."""
+    min_rounds: AtLeastOne = 1
+    """Never end before this round."""
+
+
 class Override(Section):
     """Other resources for some of the clients."""
 
@@ -307,6 +326,8 @@ class Settings(Section):
     """The clients' devices and connections, for virtual time; `null`: no virtual time. See `raysim describe system`."""
     training: Training = Training()
     evaluation: Evaluation = Evaluation()
+    stop: EarlyStop | None = None
+    """When the run ends before its last round; `null`: never. See `raysim describe stop`."""
     resources: Resources = Resources()
     tracking: Tracking = Tracking()
     checkpoint: Checkpoint = Checkpoint()

@@ -397,8 +397,12 @@ class MlflowTracker:
     def _terminate(self, timeout_s: float) -> bool:
         """End the run there; False when MLflow did not take that."""
         assert self._ending is not None
-        status = _STATUS[self._ending]
-        problem = self._persist(lambda: self._client.set_terminated(self.run_id, status), timeout_s)
+        status, early = _STATUS[self._ending], self._summary.get("ended_early")
+        problem = None
+        if early:
+            problem = self._persist(lambda: self._client.set_tag(self.run_id, "ended_early", str(early)), timeout_s)
+        if problem is None:
+            problem = self._persist(lambda: self._client.set_terminated(self.run_id, status), timeout_s)
         if problem is not None:
             self._missing.append(f"MLflow did not record that the run ended: {problem}.")
         return problem is None

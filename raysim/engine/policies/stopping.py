@@ -1,0 +1,67 @@
+"""When a run ends before its last round: a pure decision on one metric of the tested rounds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A metric as it was last measured, and its best value so far."""
+
+    round: int  # of `value`
+    value: float
+    best_round: int  # the first round that measured `best`
+    best: float
+
+
+@dataclass(frozen=True)
+class StoppingRule:
+    """End the run when a metric reaches a target, or has not improved for a number of rounds."""
+
+    metric: str  # a loss improves as it falls, any other metric as it rises
+    patience: int | None = None
+    """Rounds without an improvement after which the run ends; None: any number."""
+    target: float | None = None
+    """The value at which the run ends; None: there is none."""
+    min_rounds: int = 1
+    """Rounds before which the run does not end."""
+
+    def watch(self, before: Watched | None, t: int, value: float) -> Watched:
+        """Take in the metric of round `t`."""
+        if before is None or self._improves(value, before.best):
+            return Watched(t, value, t, value)
+        return Watched(t, value, before.best_round, before.best)
+
+    def reason(self, watched: Watched) -> str:
+        """Why the run ends after the round of `watched`, as a sentence; empty: it does not end."""
+        t = watched.round
+        if t < self.min_rounds:
+            return ""
+        if self.target is not None and not self._improves(self.target, watched.value):
+            return f"{self.metric} reached {watched.value:.4g} in round {t} (target {self.target:g})"
+        if self.patience is not None and t - watched.best_round >= self.patience:
+            return (
+                f"{self.metric} has not improved on {watched.best:.4g} of round {watched.best_round} "
+                f"for {t - watched.best_round} rounds"
+            )
+        return ""
+
+    def relaxes(self, other: StoppingRule) -> bool:
+        """Whether each round that `other` lets pass also passes here: more patience, a harder target, more rounds."""
+        return (
+            self.metric == other.metric
+            and self.min_rounds >= other.min_rounds
+            and (self.patience is None or (other.patience is not None and self.patience >= other.patience))
+            and (
+                self.target is None
+                or (other.target is not None and not self._improves(other.target, self.target))
+            )
+        )  # fmt: skip
+
+    def _improves(self, value: float, on: float) -> bool:
+        """Whether a value is better than another. NaN is worse than any number."""
+        if math.isnan(on):
+            return not math.isnan(value)
+        return value < on if self.metric.startswith("loss/") else value > on

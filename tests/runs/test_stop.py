@@ -1,0 +1,99 @@
+"""`stop` ends a run early: with the bits of a shorter run, also after an interruption, and until `stop` is removed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from raysim.common.errors import ScenarioError
+from raysim.report.table import summary_rows
+from raysim.runs.run import Run, run
+from raysim.scenario.scenario import Scenario
+from raysim.tracking.database import load_mlflow
+from raysim.tracking.memory import MemoryTracker
+from tests.engine.scenarios import loaded
+
+STOP = "stop={metric: accuracy/all, patience: 2}"
+
+
+class Cut(MemoryTracker):
+    """Ends the process's run in a round, as if it were killed."""
+
+    def __init__(self, t: int) -> None:
+        super().__init__()
+        self.t = t
+
+    def log(self, t: int, values: object, clients: object) -> None:
+        if t == self.t:
+            raise BaseException("killed")
+
+
+def test_a_run_that_ends_early_is_a_shorter_run(workplace: Path, tracking_store: str) -> None:
+    short = run(loaded("rounds=40", STOP), quiet=True)
+    t = short.summary["rounds"]
+    assert 3 <= t < 40 and short.status == "finished"
+    accuracy = short.rounds["accuracy/all"].tolist()
+    assert max(accuracy[1:]) == accuracy[t - 2] and len(accuracy) == t + 1
+    reason = f"accuracy/all has not improved on {accuracy[t - 2]:.4g} of round {t - 2} for 2 rounds"
+    assert short.summary["ended_early"] == dict(summary_rows(short.summary))["ended early"] == reason
+    same = run(loaded(f"rounds={t}"), quiet=True)
+    assert same.state_digest == short.state_digest and "ended early" not in dict(summary_rows(same.summary))
+    load_mlflow(tracking_store)
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_store)
+    experiment = client.get_experiment_by_name("tiny")
+    (found,) = client.search_runs([experiment.experiment_id], f"tags.`raysim.run_id` = '{short.folder.name}'")
+    assert found.info.status == "FINISHED" and found.data.tags["ended_early"] == reason
+
+
+def test_a_run_that_ended_early_goes_on_when_it_may(workplace: Path) -> None:
+    short = run(loaded("rounds=12", STOP), quiet=True)
+    t = short.summary["rounds"]
+    assert t < 12
+    again = Run(short.folder).resume(quiet=True)
+    assert again.summary["nothing_to_do"].endswith("--set stop=null")
+    with pytest.raises(ScenarioError, match=r"stop\.patience \(2 there, 1 here\)"):
+        Run(short.folder).resume(["stop.patience=1"], quiet=True)
+    whole = Run(short.folder).resume(["stop=null"], quiet=True)
+    assert whole.summary["rounds"] == 12 and whole.summary["ended_early"] is None
+    assert whole.state_digest == run(loaded("rounds=12"), quiet=True).state_digest
+
+
+def test_an_interruption_changes_nothing(workplace: Path) -> None:
+    short = run(loaded("rounds=12", STOP), quiet=True)
+    t = short.summary["rounds"]
+    for at in (2, t):
+        with pytest.raises(BaseException, match="killed"):
+            run(loaded("rounds=12", STOP, "checkpoint.every=1"), quiet=True, trackers=[Cut(at)])
+        (folder,) = (
+            path.parent
+            for path in Path("runs/tiny").glob("*/summary.json")
+            if json.loads(path.read_text())["status"] != "finished"
+        )
+        resumed = Run(folder).resume(quiet=True)
+        assert (resumed.summary["rounds"], resumed.state_digest) == (t, short.state_digest)
+        assert resumed.summary["ended_early"] == short.summary["ended_early"]
+
+
+def test_only_rounds_that_test_all_that_the_last_one_tests_count(workplace: Path) -> None:
+    short = run(loaded("rounds=40", STOP, "evaluation.every=3"), quiet=True)
+    assert short.summary["rounds"] % 3 == 0
+
+
+@pytest.mark.parametrize(
+    ("sets", "sentence"),
+    [
+        (["stop={}"], r"stop: give `patience`, `target`, or both"),
+        (["stop={target: 70}"], r"stop\.target: 70 given; allowed for accuracy/val: greater than 0 and at most 1"),
+        (["stop={target: 0.7, metric: accuracy/global}"], r"accuracy/global needs evaluation\.global_test: true"),
+        (["stop={target: 0.7}", "data.split=published"], r"accuracy/val given, but with data\.split published clients"),
+        (["stop={patience: 0}"], r"stop\.patience: 0 given; allowed: at least 1"),
+        (["stop={metric: time/total_s}"], r"stop\.metric: 'time/total_s' given; allowed: "),
+    ],
+)
+def test_what_is_refused(sets: list[str], sentence: str) -> None:
+    with pytest.raises(ScenarioError, match=sentence):
+        Scenario.of(loaded(*sets))
