@@ -441,7 +441,8 @@ def _notes(variants: Sequence[Variant]) -> list[str]:
         cut = [run for run in variant.runs if run.summary.get("rounds", 0) < run.keys.get("rounds", 0)]
         for run in cut:
             done, asked = run.summary.get("rounds"), run.keys.get("rounds")
-            notes.append(f"{variant.name}, seed {run.seed}: {run.summary.get('status')} after {done} of {asked} rounds")
+            how = "ended early" if run.summary.get("ended_early") else run.summary.get("status")
+            notes.append(f"{variant.name}, seed {run.seed}: {how} after {done} of {asked} rounds")
         for run in variant.runs:
             notes += [f"{variant.name}, seed {run.seed}: {text}" for text in run.divergence]
             notes += [f"{variant.name}, seed {run.seed}: its code changed after round {t}" for t in run.code_changes]

@@ -422,3 +422,14 @@ def test_a_baseline_with_other_clients(tmp_path: Path) -> None:
     SweepCard("", cells).write(tmp_path)
     difference = compare(tmp_path, baseline="half").difference("all", "last")
     assert difference is not None and difference.mean == 0.25
+
+
+def test_a_run_that_ended_early_is_not_called_unfinished(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        make_run(tmp_path / str(seed), seed=seed)
+    early = make_run(tmp_path / "3", seed=3, done=2)
+    summary = json.loads((early / "summary.json").read_text())
+    reason = "accuracy/val reached 0.6 in round 2 (target 0.6)"
+    (early / "summary.json").write_text(json.dumps({**summary, "status": "finished", "ended_early": reason}))
+    (note,) = [note for note in compare(tmp_path).notes if "of 3 rounds" in note]
+    assert note.endswith("seed 3: ended early after 2 of 3 rounds")
