@@ -225,9 +225,9 @@ def list_(what: str) -> None:
 def describe(name: str) -> None:
     """Explain an algorithm, model, dataset, partition, metric, or a section of a scenario such as `clients`.
 
-    For an algorithm: its paper, what is sent, and every field with default, range and meaning. `algorithms`, `models`,
-    `datasets`, `partitions`, `selections`, `schedules` and `metrics` explain all of them, `clients.parquet` and
-    `rounds.parquet` a file's columns.
+    For an algorithm: its paper, whether architectures may differ, what is sent, and every field with default, range and
+    meaning. `algorithms`, `models`, `datasets`, `partitions`, `selections`, `schedules` and `metrics` explain all of
+    them, `clients.parquet` and `rounds.parquet` a file's columns.
     """
     from raysim.cli.show import show_description
 

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from raysim.scenario.scenario import Scenario
 
 KINDS = {
-    "algorithms": "The methods, by the names that `algorithm: {name: NAME}` takes: files in algorithms/.",
+    "algorithms": "The methods, by the names that `algorithm: {name: NAME}` takes: files in algorithms/. Each "
+    "with the year of its paper, whether the clients' architectures may differ, and what travels down to clients and "
+    "up to the server.",
     "models": "The architectures, by the names that the list `clients.models` takes.",
     "datasets": "The data sets, by the names that `data.name` takes.",
     "partitions": "How data is dealt to clients, by the names that `data: {partition: {name: NAME}}` takes.",
@@ -104,7 +106,13 @@ def _show_algorithm(console: Console, name: str) -> None:
     file = f"algorithms/{name}.py" if reference is None else ", ".join(own_code.paths) or reference.name
     console.print(_text(method.file_doc or method.doc, overflow="fold"))
     console.print(_text(f"\nPaper: {method.paper}"))
-    console.print(_text(f"File:  {file}\n"))
+    console.print(_text(f"File:  {file}"))
+    console.print(_text(f"Architectures: {_architectures(method)}"))
+    for way, messages in (("Down", method.down), ("Up", method.up)):
+        for message in messages or ():
+            doc = message.doc.split("\n\n")[0].replace("\n", " ")
+            console.print(_text(f"{way}: {message.words}" + (f" ({doc.removesuffix('.')})" if doc else "")))
+    console.print()
     _show_fields(console, method, f"algorithm: {{name: {name}}}")
     for profile, preset in method.profiles.items():
         values = ", ".join(f"{field}: {_plain(value)}" for field, value in preset.items())
@@ -190,6 +198,10 @@ def show_traces(traces: Sequence[Trace]) -> None:
         console.print(_text(f"Every tensor of every round and every metric is the same ({tensors} tensors compared)."))
 
 
+def _architectures(method: Declaration) -> str:
+    return "one for all clients" if method.one_architecture else "may differ"
+
+
 def _entries(kind: str) -> Iterable[tuple[str, str]]:
     if kind == "algorithms":
         return [(name, _algorithm(name)) for name in algorithm_names()]
@@ -211,11 +223,13 @@ def _show_entries(console: Console, title: str | None, entries: Iterable[tuple[s
 
 
 def _algorithm(name: str) -> str:
-    """What a method is, or what is wrong with its file, which may be unfinished."""
+    """What a method is, with its facts in a second line, or what is wrong with its file, which may be unfinished."""
     try:
-        return declared(name).summary
+        method = declared(name)
     except ScenarioError as error:
         return str(error)
+    facts = [method.year, f"architectures: {_architectures(method)}", method.travels]
+    return f"{method.summary}\n{'; '.join(filter(None, facts))}"
 
 
 def _show_fields(console: Console, declaration: Declaration, where: str) -> None:

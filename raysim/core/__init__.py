@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from raysim.core.exposed import Exposed, OutputOf, Unexposed, UpdateOf
     from raysim.core.fields import Count, Fraction, NonNegative, NonNegativeInt, Positive, WarmupRounds
     from raysim.core.fit import LocalTraining
-    from raysim.core.messages import Header, Model, Weights, message, weights
+    from raysim.core.messages import Extractor, Header, Model, Weights, extractor_weights, message, weights
 
 __all__ = [
     "Algorithm",
@@ -22,6 +22,7 @@ __all__ = [
     "ClientId",
     "Count",
     "Exposed",
+    "Extractor",
     "Fraction",
     "Header",
     "LocalTraining",
@@ -41,6 +42,7 @@ __all__ = [
     "UpdateOf",
     "WarmupRounds",
     "Weights",
+    "extractor_weights",
     "message",
     "tensors",
     "weights",

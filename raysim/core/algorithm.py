@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -25,7 +25,7 @@ from raysim.common.text import quoted
 from raysim.core.data import Batch, Samples
 from raysim.core.exposed import Exposed
 from raysim.core.fields import check_settings
-from raysim.core.fit import FitJob, LocalTraining, Loss, Trainer, fit_one, has_batchnorm
+from raysim.core.fit import Bounds, FitJob, LocalTraining, Loss, Trainer, fit_one, has_batchnorm, training_only
 from raysim.core.meter import ClientStats, FlopMeter
 from raysim.core.torch_workarounds import named_tensors, set_training
 
@@ -117,12 +117,15 @@ class Client:
         data: Samples | None = None,
         two_views: bool = False,
         rates: Mapping[str, float] | None = None,
+        bounds: Mapping[str, Bounds] | None = None,
+        only: Collection[str] | None = None,
     ) -> Tensor | None:
         """Minimise `loss(net, batch, given)` over the local data, as the scenario's `training` says.
 
         epochs: other than the scenario's. data: other than all of `client.data`. two_views: `batch.second` is
         another augmentation of the same samples. rates: parameters of `net`, by name, that have a learning rate of
-        their own.
+        their own. bounds: parameters, by name, with the least and the greatest value that a step may leave. only: the
+        parameters, by name, that are trained; the others stay as they are.
 
         A loss that returns (scalar, rows) has its rows [B, ...] kept: returned is what it gave for each sample when it
         last saw it, [N, ...] in data order, detached; NaN for a sample it never saw (with BatchNorm, a last batch of
@@ -136,12 +139,14 @@ class Client:
         drop_single = drops_single(self.net, data, self.local)
         epochs = self.local.epochs if epochs is None else epochs
         batches = data.shuffled(self.local.batch_size, epochs, self.rng, drop_single, two_views)
-        result = self.trainer(FitJob(self.net, loss, given, batches, self.local, len(data), rates or {}))
+        with training_only(self.net, only):
+            job = FitJob(self.net, loss, given, batches, self.local, len(data), rates or {}, bounds or {})
+            result = self.trainer(job)
+            if self.meter is not None:
+                self.stats.flops += epochs * self._epoch_flops(self.meter, loss, given, data, drop_single, two_views)
         self.stats.loss_sum += result.loss_sum
         self.stats.samples += result.samples
         self.stats.apart = self.stats.apart or result.apart
-        if self.meter is not None:
-            self.stats.flops += epochs * self._epoch_flops(self.meter, loss, given, data, drop_single, two_views)
         return result.rows
 
     @torch.no_grad()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -14,6 +15,10 @@ from raysim.core.torch_workarounds import Sgd, named_tensors, set_training
 
 Loss = Callable[[Any, Batch, Any], Tensor | tuple[Tensor, Tensor]]
 """(net, batch, given) -> scalar: what `Client.fit` minimises. Or (scalar, rows), a row [B, ...] per sample to keep."""
+
+
+Bounds = tuple[float, float]
+"""The least and the greatest value of a parameter's numbers."""
 
 
 class Batches(Protocol):
@@ -48,6 +53,7 @@ class FitJob:
     local: LocalTraining
     num_samples: int = 0  # N
     rates: Mapping[str, float] = field(default_factory=dict)  # parameter -> its learning rate, if other than `local.lr`
+    bounds: Mapping[str, Bounds] = field(default_factory=dict)  # parameter -> where every step leaves it
 
 
 @dataclass(frozen=True)
@@ -77,16 +83,44 @@ def make_optimizers(named: Mapping[str, Tensor], local: LocalTraining, rates: Ma
     return [Sgd(part, lr, local.momentum, local.weight_decay) for lr, part in of_rate.items()]
 
 
-def check_rates(rates: Mapping[str, float], named: Mapping[str, Tensor]) -> None:
-    """Raises `ValueError` when a learning rate is given for what is no parameter, such as a buffer."""
-    if unknown := rates.keys() - {name for name, value in named.items() if isinstance(value, nn.Parameter)}:
-        raise ValueError(f"rates: {min(unknown)} given, which is no parameter of the network")
+def check_names(job: FitJob, named: Mapping[str, Tensor]) -> None:
+    """Raises `ValueError` when a learning rate or bounds are given for what is no parameter, such as a buffer."""
+    parameters = {name for name, value in named.items() if isinstance(value, nn.Parameter)}
+    for kind, names in (("rates", job.rates.keys()), ("bounds", job.bounds.keys())):
+        if unknown := names - parameters:
+            raise ValueError(f"{kind}: {min(unknown)} given, which is no parameter of the network")
+
+
+@torch.no_grad()
+def keep_within(bounds: Mapping[str, Bounds], trained: Mapping[str, Tensor]) -> None:
+    """Put the numbers of trained parameters that left their bounds back to the nearest bound."""
+    for name in bounds.keys() & trained.keys():
+        trained[name].clamp_(*bounds[name])
+
+
+@contextmanager
+def training_only(net: nn.Module, names: Collection[str] | None) -> Iterator[None]:
+    """Let no parameter but these require a gradient for a while; None: leave all as they are.
+
+    Raises `ValueError` for a name that is no parameter.
+    """
+    parameters = {} if names is None else dict(net.named_parameters())
+    if names is not None and (unknown := set(names) - parameters.keys()):
+        raise ValueError(f"only: {min(unknown)} given, which is no parameter of the network")
+    fixed = [one for name, one in parameters.items() if one.requires_grad and name not in set(names or ())]
+    for parameter in fixed:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in fixed:
+            parameter.requires_grad_(True)
 
 
 def fit_one(job: FitJob) -> FitResult:
     """Train one network on its batches, in order."""
     named = named_tensors(job.net)
-    check_rates(job.rates, named)
+    check_names(job, named)
     trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
     optimizers = make_optimizers(trained, job.local, job.rates)
     parameters = list(trained.values())
@@ -104,6 +138,8 @@ def fit_one(job: FitJob) -> FitResult:
             optimizer.step()
             # After the step too: gradients left on a model double its memory for as long as the client lives.
             optimizer.zero_grad()
+        if job.bounds:
+            keep_within(job.bounds, trained)
         loss_sum += loss.detach() * len(batch.y)
         samples += len(batch.y)
         if kept is not None:

@@ -88,11 +88,23 @@ def weights(module: nn.Module) -> Weights:
     return {name: value.detach().clone() for name, value in module.state_dict().items()}
 
 
+def extractor_weights(model: nn.Module) -> Weights:
+    """As `weights`, of everything in a `SplitModel` but its header."""
+    return {name: value for name, value in weights(model).items() if not name.startswith("header.")}
+
+
 @message
 class Header:
     """The last linear layer."""
 
     w: Weights  # weight [C, D], bias [C]
+
+
+@message
+class Extractor:
+    """A model without its last linear layer: parameters and BatchNorm's running statistics."""
+
+    w: Weights
 
 
 @message

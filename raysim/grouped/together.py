@@ -22,7 +22,16 @@ from torch.utils import _pytree as pytree
 from raysim.common.errors import FAILURES
 from raysim.common.text import cause
 from raysim.core.data import Batch, Shuffled
-from raysim.core.fit import FitJob, FitResult, Optimizer, check_rates, fit_one, has_batchnorm, make_optimizers
+from raysim.core.fit import (
+    FitJob,
+    FitResult,
+    Optimizer,
+    check_names,
+    fit_one,
+    has_batchnorm,
+    keep_within,
+    make_optimizers,
+)
 from raysim.core.torch_workarounds import Sgd, named_tensors, set_training, tensors_replaced
 from raysim.grouped.lockstep import ask
 
@@ -82,9 +91,10 @@ class Stack:
         self.tensors = [named_tensors(job.net) for job in jobs]
         for job in jobs:
             set_training(job.net, True)
-        if any(job.local != first.local or job.rates != first.rates for job in jobs):
+        settings = [(job.local, job.rates, job.bounds) for job in jobs]
+        if any(one != settings[0] for one in settings):
             raise ApartError("they train with different settings")
-        check_rates(first.rates, self.tensors[0])
+        check_names(first, self.tensors[0])
         self.whole = {name: self._stacked(name) for name in self.tensors[0]}
         trained = {name: stacked for name, stacked in self.whole.items() if self.tensors[0][name].requires_grad}
         self.fixed = {name: stacked for name, stacked in self.whole.items() if name not in trained}
@@ -124,6 +134,8 @@ class Stack:
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad()
+        if self.jobs[0].bounds:
+            keep_within(self.jobs[0].bounds, self.trained)
         size_M = torch.tensor(sizes, device=loss_M.device)
         self.loss_sum_G[: self.active] += loss_M.detach() * size_M
         self.seen = [seen + size for seen, size in zip(self.seen, sizes, strict=False)] + self.seen[self.active :]

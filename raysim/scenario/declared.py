@@ -13,6 +13,7 @@ import collections.abc
 import dataclasses
 import hashlib
 import inspect
+import re
 import sys
 import typing
 from collections.abc import Mapping
@@ -21,7 +22,8 @@ from dataclasses import MISSING, dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, ClassVar, get_origin
+from types import NoneType, UnionType
+from typing import Any, ClassVar, get_args, get_origin
 
 from raysim.common.errors import ScenarioError
 from raysim.common.folders import cache_root
@@ -35,6 +37,23 @@ from raysim.plugins.registry import algorithm_class, algorithm_file
 
 _NAMES = {**vars(collections.abc), **vars(typing), **vars(field_types)}
 """What the annotations of fields are made of."""
+
+
+@dataclass(frozen=True)
+class MessageInfo:
+    """A message class as a user meets it."""
+
+    name: str
+    doc: str
+
+    @property
+    def words(self) -> str:
+        """Its name in words: `class means` of `ClassMeans`."""
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", self.name).lower()
+
+
+Messages = tuple[MessageInfo, ...] | None
+"""The message classes that may be sent in one direction; empty: nothing is; None: the class does not say."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +70,8 @@ class Declaration:
     one_architecture: bool = False
     public_data: bool = False
     checks: bool = False  # whether it refuses more than its fields' ranges and choices do
+    down: Messages = None  # server -> client
+    up: Messages = None  # client -> server
 
     def __post_init__(self) -> None:
         presets = self.profiles.values() if isinstance(self.profiles, Mapping) else [None]
@@ -62,6 +83,24 @@ class Declaration:
     def summary(self) -> str:
         """The first paragraph of its docstring, in one line."""
         return self.doc.split("\n\n")[0].replace("\n", " ")
+
+    @property
+    def year(self) -> str:
+        """The year of its paper; empty where `paper` gives none before its address."""
+        years = re.findall(r"\b(?:19|20)\d\d\b", self.paper.partition("http")[0])
+        return years[-1] if years else ""
+
+    @property
+    def travels(self) -> str:
+        """What is sent in both directions, in words; empty where the class does not say."""
+        if self.down is None or self.up is None:
+            return ""
+        down, up = (" or ".join(message.words for message in messages) for messages in (self.down, self.up))
+        if not down and not up:
+            return "nothing travels"
+        if down == up:
+            return f"{down} down and up"
+        return ", ".join(f"{words} {way}" for words, way in ((down, "down"), (up, "up")) if words)
 
 
 _FACTS = ("paper", "profiles", "scheduled", "one_architecture", "public_data")
@@ -92,6 +131,7 @@ def declaration_of(cls: type) -> Declaration:
     module = inspect.getmodule(cls)
     facts = {fact: getattr(cls, fact) for fact in _FACTS if hasattr(cls, fact)}
     bases = [base for base in cls.__mro__ if base.__module__ != "raysim.core.algorithm"]
+    down, up = _messages_of(cls)
     return Declaration(
         cls.__name__,
         inspect.cleandoc(cls.__doc__ or ""),
@@ -99,6 +139,33 @@ def declaration_of(cls: type) -> Declaration:
         tuple(settings_fields(cls)),
         **facts,
         checks=any(check in vars(base) for base in bases for check in _CHECKS),
+        down=down,
+        up=up,
+    )
+
+
+def _messages_of(cls: type) -> tuple[Messages, Messages]:
+    """The messages down and up in the type arguments of the class's `Algorithm[...]`, its own or inherited."""
+    for base in cls.__mro__:
+        for made in vars(base).get("__orig_bases__", ()):
+            if getattr(get_origin(made), "__name__", "") == "Algorithm" and len(get_args(made)) == 3:
+                down, up, _ = get_args(made)
+                return _messages_in(down), _messages_in(up)
+    return None, None
+
+
+def _messages_in(argument: Any) -> Messages:
+    if argument is None or argument is NoneType:
+        return ()
+    parts = get_args(argument) if isinstance(argument, UnionType) else (argument,)
+    classes = [part for part in parts if part is not NoneType]
+    if not all(dataclasses.is_dataclass(one) and isinstance(one, type) for one in classes):
+        return None
+    # `dataclass` writes the signature where there is no docstring.
+    docs = [one.__doc__ or "" for one in classes]
+    return tuple(
+        MessageInfo(one.__name__, "" if doc.startswith(f"{one.__name__}(") else inspect.cleandoc(doc))
+        for one, doc in zip(classes, docs, strict=True)
     )
 
 
@@ -199,6 +266,7 @@ def read(source: bytes, name: str = "") -> Declaration | None:
         classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and name in ("", node.name)]
         (cls,) = [node for node in classes if {"Algorithm", "raysim.Algorithm"} & {*map(_base, node.bases)}]
         docs, fields = docs_in(cls), []
+        down, up = _read_messages(tree, cls)
         facts: dict[str, Any] = {}
         for node in cls.body:
             if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
@@ -218,7 +286,41 @@ def read(source: bytes, name: str = "") -> Declaration | None:
         tuple(fields),
         **{fact: facts[fact] for fact in _FACTS if fact in facts},
         checks=any(isinstance(node, ast.FunctionDef) and node.name in _CHECKS for node in cls.body),
+        down=down,
+        up=up,
     )
+
+
+def _read_messages(tree: ast.Module, cls: ast.ClassDef) -> tuple[Messages, Messages]:
+    """As `_messages_of`, of a class statement in a file."""
+    for node in cls.bases:
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple) and len(node.slice.elts) == 3:
+            docs = {**_core_messages(), **_class_docs(tree)}
+            down, up = (_named_messages(part, docs) for part in node.slice.elts[:2])
+            return down, up
+    return None, None
+
+
+def _named_messages(node: ast.expr, docs: Mapping[str, str]) -> Messages:
+    match node:
+        case ast.Constant(value=None):
+            return ()
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            parts = [_named_messages(part, docs) for part in (left, right)]
+            return None if None in parts else tuple(one for part in parts for one in part or ())
+        case ast.Name(id=name) if name in docs:
+            return (MessageInfo(name, docs[name]),)
+    return None
+
+
+def _class_docs(tree: ast.Module) -> dict[str, str]:
+    return {node.name: ast.get_docstring(node) or "" for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+@cache
+def _core_messages() -> Mapping[str, str]:
+    """The message classes that several methods share, with their docstrings."""
+    return _class_docs(ast.parse(Path(field_types.__file__).with_name("messages.py").read_bytes()))
 
 
 def _base(node: ast.expr) -> str:

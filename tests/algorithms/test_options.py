@@ -21,8 +21,10 @@ COHORTS = ([0, 1, 2, 3], [2], [0, 2, 3], [1, 3])
 """Of four rounds: some clients return, and the second lacks classes."""
 
 NUMBERS: Mapping[str, Mapping[str, Any]] = {
+    "apfl": {"alpha": 0.25},
     "dc_pfl": {"lambda_": 1.0, "header_lr": 0.1, "virtual_samples": 100, "refit_epochs": 2, "refit_lr": 0.1}
     | {"refit_batch": 8},
+    "ditto": {"lambda_": 0.1, "personal_epochs": 2},
     "fd": {"gamma": 2.0},
     "fedapen": {"small": "norm", "adaptability": 0.5, "lambda_epochs": 40, "lambda_lr": 0.1},
     "fedcache": {"neighbours": 1, "alpha": 0.5, "temperature": 1.0},
@@ -33,7 +35,9 @@ NUMBERS: Mapping[str, Mapping[str, Any]] = {
     "fedkd": {"small": "norm", "energy_start": 0.5, "energy_end": 0.6},
     "fedmd": {"scored": 5, "digest_epochs": 2, "transfer_epochs": 1},
     "fedproto": {"lambda_": 2.0},
+    "fedprox": {"mu": 1.0},
     "fedral": {"blocks": 4, "init_std": 0.5, "matrix_lr": 0.5},
+    "fedrep": {"header_epochs": 2},
     "fedssa": {"mu0": 0.25, "t_stable": 4},
     "fedtgp": {"lambda_": 1.0, "server_epochs": 10, "tau": 0.01, "server_lr": 0.001, "server_batch": 2},
     "fml": {"a": 0.25, "b": 0.25, "small": "norm"},

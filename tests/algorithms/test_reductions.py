@@ -1,7 +1,7 @@
 """Methods with what they add switched off are the methods they build on, bit for bit.
 
-On real CIFAR-100: 10 clients with 10 of the 100 classes each, five CNNs, all of them in every round; 24 training images
-per client keep it short.
+On real CIFAR-100: 10 clients with 10 of the 100 classes each, five CNNs (or CNN-5, where a method needs one
+architecture), all of them in every round; 24 training images per client keep it short.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from torch import Tensor
 
 from raysim.algorithms.fd import FD
 from raysim.common.shards import Shards
@@ -23,16 +24,18 @@ from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.sampling import cohort
 from raysim.engine.run import run_round
 from raysim.engine.spec import RunSpec
+from raysim.plugins.registry import algorithm_class
 from raysim.runs.assembly import assemble
 from raysim.scenario.parse import parse_scenario
 from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import states_of
 
 ROUNDS, PER_CLIENT = 2, 24
+FIVE = ("cnn1", "cnn2", "cnn3", "cnn4", "cnn5")
 
 
 @cache
-def base(data_root: str, clients: int = 10) -> tuple[RunSpec, NDArray[np.uint8]]:
+def base(data_root: str, clients: int = 10, models: tuple[str, ...] = FIVE) -> tuple[RunSpec, NDArray[np.uint8]]:
     """The task of Standalone, and the images."""
     checked = Scenario.of(
         parse_scenario(
@@ -45,7 +48,7 @@ def base(data_root: str, clients: int = 10) -> tuple[RunSpec, NDArray[np.uint8]]
                     "root": data_root,
                     "partition": {"name": "pathological", "classes_per_client": 10},
                 },
-                "clients": {"count": clients, "models": ["cnn1", "cnn2", "cnn3", "cnn4", "cnn5"]},
+                "clients": {"count": clients, "models": list(models)},
                 "training": {"batch_size": 16, "momentum": 0.9},
             }
         )
@@ -59,9 +62,11 @@ def base(data_root: str, clients: int = 10) -> tuple[RunSpec, NDArray[np.uint8]]
 
 
 @cache
-def after(data_root: str, method: str, settings: tuple[tuple[str, Any], ...]) -> Mapping[int, Weights]:
+def after(
+    data_root: str, method: str, settings: tuple[tuple[str, Any], ...], models: tuple[str, ...] = FIVE
+) -> Mapping[int, Weights]:
     """Every client's weights after two rounds."""
-    spec, raw_M = base(data_root)
+    spec, raw_M = base(data_root, models=models)
     scenario = {
         "name": "one",
         "rounds": 1,
@@ -92,19 +97,32 @@ REDUCED = [
     ("fedtgp", {"lambda_": 0.0, "server_epochs": 2}, "standalone", {}),
     ("fedcache", {"alpha": 0.0}, "standalone", {}),
     ("fedclassavg", {"rho": 0.0, "contrastive": False}, "lg_fedavg", {}),
+    ("fedprox", {"mu": 0.0}, "fedavg", {}),
+    ("ditto", {"lambda_": 0.0}, "standalone", {}),
+    ("apfl", {"alpha": 1.0, "adaptive": False}, "standalone", {}),
 ]
+
+
+def models_for(method: str) -> tuple[str, ...]:
+    """The architectures of the clients that a method is compared on."""
+    return ("cnn5",) if algorithm_class(method).one_architecture else FIVE
+
+
+def own(weights: Weights, name: str) -> Tensor:
+    """A tensor of the model that a client predicts with, which a method may keep beside others."""
+    return next(weights[full] for part in ("", "model.", "personal.") if (full := f"{part}{name}") in weights)
 
 
 @pytest.mark.parametrize(("method", "settings", "like", "like_settings"), REDUCED, ids=[row[0] for row in REDUCED])
 def test_reduction(
     data_root: str, method: str, settings: dict[str, Any], like: str, like_settings: dict[str, Any]
 ) -> None:
-    found = after(data_root, method, tuple(settings.items()))
-    expected = after(data_root, like, tuple(like_settings.items()))
+    models = models_for(method)
+    found = after(data_root, method, tuple(settings.items()), models)
+    expected = after(data_root, like, tuple(like_settings.items()), models)
     for k, weights in expected.items():
         for name, weight in weights.items():
-            own = found[k].get(name, found[k].get(f"model.{name}"))
-            assert own is not None and own.equal(weight), (k, name)
+            assert own(found[k], name).equal(weight), (k, name)
 
 
 @pytest.mark.parametrize(("method", "settings", "like", "like_settings"), REDUCED, ids=[row[0] for row in REDUCED])
@@ -112,9 +130,10 @@ def test_what_was_switched_off_matters(
     data_root: str, method: str, settings: dict[str, Any], like: str, like_settings: dict[str, Any]
 ) -> None:
     kept = {name: settings[name] for name in ("warmup", "server_epochs", "leave_one_out") if name in settings}
-    found = after(data_root, method, tuple(kept.items()))[0]
-    expected = after(data_root, like, tuple(like_settings.items()))[0]
-    assert any(not found.get(name, found.get(f"model.{name}")).equal(weight) for name, weight in expected.items())
+    models = models_for(method)
+    found = after(data_root, method, tuple(kept.items()), models)[0]
+    expected = after(data_root, like, tuple(like_settings.items()), models)[0]
+    assert any(not own(found, name).equal(weight) for name, weight in expected.items())
 
 
 def test_fd_runs_where_the_papers_print_a_dash(data_root: str) -> None:

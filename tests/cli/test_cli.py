@@ -116,6 +116,24 @@ def test_list_has_every_name(capfd: pytest.CaptureFixture[str], what: str):
     assert len(out.splitlines()) >= len(NAMES[what]) + 2
 
 
+def test_list_says_of_a_method_its_year_its_architectures_and_what_travels(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "200")
+    _, out, _ = run(capfd, "list", "algorithms")
+    lines = [line.strip() for line in out.splitlines()]
+    method = next(i for i, line in enumerate(lines) if line.startswith("fedgh "))
+    assert lines[method + 1] == "2023; architectures: may differ; header down, class means up"
+    assert "2019; architectures: one for all clients; extractor down and up" in lines
+
+
+def test_describe_says_what_a_method_sends(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    _, out, _ = run(capfd, "describe", "fedper")
+    assert "Architectures: one for all clients\nDown: extractor (A model without its last linear layer: " in out
+    assert "\nUp: extractor (A model without" in out
+
+
 def test_list_without_a_word_lists_all(capfd: pytest.CaptureFixture[str]):
     code, out, _ = run(capfd, "list")
     assert code == 0

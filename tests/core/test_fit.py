@@ -94,6 +94,21 @@ def test_a_rate_for_nothing_is_refused():
         fit_one(FitJob(One(), square, None, steps(1), LocalTraining(), rates={"matrix_D": 0.1}))
 
 
+def test_a_step_leaves_a_parameter_within_its_bounds():
+    net = nn.Sequential(One(), One())
+    job = FitJob(
+        net, lambda n, b, given: (n[0].w.square() + n[1].w.square()).sum() / 2, None, steps(2), LocalTraining(lr=0.2)
+    )
+    fit_one(replace(job, bounds={"1.w": (0.9, 2.0)}))
+    # 0.8 and 0.64; 0.8, which is put on 0.9, and 0.72 from there, likewise.
+    assert [net[0].w.item(), net[1].w.item()] == pytest.approx([0.64, 0.9])
+    net[1].w.requires_grad_(False)
+    fit_one(replace(job, batches=steps(1), bounds={"1.w": (2.0, 3.0)}))
+    assert net[1].w.item() == pytest.approx(0.9)  # it is not trained
+    with pytest.raises(ValueError, match=r"^bounds: 2\.w given, which is no parameter of the network$"):
+        fit_one(replace(job, bounds={"2.w": (0.0, 1.0)}))
+
+
 def test_a_long_clip_changes_nothing():
     net = One()
     fit(net, lr=0.1, clip=50)
@@ -230,3 +245,19 @@ def test_fit_and_outputs_on_a_part_of_the_data():
     client.fit(loss, data=part)
     assert sorted(torch.cat(seen).tolist()) == [0, 1]
     assert torch.equal(client.outputs(client.net, part), client.outputs(client.net)[[1, 4]])
+
+
+def test_only_some_parameters_are_trained():
+    net = nn.Sequential(One(), One())
+
+    def loss(n: Any, batch: Batch, given: Any) -> Tensor:
+        return batch.mean((n[0].w.square() + n[1].w.square()).expand(len(batch.y)) / 2)
+
+    data = toy_samples([0, 1], 0)
+    local = LocalTraining(lr=0.1, weight_decay=0.5)
+    client = Client(0, Task(2, 1, ("one",), toy_model), data, net, local, torch.Generator())
+    client.fit(loss, only=["1.w"])
+    assert [net[0].w.item(), net[1].w.item()] == pytest.approx([1.0, 0.85])  # 1 - 0.1 * (1 + 0.5 * 1)
+    assert all(parameter.requires_grad for parameter in net.parameters())
+    with pytest.raises(ValueError, match=r"^only: 2\.w given, which is no parameter of the network$"):
+        client.fit(loss, only=["0.w", "2.w"])

@@ -43,6 +43,11 @@ def digits(**changes: Any) -> dict[str, Any]:
 NEEDS = {
     "hks": ["algorithm.warmup=1"],  # by default it would be plain local training in three rounds
     "fedavg": ["clients.models=[digits_cnn_s]"],
+    "apfl": ["clients.models=[digits_cnn_s]"],
+    "ditto": ["clients.models=[digits_cnn_s]"],
+    "fedper": ["clients.models=[digits_cnn_s]"],
+    "fedrep": ["clients.models=[digits_cnn_s]"],
+    "fedprox": ["clients.models=[digits_cnn_s]"],
     "fedmd": ["data.public={share: 0.2}", "algorithm.scored=100"],
     "feddf": ["data.public={share: 0.2}"],
     "heterofl": ["clients.models=[heterofl_cnn_d, heterofl_cnn_e]"],

@@ -55,6 +55,7 @@ def jobs_of(
     two_views: bool = False,
     transform: Any = None,
     rates: Any = None,
+    bounds: Any = None,
     batch_size: int = 4,
     **local: Any,
 ) -> list[FitJob]:
@@ -67,7 +68,9 @@ def jobs_of(
             data = Samples(data.raw_N, data.y, transform)
         training = LocalTraining(epochs=2, batch_size=batch_size, lr=0.2, **local)
         batches = data.shuffled(batch_size, 2, torch.Generator().manual_seed(k), False, two_views)
-        made.append(FitJob(net(), loss, given[k] if given else None, batches, training, size, rates or {}))
+        made.append(
+            FitJob(net(), loss, given[k] if given else None, batches, training, size, rates or {}, bounds or {})
+        )
     return made
 
 
@@ -98,6 +101,7 @@ def check_alike(*args: Any, **given: Any) -> None:
         {"optimizer": "adam", "weight_decay": 0.1},
         {"clip": 0.05},
         {"rates": {"0.weight": 0.01}, "momentum": 0.5},
+        {"bounds": {"0.weight": (-0.1, 0.1)}, "momentum": 0.5},
     ],
     ids=str,
 )
@@ -194,6 +198,7 @@ APART = [
     ({"given": [(0.1,), (0.2,), (0.3,)]}, "more than tensors"),
     ({"given": [(0.1,), (0.2, 0.3), (0.3,)]}, "differs in form"),
     ({"rates": {"nothing": 0.1}}, "no parameter"),
+    ({"bounds": {"nothing": (0, 1)}}, "no parameter"),
     ({"rates": {"1.running_mean": 0.1}, "net": lambda: perceptron(nn.BatchNorm1d(4))}, "1.running_mean given"),
 ]
 

@@ -83,6 +83,40 @@ def test_reading_a_file_says_what_importing_it_says(name: str) -> None:
     assert vars(found) == vars(declaration_of(algorithm_class(name)))
 
 
+FACTS = {
+    "standalone": ("", False, "nothing travels"),
+    "fedavg": ("2017", True, "model down and up"),
+    "fedgh": ("2023", False, "header down, class means up"),
+    "fedkd": ("2022", False, "update or mentee down and up"),
+    "fedper": ("2019", True, "extractor down and up"),
+    "ditto": ("2021", True, "model down and up"),
+}
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_year_architectures_and_messages(name: str) -> None:
+    found = declared(name)
+    assert (found.year, found.one_architecture, found.travels) == FACTS[name]
+
+
+def test_every_method_says_what_travels() -> None:
+    for name in algorithm_names():
+        found = declared(name)
+        assert found.travels and (found.year or name == "standalone"), name
+        assert all(message.doc for message in (*(found.down or ()), *(found.up or ()))), name
+
+
+def test_what_a_class_does_not_say(mine: Path) -> None:
+    found = declared("mine")
+    assert (found.down, found.up, found.travels, found.year) == (None, None, "", "")
+
+
+def test_a_subclass_sends_what_its_base_sends() -> None:
+    one = declaration_of(type("Mine", (algorithm_class("fedgh"),), {"paper": "2 others, 1999 to 2004, http://a/2011"}))
+    assert (one.travels, one.year) == ("header down, class means up", "2004")
+    assert [message.doc for message in one.down or ()] == ["The last linear layer."]
+
+
 def test_commands_that_train_nothing_import_nothing_heavy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYSIM_CACHE", str(tmp_path))
     for name in algorithm_names():

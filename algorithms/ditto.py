@@ -1,0 +1,105 @@
+"""Ditto: each client trains a personal model that is held near a global one, which is trained as in FedAvg.
+
+Li, Hu, Beirami, Smith. Ditto: Fair and Robust Federated Learning Through Personalization. ICML 2021.
+https://arxiv.org/abs/2012.04221
+A participant takes the server's global model, trains its personal model on its own data plus half of lambda times the
+squared distance to the global model received, trains the global model on its own data, and sends the global model back.
+The server averages global models, by default all alike; a client predicts with its personal model.
+
+Shapes: B batch, C classes.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor, nn
+
+from raysim.core import (
+    Algorithm,
+    Batch,
+    Client,
+    ClientId,
+    Count,
+    Model,
+    NonNegative,
+    Server,
+    Task,
+    UpdateOf,
+    Weights,
+    weights,
+)
+from raysim.core.ops import cross_entropy, weighted_mean
+
+
+class PersonalAndShared(nn.Module):
+    """A client's personal model, which predicts, and its copy of the global one, which travels."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.personal = model
+        self.shared = copy.deepcopy(model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits [B, C] of the personal model."""
+        return self.personal(x)
+
+
+@dataclass(frozen=True)
+class Ditto(Algorithm[Model, Model, Weights]):
+    """FedAvg beside a personal model of each client, which is drawn towards the global model."""
+
+    paper: ClassVar[str] = "Li et al., ICML 2021, https://arxiv.org/abs/2012.04221"
+    one_architecture: ClassVar[bool] = True
+
+    lambda_: NonNegative = 1.0
+    """Weight of the pull of a personal model towards the global one; 0 leaves it out: the client then trains alone."""
+    personal_epochs: Count | None = None
+    """Passes over the local data that train the personal model; `null`: `training.epochs`, as for the global model."""
+    agg: Literal["uniform", "weighted"] = "uniform"
+    """How global models are averaged: all alike (the paper and the released code), or by sample counts."""
+
+    def client_model(self, model: Any, task: Task) -> nn.Module:
+        return PersonalAndShared(model)
+
+    def server_start(self, server: Server[Weights], registrations: Mapping[ClientId, Any]) -> Weights:
+        # The weights that every client of the one architecture starts from.
+        return weights(server.task.model(server.task.architectures[0]))
+
+    def server_send(self, server: Server[Weights], to: ClientId) -> Model:
+        return Model(server.state)
+
+    def client_receive(self, client: Client, down: Model) -> None:
+        client.net.shared.load_state_dict(down.w)
+
+    def client_update(self, client: Client, down: Model | None) -> Model:
+        names = {name for name, _ in client.net.named_parameters()}
+        personal = {name for name in names if name.startswith("personal.")}
+        given = down.w if down is not None and self.lambda_ else None
+        # First, so that without a pull it sees the batches of a client that trains alone.
+        client.fit(self.personal_loss, given, epochs=self.personal_epochs, only=personal)
+        client.fit(shared_loss, only=names - personal)
+        return Model(weights(client.net.shared))
+
+    def personal_loss(self, net: Any, batch: Batch, given: Weights | None) -> Tensor:
+        """CE + lambda/2 * squared distance of the personal parameters from the global ones received, the constants."""
+        loss = cross_entropy(net.personal, batch, None)
+        if given is None:
+            return loss
+        # Eq. A
+        away = sum((weight - given[name]).square().sum() for name, weight in net.personal.named_parameters())
+        return loss + self.lambda_ / 2 * away
+
+    def server_update(self, server: Server[Weights], ups: Mapping[ClientId, Model]) -> None:
+        weighted = self.agg == "weighted"
+        # Eq. C
+        server.state = weighted_mean((server.num_samples[k] if weighted else 1, up.w) for k, up in ups.items())
+
+    def exposed(self, client: Client, up: Model) -> UpdateOf:
+        return UpdateOf(client.net.shared, up.w)
+
+
+def shared_loss(net: Any, batch: Batch, given: Any) -> Tensor:
+    """The global model's CE."""
+    return cross_entropy(net.shared, batch, None)  # Eq. B

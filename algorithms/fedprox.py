@@ -1,0 +1,67 @@
+"""FedProx: FedAvg whose clients are held near the server's model by a proximal term.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith. Federated Optimization in Heterogeneous Networks. MLSys 2020.
+https://arxiv.org/abs/1812.06127
+Participants start from the server's model, train it on their own data plus half of mu times the squared distance from
+where they started, and send it back whole. The server replaces its model with their mean, weighted by the number of
+training samples.
+
+Shapes: B batch, C classes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from raysim.core import Algorithm, Batch, Client, ClientId, Model, NonNegative, Server, UpdateOf, Weights, weights
+from raysim.core.ops import cross_entropy, weighted_mean
+
+
+@dataclass(frozen=True)
+class FedProx(Algorithm[Model, Model, Weights]):
+    """Average whole models of one architecture, each trained with a pull towards the server's model."""
+
+    paper: ClassVar[str] = "Li et al., MLSys 2020, https://arxiv.org/abs/1812.06127"
+    one_architecture: ClassVar[bool] = True
+
+    mu: NonNegative = 0.1
+    """Weight of the proximal term, to be tuned; 0 leaves it out, which is FedAvg. The paper tries 0.001 to 1."""
+    avg_bn_buffers: bool = True
+    """Average BatchNorm's running mean and variance with the parameters. `false` leaves each client's
+    own, as libraries do that average parameters only."""
+
+    def server_start(self, server: Server[Weights], registrations: Mapping[ClientId, Any]) -> Weights:
+        # The weights that every client of the one architecture starts from.
+        return self._shared(server.task.model(server.task.architectures[0]))
+
+    def server_send(self, server: Server[Weights], to: ClientId) -> Model:
+        return Model(server.state)
+
+    def client_receive(self, client: Client, down: Model) -> None:
+        client.net.load_state_dict(down.w, strict=self.avg_bn_buffers)
+
+    def client_update(self, client: Client, down: Model | None) -> Model:
+        client.fit(self.loss, down.w if down is not None and self.mu else None)
+        return Model(self._shared(client.net))
+
+    def loss(self, net: Any, batch: Batch, given: Weights | None) -> Tensor:
+        """CE + mu/2 * squared distance of the parameters from those received, which are constants."""
+        loss = cross_entropy(net, batch, None)
+        if given is None:
+            return loss
+        # Eq. A
+        away = sum((weight - given[name]).square().sum() for name, weight in net.named_parameters())
+        return loss + self.mu / 2 * away
+
+    def server_update(self, server: Server[Weights], ups: Mapping[ClientId, Model]) -> None:
+        # Eq. B
+        server.state = weighted_mean((server.num_samples[k], up.w) for k, up in ups.items())
+
+    def exposed(self, client: Client, up: Model) -> UpdateOf:
+        return UpdateOf(client.net, up.w)
+
+    def _shared(self, net: Any) -> Weights:
+        parameters = {name for name, _ in net.named_parameters()}
+        return {name: w for name, w in weights(net).items() if self.avg_bn_buffers or name in parameters}

@@ -1,0 +1,99 @@
+"""Ditto against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from raysim.algorithms.ditto import Ditto, PersonalAndShared, shared_loss
+from raysim.algorithms.fedavg import FedAvg
+from raysim.algorithms.standalone import Standalone
+from raysim.contract.toy import Toy, toy_model
+from raysim.core import Batch, Client, LocalTraining, Model, Server, Task, weights
+from raysim.core.data import tensors
+from raysim.core.messages import wire_bytes
+from raysim.core.seeds import seeded
+
+TASK = Task(4, 8, ("norm",), toy_model)
+ONE = Batch(torch.zeros(1, 1), torch.tensor([0]), torch.tensor([0]))
+
+
+class Alone(Standalone):
+    """Standalone in a federation of one architecture."""
+
+    one_architecture = True
+
+
+class Constant(nn.Module):
+    """A model whose two logits are its only parameters."""
+
+    def __init__(self, *logits: float) -> None:
+        super().__init__()
+        self.logits_1C = nn.Parameter(torch.tensor([logits]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits_1C
+
+
+def pair(personal: tuple[float, float], shared: tuple[float, float]) -> PersonalAndShared:
+    net = PersonalAndShared(Constant(*personal))
+    net.shared.load_state_dict(Constant(*shared).state_dict())
+    return net
+
+
+def test_losses_by_hand():
+    net, received = pair((1.0, 1.0), (0.0, 3.0)), {"logits_1C": torch.tensor([[0.0, 3.0]])}
+    # ln 2 + 0.5 / 2 * (1 + 4); ln(1 + e^3)
+    assert float(Ditto(lambda_=0.5).personal_loss(net, ONE, received).detach()) == pytest.approx(1.943147, abs=1e-6)
+    assert float(shared_loss(net, ONE, None).detach()) == pytest.approx(3.048587, abs=1e-6)
+
+
+def test_both_models_take_their_own_step():
+    net = pair((0.0, 0.0), (1.0, 1.0))
+    data = tensors(torch.zeros(1, 1), torch.tensor([0]))
+    client = Client(0, TASK, data, net, LocalTraining(lr=0.1, batch_size=1), seeded(1, "client"))
+    down = Model(weights(net.shared))
+    up = Ditto(lambda_=2.0).client_update(client, down)
+    # Personal: (-0.5, 0.5) + 2 * (0 - 1) = (-2.5, -1.5); shared: (-0.5, 0.5), from where the personal one started not.
+    assert_close(net.personal.logits_1C.detach(), torch.tensor([[0.25, 0.15]]))
+    assert_close(up.w["logits_1C"], torch.tensor([[1.05, 0.95]]))
+
+
+def test_the_personal_model_predicts():
+    assert pair((1.0, 2.0), (3.0, 4.0))(torch.zeros(1, 1)).tolist() == [[1.0, 2.0]]
+
+
+def test_without_the_pull_personal_models_are_standalone_bit_for_bit():
+    alone, apart, pulled = (Toy(one, "-").run(3) for one in (Alone(), Ditto(lambda_=0.0), Ditto()))
+    for k, net in alone.nets.items():
+        assert_close(weights(net), weights(apart.nets[k].personal), rtol=0, atol=0)
+        assert not net.header.weight.equal(pulled.nets[k].personal.header.weight)
+
+
+def test_a_strong_pull_holds_the_personal_model_at_the_global_one():
+    def distance(lambda_: float) -> float:
+        net = Toy(Ditto(lambda_=lambda_), "-").run(1).nets[0]
+        start = toy_model("norm").state_dict()
+        return sum(float((w.detach() - start[name]).norm()) for name, w in net.personal.named_parameters())
+
+    assert distance(10.0) < distance(1.0) < distance(0.0)
+
+
+def test_the_global_model_does_not_depend_on_the_personal_ones():
+    # Of one client the batches of the global model follow those of the personal one, whose number is the same.
+    one, other = Toy(Ditto(lambda_=0.0), "-").run(3), Toy(Ditto(lambda_=5.0), "-").run(3)
+    assert_close(one.server.state, other.server.state, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("agg", "mean"), [("uniform", 2.0), ("weighted", 3.0)])
+def test_global_models_are_averaged_alike_or_by_sample_counts(agg: str, mean: float):
+    server = Server(TASK, torch.Generator(), {0: 1, 1: 3}, 1, None)
+    Ditto(agg=agg).server_update(server, {k: Model({"w": torch.tensor([v])}) for k, v in ((0, 0.0), (1, 4.0))})
+    assert server.state["w"].tolist() == [mean]
+
+
+def test_the_global_model_alone_travels():
+    sizes = {wire_bytes(msg) for _, _, msg in Toy(Ditto(), "-").run(2).sent}
+    assert sizes == {wire_bytes(msg) for _, _, msg in Toy(FedAvg(), "-").run(2).sent} == {182 * 4 + 8}

@@ -1,0 +1,75 @@
+"""FedProx against numbers worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from raysim.algorithms.fedavg import FedAvg
+from raysim.algorithms.fedprox import FedProx
+from raysim.contract.toy import Toy, toy_model
+from raysim.core import Batch, LocalTraining, Model, Server, Task
+from raysim.core.fit import FitJob, fit_one
+from raysim.core.messages import wire_bytes
+
+ONE = Batch(torch.zeros(1, 1), torch.tensor([0]), torch.tensor([0]))
+
+
+class Constant(nn.Module):
+    """A model whose two logits are its only parameters."""
+
+    def __init__(self, *logits: float) -> None:
+        super().__init__()
+        self.logits_1C = nn.Parameter(torch.tensor([logits]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits_1C
+
+
+def test_the_loss_by_hand():
+    net, received = Constant(1.0, 1.0), {"logits_1C": torch.tensor([[0.0, 3.0]])}
+    # ln 2 + 0.5 / 2 * (1 + 4)
+    assert float(FedProx(mu=0.5).loss(net, ONE, received).detach()) == pytest.approx(0.693147 + 1.25, abs=1e-6)
+    assert float(FedProx(mu=0.5).loss(net, ONE, None).detach()) == pytest.approx(0.693147, abs=1e-6)
+
+
+def test_two_steps_by_hand():
+    net, received = Constant(0.0, 0.0), {"logits_1C": torch.zeros(1, 2)}
+    job = FitJob(net, FedProx(mu=2.0).loss, received, [ONE, ONE], LocalTraining(lr=0.1))
+    fit_one(replace(job, batches=[ONE]))
+    # At the received weights the term has no gradient: p - e_y = (-0.5, 0.5).
+    assert_close(net.logits_1C, torch.tensor([[0.05, -0.05]]), check_stride=False)
+    fit_one(replace(job, batches=[ONE]))
+    # p = sigmoid(0.1) = 0.524979; the gradient is (p - 1) + mu * 0.05 = -0.375021, and its opposite.
+    assert_close(net.logits_1C, torch.tensor([[0.0875021, -0.0875021]]))
+
+
+def test_a_client_stays_nearer_to_what_it_received():
+    def moved(mu: float) -> float:
+        toy = Toy(FedProx(mu=mu), "-").run(1)
+        received = toy_model("norm").state_dict()
+        return sum(float((w.detach() - received[name]).norm()) for name, w in toy.nets[0].named_parameters())
+
+    assert moved(10.0) < moved(1.0) < moved(0.0)
+
+
+@pytest.mark.parametrize("settings", [{}, {"avg_bn_buffers": False}])
+def test_without_the_term_it_is_fedavg_bit_for_bit(settings: dict[str, bool]):
+    average, without = Toy(FedAvg(**settings), "-").run(3), Toy(FedProx(mu=0.0, **settings), "-").run(3)
+    assert average.states() == without.states()
+    assert average.states() != Toy(FedProx(**settings), "-").run(3).states()
+
+
+def test_the_server_weighs_by_sample_counts():
+    server = Server(Task(4, 8, ("norm",), toy_model), torch.Generator(), {5: 1, 9: 3}, 1, {})
+    FedProx().server_update(server, {5: Model({"w": torch.tensor([0.0])}), 9: Model({"w": torch.tensor([4.0])})})
+    assert server.state["w"].tolist() == [3.0]  # (1 * 0 + 3 * 4) / 4
+
+
+def test_the_whole_model_travels():
+    # 182 floats and BatchNorm's counter of 8 bytes, as FedAvg's.
+    assert {wire_bytes(msg) for _, _, msg in Toy(FedProx(), "-").run(2).sent} == {182 * 4 + 8}
