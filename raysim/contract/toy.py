@@ -93,6 +93,7 @@ class ToyNet(nn.Module):
             "norm": lambda: convolved(3),
             "wide": lambda: convolved(5),
             "thin": lambda: convolved(2),
+            "broad": lambda: convolved(6),
             "short": lambda: staged(nn.Linear(12, D)),
             "long": lambda: staged(nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, D)),
         }

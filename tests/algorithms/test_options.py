@@ -34,6 +34,7 @@ NUMBERS: Mapping[str, Mapping[str, Any]] = {
     "fedmd": {"scored": 5, "digest_epochs": 2, "transfer_epochs": 1},
     "fedproto": {"lambda_": 2.0},
     "fedral": {"blocks": 4, "init_std": 0.5, "matrix_lr": 0.5},
+    "fedrolex": {"step": 2, "server_model": "broad"},
     "fedssa": {"mu0": 0.25, "t_stable": 4},
     "fedtgp": {"lambda_": 1.0, "server_epochs": 10, "tau": 0.01, "server_lr": 0.001, "server_batch": 2},
     "fml": {"a": 0.25, "b": 0.25, "small": "norm"},
