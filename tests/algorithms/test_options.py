@@ -32,6 +32,7 @@ NUMBERS: Mapping[str, Mapping[str, Any]] = {
     "fedgkt": {"server_model": "short", "server_epochs": 2, "temperature": 1.0, "alpha": 0.5},
     "fedkd": {"small": "norm", "energy_start": 0.5, "energy_end": 0.6},
     "fedmd": {"scored": 5, "digest_epochs": 2, "transfer_epochs": 1},
+    "fedmrl": {"small": "norm", "small_width": 0.5, "small_weight": 0.5, "own_weight": 0.5},
     "fedproto": {"lambda_": 2.0},
     "fedral": {"blocks": 4, "init_std": 0.5, "matrix_lr": 0.5},
     "fedrolex": {"step": 2, "server_model": "broad"},
