@@ -28,6 +28,8 @@ NUMBERS: Mapping[str, Mapping[str, Any]] = {
     "fedcache": {"neighbours": 1, "alpha": 0.5, "temperature": 1.0},
     "fedclassavg": {"rho": 1.0, "temperature": 0.5, "base_temperature": 0.5},
     "feddf": {"distill_epochs": 2, "distill_lr": 0.01, "distill_batch": 4},
+    "fedgen": {"alpha": 2.0, "beta": 1.0, "decay": 0.5, "diversity": 1.0, "noise_dim": 4, "hidden_dim": 8}
+    | {"generator_steps": 5, "generator_batch": 16, "generator_lr": 0.01, "generator_decay": 0.1},
     "fedgh": {"header_lr": 0.1, "server_epochs": 3},
     "fedgkt": {"server_model": "short", "server_epochs": 2, "temperature": 1.0, "alpha": 0.5},
     "fedkd": {"small": "norm", "energy_start": 0.5, "energy_end": 0.6},
