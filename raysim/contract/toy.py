@@ -77,27 +77,34 @@ FAMILIES = (("flat", "norm", "deep"), ("norm", "wide", "thin"), STAGED)
 class ToyNet(nn.Module):
     """A tiny architecture of one of `FAMILIES`; `norm` and the nested ones have a convolution and BatchNorm."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, feature_dim: int = D) -> None:
         super().__init__()
-        pixels = SIDE * SIDE
+        pixels, width = SIDE * SIDE, feature_dim
 
-        def convolved(width: int) -> list[nn.Module]:
-            return [nn.Conv2d(1, width, 3), nn.BatchNorm2d(width), nn.ReLU(), nn.Flatten(), nn.Linear(4 * width, D)]
+        def convolved(channels: int) -> list[nn.Module]:
+            return [
+                nn.Conv2d(1, channels, 3),
+                nn.BatchNorm2d(channels),
+                nn.ReLU(),
+                nn.Flatten(),
+                nn.Linear(4 * channels, width),
+            ]
 
         def staged(*rest: nn.Module) -> list[nn.Module]:
             return [nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), *rest]
 
         layers: Mapping[str, Callable[[], list[nn.Module]]] = {
-            "flat": lambda: [nn.Flatten(), nn.Linear(pixels, D)],
-            "deep": lambda: [nn.Flatten(), nn.Linear(pixels, 12), nn.ReLU(), nn.Linear(12, D)],
+            "flat": lambda: [nn.Flatten(), nn.Linear(pixels, width)],
+            "deep": lambda: [nn.Flatten(), nn.Linear(pixels, 12), nn.ReLU(), nn.Linear(12, width)],
             "norm": lambda: convolved(3),
             "wide": lambda: convolved(5),
             "thin": lambda: convolved(2),
-            "short": lambda: staged(nn.Linear(12, D)),
-            "long": lambda: staged(nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, D)),
+            "broad": lambda: convolved(6),
+            "short": lambda: staged(nn.Linear(12, width)),
+            "long": lambda: staged(nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, width)),
         }
         self.extractor = nn.Sequential(*layers[name](), nn.ReLU())
-        self.header = nn.Linear(D, C)
+        self.header = nn.Linear(width, C)
         self.stages: tuple[nn.Module, ...] = (self.extractor,)
         if name in STAGED:
             self.stages = (self.extractor[:2], self.extractor[2:])
@@ -126,10 +133,10 @@ def toy_seed(purpose: str, *key: int | str) -> Iterator[None]:
         torch.set_rng_state(before)
 
 
-def toy_model(name: str, *key: str) -> ToyNet:
+def toy_model(name: str, *key: str, feature_dim: int = D) -> ToyNet:
     """A fresh network with the initial weights of its architecture (and purpose)."""
     with toy_seed("init", name, *key):
-        return ToyNet(name)
+        return ToyNet(name, feature_dim)
 
 
 def toy_encoder(name: str) -> Callable[[Tensor], Tensor]:

@@ -67,7 +67,9 @@ class Task:
     num_classes: int  # C
     feature_dim: int  # D, the same for every architecture
     architectures: tuple[str, ...]  # the clients' different ones, in order of first use
-    model: Callable[..., Any]  # name -> a fresh SplitModel with the weights that all its clients start from
+    model: Callable[..., Any]
+    """name -> a fresh SplitModel with the weights that all its clients start from. Further strings name a purpose with
+    weights of its own; `feature_dim` is another width of the representation than D."""
     num_rounds: int = 1  # T
     encoder: Callable[[str], Any] = only_pixels
     """name -> a function without training, from normalised images [B, C, H, W] to [B, h]. Raises ValueError
@@ -80,16 +82,25 @@ class Task:
         """The architecture with the fewest parameters, the first of equals: what methods share beside it."""
         return min(self.architectures, key=lambda name: sum(weight.numel() for weight in self.model(name).parameters()))
 
-    def small_model(self, name: str | None) -> Any:
+    def small_model(self, name: str | None, feature_dim: int | None = None) -> Any:
         """A fresh model that all clients share beside their own: of this architecture, or of the smallest.
 
         Its initial weights are the same for all clients, and not those of clients with that architecture: two equal
-        networks would stay equal. Raises `ValueError` when there is no such architecture for this task.
+        networks would stay equal. feature_dim: width of its representation, if other than D. Raises `ValueError` when
+        there is no such architecture for this task.
         """
+        name = self.smallest() if name is None else name
+        width = {} if feature_dim is None else {"feature_dim": feature_dim}
         try:
-            return self.model(self.smallest() if name is None else name, "small")
+            model = self.model(name, "small", **width)
         except (ValueError, ScenarioError) as error:
             raise ValueError(f"small: {error}") from None
+        if feature_dim is not None and model.header.in_features != feature_dim:
+            raise ValueError(
+                f"small: the representation of {name} has {model.header.in_features} numbers, not {feature_dim} as "
+                "asked for; choose a model whose width can be set"
+            )
+        return model
 
 
 @dataclass

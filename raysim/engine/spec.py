@@ -35,7 +35,7 @@ class RunSpec:
     num_classes: int
     feature_dim: int
     models: tuple[str, ...]  # client k has models[k % len(models)]
-    build_model: Callable[[str], Any]  # name -> a fresh SplitModel; weights from torch's global generator
+    build_model: Callable[..., Any]  # name, perhaps feature_dim -> a SplitModel; weights from torch's global generator
     transform: Transform
     local: LocalTraining
     train: Shards
@@ -96,10 +96,13 @@ class RunSpec:
         """How clients train in round `t`; in round 0, in which no client trains, as in the first."""
         return replace(self.local, lr=self.local.lr * factor_of(self.schedule, max(t, 1), self.num_rounds))
 
-    def fresh_model(self, name: str, *key: int | str) -> Any:
-        """A new model with the initial weights of `name` (and `key`: of one client, or one purpose)."""
+    def fresh_model(self, name: str, *key: int | str, **width: int) -> Any:
+        """A new model with the initial weights of `name` (and `key`: of one client, or one purpose).
+
+        width: `feature_dim`, if other than the run's.
+        """
         with global_seed(self.init_seed, "init", name, *key):
-            return self.build_model(name)
+            return self.build_model(name, **width)
 
     @cached_property
     def task(self) -> Task:

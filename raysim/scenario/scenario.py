@@ -119,7 +119,7 @@ class Scenario(ParsedScenario):
             self.dataset.num_classes,
             self.feature_dim,
             self.architectures,
-            lambda name, *key: build(name),  # whose weights they start from says the run
+            lambda name, *key, **width: build(name, **width),  # whose weights they start from says the run
             self.rounds,
             partial(build_encoder, kind=self.dataset.input_spec.kind),
             public,

@@ -96,6 +96,7 @@ REDUCED = [
     ("fedproto", {"lambda_": 0.0}, "standalone", {}),
     ("fedtgp", {"lambda_": 0.0, "server_epochs": 2}, "standalone", {}),
     ("fedcache", {"alpha": 0.0}, "standalone", {}),
+    ("fedgen", {"alpha": 0.0, "agg": "weighted"}, "lg_fedavg", {}),
     ("fedclassavg", {"rho": 0.0, "contrastive": False}, "lg_fedavg", {}),
     ("fedprox", {"mu": 0.0}, "fedavg", {}),
     ("ditto", {"lambda_": 0.0}, "standalone", {}),

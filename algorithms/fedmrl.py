@@ -1,0 +1,111 @@
+"""FedMRL: a client's own model and a small shared one are fused, and both headers learn from parts of the fusion.
+
+Yi, Yu, Ren, Wang, Liu, Li. NeurIPS 2024. https://arxiv.org/abs/2406.00488
+A participant takes the server's small model, projects its representation together with that of its own model to one of
+the own model's width, and trains all three parts: the own header reads the whole fused representation, the small
+model's header its first numbers. It sends back the small model; the server averages the small models.
+
+Shapes: B batch, C classes, D representation width of own models, d width of the small model's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from raysim.core import Algorithm, Batch, Client, ClientId, Model, NonNegative, Server, Task, UpdateOf, weights
+from raysim.core.fields import Range
+from raysim.core.ops import cross_entropy, weighted_mean
+
+
+class Fusion(nn.Module):
+    """A client's own model, the small one, which travels, and the projection that fuses their representations."""
+
+    def __init__(self, model: Any, small: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.small = small
+        width = model.header.in_features
+        self.projection = nn.Linear(small.header.in_features + width, width)
+
+    @property
+    def header(self) -> Any:
+        """The own model's classifier, which predicts."""
+        return self.model.header
+
+    def features(self, x: Tensor) -> Tensor:
+        """The fused representation [B, D]."""
+        # Eq. A and Eq. B
+        return self.projection(torch.cat([self.small.features(x), self.model.features(x)], 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits [B, C] of the own header."""
+        # Eq. F
+        return self.header(self.features(x))
+
+
+@dataclass(frozen=True)
+class FedMRL(Algorithm[Model, Model, Model]):
+    """Fuse a shared small model's representation with each client's own, and learn from nested parts of it."""
+
+    paper: ClassVar[str] = "Yi et al., NeurIPS 2024, https://arxiv.org/abs/2406.00488"
+    profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"official": {"small_width": 1.0, "agg": "one"}}
+
+    small: str | None = None
+    """Architecture of the small model; `null`: the clients' one with the fewest parameters."""
+    small_width: Annotated[float, Range(gt=0, le=1)] = 0.2
+    """Width d of the small model's representation as a share of D, rounded, at least one number. The released script
+    for one architecture has 100 of 500, that for several architectures 500 of 500."""
+    small_weight: NonNegative = 1.0
+    """Weight of the loss of the small model's header (the paper's m1)."""
+    own_weight: NonNegative = 1.0
+    """Weight of the loss of the own model's header (the paper's m2)."""
+    agg: Literal["weighted", "uniform", "one"] = "weighted"
+    """How small models are averaged: by sample counts, or all alike; `one`: that of a random participant replaces the
+    server's, as in effect in the released code."""
+
+    def check(self, task: Task) -> None:
+        self.small_model(task)
+
+    def client_model(self, model: Any, task: Task) -> nn.Module:
+        return Fusion(model, self.small_model(task))
+
+    def server_start(self, server: Server[Model], registrations: Mapping[ClientId, Any]) -> Model:
+        return Model(weights(self.small_model(server.task)))
+
+    def server_send(self, server: Server[Model], to: ClientId) -> Model:
+        return server.state
+
+    def client_receive(self, client: Client, down: Model) -> None:
+        client.net.small.load_state_dict(down.w)
+
+    def client_update(self, client: Client, down: Model | None) -> Model:
+        client.fit(self.loss)
+        return Model(weights(client.net.small))
+
+    def loss(self, net: Any, batch: Batch, given: Any) -> Tensor:
+        """The weighted sum of both headers' cross-entropy, which trains both models and the projection."""
+        fused_BD = net.features(batch.x)
+        first_Bd = fused_BD[:, : net.small.header.in_features]  # Eq. C
+        small = cross_entropy(lambda _: net.small.header(first_Bd), batch, None)
+        own = cross_entropy(lambda _: net.header(fused_BD), batch, None)
+        # Eq. D
+        return self.small_weight * small + self.own_weight * own
+
+    def server_update(self, server: Server[Model], ups: Mapping[ClientId, Model]) -> None:
+        if self.agg == "one":
+            place = int(torch.randint(len(ups), (), generator=server.rng))
+            server.state = Model({name: w.clone() for name, w in list(ups.values())[place].w.items()})
+            return
+        weighted = self.agg == "weighted"
+        # Eq. E
+        server.state = Model(weighted_mean((server.num_samples[k] if weighted else 1, up.w) for k, up in ups.items()))
+
+    def exposed(self, client: Client, up: Model) -> UpdateOf:
+        return UpdateOf(client.net.small, up.w)
+
+    def small_model(self, task: Task) -> Any:
+        """A fresh small model, whose representation has d numbers."""
+        return task.small_model(self.small, max(1, round(self.small_width * task.feature_dim)))

@@ -1,0 +1,139 @@
+"""One network in several widths: each tensor of a narrow network is the leading block of the widest network's tensor.
+
+Methods that let narrow clients train a part of the widest network share these functions.
+
+Shapes: B batch, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raysim.core.algorithm import ClientId, Task
+from raysim.core.messages import Model, Weights, weights
+
+
+def initial(task: Task, server_model: str | None = None) -> dict[str, Weights]:
+    """The weights that each architecture starts from: the clients', and the server's if it is another one."""
+    names = dict.fromkeys([*task.architectures, *([] if server_model is None else [server_model])])
+    return {name: weights(task.model(name)) for name in names}
+
+
+def check_nested(nets: Mapping[str, Weights]) -> None:
+    """Raise `ValueError` unless all architectures are widths of one network."""
+    wide = widest(nets)
+    for name, part in nets.items():
+        if not is_block(part, nets[wide]):
+            raise ValueError(
+                f"clients.models: {name} is no leading part of {wide}; allowed: one network in several widths, "
+                "such as heterofl_cnn_a, heterofl_cnn_b and heterofl_cnn_c"
+            )
+
+
+def widest(nets: Mapping[str, Weights]) -> str:
+    """The architecture with the most numbers."""
+    return max(nets, key=lambda name: sum(w.numel() for w in nets[name].values()))
+
+
+def leading(w: Tensor, shape: torch.Size) -> Tensor:
+    """The first rows, columns and so on of a tensor, as a view."""
+    return w[tuple(slice(size) for size in shape)]
+
+
+def blocks(wide: Weights, nets: Mapping[str, Weights]) -> dict[str, Model]:
+    """What each architecture has of the widest network."""
+    return {
+        arch: Model({name: leading(wide[name], w.shape).clone() for name, w in part.items()})
+        for arch, part in nets.items()
+    }
+
+
+def is_block(part: Weights, wide: Weights) -> bool:
+    """Whether every tensor is no larger, in any dimension, than the one of the same name."""
+    return part.keys() == wide.keys() and all(
+        w.dim() == wide[name].dim() and all(a <= b for a, b in zip(w.shape, wide[name].shape, strict=True))
+        for name, w in part.items()
+    )
+
+
+def add_scaler(model: nn.Module, nets: Mapping[str, Weights]) -> None:
+    """Divide each linear and convolutional layer's outputs by its share of the widest network's outputs."""
+    wide = nets[widest(nets)]
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            rate = len(layer.weight) / len(wide[f"{name}.weight"])
+            if rate < 1:
+                layer.register_forward_hook(partial(scale, rate))
+
+
+def scale(rate: float, layer: nn.Module, given: Any, out: Tensor) -> Tensor:
+    """After a layer: divide by its share of the widest one's outputs, so that the next layer's sums are alike."""
+    return out / rate
+
+
+def add_mask(model: nn.Module, num_classes: int) -> None:
+    """Set the logits of classes that the client does not have to 0; `load_part` says which classes it has."""
+    model.register_buffer("owned_C", torch.ones(num_classes, dtype=torch.bool))  # until it takes part
+    model.register_forward_hook(mask)
+
+
+def mask(net: Any, given: Any, logits_BC: Tensor) -> Tensor:
+    """After a network: the logits of classes that the client does not have are 0."""
+    return logits_BC.masked_fill(~net.owned_C, 0.0)
+
+
+def load_part(net: Any, part: Weights, label_N: Tensor) -> None:
+    """Load a part of the widest network; a network with a mask then has the classes of these labels."""
+    masked = hasattr(net, "owned_C")
+    net.load_state_dict(part, strict=not masked)  # all but owned_C
+    if masked:
+        net.owned_C.copy_(label_N.bincount(minlength=len(net.owned_C)) > 0)
+
+
+def own_part(net: nn.Module) -> Weights:
+    """A copy of the weights that a network has of the widest one."""
+    return {name: w for name, w in weights(net).items() if name != "owned_C"}
+
+
+def mean_of_blocks(
+    wide: Weights,
+    ups: Mapping[ClientId, Model],
+    weight: Mapping[ClientId, float],
+    rows: Mapping[ClientId, Tensor] | None,
+) -> Weights:
+    """The widest network: the mean of each entry over the clients that have it; without any, the old one.
+
+    ups: leading blocks of the widest network. weight: how much a client counts, at least 1. rows: class ids of each
+    client, whose rows of the header alone count; None: all rows count. Sums are in float64. Integer tensors
+    (BatchNorm's batch counter) are taken from the first client, not averaged.
+    """
+    parts = {name: {k: up.w[name] for k, up in ups.items()} for name in wide}
+    return {name: _mean(name, old, parts[name], weight, rows) for name, old in wide.items()}
+
+
+def _mean(
+    name: str,
+    old: Tensor,
+    parts: Mapping[ClientId, Tensor],
+    weight: Mapping[ClientId, float],
+    rows: Mapping[ClientId, Tensor] | None,
+) -> Tensor:
+    if not old.is_floating_point():
+        return next(iter(parts.values()))
+    counts: dict[ClientId, Tensor] = {}
+    for k, part in parts.items():
+        counts[k] = torch.zeros(part.shape, dtype=torch.float64)
+        counts[k][rows[k] if rows is not None and name.startswith("header.") else ...] = weight[k]
+    total = torch.zeros(old.shape, dtype=torch.float64)
+    for count in counts.values():
+        leading(total, count.shape).add_(count)
+    mean = old.double().where(total == 0, 0.0)
+    for k, part in parts.items():
+        share = counts[k] / leading(total, part.shape).clamp(min=1)
+        leading(mean, part.shape).add_(share * part.double())
+    return mean.to(old.dtype)
