@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from raysim.sweeps.definition import Sweep, load_sweep
-from raysim.sweeps.run import _ended, _task
+from raysim.sweeps.loop import _ended, _task
 from raysim.sweeps.state import CellState, states_of
 from raysim.sweeps.worker import Outcome
 from tests.engine.scenarios import digits
