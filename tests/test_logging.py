@@ -135,7 +135,7 @@ def test_a_level_of_the_user_holds_for_the_display(workplace: Path, capfd: pytes
 def test_records_below_a_logger_alone_are_shown() -> None:
     texts: list[str] = []
     with show_logs(texts.append, "raysim.sweeps"):
-        logging.getLogger("raysim.sweeps.run").warning("a cell: 100 %s")
+        logging.getLogger("raysim.sweeps.loop").warning("a cell: 100 %s")
         logging.getLogger("raysim.runs").warning("a run")
     assert texts == ["a cell: 100 %s"]
 

@@ -17,8 +17,8 @@ from raysim.common.errors import ScenarioError
 from raysim.core.fields import Count, Positive, check_settings
 from raysim.core.seeds import seed_for
 from raysim.data import partition_counts as counts
-from raysim.data.given import deal_by_id, kept_ids, read_partition
 from raysim.data.partition_counts import Floats, Ints
+from raysim.data.predefined import deal_by_id, kept_ids, read_partition
 from raysim.data.shards import PARTS, Partition, make_shards
 from raysim.plugins.calling import failing
 
@@ -156,7 +156,7 @@ def check_partition(
         raise ScenarioError(reason, key=f"data.partition.{field}") from None
     check_split(setting, split, num_train, num_samples, name)
     if isinstance(setting, Natural | Listed):
-        return  # see raysim/data/given.py
+        return  # see raysim/data/predefined.py
     if isinstance(setting, Pathological) and setting.classes_per_client > num_classes:
         raise ScenarioError(
             f"{setting.classes_per_client} given, but {name} has {num_classes} classes: give 1 to {num_classes}",

@@ -24,7 +24,7 @@ from raysim.runs.assembly import assemble
 from raysim.runs.backend import state_limits
 from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.scenario.scenario import Scenario
-from raysim.tracking.memory import MemoryTracker
+from raysim.tracking.in_memory import MemoryTracker
 
 VARYING = ("time/", "memory/", "engine/")
 """Metrics that say how a run went, not what came out; but those of virtual time are the same everywhere."""

@@ -16,7 +16,7 @@ from raysim.report.load import read_rounds
 from raysim.report.units import human_bytes, human_seconds, per_cent, plural
 from raysim.sweeps.definition import Sweep
 from raysim.sweeps.estimate import Cost
-from raysim.sweeps.run import ComparisonError, Progress, run_sweep
+from raysim.sweeps.loop import ComparisonError, Progress, run_sweep
 from raysim.sweeps.state import CellState, counts
 
 logger = logging.getLogger(__name__)

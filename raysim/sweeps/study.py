@@ -82,7 +82,7 @@ class Study:
         cell has ended after its round.
         """
         from raysim.sweeps.display import shown_progress
-        from raysim.sweeps.run import run_sweep
+        from raysim.sweeps.loop import run_sweep
 
         if quiet:
             run_sweep(self._sweep, parallel=parallel, retry_failed=retry_failed)

@@ -1,6 +1,6 @@
 """The run folder: everything a run reports, as files that can be read while it runs and after it failed.
 
-Rounds are in `raysim.tracking.rounds`, client rows in `raysim.tracking.rows`. `summary.json` says "running" until
+Rounds are in `tracking.rounds`, client rows in `tracking.client_rows`. `summary.json` says "running" until
 the run ends, so a run that was killed never looks complete. A run is resumed in its folder: `reopen`, then `truncate`
 to the round of its checkpoint, then as a new run. A run that has all its rounds is closed as "closing" first;
 `mark_finished` makes it "finished" once plots and MLflow are complete, too.
@@ -25,8 +25,8 @@ from raysim.common.errors import RunError, ScenarioError
 from raysim.common.files import hold, holder, reason, remove_leftovers, replace, set_aside, sync_folder
 from raysim.common.results import LOCK, ClientRow, RunCard, Status
 from raysim.common.text import redacted
+from raysim.tracking.client_rows import CLIENT_SCHEMA, ClientRows, MissingRowsError
 from raysim.tracking.rounds import RoundRows
-from raysim.tracking.rows import CLIENT_SCHEMA, ClientRows, MissingRowsError
 
 __all__ = ["CLIENT_SCHEMA", "RunFolder"]
 

@@ -68,7 +68,7 @@ class NamesAttack:
 
     def __init__(self, place: Path) -> None:
         import raysim.runs.start  # before the limit: Torch's libraries take much address space
-        import raysim.sweeps.run  # noqa: F401
+        import raysim.sweeps.loop  # noqa: F401
 
         self.store = f"sqlite:///{place / 'mlflow.db'}"
 
@@ -86,7 +86,7 @@ class NamesAttack:
             if rng.random() < 0.8:  # plots take longer than the run
                 stack.enter_context(patch("raysim.runs.execution.Execution._draw"))
                 stack.enter_context(patch("raysim.comparison.pictures.draw", lambda *rest: []))
-                stack.enter_context(patch("raysim.sweeps.run.draw", lambda *rest: [], create=True))
+                stack.enter_context(patch("raysim.sweeps.loop.draw", lambda *rest: [], create=True))
             stack.enter_context(limited())
             for words in kind(rng):
                 run_command(outcome, f"{kind.__name__}: {words!r}"[:300], *words)

@@ -29,7 +29,7 @@ from raysim.comparison.report import report
 from raysim.comparison.sweep_card import CellCard, SweepCard
 from raysim.comparison.tables import latex, print_table, write_tables
 from raysim.report.plots import plot_accuracy
-from raysim.sweeps import run
+from raysim.sweeps import loop
 from raysim.sweeps.definition import load_sweep
 from raysim.sweeps.display import print_states
 from raysim.sweeps.state import states_of
@@ -257,9 +257,9 @@ def test_mlflows_run_of_a_sweep_ends_where_its_comparison_fails(
 
     path = tmp_path / "s.yaml"
     path.write_text(yaml.safe_dump({"base": digits(output=str(tmp_path), tracking={"uri": f"sqlite:///{tmp_path}/a"})}))
-    monkeypatch.setattr(run, "ParentRun", Parent)
-    monkeypatch.setattr(run, "_run_in_workers", lambda *given: None)
-    monkeypatch.setattr(run, "_compare", fail)
+    monkeypatch.setattr(loop, "ParentRun", Parent)
+    monkeypatch.setattr(loop, "_run_in_workers", lambda *given: None)
+    monkeypatch.setattr(loop, "_compare", fail)
     with pytest.raises(ValueError, match="a picture"):
-        run.run_sweep(load_sweep(path))
+        loop.run_sweep(load_sweep(path))
     assert ended == ["FAILED"]

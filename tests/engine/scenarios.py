@@ -17,7 +17,7 @@ from raysim.engine.spec import RunSpec
 from raysim.runs.assembly import assemble
 from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.scenario.scenario import Scenario
-from raysim.tracking.memory import MemoryTracker
+from raysim.tracking.in_memory import MemoryTracker
 
 
 def digits(**changes: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from raysim.common.errors import RunError, ScenarioError
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.learning_rate import Constant, Cosine, RateSchedule, Step, factor_of
 from raysim.runs.assembly import assemble
+from raysim.scenario.parse import parse_scenario
 from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import ROUNDS, Outcome, digits, loaded, outcome
 
@@ -58,7 +59,9 @@ def test_what_is_no_factor(value: Any) -> None:
 
 
 def test_a_schedule_that_fails() -> None:
-    with pytest.raises(RunError, match=r"^Gives.factor fails: ZeroDivisionError: division by zero \(test_sch"):
+    with pytest.raises(
+        RunError, match=r"^Gives.factor fails: ZeroDivisionError: division by zero \(test_learning_rate"
+    ):
         factor_of(Gives("fails"), 1, 3)
 
 
@@ -118,5 +121,5 @@ def test_refused(tmp_path: Path, text: str, sentence: str) -> None:
     )
     with pytest.raises(ScenarioError) as raised:
         sets = ["rounds=2", f"training.schedule={text}"]
-        Scenario.load("scenarios/quickstart.yaml", sets, folders=[tmp_path])
+        Scenario.of(parse_scenario("scenarios/quickstart.yaml", sets, folders=[tmp_path]))
     assert sentence in str(raised.value)

@@ -27,7 +27,7 @@ from raysim.engine.stop import Stop
 from raysim.engine.workers.hooks import HookError
 from raysim.plugins.registry import algorithm_names
 from raysim.scenario.parse import ParsedScenario
-from raysim.tracking.memory import MemoryTracker
+from raysim.tracking.in_memory import MemoryTracker
 from tests.engine import scenarios
 from tests.engine.scenarios import ROUNDS, of_method, outcome, spec_for
 

@@ -37,7 +37,7 @@ from raysim.report.load import class_accuracy
 from raysim.runs.assembly import assemble
 from raysim.runs.run import Run, run
 from raysim.scenario.scenario import Scenario
-from raysim.tracking.memory import MemoryTracker
+from raysim.tracking.in_memory import MemoryTracker
 from tests.engine.scenarios import loaded, outcome
 
 

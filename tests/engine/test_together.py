@@ -19,7 +19,7 @@ from raysim.engine.spec import RunSpec
 from raysim.engine.workers.hooks import HookError
 from raysim.runs.assembly import assemble
 from raysim.scenario.scenario import Scenario
-from raysim.tracking.memory import MemoryTracker
+from raysim.tracking.in_memory import MemoryTracker
 from tests.engine.scenarios import loaded, of_method, spec_for
 
 EVERYONE = ("clients.models=[digits_mlp64]", "clients.participation=1.0", "rounds=2")

@@ -19,7 +19,7 @@ from raysim.engine.run import Observers, run_rounds, state_digest
 from raysim.plugins.registry import algorithm_names
 from raysim.runs.assembly import assemble
 from raysim.scenario.scenario import Scenario
-from raysim.tracking.memory import MemoryTracker
+from raysim.tracking.in_memory import MemoryTracker
 from tests.engine.scenarios import loaded, of_method
 
 FOLDER = Path(__file__).parent

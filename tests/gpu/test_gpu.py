@@ -15,7 +15,7 @@ from raysim.engine.progress import Progress
 from raysim.engine.run import Observers, run_rounds, state_digest
 from raysim.runs.assembly import assemble
 from raysim.scenario.scenario import Scenario
-from raysim.tracking.memory import MemoryTracker
+from raysim.tracking.in_memory import MemoryTracker
 from tests.engine.scenarios import digits, loaded
 
 pytestmark = [

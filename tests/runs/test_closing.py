@@ -16,7 +16,7 @@ from raysim.runs.execution import Execution
 from raysim.runs.run import Run, run
 from raysim.tracking.database import load_mlflow
 from raysim.tracking.folder import RunFolder
-from raysim.tracking.memory import MemoryTracker
+from raysim.tracking.in_memory import MemoryTracker
 from raysim.tracking.mlflow import ARTIFACTS, MlflowTracker
 from tests.engine.scenarios import loaded
 

@@ -24,7 +24,7 @@ from raysim.runs.code import RAYSIM, Code
 from raysim.runs.identity import Identity
 from raysim.runs.run import Run, run
 from raysim.scenario.parse import parse_scenario
-from raysim.tracking.memory import MemoryTracker
+from raysim.tracking.in_memory import MemoryTracker
 from tests.conftest import REPOSITORY
 from tests.engine.scenarios import digits, loaded
 

@@ -25,7 +25,7 @@ from raysim.runs.identity import label
 from raysim.runs.run import Run, run
 from raysim.tracking import rows
 from raysim.tracking.folder import RunFolder
-from raysim.tracking.memory import MemoryTracker
+from raysim.tracking.in_memory import MemoryTracker
 from raysim.tracking.mlflow import MlflowTracker
 from tests.cli.command import run as command
 from tests.engine.scenarios import loaded, of_method

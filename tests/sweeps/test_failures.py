@@ -18,7 +18,7 @@ import pytest
 from raysim.algorithms.fedgh import FedGH
 from raysim.algorithms.fedproto import FedProto
 from raysim.engine.stop import Stop
-from raysim.sweeps.run import ComparisonError, Progress, run_sweep
+from raysim.sweeps.loop import ComparisonError, Progress, run_sweep
 from raysim.sweeps.state import counts
 from raysim.sweeps.worker import Outcome, Task, run_cell
 from raysim.tracking.mlflow import MlflowTracker
@@ -47,7 +47,7 @@ def faulty(task: Task, stop: Stop, report: Callable[[int], None]) -> Outcome:
 def test_code_that_raises_and_a_worker_that_is_killed(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("raysim.sweeps.run.run_cell", faulty)
+    monkeypatch.setattr("raysim.sweeps.loop.run_cell", faulty)
     sweep_of(workplace, grid={"algorithm.name": ["fedgh", "fedproto", "standalone"]})
     code, out, error = run(capfd, "sweep", "sweep.yaml", "--parallel", "2")
     assert code == 1
@@ -128,7 +128,7 @@ def with_short_deadline(task: Task, stop: Stop, report: Callable[[int], None]) -
 @pytest.mark.large
 def test_mlflow_is_gone(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells run to their end and say what MLflow lacks; the same command adds it, and the comparison."""
-    monkeypatch.setattr("raysim.sweeps.run.run_cell", with_short_deadline)
+    monkeypatch.setattr("raysim.sweeps.loop.run_cell", with_short_deadline)
     store = workplace / "mlflow.db"
     names = ["fedgh", "standalone"]
     sweep = sweep_of(workplace, f"tracking.uri=sqlite:///{store}", "rounds=30", grid={"algorithm.name": names})

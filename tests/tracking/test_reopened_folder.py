@@ -21,8 +21,8 @@ from raysim.common import files
 from raysim.common.errors import RunError, ScenarioError
 from raysim.common.files import set_aside
 from raysim.report.load import read_clients, read_rounds, read_summary
+from raysim.tracking.client_rows import ClientRows, MissingRowsError
 from raysim.tracking.folder import RunFolder
-from raysim.tracking.rows import ClientRows, MissingRowsError
 
 LAST = 6
 

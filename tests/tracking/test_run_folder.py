@@ -18,7 +18,7 @@ from raysim.common.results import METRICS, ClientRow
 from raysim.report.load import read_clients, read_rounds, read_summary
 from raysim.tracking import folder as folder_module
 from raysim.tracking.folder import CLIENT_SCHEMA, RunFolder
-from raysim.tracking.memory import MemoryTracker
+from raysim.tracking.in_memory import MemoryTracker
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.report.load import read_rounds
 from raysim.runs.run import Run, run
-from raysim.tracking.memory import MemoryTracker
+from raysim.tracking.in_memory import MemoryTracker
 from tests.engine.scenarios import loaded
 
 ON_RAY = [pytest.mark.ray, pytest.mark.xdist_group("ray")]

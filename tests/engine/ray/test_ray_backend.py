@@ -31,7 +31,7 @@ from raysim.runs.assembly import assemble
 from raysim.runs.run import Run, run
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.scenario import Scenario
-from raysim.tracking.memory import MemoryTracker
+from raysim.tracking.in_memory import MemoryTracker
 from tests.engine.scenarios import loaded, of_method
 from tests.engine.test_system import UNEVEN
 from tests.engine.test_system import rounds_on as rounds_in_virtual_time

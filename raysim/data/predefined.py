@@ -1,4 +1,4 @@
-"""Partitions that are given: by the id of each sample, or by a file.
+"""Predefined partitions: by the id of each sample, or by a file.
 
 Shapes: N clients, C classes, M samples of the data set, I ids, Q samples that are dealt.
 """

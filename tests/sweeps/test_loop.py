@@ -18,7 +18,7 @@ from raysim.report.load import read_summary
 from raysim.runs.run import run
 from raysim.scenario.parse import parse_scenario
 from raysim.sweeps.definition import Sweep, load_sweep
-from raysim.sweeps.run import Progress, run_sweep
+from raysim.sweeps.loop import Progress, run_sweep
 from raysim.sweeps.state import CellState, counts, states_of
 from raysim.tracking.parent import SWEEP_TAG
 from tests.engine.scenarios import digits
