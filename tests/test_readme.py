@@ -11,6 +11,7 @@ import pytest
 
 import raysim
 from raysim.cli.main import cli
+from raysim.plugins.registry import algorithm_names
 from tests.conftest import REPOSITORY
 from tests.structure import files
 
@@ -61,6 +62,11 @@ def test_the_python_of_the_guide(workplace: Path) -> None:
 
 def test_the_readme_is_short() -> None:
     assert len(README.split()) <= 700
+
+
+def test_the_number_of_methods_is_true() -> None:
+    changes = (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"[{len(algorithm_names())} methods]" in README and f"- {len(algorithm_names())} methods:" in changes
 
 
 def test_the_results_in_the_readme_are_measured() -> None:
