@@ -12,6 +12,7 @@ import pytest
 import raysim
 from raysim.cli.main import main
 from raysim.core import Algorithm
+from raysim.data.partition import Dirichlet
 from tests.conftest import REPOSITORY
 from tests.structure import files
 
@@ -24,7 +25,7 @@ def test_init_copies_every_scenario(
     here = {path.relative_to("scenarios") for path in files(".yaml") if path.parts[0] == "scenarios"}
     assert {path.relative_to("mine") for path in Path("mine").rglob("*.yaml")} == here
     assert "raysim launch mine/quickstart.yaml" in capsys.readouterr().out
-    assert raysim.Scenario.load("mine/quickstart.yaml").scenario.name == "quickstart"
+    assert raysim.Scenario.load("mine/quickstart.yaml").name == "quickstart"
     with pytest.raises(SystemExit, match="2"):
         main(["init", "mine"])
     assert "mine is not empty; choose a new or empty folder" in capsys.readouterr().err
@@ -59,8 +60,8 @@ def test_the_scenario_of_a_new_method_leaves_something_to_gain(tmp_path: Path, m
     """With 2 classes per client, learning alone has 99.7 %. The comment says what was measured in the one given."""
     monkeypatch.chdir(tmp_path)
     main(["new", "algorithm", "my_thing"])
-    scenario = raysim.Scenario.load("my_thing.yaml").scenario
-    assert scenario.data.partition == {"name": "dirichlet", "alpha": 0.5}
+    scenario = raysim.Scenario.load("my_thing.yaml")
+    assert scenario.data.partition == Dirichlet(alpha=0.5)
     assert scenario.clients.count == 50
     text = Path("my_thing.yaml").read_text()
     assert re.search(r"Standalone \d\d\.\d %,\s+# my_thing as it was written \d\d\.\d %, FedGH \d\d\.\d %", text)
@@ -87,6 +88,7 @@ def test_the_last_collection_is_skipped_only_without_triton(triton: bool) -> Non
 import atexit, gc, sys
 atexit.register(lambda: print("frozen:", gc.get_freeze_count() > 0))
 from raysim.cli.main import main
+from raysim.data.partition import Dirichlet
 {"sys.modules['triton'] = sys" if triton else ""}
 main(["--version"])
 """

@@ -23,7 +23,7 @@ from raysim.engine.progress import FACTS, Progress
 from raysim.report.load import read_clients, read_rounds, read_summary
 from raysim.runs.identity import label
 from raysim.runs.run import Run, run
-from raysim.tracking import rows
+from raysim.tracking import client_rows
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.in_memory import MemoryTracker
 from raysim.tracking.mlflow import MlflowTracker
@@ -120,7 +120,9 @@ def test_a_run_of_an_earlier_version_goes_on(workplace: Path, monkeypatch: pytes
     """One that began before validation samples were measured: its rows and checkpoints do not have them."""
     new = ("val_correct", "val_total")
     with monkeypatch.context() as patch:
-        patch.setattr(rows, "CLIENT_SCHEMA", pa.schema([f for f in rows.CLIENT_SCHEMA if f.name not in new]))
+        patch.setattr(
+            client_rows, "CLIENT_SCHEMA", pa.schema([f for f in client_rows.CLIENT_SCHEMA if f.name not in new])
+        )
         patch.setattr("raysim.engine.progress.FACTS", tuple(name for name in FACTS if "best_val" not in name))
         short = run(loaded("rounds=2"), quiet=True)
     assert not set(new) & set(read_clients(short.folder).column_names)

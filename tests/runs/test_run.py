@@ -41,7 +41,7 @@ class Watch:
 
     def log(self, t: int, values: object, clients: object) -> None:
         self.seen = raysim.Run(self.folder).status
-        self.stop.requested = t == 1
+        self.stop.requested |= t == 1  # the next round may have begun, and be logged before it is asked
 
     def close(self, status: str, summary: object) -> None:
         pass
