@@ -125,7 +125,7 @@ def test_own_parts_differ_between_clients_and_the_small_model_does_not():
     toy = Toy(FedMRL(), "test").run(2)
     down = toy.algorithm.server_send(toy.server, 0)
     for k in toy.samples:
-        toy.algorithm.client_receive(toy._client(k, 3), down)
+        toy.algorithm.client_receive(toy.client(k, 3), down)
     states = [toy.nets[k].state_dict() for k in (0, 3)]  # both have the architecture `flat`
     for name, w in states[0].items():
         assert w.equal(states[1][name]) == name.startswith("small."), name
