@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from raysim.tracking.memory import MemoryTracker
 
 from raysim.common.errors import ScenarioError
 from raysim.report.table import summary_rows
 from raysim.runs.run import Run, run
 from raysim.scenario.scenario import Scenario
 from raysim.tracking.database import load_mlflow
-from raysim.tracking.memory import MemoryTracker
 from tests.engine.scenarios import loaded
 
 STOP = "stop={metric: accuracy/all, patience: 2}"
