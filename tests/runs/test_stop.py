@@ -12,7 +12,7 @@ from raysim.report.table import summary_rows
 from raysim.runs.run import Run, run
 from raysim.scenario.scenario import Scenario
 from raysim.tracking.database import load_mlflow
-from raysim.tracking.memory import MemoryTracker
+from raysim.tracking.in_memory import MemoryTracker
 from tests.engine.scenarios import loaded
 
 STOP = "stop={metric: accuracy/all, patience: 2}"
