@@ -95,10 +95,11 @@ def _many_rows(rng: random.Random) -> Data:
     return {"name": "parquet", "path": "mine.parquet"}
 
 
-def _csv(rng: random.Random) -> Data:
+def _csv(rng: random.Random, changes: tuple[int, ...] = (0, 1, 3)) -> Data:
+    """A table in which so many cells have another value."""
     cells = ["1", "-1", "0.5", "", "nan", "inf", "1e400", "x", '"', '"a\nb"', "9" * 40, "é", "\0", "\x1b[2J"]
     lines = ["a,b,user,label"] + [f"{i * 0.5},{-i},u{i % 4},{i % 2}" for i in range(40)]
-    for _ in range(rng.choice([0, 1, 3])):
+    for _ in range(rng.choice(changes)):
         row = rng.randrange(len(lines))
         parts = lines[row].split(",")
         parts[rng.randrange(len(parts))] = rng.choice(cells)
@@ -174,7 +175,7 @@ def _npy(array: Any) -> bytes:
 
 
 def _listed(rng: random.Random) -> Data:
-    data = _csv(random.Random(0))
+    data = _csv(rng, changes=(0,))  # readable, so that the list is read
     columns: Data = {"client": [0, 0, 1, 1], "part": ["train", "test"] * 2, "sample": [0, 1, 2, 3]}
     columns |= {"label": [0, 1, 0, 1]} if rng.random() < 0.5 else {}
     for name in rng.sample(list(columns), rng.choice([0, 1, 2])):
