@@ -23,7 +23,7 @@ from raysim.sweeps.state import counts
 from raysim.sweeps.worker import Outcome, Task, run_cell
 from raysim.tracking.mlflow import MlflowTracker
 from tests.cli.command import run
-from tests.sweeps.test_run import run_folders, sweep_of
+from tests.sweeps.test_loop import run_folders, sweep_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
