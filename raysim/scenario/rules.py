@@ -50,6 +50,11 @@ def refuse_unusable_folders(parsed: ParsedScenario) -> None:
             raise origin.error(
                 key, f"{folder} given, but there is no such user; give a folder, or ~ for your home folder"
             )
+    if "://" in parsed.output:
+        raise origin.error(
+            ("output",),
+            f"{parsed.output} given, but run folders are local; give a folder, and the address as checkpoint.folder",
+        )
     if is_process_memory(parsed.checkpoint.folder or ""):
         raise origin.error(
             ("checkpoint", "folder"),

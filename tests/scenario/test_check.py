@@ -54,6 +54,11 @@ def test_a_method_of_a_user_declares_its_warm_up(tmp_path: Path) -> None:
     assert waits.with_algorithm(algorithm_class("hks")(warmup=7)).warmup == {"warmup": 7}
 
 
+def test_run_folders_are_local() -> None:
+    with pytest.raises(ScenarioError, match=r"output: s3://bucket/runs given, but run folders are local; give a folder"):
+        Scenario.of(loaded("output=s3://bucket/runs"))
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
