@@ -55,7 +55,7 @@ def test_a_method_of_a_user_declares_its_warm_up(tmp_path: Path) -> None:
 
 
 def test_run_folders_are_local() -> None:
-    with pytest.raises(ScenarioError, match=r"output: s3://bucket/runs given, but run folders are local; give a folder"):
+    with pytest.raises(ScenarioError, match=r"output: s3://bucket/runs given, but run folders are local; give a"):
         Scenario.of(loaded("output=s3://bucket/runs"))
 
 
