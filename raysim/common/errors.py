@@ -1,18 +1,18 @@
-"""The errors that one sentence explains to a user, each with its exit code."""
+"""Exceptions that the user sees as one sentence, each with its exit code."""
 
 from __future__ import annotations
 
 from raysim.common.text import sentence
 
 FAILURES = (Exception, SystemExit, GeneratorExit)
-"""What the user's own code may raise: a function that calls `sys.exit()` fails, like any other."""
+"""Exceptions that count as a failure of user code, including the `SystemExit` of `sys.exit()`."""
 
 
 class RaysimError(Exception):
-    """Something that one sentence can explain to a user; shown without a traceback.
+    """Base class of errors that the user sees as one sentence, without a traceback.
 
-    The sentence may quote anything: secrets in addresses and control characters are left out of it, and of a long
-    word or quotation only its beginning and end are shown.
+    The sentence may quote any text: secrets in addresses and control characters are removed, and long words and
+    quotations are shortened to their beginning and end.
     """
 
     exit_code = 1
@@ -22,24 +22,24 @@ class RaysimError(Exception):
 
 
 class ScenarioError(RaysimError, ValueError):
-    """A wrong key, value, file or combination. Exit code 2.
+    """An invalid key, value, file or combination of settings. Exit code 2.
 
     Attributes:
-        key: the scenario's key, such as "data.split"; empty: the error is about none.
-        reason: the sentence without the key and its origin.
+        key: the scenario key, such as "data.split"; empty if the error is not about a key.
+        reason: the message without the key and its origin.
     """
 
     exit_code = 2
 
     def __init__(self, reason: object = "", *, key: str = "", origin: str = "") -> None:
-        """origin: where the key was given, a file or `--set`."""
+        """Store the message. origin: the source of the key, a file or `--set`."""
         super().__init__(": ".join(filter(None, (origin, key, str(reason)))))
         self.key, self.reason = key, str(reason)
 
 
 class UnavailableError(ScenarioError):
-    """A published data set, or published weights, that this machine lacks: the scenario itself may be right."""
+    """Published data or weights are missing on this machine; the scenario itself may be valid."""
 
 
 class RunError(RaysimError, RuntimeError):
-    """A run that had begun could not continue. Exit code 1."""
+    """A run failed after it had started. Exit code 1."""

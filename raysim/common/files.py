@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, even if the process or the machine stops; and locks between processes."""
+"""Atomic file replacement, even if the process or the machine stops, and locks between processes."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-# What file systems answer that support no locks, or no fsync of folders.
+# Errors of file systems that support no locks, or no fsync of folders.
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
-_BLOCK = 4096  # bytes; less may fit on a disk that is full
-_LEFTOVER = re.compile(r"\..*\.\w+\.[a-z0-9_]{8}")  # `.<name>.<random>`, as `replacing` makes them
+_BLOCK = 4096  # bytes of a lock file; a shorter write may succeed on a full disk
+_LEFTOVER = re.compile(r"\..*\.\w+\.[a-z0-9_]{8}")  # temporary files of `replacing`: `.<name>.<random>`
 
 
 @contextlib.contextmanager
 def replacing(path: Path, fsync: bool = True) -> Iterator[IO[bytes]]:
-    """A new file that becomes `path` when the block ends well, and is removed when it does not.
+    """Yield a new file that replaces `path` if the block succeeds, and is removed if the block fails.
 
-    `path` then holds all that the block wrote, even if the machine stops half-way, unless `fsync` is off. The file
-    stays open: the caller may write more, and closes it.
+    After success, `path` holds everything that the block wrote, even if the machine stops, unless `fsync` is false.
+    The file stays open after the block: the caller may write more, and must close it.
     """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     file = os.fdopen(handle, "wb")
@@ -43,28 +43,28 @@ def replacing(path: Path, fsync: bool = True) -> Iterator[IO[bytes]]:
         file.flush()
         if fsync:
             os.fsync(file.fileno())
-        # mkstemp makes files that only their owner can read; results are for sharing.
+        # mkstemp creates files that only their owner can read, but results are meant to be shared.
         Path(name).chmod(0o644)
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # a full disk, which was the first error
+        with contextlib.suppress(OSError):  # a full disk, which the first error reports already
             file.close()
         raise
 
 
 def replace(path: Path, write: Callable[[IO[bytes]], object], fsync: bool = True) -> None:
-    """Let `path` hold what `write` writes, as a whole or not at all."""
+    """Replace `path` atomically by the output of `write`."""
     with replacing(path, fsync) as file:
         write(file)
     file.close()
 
 
 def refuse_special(path: Path, key: str = "", origin: str = "") -> None:
-    """Raise `ScenarioError` where `path` is a pipe, a socket or a device: reading one may wait or go on for ever.
+    """Raise `ScenarioError` if `path` is a pipe, a socket or a device: reading one may never end.
 
     Every reader of a file that a user names, or that lies in a folder that a user names, calls this before it opens
-    the file. A missing file passes, since the reader has its own sentence for that, and so does a folder.
+    the file. Folders and missing files pass; each reader reports a missing file in its own words.
     """
     try:
         mode = path.stat().st_mode
@@ -77,12 +77,12 @@ def refuse_special(path: Path, key: str = "", origin: str = "") -> None:
 
 
 def reason(error: OSError) -> str:
-    """Why an operation failed, in a few words."""
+    """Return the reason of a failed operation in a few words, in lower case."""
     return (error.strerror or str(error) or type(error).__name__).lower()
 
 
 def set_aside(path: Path) -> Path | None:
-    """Give a damaged file another name, such as `rounds.damaged.parquet`; None if there is no file."""
+    """Rename a damaged file, for example to `rounds.damaged.parquet`; return the new path, or None without a file."""
     names = (f"{path.stem}.damaged{number}{path.suffix}" for number in ("", *range(2, 1000)))
     aside = next(free for name in names if not (free := path.with_name(name)).exists())
     try:
@@ -92,14 +92,14 @@ def set_aside(path: Path) -> Path | None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a process that was killed within `replacing` left in `folder`."""
+    """Remove temporary files that processes killed during `replacing` left in `folder`."""
     for path in folder.iterdir():
         if _LEFTOVER.fullmatch(path.name) and path.is_file():
             path.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:
-    """Let what was created, renamed and removed in `folder` outlive a power cut, where a folder can be opened."""
+    """Make created, renamed and removed files in `folder` survive a power cut, if the system can fsync a folder."""
     if os.name == "nt":
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -113,12 +113,12 @@ def sync_folder(folder: Path) -> None:
 def hold(path: Path) -> int:
     """Lock the file `path` and name this process in it; the lock lasts until the returned descriptor is closed.
 
-    The end of the process closes it. The file stays: removing one that another process is about to lock would undo
-    that lock. Where the file system supports no locks, there is none.
+    The descriptor closes at the latest when the process ends. The file stays: removing a file that another process is
+    about to lock would undo that lock. On a file system without locks, the file is written but not locked.
 
     Raises:
-        BlockingIOError: another process holds it, or this one does.
-        OSError: it cannot be written.
+        BlockingIOError: another process, or this process, holds the lock.
+        OSError: the file cannot be written.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -137,15 +137,15 @@ def _lock(handle: int) -> None:
     try:
         lock(handle)
     except BlockingIOError:
-        time.sleep(0.05)  # a reader of the summary holds the lock for some microseconds
+        time.sleep(0.05)  # readers of the summary hold the lock for a few microseconds
         lock(handle)
 
 
 def lock(handle: int, shared: bool = False, wait: bool = False) -> None:
-    """Lock an open file until it is closed, against all other processes or (shared) those that lock it alone.
+    """Lock an open file until it is closed: exclusively or, if `shared`, together with other shared locks.
 
     Raises:
-        BlockingIOError: another process holds it, unless this is to wait.
+        BlockingIOError: another process holds a conflicting lock and `wait` is false.
         OSError: the system or the file system supports no locks.
     """
     if fcntl is None:
@@ -154,13 +154,13 @@ def lock(handle: int, shared: bool = False, wait: bool = False) -> None:
 
 
 def holder(path: Path) -> str:
-    """The process that locked the file `path`, as `hold` wrote it."""
+    """Return the process that locked the file `path`, as `hold` described it."""
     return path.read_text(encoding="utf-8").strip() or "another process"
 
 
 @contextlib.contextmanager
 def if_supported() -> Iterator[None]:
-    """Go on where the file system supports no locks, or no fsync of folders."""
+    """Ignore errors of file systems that support no locks, or no fsync of folders."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Where raysim keeps what it can make again."""
+"""The cache folder, for files that raysim can recreate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from raysim.common.text import expanded
 
 
 def cache_root() -> Path:
-    """RAYSIM_CACHE, or the folder `raysim` in the user's cache folder. Need not exist."""
+    """Return `$RAYSIM_CACHE`, or `raysim` in the user's cache folder; the folder may not exist yet."""
     if own := os.environ.get("RAYSIM_CACHE"):
         return expanded(own)
     if shared := os.environ.get("XDG_CACHE_HOME"):

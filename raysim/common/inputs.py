@@ -1,4 +1,4 @@
-"""What a network reads of one sample: data sets provide it, models are checked against it, builders get it."""
+"""Kind and shape of a network's input: data sets provide it, model checks and model builders use it."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ Kind = Literal["image", "features", "tokens"]
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One sample as a network reads it: an image, features of any shape, or a fixed number of tokens."""
+    """Form of one sample as a network reads it: an image, features of any shape, or a fixed number of tokens."""
 
     kind: Kind
     shape: tuple[int, ...]
-    """Of an image: channels, height, width; of tokens: how many."""
+    """Images: (channels, height, width); tokens: (number of tokens,)."""
     vocabulary: int = 0
-    """Tokens are 0 to vocabulary - 1; 0: these are no tokens."""
+    """Number of distinct tokens, 0 to vocabulary - 1; 0 for images and features."""
 
     @property
     def size(self) -> int:
-        """How many numbers a sample is."""
+        """Number of values in a sample."""
         return math.prod(self.shape)
 
     @property
     def stored_bytes(self) -> int:
-        """What a sample takes as stored: a byte per pixel, 4 per feature, 1 per token of a small vocabulary, else 4."""
+        """Bytes of a stored sample: 1 per pixel, 4 per feature, 1 per token of up to 256 distinct tokens, else 4."""
         return self.size if self.kind == "image" or 0 < self.vocabulary <= 256 else 4 * self.size
 
     @property
     def shape_text(self) -> str:
-        """The shape as in 3x32x32."""
+        """The shape as text, such as "3x32x32"."""
         return "x".join(map(str, self.shape))
 
     def __str__(self) -> str:
@@ -45,5 +45,5 @@ class InputSpec:
 
 
 def image(channels: int, height: int, width: int) -> InputSpec:
-    """Images of that size."""
+    """Return the input form of images of this size."""
     return InputSpec("image", (channels, height, width))

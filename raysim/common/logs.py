@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 def show_logs(show: Callable[[str], None], name: str = "raysim") -> Iterator[None]:
     """Pass the message of every record at INFO or above to `show`, from whichever thread, until the block ends.
 
-    name: of the logger; records of the loggers below it are included.
+    name: the logger; records of its child loggers are included.
     """
     logger, handler = logging.getLogger(name), _Handler(show)
     logger.addHandler(handler)
@@ -22,7 +22,7 @@ def show_logs(show: Callable[[str], None], name: str = "raysim") -> Iterator[Non
 
 
 class _Handler(logging.Handler):
-    """Passes messages to a function, whose errors end what logs, as those of `print` would."""
+    """Passes messages to a function; its exceptions reach the code that logs, as those of `print` would."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)

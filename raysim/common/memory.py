@@ -1,4 +1,4 @@
-"""Memory of this process."""
+"""Memory limits, available memory and garbage collection of this process."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limi
 
 
 def usable_memory() -> int:
-    """Bytes of memory that this process may use: the machine's, or those of its control group."""
+    """Return the memory limit of this process in bytes: the machine's memory or the limit of its control group."""
     limits = [psutil.virtual_memory().total]
     for path in CGROUP_LIMITS:
         try:
             limits.append(int(Path(path).read_text()))
-        except (OSError, ValueError):  # there is none, or it is "max"
+        except (OSError, ValueError):  # no such file, or no limit: "max"
             continue
     return min(limits)
 
 
 def available_memory() -> int:
-    """Bytes that this process can allocate now: what the machine has left, within all limits (`ulimit -v` is one)."""
+    """Return how many bytes this process can allocate now, within all limits (including `ulimit -v`)."""
     limits = [psutil.virtual_memory().available, usable_memory()]
     if resource is not None:
         address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
@@ -50,7 +50,7 @@ def return_freed_memory() -> None:
 
 @contextlib.contextmanager
 def without_collection() -> Iterator[None]:
-    """Import something large here: garbage collection, which takes a sixth of that time and finds little, waits."""
+    """Pause garbage collection during a large import: it takes a sixth of the time and frees little."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Python modules by name: what a file imports, what an algorithm's file may import, where the user's own files are."""
+"""Names of Python modules: the imports of a file, those an algorithm may use, and the package of the user's files."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 LIBRARIES = ("numpy", "scipy", "torch")
-"""What an algorithm's file may import besides `raysim.core` and the standard library."""
+"""Packages that an algorithm's file may import besides `raysim.core` and the standard library."""
 
 PACKAGE = "raysim_own"
-"""The package of the modules that are made of the files that a scenario names."""
+"""Package below which the Python files that a scenario names are imported."""
 
 
 class Import(NamedTuple):
     """One module that a file imports."""
 
-    module: str  # begins with dots where it is relative
+    module: str  # begins with dots if relative
     names: list[str]  # of `from module import names`
     line: int
 
 
 def imports_of(tree: ast.AST) -> Iterator[Import]:
-    """Every import, wherever in the file it stands."""
+    """Yield every import in a file, including those inside functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (Import(alias.name, [], node.lineno) for alias in node.names)
@@ -38,5 +38,5 @@ def is_allowed(module: str) -> bool:
 
 
 def plain_module(name: str) -> str:
-    """The name of a module as its file has it: `mine` for `raysim_own.mine`."""
+    """Return a module's name without the package of the user's files: `mine` for `raysim_own.mine`."""
     return name.removeprefix(f"{PACKAGE}.")

@@ -1,6 +1,6 @@
-"""What a run reports, a row per round and a row per round and measured client, and the trackers that receive it.
+"""Results of a run, one row per round and one per round and measured client, and the interface of trackers.
 
-The names here are the names everywhere: MLflow metrics, Parquet columns and the table in the terminal agree.
+The names are the same everywhere: MLflow metrics, Parquet columns and the table in the terminal.
 Accuracies are fractions in [0, 1] in data and per cent only where printed.
 """
 
@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 Scalar = str | int | float | bool | None
 
 Status = Literal["running", "closing", "finished", "failed", "interrupted"]
-"""How far a run is. "closing": all rounds are done, but plots or MLflow may lack something that `resume` adds."""
+"""State of a run. "closing": all rounds are done, but plots or MLflow data may be missing; `resume` adds them."""
 
 METRICS: Mapping[str, str] = {
     "accuracy/participants": "mean test accuracy of the round's participants, each on its own test samples",
@@ -64,7 +64,7 @@ METRICS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ClientRow:
-    """One client in one round: a row of `clients.parquet`. Names that end in `_s` are timings, `virtual_s` apart."""
+    """One client in one round: a row of `clients.parquet`. Fields that end in `_s` are timings, except `virtual_s`."""
 
     round: int
     """round, from 1; 0: before the first round"""
@@ -116,7 +116,7 @@ class ClientRow:
 
 @dataclass(frozen=True)
 class RunCard:
-    """What identifies a run, for trackers."""
+    """The identity of a run and its facts at the start, for trackers."""
 
     name: str  # of the scenario
     run_id: str
@@ -129,27 +129,27 @@ class RunCard:
     partition_digest: str
     num_samples: int
     num_clients: int
-    label: str  # method, seed and what was overridden, in short: "fedgh-s1 lr=0.1"
-    facts: Mapping[str, object]  # what `summary.json` says from the beginning, whatever becomes of the run
+    label: str  # method, seed and overridden keys: "fedgh-s1 lr=0.1"
+    facts: Mapping[str, object]  # entries of `summary.json` that are known at the start of the run
 
 
 def written(overrides: Iterable[tuple[str, object]]) -> list[str]:
-    """Keys and values as they are typed after `--set`: "training.lr=0.1"."""
+    """Return overrides as they are typed after `--set`: "training.lr=0.1"."""
     return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in overrides]
 
 
 LOCK = "logs/.lock"
-"""The file of a run folder that the run's process holds locked, from the beginning to the end."""
+"""File in a run folder that the run's process keeps locked from start to end."""
 
 
 class Tracker(Protocol):
     """Receives a run's results. Calls come from one thread, rounds in order."""
 
     def open(self, card: RunCard) -> None:
-        """The run begins. Raises `ScenarioError` when the tracker cannot record it."""
+        """Start recording a run. Raises `ScenarioError` if the tracker cannot record it."""
 
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
-        """Round `t` is done (0: the state before the first). `values` are metrics by name; absent: not measured."""
+        """Record round `t` (0: before the first round). values: metrics by name, without those not measured."""
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
-        """The run ended. `summary` is what goes into `summary.json`."""
+        """Stop recording: the run ended. summary: the content of `summary.json`."""

@@ -1,4 +1,4 @@
-"""Which samples of a data set each client has, as positions in it."""
+"""Assignment of a data set's samples to clients, by their positions in the data set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, eq=False)
 class Shards:
-    """One part (say, training) of every client: positions in the data set, client after client."""
+    """The samples of all clients for one purpose, such as training: positions in the data set, client by client."""
 
     index: NDArray[np.int64]
     """Positions, ascending within a client."""
@@ -21,15 +21,15 @@ class Shards:
         return len(self.offset) - 1
 
     def of(self, client: int) -> NDArray[np.int64]:
-        """Positions of one client's samples, ascending."""
+        """Return the positions of one client's samples, ascending."""
         return self.index[self.offset[client] : self.offset[client + 1]]
 
     @property
     def size_N(self) -> NDArray[np.int64]:
-        """How many samples each client has."""
+        """Number of samples of each client, [N]."""
         return np.diff(self.offset)
 
     @property
     def owner(self) -> NDArray[np.int64]:
-        """The client of every entry of `index`."""
+        """Client id of each entry of `index`."""
         return np.repeat(np.arange(len(self)), self.size_N)

@@ -1,4 +1,4 @@
-"""What a user probably meant by an unknown name."""
+"""Suggestions for an unknown name."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ ELSEWHERE = {
     "sample_fraction": "participation",
     "grad_clip": "clip",
 }
-"""What keys are called in other tools and in papers."""
+"""Names of keys in other tools and in papers -> their names here."""
 
 
 def suggest(given: str, names: Iterable[str]) -> str:
-    """The nearest name, whatever its case, as `; did you mean 'x'?`, or nothing when none is near."""
+    """Return `; did you mean 'x'?` for the nearest name, ignoring case, or an empty text if no name is near."""
     known = {name.lower(): name for name in names}
     word = given.lower()
     near = [known[name] for name in (word, ELSEWHERE.get(word.replace("-", "_"))) if name in known]

@@ -1,8 +1,8 @@
-"""Temporary folders that do not outlive their process, not even one that is killed: the next such folder removes them.
+"""Temporary folders that are removed even if their process is killed: making a new folder removes abandoned ones.
 
-The process that makes a folder holds a lock in it. The system ends the lock with the process, so that no process of
-another boot, or with the same number, is taken for it. The lock may be unknown on another machine that shares the
-disk, so that only folders of this machine are removed.
+The process that makes a folder locks a file in it. The system releases the lock when the process ends, so a later
+process with the same id cannot be mistaken for it. Another machine that shares the disk may not see the lock, so only
+folders of this machine are removed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from raysim.common.files import hold, lock
 
 PREFIX = "raysim-"
 HELD = ".held"
-"""A file in the folder, which the process that made the folder has locked as long as it lives."""
+"""Name of the file in the folder that its process keeps locked."""
 
 
 def make_folder(kind: str = "", place: str | None = None) -> tuple[Path, int]:
-    """A new folder in `place` (default: the system's) that its owner alone can enter, and the descriptor of its lock.
+    """Make a folder that only its owner can enter, and return it with the descriptor of its lock.
 
-    Folders whose process was killed are removed. Raises `OSError` when the folder cannot be made.
+    place: the parent folder; None: the system's folder for temporary files. Abandoned folders in it are removed.
+    Raises `OSError` if the folder cannot be made.
     """
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{kind}", dir=place))
     handle = hold(folder / HELD)
@@ -36,7 +37,7 @@ def make_folder(kind: str = "", place: str | None = None) -> tuple[Path, int]:
 
 @contextlib.contextmanager
 def temporary_folder(kind: str) -> Iterator[Path]:
-    """An empty folder that is removed when the block ends or, where the process is killed, later."""
+    """Yield an empty folder that is removed after the block or, if the process is killed, by a later process."""
     folder, handle = make_folder(kind)
     try:
         (folder / "content").mkdir()
@@ -47,23 +48,23 @@ def temporary_folder(kind: str) -> Iterator[Path]:
 
 
 def _is_regular(path: Path) -> bool:
-    """Whether it is a file, not a link or a pipe, whose opening could wait for ever."""
+    """Return whether `path` is a regular file: opening a pipe could block for ever."""
     return stat.S_ISREG(path.lstat().st_mode)
 
 
 def remove_abandoned(place: Path) -> None:
-    """Remove this user's folders in `place` whose process was killed, and so could not remove them."""
+    """Remove this user's folders in `place` that were left behind by killed processes of this machine."""
     if os.name == "nt":
         return
     for folder in place.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError, UnicodeDecodeError):  # no lock file, or its process lives
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # no lock file, or its process is alive
             if folder.is_symlink() or folder.stat().st_uid != os.getuid() or not _is_regular(folder / HELD):
                 continue
             with (folder / HELD).open(encoding="utf-8") as file:
                 lock(file.fileno())
-                # A process that has made the file, but not yet locked it, has written nothing.
+                # An empty file belongs to a process that has made it but not yet locked it.
                 if file.read().strip().endswith(f" on {socket.gethostname()}"):
-                    # The lock file is removed last: where processes of a Ray still write, a later start tries again.
+                    # The lock file is removed last: a later start tries again if Ray processes still write.
                     for inner in (one for one in folder.iterdir() if one.name != HELD):
                         shutil.rmtree(inner, ignore_errors=True)
                     if [one.name for one in folder.iterdir()] == [HELD]:
