@@ -1,4 +1,4 @@
-"""The seam between engine and algorithms, in pure torch: knows nothing of Ray, MLflow or YAML."""
+"""The interface between engine and algorithms, in pure torch: independent of Ray, MLflow and YAML."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The interface between engine and algorithms: what an algorithm is, and what its hooks are given.
+"""The interface between engine and algorithms: the class `Algorithm` and the arguments of its hooks.
 
-A round has four arrows, and four hooks are named after them; three more run once:
+Each round calls four hooks in this order; three more run once:
 
     once:        client_model   client_register   server_start
     each round:  server_send -> client_receive -> client_update -> server_update
 
-`exposed` is no part of a run: `raysim attack` asks it what an upload exposes.
+`exposed` is not part of a run: `raysim attack` calls it to find out what an upload exposes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from raysim.core.torch_workarounds import named_tensors, set_training
 ClientId = int
 Down = TypeVar("Down")  # server -> client message
 Up = TypeVar("Up")  # client -> server message
-State = TypeVar("State")  # what the server keeps between rounds
+State = TypeVar("State")  # the server's state between rounds
 
 
 class SplitModel(Protocol):
@@ -48,13 +48,13 @@ class SplitModel(Protocol):
 
 
 def pixels(x_BCHW: Tensor) -> Tensor:
-    """A sample as its own representation: its pixels or features, less their mean over the sample, [B, C * H * W]."""
+    """Encode each sample as its pixels or features minus their mean over the sample: [B, C * H * W]."""
     flat_Bh = x_BCHW.flatten(1)
     return flat_Bh - flat_Bh.mean(1, keepdim=True)
 
 
 def only_pixels(name: str) -> Callable[[Tensor], Tensor]:
-    """The encoder of a task that is given no other."""
+    """Return the default encoder of a task, `pixels`; any other name raises `ValueError`."""
     if name != "pixels":
         raise ValueError(f"encoder: {name} given; allowed: pixels")
     return pixels
@@ -62,32 +62,31 @@ def only_pixels(name: str) -> Callable[[Tensor], Tensor]:
 
 @dataclass(frozen=True)
 class Task:
-    """What all parties agree on before training."""
+    """The task that all clients and the server know before training."""
 
     num_classes: int  # C
     feature_dim: int  # D, the same for every architecture
-    architectures: tuple[str, ...]  # the clients' different ones, in order of first use
+    architectures: tuple[str, ...]  # distinct architectures of the clients, in order of first use
     model: Callable[..., Any]
-    """name -> a fresh SplitModel with the weights that all its clients start from. Further strings name a purpose with
-    weights of its own; `feature_dim` is another width of the representation than D."""
+    """name -> a fresh SplitModel with the initial weights that its clients share. Further strings name a purpose with
+    separate weights; `feature_dim` replaces D as the width of the representation."""
     num_rounds: int = 1  # T
     encoder: Callable[[str], Any] = only_pixels
-    """name -> a function without training, from normalised images [B, C, H, W] to [B, h]. Raises ValueError
-    for a name that is unknown, not available on this machine, or not for such samples."""
+    """name -> a fixed function from normalised images [B, C, H, W] to [B, h]. Raises `ValueError` for a name that
+    is unknown, not available on this machine, or unsuitable for the samples."""
     public: Samples | None = None
-    """Data that all parties have (`data.public`), where the scenario has it; labels are -1 where they are of other
-    classes than the task's."""
+    """Data that all clients and the server have (`data.public`), if any; labels outside the task's classes are -1."""
 
     def smallest(self) -> str:
-        """The architecture with the fewest parameters, the first of equals: what methods share beside it."""
+        """Return the architecture with the fewest parameters, the first of equals: the default of `small_model`."""
         return min(self.architectures, key=lambda name: sum(weight.numel() for weight in self.model(name).parameters()))
 
     def small_model(self, name: str | None, feature_dim: int | None = None) -> Any:
-        """A fresh model that all clients share beside their own: of this architecture, or of the smallest.
+        """Return a fresh model that all clients share beside their own: of architecture `name`, or of the smallest.
 
-        Its initial weights are the same for all clients, and not those of clients with that architecture: two equal
-        networks would stay equal. feature_dim: width of its representation, if other than D. Raises `ValueError` when
-        there is no such architecture for this task.
+        Its initial weights are the same for all clients, but differ from those of the clients' own models of that
+        architecture, since two equal networks would stay equal. feature_dim: width of its representation; None: D.
+        Raises `ValueError` if the task has no such architecture, or if its width cannot be set.
         """
         name = self.smallest() if name is None else name
         width = {} if feature_dim is None else {"feature_dim": feature_dim}
@@ -112,11 +111,11 @@ class Client:
     data: Samples  # what it trains on
     net: Any  # built by client_model
     local: LocalTraining
-    rng: torch.Generator  # on the CPU; starts anew each round, keyed by run seed, round and client
+    rng: torch.Generator  # on the CPU; seeded anew each round from run seed, round and client
     t: int = 0  # round, counted from 1
     arch: str = ""  # name of its architecture
     stats: ClientStats = field(default_factory=ClientStats)
-    meter: FlopMeter | None = None  # None: nothing is counted
+    meter: FlopMeter | None = None  # None: operations are not counted
     trainer: Trainer = fit_one
 
     def fit(
@@ -131,20 +130,20 @@ class Client:
         bounds: Mapping[str, Bounds] | None = None,
         only: Collection[str] | None = None,
     ) -> Tensor | None:
-        """Minimise `loss(net, batch, given)` over the local data, as the scenario's `training` says.
+        """Minimise `loss(net, batch, given)` over the local data, with the `training` settings of the scenario.
 
-        epochs: other than the scenario's. data: other than all of `client.data`. two_views: `batch.second` is
-        another augmentation of the same samples. rates: parameters of `net`, by name, that have a learning rate of
-        their own. bounds: parameters, by name, with the least and the greatest value that a step may leave. only: the
-        parameters, by name, that are trained; the others stay as they are.
+        epochs: replaces the scenario's. data: replaces `client.data`. two_views: fill `batch.second` with another
+        augmentation of the same samples. rates: learning rates of some parameters of `net`, by name; the others use
+        the scenario's. bounds: least and greatest value of some parameters after every step, by name. only: names of
+        the parameters to train; the others stay unchanged.
 
-        A loss that returns (scalar, rows) has its rows [B, ...] kept: returned is what it gave for each sample when it
-        last saw it, [N, ...] in data order, detached; NaN for a sample it never saw (with BatchNorm, a last batch of
-        one sample is left out).
+        If the loss returns (scalar, rows) with rows [B, ...], `fit` returns each sample's last row: [N, ...] in data
+        order, detached; NaN for samples that the loss never saw (with BatchNorm, a last batch of one sample is left
+        out). Else it returns None.
 
-        The loss reads every trained tensor through its `net` argument and every per-client tensor through
-        `given` or `batch`, so that the engine may train many clients with one call. It writes to neither; it may be
-        called once more for each size of batch, and on a few samples, to count operations.
+        The loss must read every trained tensor through its `net` argument and every per-client tensor through
+        `given` or `batch`, so that the engine may train many clients with one call, and must change none of them. To
+        count operations, the engine may call it once more for each batch size and on a few samples.
         """
         data = self.data if data is None else data
         drop_single = drops_single(self.net, data, self.local)
@@ -162,7 +161,7 @@ class Client:
 
     @torch.no_grad()
     def outputs(self, f: Callable[[Tensor], Tensor], data: Samples | None = None) -> Tensor:
-        """`f` over the local data (or `data`), in data order, un-augmented, in eval mode: [N, ...]."""
+        """Apply `f` to the local data (or `data`) in data order, without augmentation, in eval mode: [N, ...]."""
         data = self.data if data is None else data
         set_training(self.net, False)
         output = torch.cat([f(batch.x) for batch in data.in_order(self.local.batch_size)])
@@ -172,7 +171,7 @@ class Client:
         return output
 
     def complete(self, row: Tensor | None, f: Callable[[Tensor], Tensor]) -> Tensor:
-        """The rows that `fit` kept, [N, ...], with `outputs(f)` for samples that it never saw; for all if it kept none.
+        """Fill the rows that `fit` returned, [N, ...], with `outputs(f)` for samples without a row; None: for all.
 
         With BatchNorm, training leaves out a last batch of one sample.
         """
@@ -182,20 +181,20 @@ class Client:
         return torch.where(unseen_N[:, None], self.outputs(f), row) if bool(unseen_N.any()) else row
 
     def add_flops(self, flops: float) -> None:
-        """Count operations that neither `fit` nor `outputs` sees, 2 per multiply-add."""
+        """Count operations outside `fit` and `outputs`, 2 per multiply-add."""
         if self.meter is not None:
             self.stats.flops += flops
 
     def log(self, name: str, value: float) -> None:
-        """Record a number of this client's round; its mean over the participants is tracked as `client/<name>`."""
+        """Log a value of this client's round; the mean over the participants is tracked as `client/<name>`."""
         self.stats.values[metric_name(name)] = float(value)
 
     def _epoch_flops(
         self, meter: FlopMeter, loss: Loss, given: Any, data: Samples, drop_single: bool, two_views: bool
     ) -> int:
-        """Operations of one epoch of `fit`: of its full batches, and of the last one, which may be smaller.
+        """Return the operations of one epoch of `fit`: its full batches and a smaller last one, if any.
 
-        Each set of parameters that train is counted by itself: the others need no gradient.
+        Counts are cached separately for each set of trained parameters, since the others need no gradient.
         """
         trained = tuple(tensor.requires_grad for tensor in named_tensors(self.net).values())
         kind = (self.arch, getattr(loss, "__qualname__", repr(loss)), given is None, two_views, trained)
@@ -205,7 +204,7 @@ class Client:
         return sum(count * meter.of_batch(kind, size, work, len(data)) for size, count in steps.items() if count)
 
     def _step(self, loss: Loss, given: Any, data: Samples, two_views: bool, size: int) -> None:
-        """The forward and backward pass of one step, which leaves no trace on the network."""
+        """Run the forward and backward pass of one step and leave the network unchanged."""
         batch = first(data, size)
         buffers = {name: value.clone() for name, value in self.net.named_buffers()}
         try:
@@ -219,13 +218,13 @@ class Client:
 
 
 def drops_single(net: nn.Module, data: Samples, local: LocalTraining) -> bool:
-    """Whether a last batch of one sample is left out: BatchNorm cannot train on it."""
-    # Only then is a walk through the network needed.
+    """Return whether training leaves out a last batch of one sample, on which BatchNorm cannot train."""
+    # `has_batchnorm` walks through the network, so it comes second.
     return len(data) % local.batch_size == 1 and has_batchnorm(net)
 
 
 def first(data: Samples, size: int) -> Batch:
-    """The first samples as one batch."""
+    """Return the first `size` samples as one batch."""
     return next(data.subset(torch.arange(size)).in_order(size))
 
 
@@ -234,7 +233,7 @@ class Server(Generic[State]):
     """The server, as its algorithm sees it. Only `state` is kept between rounds."""
 
     task: Task
-    rng: torch.Generator  # on the CPU; starts anew each round, keyed by run seed and round
+    rng: torch.Generator  # on the CPU; seeded anew each round from run seed and round
     num_samples: Mapping[ClientId, int] = field(default_factory=dict)  # n_k, known before round 1
     t: int = 0  # round, counted from 1
     state: State = field(default=None)  # type: ignore[assignment]
@@ -253,10 +252,10 @@ class Server(Generic[State]):
         epochs: int | None = None,
         local: LocalTraining | None = None,
     ) -> Tensor | None:
-        """Minimise `loss(net, batch, given)` over `data`, as `Client.fit` does over a client's.
+        """Minimise `loss(net, batch, given)` over `data`, as `Client.fit` does over a client's data.
 
         net: made by `task.model`, or kept in `state`. data: `task.public`, or `tensors(x, y)` of what clients sent.
-        local: other settings than the clients'. Returned are the rows that the loss keeps, if any.
+        local: replaces the clients' training settings. Returns the rows of the loss, if any.
         """
         local = self.local if local is None else local
         drop_single = drops_single(net, data, local)
@@ -266,21 +265,21 @@ class Server(Generic[State]):
 
     @torch.no_grad()
     def outputs(self, net: nn.Module, data: Samples, f: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """`f`, by default the network, over `data` in order, un-augmented, in eval mode: [N, ...]."""
+        """Apply `f` (default: the network) to `data` in order, without augmentation, in eval mode: [N, ...]."""
         set_training(net, False)
         return torch.cat([(f or net)(batch.x) for batch in data.in_order(self.local.batch_size)])
 
     def log(self, name: str, value: float) -> None:
-        """Record a number of this round, tracked as `server/<name>`."""
+        """Log a value of this round, tracked as `server/<name>`."""
         self.values[metric_name(name)] = float(value)
 
 
 _METRIC = re.compile(r"[\w -]+([/.:][\w -]+)*")
-"""The form of a metric's name in MLflow, as far as it may be a column of a table and a file's name as well."""
+"""Form of names that are valid as a metric in MLflow, a table column and a file name."""
 
 
 def metric_name(name: str) -> str:
-    """The name of a logged number. Raises `ValueError` when it cannot be a metric's."""
+    """Return the name of a logged value. Raises `ValueError` if it is not a valid metric name."""
     if not isinstance(name, str) or len(name) > 100 or not _METRIC.fullmatch(name):
         raise ValueError(
             f"log: the name {quoted(name)} given; allowed: at most 100 letters, digits, _, - and spaces, in parts with "
@@ -322,58 +321,58 @@ class Algorithm(ABC, Generic[Down, Up, State]):
 
     paper: ClassVar[str] = ""  # citation and address
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Presets besides the defaults, which are the paper's: `official` does what the authors' released code does. A
-    scenario chooses one with `profile`; fields that it gives itself count more."""
-    scheduled: ClassVar[bool] = False  # True: what it does depends on how many rounds there will be
-    one_architecture: ClassVar[bool] = False  # True: whole models are exchanged, so all clients need the same
-    public_data: ClassVar[bool] = False  # True: it needs `task.public`
+    """Presets besides the defaults, which follow the paper: `official` follows the authors' released code. A scenario
+    chooses a preset with `profile`; fields that the scenario sets itself take precedence."""
+    scheduled: ClassVar[bool] = False  # True: the method depends on the total number of rounds
+    one_architecture: ClassVar[bool] = False  # True: whole models are exchanged, so all clients need one architecture
+    public_data: ClassVar[bool] = False  # True: the method needs `task.public`
 
     def __post_init__(self) -> None:
         check_settings(self)
 
     @property
     def static_downlink(self) -> bool:
-        """True: what the server sends is meant never to change. Default: it learns."""
+        """Whether the server's messages may stay the same in all rounds. Default: they must change."""
         return False
 
     def check(self, task: Task) -> None:
-        """Raise `ValueError` when these settings cannot work for this task. Default: they can."""
+        """Raise `ValueError` if these settings cannot work for this task. Default: accept every task."""
 
     # -- once --------------------------------------------------------------------------------------
     def client_model(self, model: Any, task: Task) -> nn.Module:
-        """What a client keeps, trains and predicts with. Default: its own architecture."""
+        """Return the network that a client keeps, trains and predicts with. Default: `model`, its own architecture."""
         return model
 
     def client_register(self, client: Client) -> Any:
-        """The message that a client registers with before round 1. Default: none."""
+        """Return the message that a client sends once, before round 1. Default: no message."""
         return None
 
     def server_start(self, server: Server[State], registrations: Mapping[ClientId, Any]) -> State:
-        """The server's state before round 1. Default: none."""
+        """Return the server's state before round 1. Default: no state."""
         return None  # type: ignore[return-value]
 
     # -- every round -------------------------------------------------------------------------------
     def server_send(self, server: Server[State], to: ClientId) -> Down | None:
-        """What the server sends one sampled client. Default: nothing.
+        """Return the message to the sampled client `to`. Default: no message.
 
-        A message that does not depend on `to` is best kept ready in `server.state`: messages that share storage
-        are shipped once.
+        Keep a message that does not depend on `to` ready in `server.state`: messages that share storage are
+        transferred once.
         """
         return None
 
     def client_receive(self, client: Client, down: Down) -> None:
-        """Load the server's message, before training; the client can be evaluated after this."""
+        """Load the server's message before training; the client may be evaluated after this hook."""
 
     @abstractmethod
     def client_update(self, client: Client, down: Down | None) -> Up | None:
-        """Train locally and return what goes up (`None`: nothing)."""
+        """Train locally and return the upload (`None`: no upload)."""
 
     def server_update(self, server: Server[State], ups: Mapping[ClientId, Up]) -> None:
-        """Fold the uploads, in client-id order, into `server.state`. Default: ignore them."""
+        """Update `server.state` from the uploads, which come in client-id order. Default: ignore them."""
 
     # -- afterwards, for `raysim attack` -----------------------------------------------------------
     def exposed(self, client: Client, up: Up) -> Exposed | None:
-        """What `up` exposes of the single sample in `client.data`. Default: not declared, so it cannot be attacked.
+        """Return what `up` exposes of the single sample in `client.data`. Default: not declared, so no attack.
 
         `client.net` is the network as the client received it, or with other private weights. Change neither argument.
         """

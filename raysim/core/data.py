@@ -1,7 +1,7 @@
-"""Samples a client owns, and the batches a loss sees.
+"""The samples of a client, and the batches that a loss receives.
 
-Samples stay as they are stored where they were loaded (one array per node, shared by every actor); a batch is
-gathered, normalised and augmented as tensors on the client's device.
+Samples keep their stored format in the place where they were loaded (one array per node, shared by every actor). A
+batch is gathered, normalised and augmented as tensors on the client's device.
 
 Shapes: N samples of one client, B samples of one batch; an image has C channels of H x W pixels.
 """
@@ -21,29 +21,32 @@ from raysim.core.messages import message
 
 
 class Transform(Protocol):
-    """From samples as stored to what a network reads. Implemented in raysim/data/transform.py."""
+    """Conversion of stored samples into network inputs, implemented in raysim/data/transform.py."""
 
     def plain(self, raw_B: Tensor, /) -> Tensor:
-        """Normalised float32 images [B, C, H, W], channels last in memory; features [B, ...] float32; tokens [B, L]
-        int64."""
+        """Convert without augmentation.
+
+        Returns normalised images [B, C, H, W] float32, channels last in memory; features [B, ...] float32; or tokens
+        [B, L] int64.
+        """
 
     def augmented(self, raw_B: Tensor, rng: torch.Generator, /) -> Tensor:
-        """As `plain`, after random augmentation; every draw comes from `rng` (a CPU generator)."""
+        """Convert with random augmentation; every random number comes from `rng` (a CPU generator)."""
 
     @property
     def draws(self) -> bool:
-        """Whether `augmented` draws anything; without that it is `plain`."""
+        """Whether `augmented` draws random numbers; if not, it equals `plain`."""
 
 
 @message
 class Batch:
-    """What a loss function sees of one step."""
+    """One batch of samples, as a loss function receives it."""
 
     x: Tensor  # [B, C, H, W] float32, or features [B, ...] float32, or tokens [B, L] int64
     y: Tensor  # [B] int64 class ids
     index: Tensor  # [B] position of each sample in its client's data, for per-sample teachers
     weight: Tensor | None = None  # [B] 1 for a real sample, 0 for padding; None: all are real
-    second: Tensor | None = None  # like x, augmented anew, where two views are asked for
+    second: Tensor | None = None  # like x, another augmentation, if two views are requested
 
     def mean(self, per_sample_B: Tensor) -> Tensor:
         """Mean over the real samples, a scalar. Losses reduce with this, never with `.mean()`."""
@@ -96,17 +99,17 @@ class Samples:
         return Shuffled(self, batch_size, epochs, rng, drop_single, two_views)
 
     def to(self, device: torch.device | str) -> Samples:
-        """The same on a device."""
+        """Return the same samples on a device."""
         return Samples(self.raw_N.to(device), self.y.to(device), self.transform)
 
     def _raw(self, index: Tensor) -> Tensor:
-        # Ten times faster than raw_N[index], which walks every number.
+        # Ten times faster than raw_N[index], which visits every value.
         return self.raw_N.index_select(0, index)
 
 
 @dataclass(frozen=True)
 class Shuffled:
-    """Batches to train on; each pass over them draws from `rng` anew. See `Samples.shuffled`."""
+    """Training batches; each iteration over them draws new random numbers from `rng`. See `Samples.shuffled`."""
 
     data: Samples
     batch_size: int
@@ -128,7 +131,7 @@ class Shuffled:
             yield Batch(x, data.y.index_select(0, index), index, None, second)
 
     def places(self) -> Iterator[Tensor]:
-        """The places [B] in the data of each batch's samples."""
+        """Yield the positions [B] of each batch's samples in the data."""
         size = len(self.data)
         for _ in range(self.epochs):
             order = torch.randperm(size, generator=self.rng).to(self.data.y.device)
@@ -138,26 +141,26 @@ class Shuffled:
 
 
 class AsGiven:
-    """The transform of tensors that a network reads as they are."""
+    """Transform for tensors that a network reads unchanged."""
 
     draws = False
 
     def plain(self, raw_B: Tensor, /) -> Tensor:
-        """The same tensor."""
+        """Return the same tensor."""
         return raw_B
 
     def augmented(self, raw_B: Tensor, rng: torch.Generator, /) -> Tensor:
-        """The same tensor: nothing is drawn."""
+        """Return the same tensor, without augmentation."""
         return raw_B
 
 
 def shared(array: NDArray[Any]) -> Tensor:
-    """An array as a tensor of the same memory, also where that is read-only; no code of raysim writes to it."""
+    """Return a tensor on the memory of an array, which may be read-only; no code of raysim writes to it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.from_numpy(array)
 
 
 def tensors(x_N: Tensor, y: Tensor | None = None) -> Samples:
-    """Tensors [N, ...] as samples to train on, such as representations that clients sent; y: class ids [N]."""
+    """Wrap tensors [N, ...], such as representations that clients sent, as samples. y: class ids [N]; None: zeros."""
     return Samples(x_N, torch.zeros(len(x_N), dtype=torch.int64, device=x_N.device) if y is None else y, AsGiven())

@@ -1,6 +1,6 @@
-"""What an upload exposes of a client's samples: the three answers that `Algorithm.exposed` may give.
+"""The three kinds of declaration that `Algorithm.exposed` may return for an upload.
 
-`raysim attack` builds the attacker's model of the client from the answer.
+`raysim attack` builds the attacker's model of the client from the declaration.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from raysim.core.messages import Weights
 class UpdateOf:
     """The upload contains parameters after local training. The server knew them before, so it learns a gradient."""
 
-    part: nn.Module  # of `client.net`, or all of it
+    part: nn.Module  # a module of `client.net`, or all of it
     after: Weights  # parameters of `part` by name, after training; NaN: a number that is not sent
-    loss: Loss | None = None  # what trains these parameters, if it is simpler than the loss given to `client.fit`
+    loss: Loss | None = None  # the loss of these parameters, if simpler than the loss given to `client.fit`
 
 
 @dataclass(frozen=True)

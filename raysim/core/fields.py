@@ -42,7 +42,7 @@ class Range(Interval):
 
 
 def number_text(value: float) -> str:
-    """A whole number in full, another in short."""
+    """Format an integer in full, any other number with at most six significant digits."""
     return str(value) if isinstance(value, int) else f"{value:g}"
 
 
@@ -62,7 +62,7 @@ WarmupRounds = Annotated[int, Range(ge=0), CountsWarmup]
 
 @dataclass(frozen=True)
 class FieldInfo:
-    """One field of a settings class, as a user meets it."""
+    """Name, annotation, default and meaning of one field of a settings class."""
 
     name: str
     hint: Any  # its annotation
@@ -71,12 +71,12 @@ class FieldInfo:
 
     @property
     def allowed(self) -> str:
-        """What may be given, in words."""
+        """The allowed values, in words."""
         return in_words(self.hint)
 
     @property
     def counts_warmup(self) -> bool:
-        """Whether it is declared as `WarmupRounds`."""
+        """Whether the field is declared as `WarmupRounds`."""
         return get_origin(self.hint) is Annotated and CountsWarmup in get_args(self.hint)
 
 
@@ -91,7 +91,7 @@ _WORDS: Mapping[Any, str] = {
 
 
 def in_words(hint: Any) -> str:
-    """What an annotation allows. One that is `Annotated` with a text is described by that."""
+    """Describe the values that an annotation allows; a text in `Annotated` replaces the description."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         text = next((extra for extra in args[1:] if isinstance(extra, str)), None)
@@ -105,7 +105,7 @@ def in_words(hint: Any) -> str:
         return f"a list, each {in_words(args[0])}" if args else "a list"
     if origin is dict:
         return f"a mapping of names to {in_words(args[1])}" if args else "a mapping"
-    if not isinstance(hint, Hashable):  # no type: a file may say anything
+    if not isinstance(hint, Hashable):  # not a type: a file may contain any annotation
         return str(hint)
     if hint not in _WORDS and isinstance(hint, type):  # a section of a scenario
         return f"a mapping of {', '.join(inspect.get_annotations(hint))}"
@@ -114,14 +114,14 @@ def in_words(hint: Any) -> str:
 
 @cache
 def field_docs(cls: type) -> Mapping[str, str]:
-    """The string literal under each annotated field of a class, its bases included. Read from the source once."""
+    """Return the string literal under each annotated field of a class and its bases, read from the source once."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if not dataclasses.is_dataclass(base):
             continue
         try:
             (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        except (OSError, TypeError, SyntaxError, ValueError):  # it has no source, or one that was edited since
+        except (OSError, TypeError, SyntaxError, ValueError):  # no source, or edited since the import
             continue
         if isinstance(tree, ast.ClassDef):
             docs |= docs_in(tree)
@@ -162,7 +162,7 @@ def check_settings(settings: Any) -> None:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is within the ranges and choices of an annotation, whatever its type."""
+    """Return whether a value is within the ranges and choices of an annotation; types are not checked."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Literal:
         return value in args

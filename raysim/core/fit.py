@@ -1,4 +1,4 @@
-"""Local training: one loop, described by a job."""
+"""The local training loop, its settings and its result."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from raysim.core.data import Batch
 from raysim.core.torch_workarounds import Sgd, named_tensors, set_training
 
 Loss = Callable[[Any, Batch, Any], Tensor | tuple[Tensor, Tensor]]
-"""(net, batch, given) -> scalar: what `Client.fit` minimises. Or (scalar, rows), a row [B, ...] per sample to keep."""
+"""(net, batch, given) -> scalar that `Client.fit` minimises, or (scalar, rows) with rows [B, ...] for it to return."""
 
 
 Bounds = tuple[float, float]
-"""The least and the greatest value of a parameter's numbers."""
+"""Least and greatest value of a parameter's elements."""
 
 
 class Batches(Protocol):
@@ -53,17 +53,17 @@ class FitJob:
     local: LocalTraining
     num_samples: int = 0  # N
     rates: Mapping[str, float] = field(default_factory=dict)  # parameter -> its learning rate, if other than `local.lr`
-    bounds: Mapping[str, Bounds] = field(default_factory=dict)  # parameter -> where every step leaves it
+    bounds: Mapping[str, Bounds] = field(default_factory=dict)  # parameter -> bounds of its values after every step
 
 
 @dataclass(frozen=True)
 class FitResult:
-    """What one local training did."""
+    """The result of one local training."""
 
     loss_sum: float  # of per-sample losses over every sample seen
     samples: int  # seen, counted once per epoch
-    rows: Tensor | None = None  # [N, ...] what the loss kept of each sample when it was last seen; NaN: never seen
-    apart: str = ""  # why it was not trained together with others, where it should have been
+    rows: Tensor | None = None  # [N, ...] the loss's last row for each sample; NaN: sample never seen
+    apart: str = ""  # reason why it could not be trained together with others; empty: none
 
 
 Trainer = Callable[[FitJob], FitResult]
@@ -73,7 +73,7 @@ Optimizer = Sgd | torch.optim.Adam
 
 
 def make_optimizers(named: Mapping[str, Tensor], local: LocalTraining, rates: Mapping[str, float]) -> list[Optimizer]:
-    """Fresh optimizers of these parameters, one per learning rate, so that no momentum outlives a client's round."""
+    """Return new optimizers, one per learning rate. No momentum outlives a client's round."""
     of_rate: dict[float, list[Tensor]] = {}
     for name, parameter in named.items():
         of_rate.setdefault(rates.get(name, local.lr), []).append(parameter)
@@ -84,7 +84,7 @@ def make_optimizers(named: Mapping[str, Tensor], local: LocalTraining, rates: Ma
 
 
 def check_names(job: FitJob, named: Mapping[str, Tensor]) -> None:
-    """Raises `ValueError` when a learning rate or bounds are given for what is no parameter, such as a buffer."""
+    """Raise `ValueError` if `rates` or `bounds` name anything but a parameter, such as a buffer."""
     parameters = {name for name, value in named.items() if isinstance(value, nn.Parameter)}
     for kind, names in (("rates", job.rates.keys()), ("bounds", job.bounds.keys())):
         if unknown := names - parameters:
@@ -93,16 +93,16 @@ def check_names(job: FitJob, named: Mapping[str, Tensor]) -> None:
 
 @torch.no_grad()
 def keep_within(bounds: Mapping[str, Bounds], trained: Mapping[str, Tensor]) -> None:
-    """Put the numbers of trained parameters that left their bounds back to the nearest bound."""
+    """Clip the values of trained parameters to their bounds, in place."""
     for name in bounds.keys() & trained.keys():
         trained[name].clamp_(*bounds[name])
 
 
 @contextmanager
 def training_only(net: nn.Module, names: Collection[str] | None) -> Iterator[None]:
-    """Let no parameter but these require a gradient for a while; None: leave all as they are.
+    """Train only these parameters during a block; None: change nothing.
 
-    Raises `ValueError` for a name that is no parameter.
+    The others require no gradient meanwhile. Raises `ValueError` for a name that is no parameter.
     """
     parameters = {} if names is None else dict(net.named_parameters())
     if names is not None and (unknown := set(names) - parameters.keys()):
@@ -150,11 +150,11 @@ def fit_one(job: FitJob) -> FitResult:
 
 
 def loss_and_rows(job: FitJob, batch: Batch) -> tuple[Tensor, Tensor | None]:
-    """The loss of a batch, and the detached rows it keeps, if any."""
+    """Return the loss of a batch and, detached, its rows, if the loss returns any."""
     result = job.loss(job.net, batch, job.given)
     return (result[0], result[1].detach()) if isinstance(result, tuple) else (result, None)
 
 
 def has_batchnorm(net: nn.Module) -> bool:
-    """Whether a network normalises over the batch, so that a batch of one sample cannot be trained on."""
+    """Return whether a network normalises over the batch, and so cannot train on a batch of one sample."""
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in net.modules())

@@ -1,8 +1,8 @@
-"""Messages: the only things that cross between a client and the server, and what they weigh.
+"""Messages between clients and the server: their form, packing and size in bytes.
 
-A message is a frozen dataclass of tensors, numbers and (nested) dicts or tuples of them. Packing turns it into plain
-bytes that share no memory with the sender, in one format for both backends, so that the in-process
-backend isolates sender from receiver exactly as Ray does.
+A message is a frozen dataclass of tensors, numbers and (nested) dicts or tuples of them. No other data passes between
+clients and server. Packing turns a message into plain bytes that share no memory with the sender, in one format for
+both backends, so that the in-process backend isolates sender from receiver exactly as Ray does.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from torch.utils import _pytree as pytree
 T = TypeVar("T")
 Weights = dict[str, Tensor]
 _FIELDS = "__raysim_message__"
-"""Attribute of a message class: the names of its fields. Its cached properties are no part of the message."""
+"""Attribute of a message class with the names of its fields; cached properties are not part of a message."""
 
 IN_LINE = 4096
-"""Bytes up to which a packed tensor is pickled in line."""
+"""Greatest size in bytes of a packed tensor that is pickled in line."""
 
 
 @dataclass_transform(frozen_default=True)
 def message(cls: type[T]) -> type[T]:
-    """A frozen dataclass of tensors and numbers that torch can map over, stack and count."""
+    """Make a class a message: a frozen dataclass of tensors and numbers, registered as a pytree of torch."""
     made = dataclass(frozen=True)(cls)
     names = [field.name for field in fields(made)]  # type: ignore[arg-type]
     pytree.register_pytree_node(
@@ -44,9 +44,9 @@ def message(cls: type[T]) -> type[T]:
 
 
 def leaves(msg: object) -> list[Any]:
-    """The tensors and numbers of a message, in order; `None` is none.
+    """Return the tensors and numbers of a message, in order, without `None`.
 
-    As `torch.utils._pytree.tree_leaves`, which takes ten times as long: with small models that is felt.
+    It replaces `torch.utils._pytree.tree_leaves`, which takes ten times as long: noticeable with small models.
     """
     collected: list[Any] = []
     _collect(msg, collected)
@@ -70,7 +70,7 @@ def _collect(msg: object, collected: list[Any]) -> None:
 
 
 def mapped(kind: type[Any], change: Callable[[Any], Any], msg: Any) -> Any:
-    """`msg` with every leaf of this type changed."""
+    """Return `msg` with `change` applied to every leaf of type `kind`."""
     if isinstance(msg, kind):
         return change(msg)
     if isinstance(msg, dict):
@@ -84,7 +84,7 @@ def mapped(kind: type[Any], change: Callable[[Any], Any], msg: Any) -> Any:
 
 
 def weights(module: nn.Module) -> Weights:
-    """A copy of a module's parameters and buffers, detached from training."""
+    """Return a copy of a module's parameters and buffers, detached from training."""
     return {name: value.detach().clone() for name, value in module.state_dict().items()}
 
 
@@ -128,20 +128,20 @@ class PackedTensor:
         return cls(flat.view(torch.uint8).numpy(), _name(tensor.dtype), tuple(tensor.shape))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For Ray: a small tensor travels in line, as each buffer apart costs 15 microseconds, more than a copy."""
+        """Pickle a small tensor in line: a separate buffer costs Ray 15 microseconds, more than a copy."""
         if self.data.nbytes > IN_LINE:
             return type(self), (self.data, self.dtype, self.shape)
         return _from_bytes, (self.data.tobytes(), self.dtype, self.shape)
 
     def tensor(self, device: torch.device | str = "cpu") -> Tensor:
-        """A fresh tensor; the packed bytes may be read-only shared memory and are never handed out."""
+        """Return a new tensor with a copy of the packed bytes, which may be read-only shared memory."""
         flat = torch.empty(len(self.data), dtype=torch.uint8)
         flat.numpy()[:] = self.data
         tensor = flat.view(getattr(torch, self.dtype)).reshape(self.shape)
         return tensor if device == "cpu" else tensor.to(device)
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor has exactly these bytes."""
+        """Return whether a tensor has exactly these bytes."""
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         return np.array_equal(flat.view(torch.uint8).numpy(), self.data)
 
@@ -156,9 +156,9 @@ def _from_bytes(data: bytes, dtype: str, shape: tuple[int, ...]) -> PackedTensor
 
 
 def pack(msg: T) -> T:
-    """`msg` with every tensor replaced by its bytes. Tensors that share storage are packed once."""
+    """Return `msg` with every tensor replaced by its bytes. Tensors that share storage are packed once."""
     seen: dict[tuple[Any, ...], PackedTensor] = {}
-    keep = []  # hold every tensor until the end, so that no storage address is used twice
+    keep = []  # keeps every tensor alive until the end, so that no storage address is reused
 
     def one(tensor: Tensor) -> PackedTensor:
         key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
@@ -171,7 +171,7 @@ def pack(msg: T) -> T:
 
 
 def unpack(msg: T, device: torch.device | str = "cpu") -> T:
-    """What the receiver gets: the same values, in memory of its own."""
+    """Return the message that the receiver gets: the same values in separate memory."""
     seen: dict[int, Tensor] = {}
 
     def one(packed: PackedTensor) -> Tensor:
@@ -183,9 +183,9 @@ def unpack(msg: T, device: torch.device | str = "cpu") -> T:
 
 
 def counted(msg: object) -> object:
-    """What is counted of a message: itself, or what its class says with a method `counted`.
+    """Return the message whose size is counted: `msg`, or the result of its method `counted`, if it has one.
 
-    That is for a message that holds what its paper sends in another basis, which is cheaper to compute with; the method
+    A class has this method if it holds the paper's message in another basis that is cheaper to compute with. The method
     returns the paper's tensors, on torch's `meta` device if only their shapes matter.
     """
     method = getattr(msg, "counted", None)
@@ -193,17 +193,17 @@ def counted(msg: object) -> object:
 
 
 def wire_bytes(msg: object) -> int:
-    """Payload of a message in bytes: tensors at their dtype, Python numbers as 8 bytes, `None` as none."""
+    """Return the size of a message in bytes: tensors at their dtype, Python numbers as 8 bytes, `None` as 0."""
     return sum(_leaf_bytes(leaf) for leaf in leaves(msg))
 
 
 def wire_params(msg: object) -> int:
-    """How many numbers a message carries, whatever their width."""
+    """Return how many values a message holds, whatever their width."""
     return sum(leaf.numel() if isinstance(leaf, Tensor) else 1 for leaf in leaves(msg))
 
 
 def wire_components(msg: object) -> dict[str, int]:
-    """Bytes by field of the message, for example `{"class_S": 40, "mean_SD": 20000}`."""
+    """Return the bytes of each field of a message, for example `{"class_S": 40, "mean_SD": 20000}`."""
     if isinstance(msg, Mapping):
         return {str(name): wire_bytes(value) for name, value in msg.items()}
     if is_dataclass(msg) and hasattr(type(msg), _FIELDS):
@@ -212,7 +212,7 @@ def wire_components(msg: object) -> dict[str, int]:
 
 
 class WireSize(NamedTuple):
-    """What a message weighs."""
+    """The size of a message."""
 
     bytes: int
     params: int
@@ -220,16 +220,16 @@ class WireSize(NamedTuple):
 
 
 def wire_size(msg: object) -> WireSize:
-    """Bytes, numbers and bytes by field of a message."""
+    """Return the size of a message in bytes, in values, and in bytes by field."""
     msg = counted(msg)
     components = wire_components(msg)
     return WireSize(sum(components.values()), wire_params(msg), components)
 
 
 def nonfinite(msg: object) -> bool:
-    """Whether any floating-point number in a message is NaN or infinite."""
+    """Return whether any floating-point number in a message is NaN or infinite."""
     return any(
-        # A sum with a NaN or infinity in it is not finite; one pass, and only a sum that overflowed needs a look.
+        # A NaN or infinity makes the sum non-finite. The second test is needed only for a sum that overflows.
         not cmath.isfinite(leaf.sum().item()) and not bool(leaf.isfinite().all())
         for leaf in leaves(msg)
         if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())

@@ -1,4 +1,4 @@
-"""Floating-point operations, counted by torch once per piece of work and multiplied from then on."""
+"""Floating-point operations, counted by torch once for each kind of work and reused after that."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from raysim.core.torch_workarounds import FlopCounterMode
 
 SMALL = 2, 3, 4
-"""Sizes of the batches whose operations tell those of others; BatchNorm cannot train on one sample."""
+"""Batch sizes from which the operations of larger batches are computed; BatchNorm cannot train on one sample."""
 
 
 def flops_of(work: Callable[[], object]) -> int:
@@ -28,23 +28,23 @@ def flops_of(work: Callable[[], object]) -> int:
 
 @dataclass
 class FlopMeter:
-    """Operations of each kind of work; a key says all that they depend on."""
+    """Operations of each kind of work. Its key must contain everything that the count depends on."""
 
     counted: dict[Hashable, int] = field(default_factory=dict)
-    small: dict[Hashable, list[int] | None] = field(default_factory=dict)  # of batches of `SMALL` samples
+    small: dict[Hashable, list[int] | None] = field(default_factory=dict)  # at sizes `SMALL`; None: no polynomial
 
     def of(self, key: Hashable, work: Callable[[], object]) -> int:
-        """Operations of `work`, which runs the first time that its key is seen."""
+        """Return the operations of `work`, which runs only the first time that its key is seen."""
         if key not in self.counted:
             self.counted[key] = flops_of(work)
         return self.counted[key]
 
     def of_batch(self, key: Hashable, size: int, work: Callable[[int], object], samples: int) -> int:
-        """Operations of `work(size)`, which works on a batch of so many samples. samples: how many there are.
+        """Return the operations of `work(size)` on a batch of `size` samples. samples: number of samples available.
 
-        They are a polynomial of the size: of degree 1, or 2 for a loss that compares the samples of a batch. So those
-        of three small batches tell those of any. Whether they do is seen on the first larger batch; if not, or where
-        `work` fails on a small one, each size is counted by itself.
+        The count is a polynomial of the batch size: of degree 1, or 2 for a loss that compares the samples of a batch.
+        So the counts of three small batches determine those of all sizes. The first larger batch verifies this; if it
+        does not hold, or if `work` fails on a small batch, each size is counted separately.
         """
         if (key, size) not in self.counted:
             if size > SMALL[-1] and (known := self.small.get(key)) is not None:
@@ -53,14 +53,14 @@ class FlopMeter:
             flops = self.counted[key, size] = flops_of(partial(work, size))
             if size > SMALL[-1] and key not in self.small and samples >= SMALL[-1]:
                 self.small[key] = None
-                with suppress(Exception):  # a loss may need more samples, as for the five most alike
+                with suppress(Exception):  # a loss may need more samples, for example five nearest neighbours
                     counts = [flops_of(partial(work, one)) for one in SMALL]
                     self.small[key] = counts if _quadratic(counts, size) == flops else None
         return self.counted[key, size]
 
 
 def _quadratic(counts: Sequence[int], size: int) -> int:
-    """The value at `size` of the polynomial of degree 2 that has these values at `SMALL`."""
+    """Return the value at `size` of the polynomial of degree 2 with the values `counts` at `SMALL`."""
     two, three, four = counts
     twice = two * (size - 3) * (size - 4) - 2 * three * (size - 2) * (size - 4) + four * (size - 2) * (size - 3)
     return twice // 2
@@ -68,7 +68,7 @@ def _quadratic(counts: Sequence[int], size: int) -> int:
 
 @dataclass
 class ClientStats:
-    """The cost of one client's round, and how its training went."""
+    """Costs and training results of one client's round."""
 
     flops: float = 0.0
     loss_sum: float = 0.0

@@ -23,13 +23,13 @@ def cross_entropy(net: Any, batch: Batch, given: Any) -> Tensor:
     if is_batched(logits_BC):
         right_B = logits_BC.gather(1, batch.y[:, None]).squeeze(1)
         return batch.mean(logits_BC.logsumexp(1) - right_B)
-    if batch.weight is None:  # the same in one operation instead of two, forward and backward
+    if batch.weight is None:  # equal result with one operation instead of two, forward and backward
         return F.cross_entropy(logits_BC, batch.y)
     return batch.mean(F.cross_entropy(logits_BC, batch.y, reduction="none"))
 
 
 def kl(logits_BC: Tensor, teacher_BC: Tensor, temperature: float = 1.0) -> Tensor:
-    """KL(softmax(teacher / T) || softmax(logits / T)) of each sample, [B], from logits.
+    """Return KL(softmax(teacher / T) || softmax(logits / T)) of each sample, [B], from logits.
 
     No gradient reaches the teacher. Summed over classes, not multiplied by T^2.
     """
@@ -41,10 +41,10 @@ def kl(logits_BC: Tensor, teacher_BC: Tensor, temperature: float = 1.0) -> Tenso
 def header_step(
     header: Weights, value_ND: Tensor, label_N: Tensor, lr: float, absent_C: Tensor | None = None
 ) -> Tensor:
-    """One step of plain SGD, in place, on the mean cross-entropy of a linear layer; returns the loss before it.
+    """Take one step of plain SGD, in place, on the mean cross-entropy of a linear layer; return the loss before it.
 
     header: weight [C, D] and bias [C], both with requires_grad. absent_C: classes (bool) left out of the softmax.
-    As `torch.optim.SGD`, whose first step in a process would import torch's compiler: 2 s and 70 MB.
+    It replaces `torch.optim.SGD`, whose first step in a process imports torch's compiler: 2 s and 70 MB.
     """
     logits_NC = F.linear(value_ND, header["weight"], header["bias"])
     if absent_C is not None:
@@ -58,7 +58,7 @@ def header_step(
 
 
 def class_means(value_ND: Tensor, label_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean of the rows of each class that occurs.
+    """Return the mean of the rows of each class that occurs.
 
     Returns (class_S int64 ascending, mean_SD in value_ND's type, count_S int64). Exact sums over samples in
     float64, so that the result does not depend on batching.
@@ -70,7 +70,7 @@ def class_means(value_ND: Tensor, label_N: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 def by_class(class_K: Tensor, row_KD: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Rows of some classes as a table of all: table_CD, zero where there is no row, and known_C (bool)."""
+    """Scatter rows of some classes into a table of all: table_CD, zero for missing classes, and known_C (bool)."""
     table_CD = row_KD.new_zeros(num_classes, row_KD.shape[1])
     known_C = torch.zeros_like(table_CD[:, 0], dtype=torch.bool)
     table_CD[class_K.long()], known_C[class_K.long()] = row_KD, True
@@ -78,7 +78,7 @@ def by_class(class_K: Tensor, row_KD: Tensor, num_classes: int) -> tuple[Tensor,
 
 
 def weighted_mean(parts: Iterable[tuple[float, Weights]]) -> Weights:
-    """`sum(n_k * w_k) / sum(n_k)` per tensor, summed in the order given, in float64.
+    """Return `sum(n_k * w_k) / sum(n_k)` per tensor, summed in the given order, in float64.
 
     Integer tensors (BatchNorm's batch counter) are taken from the first part, not averaged.
     Raises `ValueError` when there are no parts or all weights are zero.

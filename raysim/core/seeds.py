@@ -1,7 +1,7 @@
-"""Every random draw is keyed by its purpose, round and client, never by where the code happens to run.
+"""Seeds keyed by purpose, round and client, never by the process or device that draws.
 
-That is the first of the two laws that make a run bit-identical on any number of actors (the second:
-sums run in client-id order). No generator is ever carried from one round to the next.
+This is the first of two rules that make a run bit-identical on any number of actors (the second: sums run in client-id
+order). No generator is carried from one round to the next.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def seed_for(run_seed: int, purpose: str, *key: int | str) -> int:
-    """A 63-bit seed for one purpose of one run, for example `seed_for(7, "client", t, k)`.
+    """Return a 63-bit seed for one purpose of one run, for example `seed_for(7, "client", t, k)`.
 
     Different purposes and keys give independent seeds; the same ones always give the same seed.
     """
@@ -25,15 +25,15 @@ def seed_for(run_seed: int, purpose: str, *key: int | str) -> int:
 
 
 def seeded(run_seed: int, purpose: str, *key: int | str) -> torch.Generator:
-    """A CPU generator that starts at `seed_for(run_seed, purpose, *key)`."""
-    import torch  # here: a seed alone needs none of it
+    """Return a CPU generator that starts at `seed_for(run_seed, purpose, *key)`."""
+    import torch  # imported here, since `seed_for` does not need torch
 
     return torch.Generator().manual_seed(seed_for(run_seed, purpose, *key))
 
 
 @contextmanager
 def global_seed(run_seed: int, purpose: str, *key: int | str) -> Iterator[None]:
-    """Seed torch's global generators for a while (initial weights, dropout), then put them back."""
+    """Seed torch's global generators for a block (initial weights, dropout), then restore them."""
     import torch
 
     cpu = torch.get_rng_state()

@@ -1,4 +1,4 @@
-"""State as named tensors: what a client or the server keeps, in a form that can be digested, moved and stored."""
+"""State of clients and server as named tensors, which can be digested, moved and stored."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from torch import Tensor, nn
 from raysim.common.modules import plain_module
 
 DEEPEST = 100
-"""Parts within parts that a state may have; one that holds itself has no end of them."""
+"""Greatest nesting depth of a state; a state that contains itself has no end."""
 
 
 def state_tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
-    """Every tensor and number inside `state`, by dotted path, in a fixed order.
+    """Return every tensor and number inside `state`, by dotted path, in a fixed order.
 
-    Understands tensors, modules, optimizer-free dataclasses, mappings, lists and tuples, numbers, strings and
-    `None`. Raises `TypeError` naming the path of anything else, because state that cannot be seen
-    could not be checkpointed or compared either.
+    Supports tensors, modules, dataclasses without optimizers, mappings, lists and tuples, numbers, strings and `None`.
+    Raises `TypeError` with the path of any other object, which could be neither checkpointed nor compared.
     """
     if state is None:
         return {}
@@ -60,7 +59,7 @@ def state_tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
 
 
 def digest(state: Any) -> str:
-    """SHA-256 (hex) over names, types, shapes and bytes of `state_tensors(state)`."""
+    """Return the SHA-256 (hex) over names, types, shapes and bytes of `state_tensors(state)`."""
     sha = hashlib.sha256()
     for name, tensor in state_tensors(state).items():
         sha.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
@@ -69,7 +68,7 @@ def digest(state: Any) -> str:
 
 
 def combined_digest(digests: Mapping[Any, str]) -> str:
-    """One SHA-256 (hex) over several, in key order."""
+    """Return one SHA-256 (hex) over several digests, in key order."""
     sha = hashlib.sha256()
     for key in sorted(digests):
         sha.update(f"{key}={digests[key]};".encode())
@@ -78,18 +77,18 @@ def combined_digest(digests: Mapping[Any, str]) -> str:
 
 @dataclass(frozen=True)
 class Serialized:
-    """A state taken apart, so that it can be stored without pickle: what it is made of, and its tensors."""
+    """A state split into its structure and its tensors, so that it can be stored without pickle."""
 
     tree: Any  # JSON: lists that begin with a kind
     tensors: dict[str, Tensor]  # by the dotted paths of `state_tensors`; copies
 
 
 def serialize(state: Any) -> Serialized:
-    """Take a state apart; `deserialize` puts it together again, bit for bit, strides and shared tensors included.
+    """Split a state for storage; `deserialize` restores it bit for bit, including strides and shared tensors.
 
-    Understands what `state_tensors` does. Raises `TypeError` naming the path of anything else.
+    Supports the same types as `state_tensors`. Raises `TypeError` with the path of any other object.
     """
-    state_tensors(state)  # raises where something cannot be seen, or two parts have one name
+    state_tensors(state)  # raises for unsupported objects and for two parts with one name
     tensors: dict[str, Tensor] = {}
     seen: dict[int, list[Any]] = {}
 
@@ -100,7 +99,7 @@ def serialize(state: Any) -> Serialized:
             if id(part) not in seen:
                 name = path or "value"
                 tensors[name] = part.detach().cpu().clone(memory_format=torch.contiguous_format)
-                # Another layout may choose another kernel, and with it other last digits.
+                # Strides are kept: another layout may select another kernel, which changes the last digits.
                 stride = None if part.is_contiguous() or not _dense(part) else list(part.stride())
                 seen[id(part)] = ["tensor", name, stride, part.requires_grad, isinstance(part, nn.Parameter)]
             return seen[id(part)]
@@ -124,11 +123,11 @@ def serialize(state: Any) -> Serialized:
 
 
 def deserialize(frozen: Serialized, template: Any, modules: Collection[str]) -> Any:
-    """Put a state together again.
+    """Restore a state that `serialize` split.
 
-    template: a state of the same algorithm, for example the one before round 1; modules inside the state are filled
-    copies of those at the same place there. modules: names of the Python modules (besides this package) whose
-    classes may be made. Raises `ValueError` when a class or a module cannot be had.
+    template: a state of the same algorithm, for example the one before round 1; modules of the restored state are
+    copies of the template's modules at the same path, with the stored values. modules: names of the Python modules
+    (besides this package) whose classes may be created. Raises `ValueError` if a class or a module is not available.
     """
     made: dict[str, Tensor] = {}
     places = modules_in(template)
@@ -179,7 +178,7 @@ def deserialize(frozen: Serialized, template: Any, modules: Collection[str]) -> 
 
 
 def modules_of(algorithm: object) -> set[str]:
-    """Names of the Python modules that define an algorithm: where the classes of its server's state may come from."""
+    """Return the names of the Python modules that define an algorithm and may define classes of its server's state."""
     return {cls.__module__ for cls in type(algorithm).__mro__ if cls.__module__ not in {"builtins", "abc", "typing"}}
 
 
@@ -188,7 +187,7 @@ def _joined(path: str, name: str) -> str:
 
 
 def _dense(tensor: Tensor) -> bool:
-    """Whether every element has a place of its own, with no gaps: what `empty_strided` can make again."""
+    """Return whether elements neither overlap nor leave gaps, so that `empty_strided` can recreate the layout."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride != expected:
@@ -202,9 +201,10 @@ def _class_name(cls: type) -> str:
 
 
 def _class_of(name: str, modules: Collection[str]) -> Any:
-    """The class of this name. Only one made in the given modules or this package: a file must not make other objects.
+    """Return the class of this name, which the given modules or this package must define.
 
-    What these modules import is reached under their names, too, such as `raysim.core.data:np.memmap`.
+    A file must not create other objects. The check of the name refuses classes that those modules only import, such as
+    `raysim.core.data:np.memmap`.
     """
     module, _, qualname = name.partition(":")
     named = {plain_module(name): name for name in modules}.get(module, "")
@@ -217,7 +217,7 @@ def _class_of(name: str, modules: Collection[str]) -> Any:
 
 
 def modules_in(state: Any, path: str = "") -> dict[str, nn.Module]:
-    """Every module inside a state, by the path of its place; not the modules inside those."""
+    """Return every module inside a state by its path, without the modules inside those."""
     if isinstance(state, nn.Module):
         return {path: state}
     if isinstance(state, Mapping):

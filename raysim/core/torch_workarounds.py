@@ -1,4 +1,4 @@
-"""Workarounds for torch: each with its reason, and what must become true of torch for it to be deleted."""
+"""Workarounds for torch, each with its reason and the condition under which it can be deleted."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def _exempt_from_compilation() -> None:
     """Mark the dispatch function of torch's operation counter as exempt from compilation.
 
     Reason: torch imports its compiler only to mark this function, which takes 2 s and 140 MB in every process. A
-    function that carries the mark already is taken as it is. In a version of torch that keeps the function elsewhere,
-    counting works and pays for the import.
+    function that is already marked stays as it is. If a version of torch has the function elsewhere, counting works but
+    costs the import.
     Delete when: a `FlopCounterMode` that has counted leaves `torch._dynamo` out of `sys.modules`.
     """
     for mode in vars(flop_counter).values():
@@ -59,11 +59,11 @@ _exempt_from_compilation()
 
 
 def _without_vmap_warning() -> None:
-    """Let `torch.func.vmap` compute what has no rule of its own without a warning.
+    """Silence the warning of `torch.func.vmap` about operations without a batching rule.
 
-    Reason: it warns of every such operation, and a user cannot help it. Delete when: pooling under vmap does not warn.
+    Reason: users cannot act on this warning. Delete when: pooling under vmap does not warn.
     """
-    with suppress(AttributeError):  # another version keeps the switch elsewhere, and warns
+    with suppress(AttributeError):  # a version of torch that has the switch elsewhere warns
         torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
 
 
@@ -71,11 +71,11 @@ _without_vmap_warning()
 
 
 def is_batched(tensor: Tensor) -> bool:
-    """Whether this is, inside `torch.func.vmap`, one client's part of a tensor of several.
+    """Return whether a tensor is one client's part of a batched tensor inside `torch.func.vmap`.
 
-    Reason: some operations have no rule there and are taken apart in Python, and torch has no public way to ask.
+    Reason: some operations have no batching rule and are decomposed in Python; torch has no public function for this.
     Delete when: `torch.nn.functional.cross_entropy` under vmap takes as long as its parts do, and leaves `sympy` out of
-    `sys.modules`, whose import takes 0.4 s in every process.
+    `sys.modules`: its import takes 0.4 s in every process.
     """
     return bool(torch._C._functorch.is_batchedtensor(tensor))
 
@@ -91,16 +91,16 @@ class Sgd:
     def __init__(self, parameters: Sequence[Tensor], lr: float, momentum: float, weight_decay: float) -> None:
         self.parameters, self.lr, self.weight_decay = parameters, lr, weight_decay
         self.momentum = momentum
-        self.buffers: dict[Tensor, Tensor] = {}  # momentum of the parameters that have moved
+        self.buffers: dict[Tensor, Tensor] = {}  # momentum of the parameters updated so far
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Discard all gradients."""
         for parameter in self.parameters:
             parameter.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
-        """Move every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         fresh: list[Tensor] = []
         moving: list[Tensor] = []
         for parameter in self.parameters:
@@ -131,7 +131,7 @@ _places: WeakKeyDictionary[nn.Module, dict[str, list[Place]]] = WeakKeyDictionar
 
 
 def _places_of(net: nn.Module) -> dict[str, list[Place]]:
-    """Name of each parameter, then of each buffer -> where the network holds it: in several places if shared."""
+    """Map each parameter name, then each buffer name, to the places that hold it: several if it is shared."""
     if net not in _places:
         places: dict[str, list[Place]] = {}
         names: dict[int, str] = {}
@@ -147,7 +147,7 @@ def _places_of(net: nn.Module) -> dict[str, list[Place]]:
 
 
 def named_tensors(net: nn.Module) -> dict[str, Tensor]:
-    """A network's parameters, then its buffers, by name; each once.
+    """Return a network's parameters, then its buffers, by name, each once.
 
     Reason: torch walks through all modules at every call, which takes as long as a step of a small network. Here the
     walk is done once per network. Delete when: `named_parameters` of a perceptron takes a few microseconds.
@@ -157,10 +157,11 @@ def named_tensors(net: nn.Module) -> dict[str, Tensor]:
 
 @contextmanager
 def tensors_replaced(net: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Let a network have other tensors for a while, by the names of `named_tensors`.
+    """Replace tensors of a network during a block. tensors: by the names of `named_tensors`.
 
-    Reason: `torch.func.functional_call` reaches a network's forward only, not its parts, takes as long as a step of a
-    small network, and leaves a module that a network uses twice with the other tensors. Delete when: it does not.
+    Reason: `torch.func.functional_call` works for a network's `forward` only, not for its parts, takes as long as a
+    step of a small network, and does not restore a module that the network uses twice. Delete when: all three are
+    solved.
     """
     places = _places_of(net)
     before = named_tensors(net)
@@ -175,18 +176,18 @@ def tensors_replaced(net: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[
                 held[name] = before[full]
 
 
-_inner: WeakKeyDictionary[nn.Module, list[nn.Module] | None] = WeakKeyDictionary()  # without the network itself
+_inner: WeakKeyDictionary[nn.Module, list[nn.Module] | None] = WeakKeyDictionary()  # None: `train` is overridden
 
 
 def set_training(net: nn.Module, training: bool) -> None:
-    """As `net.train(training)`.
+    """Do what `net.train(training)` does, faster.
 
     Reason: torch walks through all modules, and sets the attribute through `nn.Module.__setattr__`, which takes a
     noticeable part of a small model's round. Delete when: `nn.Module.train` does neither.
     """
     if net not in _inner:
         modules = [*net.modules()]
-        # A module that overrides `train` decides for what is below it.
+        # A module that overrides `train` decides for the modules inside it.
         _inner[net] = modules[1:] if all(type(one).train is nn.Module.train for one in modules) else None
     inner = _inner[net]
     if inner is None:
