@@ -1,9 +1,9 @@
-"""The contract of an algorithm as a program: `check_algorithm(MyMethod())` says which rule it breaks, and where.
+"""The contract of an algorithm as a program: `check_algorithm(MyMethod())` reports the rule that it breaks, and where.
 
 It runs the algorithm for a few rounds in a toy task (`toy.py`: C = 4 classes, D = 8, images of 4 x 4 pixels, a handful
-of clients with three architectures) and compares what the hooks did with what they may do. Seconds on one CPU, no Ray.
-What an algorithm cannot meet it says in an attribute, never by its name: `one_architecture` (whole models are
-exchanged) and `static_downlink` (what the server sends, and so what comes back, may stay as it is).
+of clients with three architectures) and checks that hooks did only what they may do. It takes seconds on one CPU,
+without Ray. An algorithm declares exceptions in attributes; no algorithm is exempt by name: `one_architecture` (whole
+models are exchanged) and `static_downlink` (the server's messages, and so the uploads, may stay the same).
 
 Shapes: N samples of one client, B batch, C classes, D representation width, H x W pixels.
 """
@@ -41,9 +41,9 @@ __all__ = ["CLAUSES", "ContractError", "check_algorithm"]
 
 
 def check_algorithm(algorithm: AnyAlgorithm) -> None:
-    """Check every clause in turn. Raises `ContractError` at the first that is broken.
+    """Check every clause in turn. Raises `ContractError` for the first broken clause.
 
-    All global random states are left as they were.
+    All global random states stay unchanged.
     """
     if not isinstance(algorithm, Algorithm):
         cls = algorithm if inspect.isclass(algorithm) else type(algorithm)
@@ -84,4 +84,4 @@ CLAUSES: dict[str, Callable[[AnyAlgorithm], None]] = {
         exposed,
     )
 }
-"""Every clause by name, in the order they are checked: each takes an algorithm and raises `ContractError`."""
+"""Every clause by name, in the order of the checks: each takes an algorithm and raises `ContractError` if broken."""

@@ -1,4 +1,4 @@
-"""What the clauses of the contract compare: values bit for bit, states by name, the global random states."""
+"""Comparisons for the clauses of the contract: values bit for bit, states by name, global random states."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raysim.core.state import digest, state_tensors
 
 
 def fingerprint(value: Any) -> str:
-    """Equal for equal values: a digest, or for what has none, its pickle or its name."""
+    """Return a text that is equal for equal values: the digest or, for values without one, the pickle or the `repr`."""
     try:
         return digest(value)
     except (TypeError, RuntimeError):
@@ -28,12 +28,12 @@ def fingerprint(value: Any) -> str:
 
 
 def differing(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """The names whose values differ, or that are on one side only."""
+    """Return the names with different values, and those on one side only."""
     return [name for name in {**before, **after} if before.get(name) != after.get(name)]
 
 
 def identical(one: Any, other: Any) -> bool:
-    """Same structure, types, shapes and bits; NaN equals NaN."""
+    """Return whether structure, types, shapes and bits are the same; NaN equals NaN."""
     ones, others = pytree.tree_leaves(one), pytree.tree_leaves(other)
     return pytree.tree_structure(one) == pytree.tree_structure(other) and all(
         type(a) is type(b) and fingerprint(a) == fingerprint(b) for a, b in zip(ones, others, strict=True)
@@ -41,16 +41,16 @@ def identical(one: Any, other: Any) -> bool:
 
 
 def visible_tensors(state: Any) -> list[Tensor]:
-    """The tensors of a state; none where it holds something that cannot be seen."""
+    """Return the tensors of a state; none if it contains an object that `state_tensors` does not support."""
     try:
         return list(state_tensors(state).values())
-    except TypeError:  # the clause server_state_visible says so
+    except TypeError:  # the clause server_state_visible reports it
         return []
 
 
 @contextmanager
 def random_states_kept(seed: int) -> Iterator[None]:
-    """Seed torch's global generators, and put those of numpy, Python and torch back at the end."""
+    """Seed torch's global generators for a block, and restore those of NumPy, Python and torch after it."""
     of_numpy, of_python = np.random.get_state(), random.getstate()
     with global_seed(seed, "contract"):
         try:

@@ -1,7 +1,8 @@
-"""What can be seen wrong with an algorithm's class before it runs: slips that Python lets pass in silence.
+"""Checks of an algorithm's class before it runs, for mistakes that Python accepts silently.
 
-After each of them a hook is never called, or a field never set, and the method is quietly another one, most often
-plain local training. `raysim launch` and `validate` refuse such a class, and so does the contract's clause `defined`.
+With such a mistake a hook is never called, or a field never set, and the method silently becomes another one, most
+often plain local training. `raysim launch` and `validate` refuse such a class, and so does the contract's clause
+`defined`.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ HOOKS: Mapping[str, list[str]] = {
     for name, value in vars(Algorithm).items()
     if inspect.isfunction(value) and not name.startswith("_")
 }
-"""The methods that the engine calls, each with what it is given."""
+"""The methods that the engine calls -> the names of their arguments."""
 
 ATTRIBUTES = ("paper", "profiles", "scheduled", "one_architecture", "public_data", "static_downlink")
-"""What an algorithm says of itself, besides its fields."""
+"""Class attributes and properties by which an algorithm declares its properties, besides its fields."""
 
 RETURNED = {
     "client_model": "the network",
@@ -36,11 +37,11 @@ RETURNED = {
     "server_send": "the message",
     "exposed": "an UpdateOf, an OutputOf or an Unexposed",
 }
-"""Hooks that are of no use without a return value."""
+"""Hooks that are useless without a return value -> what they must return."""
 
 
 class Slip(NamedTuple):
-    """What is wrong, and what was probably meant."""
+    """A mistake in a class, and its remedy."""
 
     problem: str
     remedy: str
@@ -51,12 +52,12 @@ class Slip(NamedTuple):
 
 @cache
 def first_slip(cls: type[AnyAlgorithm]) -> Slip | None:
-    """The first thing that is wrong with an algorithm's class, if anything is."""
+    """Return the first mistake in an algorithm's class, or None."""
     return next(_slips(cls), None)
 
 
 def algorithm_bases(cls: type) -> list[type]:
-    """The class and those of its bases that are algorithms, nearest first."""
+    """Return the class and its bases that are algorithms, nearest first."""
     return [base for base in cls.__mro__ if issubclass(base, Algorithm) and base is not Algorithm]
 
 
@@ -107,7 +108,7 @@ def _of_hook(name: str, value: Any) -> Iterator[Slip]:
 
 
 def _of_name(base: type, name: str, value: Any, used: Iterable[str]) -> Iterator[Slip]:
-    """Of a name that is no hook."""
+    """Yield the mistakes of a class member that is not a hook."""
     if name in ATTRIBUTES:
         if inspect.isroutine(value):
             yield Slip(f"`{name}` is a method, which counts as true", "put @property above it")
@@ -134,7 +135,7 @@ def _of_name(base: type, name: str, value: Any, used: Iterable[str]) -> Iterator
 
 
 def _of_pairs(cls: type[AnyAlgorithm]) -> Iterator[Slip]:
-    """Of hooks that need another one."""
+    """Yield the mistakes of hooks that need a return value or another hook."""
 
     def overridden(name: str) -> bool:
         return getattr(cls, name) is not getattr(Algorithm, name)
@@ -153,7 +154,7 @@ def _of_pairs(cls: type[AnyAlgorithm]) -> Iterator[Slip]:
 
 
 def _of_source(base: type) -> Iterator[Slip]:
-    """Of hooks at a place where they are none: outside the class, inside another method, or twice in the class."""
+    """Yield the mistakes of misplaced hooks: outside the class, inside another method, or twice in the class."""
     tree = source_tree(base)
     hooks = {name for name in HOOKS if name != "check"}
     for node in tree.body if tree else ():
@@ -178,14 +179,14 @@ def _of_source(base: type) -> Iterator[Slip]:
 
 
 def _near(name: str, known: Iterable[str]) -> str | None:
-    """The name that this one was probably meant to be."""
+    """Return the known name that resembles a name most, or None."""
     words = {one.replace("_", ""): one for one in known}
     nearest = difflib.get_close_matches(name.lower().replace("_", ""), words, n=1, cutoff=0.85)
     return words[nearest[0]] if nearest else None
 
 
 def _names_used(bases: Iterable[type]) -> set[str]:
-    """Every name that the files of these classes read, or mention as text."""
+    """Return every name that the files of these classes read, or contain as a string."""
     names: set[str] = set()
     for tree in filter(None, map(source_tree, bases)):
         for node in ast.walk(tree):
@@ -199,7 +200,7 @@ def _names_used(bases: Iterable[type]) -> set[str]:
 
 
 def source_tree(cls: type) -> ast.Module | None:
-    """The file of a class, parsed; None where it has none."""
+    """Return the parsed file of a class; None if it has no readable file."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     try:
         return ast.parse(Path(file).read_bytes()) if file else None
@@ -208,7 +209,7 @@ def source_tree(cls: type) -> ast.Module | None:
 
 
 def _returns_nothing(function: Any) -> bool:
-    """Whether no line of a method returns anything, as far as one can see; who writes `return None` means it."""
+    """Return whether a method never returns a value. An explicit `return None` counts as intended."""
     try:
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body
     except (OSError, TypeError, SyntaxError, ValueError):

@@ -1,4 +1,4 @@
-"""Whether an algorithm's `exposed` is true: with a wrong one `raysim attack` fails, which looks like privacy."""
+"""The clause that an algorithm's `exposed` is true: a wrong one makes attacks fail, which looks like privacy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WRONG = 0.5
 
 
 def exposed(algorithm: AnyAlgorithm) -> None:
-    """What `exposed` says of an upload is true. An algorithm without `exposed` keeps the clause."""
+    """`exposed` describes uploads truly. An algorithm without `exposed` passes this clause."""
     if type(algorithm).exposed is Algorithm.exposed:
         return
     nets: dict[ClientId, list[nn.Module]] = defaultdict(list)  # as received, after each `client.fit`, and at the end
@@ -56,7 +56,7 @@ def exposed(algorithm: AnyAlgorithm) -> None:
 
 
 def _check(toy: Toy, k: ClientId, up: Any, nets: Sequence[nn.Module]) -> None:
-    """Compare what is declared of an upload with what the client's networks hold and give."""
+    """Compare the declaration for an upload with the parameters and outputs of the client's networks."""
 
     def declared(net: nn.Module) -> Exposed:
         client = replace(toy.client(k, toy.server.t), net=copy.deepcopy(net).eval())
@@ -88,7 +88,7 @@ def _check(toy: Toy, k: ClientId, up: Any, nets: Sequence[nn.Module]) -> None:
 
 
 def _is_near(declared: Mapping[str, Tensor], true: Mapping[str, Tensor]) -> bool:
-    """Whether the numbers that are sent (not NaN) are about the true ones."""
+    """Return whether the values that are sent (not NaN) are close to the true values."""
     error = size = 0.0
     for name, value in declared.items():
         if name not in true or value.shape != true[name].shape:

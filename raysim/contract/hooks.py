@@ -1,4 +1,4 @@
-"""What hooks may touch and send, and what a loss may do."""
+"""Clauses about what hooks may change and send, and what a loss may do."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def messages(algorithm: AnyAlgorithm) -> None:
 
 
 def own_state_only(algorithm: AnyAlgorithm) -> None:
-    """A client hook changes its own client and nothing else, a server hook the server and nothing else.
+    """A client hook changes only its own client, a server hook only the server.
 
-    Clients that take no part in a round stay as they are, and can come back.
+    Clients that skip a round stay unchanged, and can take part again later.
     """
 
     @contextmanager
@@ -71,12 +71,12 @@ def own_state_only(algorithm: AnyAlgorithm) -> None:
 
 
 def down_untouched(algorithm: AnyAlgorithm) -> None:
-    """`client_receive` and `client_update` leave the server's message as it is; other clients share it."""
+    """`client_receive` and `client_update` do not change the server's message, which other clients share."""
     _untouched(algorithm, "down_untouched", ("client_receive", "client_update"), "down", "copy what you want to change")
 
 
 def ups_untouched(algorithm: AnyAlgorithm) -> None:
-    """`server_update` leaves the uploads as they are."""
+    """`server_update` does not change the uploads."""
     _untouched(algorithm, "ups_untouched", ("server_update",), "ups", "sum into a new tensor, for example a clone")
 
 
@@ -92,7 +92,7 @@ def _untouched(algorithm: AnyAlgorithm, clause: str, hooks: Sequence[str], what:
 
 
 def losses(algorithm: AnyAlgorithm) -> None:
-    """Losses reduce with `batch.mean`, read trained tensors through `net`, and take no number out of a tensor."""
+    """Losses reduce with `batch.mean`, read trained tensors through `net`, and convert no tensor to a number."""
     for function in ast.walk(tree(algorithm, "losses")):
         if isinstance(function, ast.FunctionDef) and (function.name == "loss" or function.name.endswith("_loss")):
             for node in ast.walk(function):
@@ -115,7 +115,7 @@ def losses(algorithm: AnyAlgorithm) -> None:
 
 
 def _check_loss(toy: Toy, job: FitJob, batch: Batch) -> None:
-    """The loss of a batch, with and without two samples of padding, on a copy of the network."""
+    """Compare the loss of a batch with and without two samples of padding, on a copy of the network."""
     net, name = copy.deepcopy(job.net).eval(), getattr(job.loss, "__name__", "loss")
     ones = torch.ones(len(batch.y))
 
@@ -132,7 +132,7 @@ def _check_loss(toy: Toy, job: FitJob, batch: Batch) -> None:
             "read every trained tensor through `net`",
         )
     if not torch.equal(plain, again):
-        return  # it draws random numbers, and would draw others for a longer batch
+        return  # the loss draws random numbers, which differ for a longer batch
     two = torch.arange(2) % len(batch.y)
     padded = Batch(
         torch.cat([batch.x, 1 - batch.x[two]]),

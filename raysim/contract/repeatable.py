@@ -1,4 +1,4 @@
-"""One seed, one result: in any order of clients, and from saved states."""
+"""Clauses about repeatability: one seed gives one result, in any order of clients and from saved states."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from raysim.core.state import Serialized, deserialize, modules_in, modules_of, s
 
 
 def deterministic(algorithm: AnyAlgorithm) -> None:
-    """The same seeds give the same states and messages, bit for bit, wherever numpy's and Python's generators are.
+    """The same seeds give the same states and messages, bit for bit, in any state of NumPy's and Python's generators.
 
-    In the second run operations are counted too, which runs each piece of work once more and must leave no trace.
+    The second run also counts operations, which runs each piece of work once more and must change nothing.
     """
     with random_states_kept(SEED):
         first = Toy(algorithm, "deterministic").run(2)
@@ -50,7 +50,7 @@ def any_order(algorithm: AnyAlgorithm) -> None:
 
 
 def state_dict_is_all(algorithm: AnyAlgorithm) -> None:
-    """A client is its `state_dict`: loaded into a fresh `client_model`, it continues exactly as before."""
+    """A client's `state_dict` is its whole state: loaded into a fresh `client_model`, the run continues as before."""
     first = Toy(algorithm, "state_dict_is_all").run(2)
     remedy = "register what must live on as a parameter or buffer of the network that client_model returns"
     second = Toy(pickle.loads(pickle.dumps(algorithm)), "state_dict_is_all")
@@ -68,7 +68,7 @@ def state_dict_is_all(algorithm: AnyAlgorithm) -> None:
 
 
 def server_state_visible(algorithm: AnyAlgorithm) -> None:
-    """All that the server keeps is in `server.state`, in forms that can be stored and put together again."""
+    """The server's whole state is in `server.state`, in types that can be stored and restored."""
     toy = Toy(algorithm, "server_state_visible").run(2)
     try:
         apart = serialize(toy.server.state)
@@ -100,7 +100,7 @@ def server_state_visible(algorithm: AnyAlgorithm) -> None:
 
 
 def logits(algorithm: AnyAlgorithm) -> None:
-    """`client_model` gives an `nn.Module` that can be copied, whose forward gives logits [B, C]."""
+    """`client_model` returns an `nn.Module` that can be copied and has a `forward` that returns logits [B, C]."""
     toy = Toy(algorithm, "logits")
     for net in toy.nets.values():
         if not isinstance(net, nn.Module):

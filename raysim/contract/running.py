@@ -1,4 +1,4 @@
-"""A run as a whole: it learns, it sends what it learnt, and unusual data does not break it."""
+"""Clauses about a run as a whole: it learns, it sends what it has learned, and it handles unusual data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raysim.core.algorithm import Algorithm, AnyAlgorithm, ClientId
 from raysim.core.messages import nonfinite
 
 MAX_ROUNDS = 24
-"""Rounds within which something is sent: some methods train alone for a while."""
+"""Rounds within which a method must send a message: some methods begin with local training only."""
 
 
 def runs(algorithm: AnyAlgorithm) -> None:
@@ -24,13 +24,13 @@ def runs(algorithm: AnyAlgorithm) -> None:
 
 
 def learns(algorithm: AnyAlgorithm) -> None:
-    """Over some rounds on an easy task the loss falls, by a tenth at least, and the accuracy rises."""
+    """In eight rounds on an easy task the loss falls by at least a tenth and the accuracy rises."""
     toy = Toy(algorithm, "learns").start()
     loss_before, accuracy_before = toy.score()
     for t in range(1, 9):
         toy.round(t)
     loss, accuracy = toy.score()
-    # `not <`, so that NaN counts as broken. A tenth: a header that is merely received may be a little better.
+    # `not <`, so that NaN breaks the clause. A tenth, since merely receiving a header may help a little.
     if not loss < 0.9 * loss_before or not accuracy > accuracy_before:
         raise toy.broken(
             f"in 8 rounds the loss went from {loss_before:.3g} to {loss:.3g} and the accuracy from "
@@ -40,7 +40,7 @@ def learns(algorithm: AnyAlgorithm) -> None:
 
 
 def messages_move(algorithm: AnyAlgorithm) -> None:
-    """What is sent, up and down, changes from round to round, unless the algorithm says `static_downlink`."""
+    """Messages in both directions change from round to round, unless the algorithm declares `static_downlink`."""
     if getattr(algorithm, "static_downlink", False):
         return
     toy = Toy(algorithm, "messages_move").run(4)
@@ -59,15 +59,15 @@ def messages_move(algorithm: AnyAlgorithm) -> None:
 
 
 def _standing_still(toy: Toy, hook: str, k: ClientId) -> int:
-    """How many messages of this hook, all alike, went to or from a client; 0 where they differ, or there is but one."""
+    """Return the number of messages of a hook to or from a client if all are equal; 0 if they differ, or for one."""
     sent = [msg for name, client, msg in toy.sent if name == hook and client == k and msg is not None]
-    # Numbers such as the round, and ids, move or stand still for reasons of their own.
+    # Round numbers and ids are ignored: they may change, or stay the same, without any learning.
     learnt = [[leaf for leaf in pytree.tree_leaves(m) if _is_float(leaf)] or pytree.tree_leaves(m) for m in sent]
     return len(sent) if len(sent) > 1 and all(identical(later, learnt[0]) for later in learnt[1:]) else 0
 
 
 def connected(algorithm: AnyAlgorithm) -> None:
-    """What one side sends, the other side gets and reads: with other messages the run would be another."""
+    """Receivers use the messages: with other values in them, the run has another result."""
 
     def overridden(hook: str) -> bool:
         return getattr(type(algorithm), hook) is not getattr(Algorithm, hook)
@@ -102,14 +102,14 @@ def connected(algorithm: AnyAlgorithm) -> None:
 
 
 def _differs(before: Toy, hook: str, t: int) -> bool:
-    """Whether three rounds from `t` on differ when the messages of this hook hold other numbers."""
+    """Return whether three rounds from `t` on differ if the messages of this hook hold other values."""
     plain, other = before.fork(), before.fork()
     other.tamper = lambda name, msg: pytree.tree_map(_another, msg) if name == hook else msg
     for later in range(t, t + 3):
         plain.round(later)
         try:
             other.round(later)
-        except ContractError:  # nonsense where sense is needed: it was read
+        except ContractError:  # a hook failed on the changed values, so it read them
             return True
         if plain.states() != other.states() or plain.server.values != other.server.values:
             return True
@@ -136,7 +136,7 @@ def single_samples(algorithm: AnyAlgorithm) -> None:
 
 
 def class_gap(algorithm: AnyAlgorithm) -> None:
-    """A class without a holder, in a round or ever, does no harm."""
+    """Classes that no client holds, in one round or in all, cause no error, NaN or infinity."""
     _finite(algorithm, "class_gap", GAP, ([0, 1], [0, 1, 2], [0, 1], [2], [0]))
 
 

@@ -1,4 +1,4 @@
-"""Whether hooks use the settings of an algorithm."""
+"""The clause that hooks use every setting of an algorithm."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raysim.core.fields import Range, settings_fields
 
 
 def fields_read(algorithm: AnyAlgorithm) -> None:
-    """Hooks read every field that a scenario may set, as the algorithm is given or with one field set otherwise.
+    """Hooks read every field that a scenario may set, with the given settings or with one of them changed.
 
     Reading a field in `check`, which only refuses settings, does not count.
     """
@@ -30,7 +30,7 @@ def fields_read(algorithm: AnyAlgorithm) -> None:
         for variant in _variants(algorithm):
             if not unread:
                 return
-            with suppress(ContractError):  # a hook may refuse what the algorithm was not given
+            with suppress(ContractError):  # a hook may refuse the changed setting
                 unread -= _names_read(variant, unread, rounds)[0]
     if unread:
         name = min(unread, key=names.index)
@@ -45,7 +45,7 @@ def fields_read(algorithm: AnyAlgorithm) -> None:
 
 
 def _names_read(algorithm: AnyAlgorithm, wanted: set[str], rounds: int) -> tuple[set[str], int]:
-    """The wanted fields that hooks read in so many rounds, and the round after which they read no further one."""
+    """Return the wanted fields that hooks read within `rounds` rounds, and the round of the last new one."""
     names_read: set[str] = set()
 
     class Watched(type(algorithm)):  # type: ignore[misc]
@@ -58,7 +58,7 @@ def _names_read(algorithm: AnyAlgorithm, wanted: set[str], rounds: int) -> tuple
 
     Watched.__name__ = type(algorithm).__name__
     watched = copy.copy(algorithm)
-    object.__setattr__(watched, "__class__", Watched)  # a frozen dataclass refuses any other way
+    object.__setattr__(watched, "__class__", Watched)  # the only way with a frozen dataclass
     toy = Toy(watched, "fields_read").start()
     last = 1
     for t in range(1, rounds + 1):
@@ -72,7 +72,7 @@ def _names_read(algorithm: AnyAlgorithm, wanted: set[str], rounds: int) -> tuple
 
 
 def _variants(algorithm: AnyAlgorithm) -> Iterator[AnyAlgorithm]:
-    """The algorithm with each field at other values: some fields are read with one choice of another alone."""
+    """Yield the algorithm with one field changed: some fields are read only for some values of another field."""
     for info in settings_fields(type(algorithm)):
         for value in _others(info.hint, getattr(algorithm, info.name)):
             try:
@@ -83,7 +83,7 @@ def _variants(algorithm: AnyAlgorithm) -> Iterator[AnyAlgorithm]:
 
 
 def _others(hint: Any, value: Any) -> list[Any]:
-    """Some other values of a field with this annotation; none for text and containers."""
+    """Return other values for a field with this annotation; none for text and containers."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Literal:
         others = list(args)

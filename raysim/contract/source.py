@@ -1,7 +1,7 @@
-"""What an algorithm is as an object and as a file: frozen, picklable, documented, and importing what it may.
+"""Clauses about an algorithm's object and its file: frozen, picklable, documented, with allowed imports only.
 
 The clause `defined` repeats the checks of `raysim.contract.definition`, which `raysim launch` makes as well. The other
-clauses are for methods that are to be shared: a run does not need a docstring.
+clauses are for methods that will be shared: a run does not need a docstring.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from raysim.core.messages import pack, unpack
 
 
 def defined(algorithm: AnyAlgorithm) -> None:
-    """Its hooks are hooks and its fields fields: nothing in its class is silently ignored."""
+    """Every hook is called and every field is a setting: nothing in the class is silently ignored."""
     if slip := first_slip(type(algorithm)):
         raise ContractError(algorithm, "defined", slip.problem, slip.remedy)
 
 
 def frozen(algorithm: AnyAlgorithm) -> None:
-    """A frozen dataclass, and no hook changes it or its class."""
+    """The algorithm is a frozen dataclass, and no hook changes it or its class."""
     cls = type(algorithm)
     if not is_dataclass(cls) or "__dataclass_fields__" not in vars(cls) or not is_frozen(cls):
         raise ContractError(
@@ -85,7 +85,7 @@ def picklable(algorithm: AnyAlgorithm) -> None:
 
 
 def documented(algorithm: AnyAlgorithm) -> None:
-    """File, class and every field say what they are, and `paper` says where it comes from."""
+    """The file, the class and every field have a docstring, and `paper` names the source."""
     cls = type(algorithm)
 
     def lacks(what: str, remedy: str) -> ContractError:
@@ -93,7 +93,7 @@ def documented(algorithm: AnyAlgorithm) -> None:
 
     if not ast.get_docstring(tree(algorithm, "documented")):
         raise lacks("a docstring at the top of its file", "say the idea, the citation and the protocol there")
-    # A dataclass without a docstring is given its signature as one.
+    # Python makes the signature the docstring of a dataclass without one.
     if not cls.__doc__ or cls.__doc__.startswith(f"{cls.__name__}("):
         raise lacks("a docstring under its class", "say in one sentence what it does")
     if not cls.paper:
@@ -104,12 +104,14 @@ def documented(algorithm: AnyAlgorithm) -> None:
 
 
 def imports(algorithm: AnyAlgorithm) -> None:
-    """Its file needs raysim.core, torch, numpy, scipy, the standard library and its base classes, and names no device.
+    """The file imports only allowed modules and names no device.
+
+    Allowed are raysim.core, torch, numpy, scipy, the standard library and the modules of base classes.
 
     The files of its base classes are checked as well.
     """
     bases = algorithm_bases(type(algorithm))
-    tree(algorithm, "imports")  # raises where the file cannot be read
+    tree(algorithm, "imports")  # raises if the file cannot be read
     for base in bases:
         if (source := source_tree(base)) is not None:
             owner = "its file" if base is bases[0] else f"the file of its base class {base.__name__}"
@@ -121,7 +123,7 @@ def _check_imports(algorithm: AnyAlgorithm, source: ast.Module, owner: str, of_b
         return ContractError(algorithm, "imports", f"{owner} {what}", remedy)
 
     for module, names, line in imports_of(source):
-        # What is imported from a package may be a module of it.
+        # A name that is imported from a package may be a module.
         parts = [f"{module}.{name}" for name in names] if module in {"raysim", "raysim.algorithms"} else [module]
         for name in parts:
             if not is_allowed(name) and name not in of_bases:
@@ -147,7 +149,7 @@ def is_frozen(cls: type) -> bool:
 
 
 def tree(algorithm: AnyAlgorithm, clause: str) -> ast.Module:
-    """The parsed file that holds the algorithm's class."""
+    """Return the parsed file that contains the algorithm's class. Raises `ContractError` if it cannot be read."""
     parsed = source_tree(type(algorithm))
     if parsed is None:
         raise ContractError(algorithm, clause, "its source cannot be read", "put the algorithm into a file")
@@ -160,6 +162,6 @@ def _names_device(node: ast.AST) -> str:
     if isinstance(node, ast.Attribute) and node.attr == "device" and isinstance(node.value, ast.Name):
         return "torch.device" if node.value.id == "torch" else ""
     if isinstance(node, ast.keyword) and node.arg == "device":
-        # Tensors on `meta` have a shape and no values: for what a message is counted as.
+        # Tensors on `meta` have a shape and no values; `counted` of a message may use them.
         return "" if isinstance(node.value, ast.Constant) and node.value.value == "meta" else "device="
     return ""

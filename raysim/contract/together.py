@@ -1,4 +1,4 @@
-"""Clients whose local training is one call end as clients that are trained one by one."""
+"""The clause that training clients by one call has the same result as training them one by one."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from raysim.core.messages import leaves, mapped
 from raysim.grouped.together import ask_to_fit
 
 EXACT = 1e-9
-"""How far float64 numbers may lie apart, in parts of a tensor's greatest: rounding gives 1e-15 a step."""
+"""Allowed difference of float64 values, relative to a tensor's greatest value: rounding gives 1e-15 per step."""
 
 
 def trained_together(algorithm: AnyAlgorithm) -> None:
-    """A round of clients in float64 gives the same models and uploads, to 1e-9, trained together and one by one."""
+    """Clients trained together and one by one, in float64, get the same models and uploads, to 1e-9."""
     for labels in (PAIRS, UNEVEN):
         toy = Toy(algorithm, "trained_together", labels).start()
         for t in range(1, 4):
@@ -27,7 +27,7 @@ def trained_together(algorithm: AnyAlgorithm) -> None:
 
 
 def _clients(toy: Toy, t: int, together: bool) -> Toy:
-    """A copy of the run after the clients' part of round `t`, in float64; its server stays in float32."""
+    """Return a copy of the run after the clients' part of round `t`, in float64; the server stays in float32."""
     other = toy.fork()
     other.sent = []
     other.clients_only = True
@@ -58,7 +58,7 @@ def _compare(alone: Toy, together: Toy) -> None:
 def _close(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape or not one.is_floating_point():
         return torch.equal(one, other)
-    # A method may round what it sends to fewer bits; two numbers that differ in the last bit may then part.
+    # A method may send fewer bits; values that differ in their last bit may then round to different results.
     exact = EXACT if one.dtype == torch.float64 else 2 * torch.finfo(one.dtype).eps
     scale = 1.0 + float(one.abs().nan_to_num().amax()) if one.numel() else 1.0
     return torch.allclose(one, other, rtol=0.0, atol=exact * scale, equal_nan=True)

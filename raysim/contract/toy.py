@@ -1,7 +1,7 @@
 """The toy task that the contract runs algorithms in: C = 4 classes, D = 8, images of 4 x 4 pixels, a few clients.
 
-`Toy(algorithm, clause)` is a run of an algorithm on one CPU, seeded and ordered as the engine does it. Clauses look at
-its networks, its server and its messages, or put a watch around every hook; tests of algorithms borrow its parts.
+`Toy(algorithm, clause)` runs an algorithm on one CPU, with the seeds and the order of the engine. Clauses read its
+networks, server and messages, or watch every hook; tests of algorithms use it too.
 
 Shapes: N samples of one client, B batch, C classes, D representation width, H x W pixels.
 """
@@ -35,19 +35,19 @@ LOCAL = LocalTraining(epochs=1, batch_size=6, lr=0.1, momentum=0.5)
 
 Labels = Sequence[Sequence[int]]
 FOUR: Labels = ([0, 1] * 8, [1, 2] * 6 + [1], [2, 3] * 7, [3, 0, 1] * 4)
-"""Four clients of different sizes; the second one's last batch holds a single sample."""
+"""Four clients of different sizes; the last batch of the second client holds a single sample."""
 PUBLIC = [0, 1, 2, 3] * 3
-"""The public data that all parties have."""
+"""Labels of the public data, which all clients and the server have."""
 PAIRS: Labels = ([0, 1] * 6, [1, 2] * 6, [2, 3] * 6, [3, 0, 1] * 4, [0, 2] * 6, [1, 3, 2] * 4)
 """Six clients of one size, so that there are two of each of three architectures."""
 UNEVEN: Labels = ([0, 1] * 8, [1, 2] * 6 + [1], [2, 3] * 7, [3, 0, 1] * 3, [0, 2] * 3, [1])
-"""The same of different sizes."""
+"""Six clients of different sizes, two of each of three architectures."""
 GAP: Labels = ([0, 1] * 4, [1, 0] * 3, [2] * 5)
 """No client holds class 3, and the last client alone holds class 2."""
 
 
 class ContractError(AssertionError):
-    """An algorithm breaks a clause; one sentence says which, by which hook, and how to mend it."""
+    """An algorithm breaks a clause; the message names the clause, the problem and the remedy."""
 
     def __init__(self, algorithm: AnyAlgorithm, clause: str, problem: str, remedy: str) -> None:
         super().__init__(f"{type(algorithm).__name__} breaks the clause {clause!r}: {problem}; {remedy}")
@@ -55,27 +55,27 @@ class ContractError(AssertionError):
 
 
 class ToyTransform:
-    """Pixels to [0, 1]; augmentation adds a little noise, so that every draw from `rng` shows in the result."""
+    """Scaling of pixels to [0, 1]; augmentation adds a little noise, so that draws from `rng` change the result."""
 
     draws = True
 
     def plain(self, raw_BHWC: Tensor) -> Tensor:
-        """Images [B, 1, H, W] in [0, 1]."""
+        """Return images [B, 1, H, W] in [0, 1]."""
         return raw_BHWC.permute(0, 3, 1, 2).to(torch.get_default_dtype()) / 255
 
     def augmented(self, raw_BHWC: Tensor, rng: torch.Generator) -> Tensor:
-        """As `plain`, with noise."""
+        """Return the images of `plain` with noise."""
         x = self.plain(raw_BHWC)
         return x + 0.02 * torch.randn(x.shape, generator=rng)
 
 
 STAGED = ("short", "long")
 FAMILIES = (("flat", "norm", "deep"), ("norm", "wide", "thin"), STAGED)
-"""Architectures of the clients: different ones, one network in three widths, and networks of two stages."""
+"""Families of client architectures: three different ones, one in three widths, and two with two stages each."""
 
 
 class ToyNet(nn.Module):
-    """A tiny architecture of one of `FAMILIES`; `norm` and the nested ones have a convolution and BatchNorm."""
+    """A tiny network of one of `FAMILIES`; `norm`, `wide` and `thin` have a convolution and BatchNorm."""
 
     def __init__(self, name: str, feature_dim: int = D) -> None:
         super().__init__()
@@ -110,20 +110,20 @@ class ToyNet(nn.Module):
             self.stages = (self.extractor[:2], self.extractor[2:])
 
     def features(self, x: Tensor) -> Tensor:
-        """The representation [B, D]."""
+        """Return the representation [B, D]."""
         return self.extractor(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits [B, C]."""
+        """Return the logits [B, C]."""
         return self.header(self.features(x))
 
 
 @contextmanager
 def toy_seed(purpose: str, *key: int | str) -> Iterator[None]:
-    """Seed torch's global generator for a while, then put it back: `global_seed` where there is only the CPU.
+    """Seed torch's global CPU generator for a block, then restore it; replaces `global_seed` without a GPU.
 
-    `torch.manual_seed` also notes down, stack and all, what to seed on devices that are not there: half a millisecond,
-    longer than most hooks take here.
+    `torch.manual_seed` also queues the seeding of absent devices, with a stack trace: half a millisecond, longer than
+    most hooks take here.
     """
     before = torch.get_rng_state()
     torch.default_generator.manual_seed(seed_for(SEED, purpose, *key))
@@ -134,18 +134,18 @@ def toy_seed(purpose: str, *key: int | str) -> Iterator[None]:
 
 
 def toy_model(name: str, *key: str, feature_dim: int = D) -> ToyNet:
-    """A fresh network with the initial weights of its architecture (and purpose)."""
+    """Return a fresh network with the initial weights of its architecture (and of `key`, a purpose)."""
     with toy_seed("init", name, *key):
         return ToyNet(name, feature_dim)
 
 
 def toy_encoder(name: str) -> Callable[[Tensor], Tensor]:
-    """The pixels, whatever encoder is asked for."""
+    """Return the encoder `pixels` for any name."""
     return pixels
 
 
 def toy_samples(labels: Sequence[int], k: ClientId) -> Samples:
-    """Noise with one bright quarter, which is the class."""
+    """Return images of noise with one bright quarter, which determines the class."""
     rng = seeded(SEED, "toy", k)
     raw_N = torch.randint(0, 90, (len(labels), SIDE, SIDE, 1), generator=rng, dtype=torch.uint8)
     half = SIDE // 2
@@ -156,20 +156,20 @@ def toy_samples(labels: Sequence[int], k: ClientId) -> Samples:
 
 
 Watch = Callable[["Toy", str, ClientId | None, Any], AbstractContextManager[None]]
-"""(task, hook, client or None for the server, the message the hook was given): entered around every hook."""
+"""(toy, hook, client or None for the server, message to the hook) -> context manager around every hook."""
 
 Returned = Callable[["Toy", str, ClientId, Any], None]
-"""(task, hook, client, message): called with every message as the hook returned it."""
+"""(toy, hook, client, message): called with every message as the hook returned it."""
 
 DROPPED = {
     "client_receive": "what goes up is returned by client_update",
     "server_update": "assign the new state to server.state",
 }
-"""Hooks whose return value is ignored, and what was probably meant."""
+"""Hooks with an ignored return value -> the remedy."""
 
 
 class Toy:
-    """A run of an algorithm in the toy task, seeded and ordered as the engine does it."""
+    """A run of an algorithm in the toy task, with the seeds and the order of the engine."""
 
     def __init__(
         self,
@@ -188,8 +188,8 @@ class Toy:
         self.watch: Watch = watch or (lambda toy, name, client, msg: nullcontext())
         self.returned: Returned = returned or (lambda toy, name, client, msg: None)
         self.clients_only = False  # whether rounds end before `server_update`
-        self.tamper: Callable[[str, Any], Any] = lambda name, msg: msg  # changes what a hook is given
-        self.sent: list[tuple[str, ClientId, Any]] = []  # every message as it was sent, in memory of its own
+        self.tamper: Callable[[str, Any], Any] = lambda name, msg: msg  # changes the messages to a hook
+        self.sent: list[tuple[str, ClientId, Any]] = []  # copies of all messages as they were sent
         self.server: Server[Any] = Server(
             self.task,
             seeded(SEED, "server_start", 0),
@@ -204,7 +204,7 @@ class Toy:
             self.nets[k] = self._call("client_model", k, 0, partial(self.fresh_net, k), seed_it=False)
 
     def _choose_architectures(self, clients: int) -> None:
-        """The first family that the algorithm accepts. The one architecture is that which is hardest to exchange."""
+        """Choose the first family that the algorithm accepts; if it needs one architecture, `norm` is the hardest."""
         public = toy_samples(PUBLIC, clients)
         refused: ValueError | None = None
         for family in (("norm",),) if self.algorithm.one_architecture else FAMILIES:
@@ -222,7 +222,7 @@ class Toy:
         ) from refused
 
     def start(self) -> Toy:
-        """Register the clients and make the server's first state."""
+        """Register the clients and create the server's state before round 1."""
         registrations: dict[ClientId, Any] = {}
         if type(self.algorithm).client_register is not Algorithm.client_register:
             for k in self.samples:
@@ -242,16 +242,16 @@ class Toy:
     def round(
         self, t: int, cohort: Sequence[ClientId] | None = None, reverse: bool = False, together: bool = False
     ) -> Toy:
-        """One round. Uploads are handed over in id order anyway.
+        """Run one round. The server gets the uploads in client-id order in any case.
 
-        reverse: the clients run in the opposite order. together: those of one architecture are trained by one call.
+        reverse: run the clients in the opposite order. together: train clients of one architecture by one call.
         """
         algorithm, cohort = self.algorithm, list(self.samples if cohort is None else cohort)
         self._begin("server_send", t)
         outgoing = {
             k: self._call("server_send", None, t, partial(algorithm.server_send, self.server, k)) for k in cohort
         }
-        # One copy for all clients that get the same message, as in a worker of the engine.
+        # Clients that get the same message share one copy of it, as in a worker of the engine.
         arrived: dict[int, Any] = {id(None): None}
         kept: dict[int, Any] = {id(None): None}
         for k, msg in outgoing.items():
@@ -275,12 +275,12 @@ class Toy:
         ups = {k: self.tamper("client_update", unpack(packed[k])) for k in sorted(packed) if packed[k] is not None}
         if ups:
             update = partial(algorithm.server_update, self.server, ups)
-            # The engine counts operations there, under which not every way of asking for gradients works.
+            # The engine counts operations of this hook; some ways to compute gradients fail during counting.
             self._call("server_update", None, t, partial(flops_of, update) if self.meter else update, ups)
         return self
 
     def _client_round(self, k: ClientId, t: int, down: Any, packed: dict[ClientId, Any]) -> None:
-        """A client's part of a round; its upload goes to `packed`."""
+        """Run a client's part of a round and put its upload into `packed`."""
         client = self.client(k, t)
         if down is not None:
             self._call("client_receive", k, t, partial(self.algorithm.client_receive, client, down), down)
@@ -294,14 +294,14 @@ class Toy:
             )
 
     def run(self, rounds: int, reverse: bool = False) -> Toy:
-        """Start, and run rounds of all clients."""
+        """Start, then run `rounds` rounds with all clients."""
         self.start()
         for t in range(1, rounds + 1):
             self.round(t, reverse=reverse)
         return self
 
     def client(self, k: ClientId, t: int) -> Client:
-        """A client as a hook of round `t` sees it."""
+        """Return client `k` as a hook of round `t` gets it."""
         return Client(
             id=k,
             task=self.task,
@@ -316,25 +316,25 @@ class Toy:
         )
 
     def exposed(self, client: Client, up: Any) -> Any:
-        """What the algorithm says that an upload exposes."""
+        """Return what the algorithm declares about an upload."""
         return self._call("exposed", client.id, client.t, partial(self.algorithm.exposed, client, up), up)
 
     def fresh_net(self, k: ClientId) -> nn.Module:
-        """A client's network before round 1."""
+        """Return a client's network before round 1."""
         arch = self.architectures[k % len(self.architectures)]
         model = toy_model(arch)
         with toy_seed("client_model", arch):
             return self.algorithm.client_model(model, self.task)
 
     def states(self) -> dict[str, str]:
-        """A digest of every client, its data and the server."""
+        """Return a digest of every client's state, of its data and of the server's state."""
         digests = {f"client {k}": fingerprint(net) for k, net in self.nets.items()}
         digests |= {f"the data of client {k}": digest([s.raw_N, s.y]) for k, s in self.samples.items()}
         return digests | {"the server's state": fingerprint(self.server.state)}
 
     @torch.no_grad()
     def score(self) -> tuple[float, float]:
-        """(mean loss, accuracy) over all clients' samples."""
+        """Return (mean loss, accuracy) over all clients' samples."""
         losses, hits = [], []
         for k, samples in self.samples.items():
             logits_NC = self.nets[k].eval()(samples.x)
@@ -343,18 +343,18 @@ class Toy:
         return float(torch.cat(losses).mean()), float(torch.cat(hits).mean())
 
     def broken(self, problem: str, remedy: str) -> ContractError:
-        """The error of this task's clause."""
+        """Return the error for this run's clause."""
         return ContractError(self.algorithm, self.clause, problem, remedy)
 
     def fork(self) -> Toy:
-        """A copy of this toy, which continues independently."""
+        """Return an independent copy of this run."""
         other = copy.copy(self)
         other.nets, other.server, other.sent = copy.deepcopy(self.nets), copy.copy(self.server), []
         other.server.state = copy.deepcopy(self.server.state)
         return other
 
     def _packed(self, name: str, k: ClientId, msg: Any) -> Any:
-        """A message that a hook returned, as bytes: later changes by the hook have no effect on them."""
+        """Return a hook's message as bytes, which later changes by the hook cannot affect."""
         self.returned(self, name, k, msg)
         try:
             return pack(msg)
