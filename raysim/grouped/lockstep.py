@@ -1,7 +1,7 @@
-"""Several pieces of work, each as far as it comes alone, then all together: how clients' hooks meet in `Client.fit`.
+"""Run several functions in lockstep: how the hooks of several clients wait for each other in `Client.fit`.
 
-A piece of work is a plain function that calls `ask` in the middle. Each runs in a greenlet: a stack of its own in the
-same thread, so that hooks need not know of it. No two run at a time; they take turns in the order given.
+A piece of work is a plain function that calls `ask` on the way. Each runs in a greenlet, with its own stack in the same
+thread, so hooks need no changes. Only one runs at a time; they take turns in the given order.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from greenlet import getcurrent, greenlet
 
 T = TypeVar("T")
 Answer = Callable[[list[Any]], Sequence[Any]]
-"""What is asked for, in the order of the pieces of work -> an answer to each."""
+"""Questions, in the order of the pieces of work -> one answer for each."""
 
 
 def ask(question: Any) -> Any:
-    """From inside a piece of work: wait until all others ask or have ended, and return the answer to the question."""
+    """Ask a question from inside a piece of work: wait until all others ask or have ended, then return the answer."""
     hub = getcurrent().parent
     assert hub is not None
     return hub.switch(question)
@@ -27,8 +27,8 @@ def ask(question: Any) -> Any:
 def in_lockstep(works: Sequence[Callable[[], T]], answer: Answer) -> list[T]:
     """Run pieces of work to their next question, answer all questions at once, and so on until all have ended.
 
-    Each has torch's global generators to itself: what one draws does not move another's, nor the caller's. Raises what
-    the first of them raises; the others then end where they stand.
+    Each piece has its own state of torch's global generators: its draws affect neither the other pieces nor the caller.
+    Raises the first exception of a piece; the other pieces then end where they wait.
     """
     results: dict[int, T] = {}
     lets = [greenlet(work) for work in works]

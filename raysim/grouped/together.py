@@ -1,9 +1,9 @@
 """Local training of several clients at once: one stacked network, and every step a single call for all of them.
 
-A call of torch costs some microseconds whatever it computes, and a step of a small network is a hundred such calls.
-`torch.func.vmap` makes them once for all clients: the loss sees one client, torch computes all.
+Every call of torch has a fixed cost of some microseconds, and a step of a small network makes a hundred calls.
+`torch.func.vmap` makes each call once for all clients: the loss is written for one client, torch computes all.
 
-Shapes: G clients, M of them that have a batch in a step, B samples of the largest of these batches.
+Shapes: G clients, M of them with a batch in this step, B samples in the largest of these batches.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from raysim.core.torch_workarounds import Sgd, named_tensors, set_training, tens
 from raysim.grouped.lockstep import ask
 
 TOLERANCE = 1e-4
-"""Relative difference from which on samples of weight 0 count as having changed a loss; rounding gives 1e-6."""
+"""Greatest relative difference that padding with weight 0 may make to a loss; rounding gives 1e-6."""
 
 
 class ApartError(Exception):
-    """These clients cannot be trained by one call; the message says why."""
+    """These clients cannot be trained by one call; the message gives the reason."""
 
 
 def fit_all(jobs: Sequence[FitJob]) -> list[FitResult | str]:
-    """Train together those jobs that one call can do; for each other one: why it has to be done by `fit_one`.
+    """Train jobs together where one call can do it; return the reason for each job that needs `fit_one` instead.
 
-    The reason is empty where no other job has the same loss. Which jobs are done together is a function of the jobs.
+    The reason is empty if no other job has the same loss. The grouping depends on the jobs alone.
     """
     alike: dict[Hashable, list[int]] = {}
     for i, job in enumerate(jobs):
@@ -59,17 +59,17 @@ def fit_all(jobs: Sequence[FitJob]) -> list[FitResult | str]:
 
 
 def ask_to_fit(job: FitJob) -> FitResult:
-    """The trainer of a client in `in_lockstep(..., fit_all)`: what no call does for several is done alone."""
+    """Train a client inside `in_lockstep(..., fit_all)`: together with others if possible, else alone."""
     result = ask(job)
     return result if isinstance(result, FitResult) else replace(fit_one(job), apart=result)
 
 
 def fit_together(jobs: Sequence[FitJob]) -> list[FitResult]:
-    """Train networks of one architecture on their batches, each as `fit_one` does it, up to rounding.
+    """Train networks of one architecture on their batches; each result equals that of `fit_one`, up to rounding.
 
-    Raises `ApartError`, or what torch or the loss does, where that is not possible; the networks are then as before.
+    Raises `ApartError`, or an exception of torch or the loss, if that is not possible; the networks are then unchanged.
     """
-    # Those with the most batches first, so that those that are still training are the first M of the stack.
+    # Clients with the most batches come first, so that the clients still training are the first M of the stack.
     order = sorted(range(len(jobs)), key=lambda i: -len(jobs[i].batches))
     ordered = [jobs[i] for i in order]
     stack, source = Stack(ordered), _source(ordered)
@@ -83,7 +83,7 @@ def fit_together(jobs: Sequence[FitJob]) -> list[FitResult]:
 
 
 class Stack:
-    """Several clients' networks as one: each tensor of them in a tensor [G, ...]."""
+    """The networks of several clients as one: the same tensor of all clients is stacked as [G, ...]."""
 
     def __init__(self, jobs: Sequence[FitJob]) -> None:
         first = jobs[0]
@@ -109,7 +109,7 @@ class Stack:
         self.padding_checked = False
 
     def narrow(self, active: int) -> None:
-        """Go on with the first clients only; the others have no batches left."""
+        """Continue with the first `active` clients only; the others have no batches left."""
         if active == self.active:
             return
         self.active = active
@@ -122,7 +122,7 @@ class Stack:
             _narrow(optimizer, instead, active)
 
     def step(self, batch: Batch, sizes: Sequence[int]) -> None:
-        """One step of every active client, on a batch of its own: its part of `batch`, of which `sizes` are real."""
+        """Take one step of every active client on its part of `batch`. sizes: real samples of each client."""
         if batch.weight is not None and self.norm_by_batch:
             raise ApartError("BatchNorm sees whole batches, and their sizes differ")
         loss_M, kept_MB = self._losses(batch)
@@ -144,7 +144,7 @@ class Stack:
 
     @torch.no_grad()
     def results(self) -> list[FitResult]:
-        """Put what was trained into the clients' networks."""
+        """Copy the trained tensors into the clients' networks and return each client's result."""
         for name, stacked in self.whole.items():
             torch._foreach_copy_([one[name] for one in self.tensors], list(stacked.unbind()))
         rows: Sequence[Tensor | None] = [None] * len(self.jobs)
@@ -179,16 +179,16 @@ class Stack:
         return result if isinstance(result, tuple) else (result, None)
 
     def _loss(self, tensors: Mapping[str, Tensor], batch: Batch, given: Any) -> Any:
-        """The loss of one client, whose network has these tensors."""
+        """Return the loss of one client with these tensors in its network."""
         first = self.jobs[0]
         with tensors_replaced(first.net, tensors):
             return first.loss(first.net, batch, given)
 
     @torch.no_grad()
     def _check_padding(self, batch: Batch, sizes: Sequence[int]) -> None:
-        """Raises `ApartError` when samples of weight 0 change the loss.
+        """Raise `ApartError` if samples of weight 0 change the loss.
 
-        Different samples of the largest batch take the weight 0 here: padding repeats one sample, and a plain mean
+        Distinct samples of the largest batch get weight 0 here: padding repeats one sample, and a plain mean
         over copies of a single sample is that sample's loss. Parameters are perturbed first, since a header of zeros
         gives every sample the same loss.
         """
@@ -221,7 +221,7 @@ class Stack:
 
 
 def outputs_together(nets: Sequence[nn.Module], x_GB: Tensor) -> Tensor:
-    """Each network's outputs [G, B, ...] on its own samples x_GB [G, B, ...], in eval mode, without gradients."""
+    """Return each network's outputs [G, B, ...] on its samples x_GB [G, B, ...], in eval mode, without gradients."""
     net = nets[0]
     set_training(net, False)
     each = [named_tensors(one) for one in nets]
@@ -237,7 +237,7 @@ def outputs_together(nets: Sequence[nn.Module], x_GB: Tensor) -> Tensor:
 
 
 class Given:
-    """What each client's loss is given, stacked: what all share stays one, tensors per sample end in zeros."""
+    """The argument `given` of all clients' losses, stacked. Shared parts stay single; per-sample tensors are padded."""
 
     def __init__(self, jobs: Sequence[FitJob]) -> None:
         each = [pytree.tree_flatten(job.given) for job in jobs]
@@ -254,17 +254,17 @@ class Given:
                 raise ApartError("what their losses are given differs in more than tensors")
 
     def of_one(self, stacked: Mapping[int, Tensor]) -> Any:
-        """What one client's loss is given, with its part of what is stacked."""
+        """Return one client's `given`, with its part of the stacked tensors."""
         leaves = [stacked.get(i, leaf) for i, leaf in enumerate(self.leaves)]
         return pytree.tree_unflatten(leaves, self.tree)
 
     def narrow(self, active: int) -> None:
-        """Go on with the first clients."""
+        """Continue with the first `active` clients only."""
         self.stacked = {i: value[:active] for i, value in self.stacked.items()}
 
 
 def clip_each(gradients: Sequence[Tensor], limit: float) -> None:
-    """As `torch.nn.utils.clip_grad_norm_` for each client: gradients [M, ...], in place."""
+    """Apply `torch.nn.utils.clip_grad_norm_` to each client separately: gradients [M, ...], in place."""
     norms = [torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in gradients]
     norm_M = torch.linalg.vector_norm(torch.stack(norms), dim=0)
     scale_M = (limit / (norm_M + 1e-6)).clamp(max=1.0)
@@ -273,12 +273,12 @@ def clip_each(gradients: Sequence[Tensor], limit: float) -> None:
 
 
 def _attempt(jobs: Sequence[FitJob]) -> Sequence[FitResult | str]:
-    """As `fit_together`; where it fails, the reason for each, with generators as they were before."""
+    """Call `fit_together`; if it fails, restore the generators and return the reason for each job."""
     shuffled = [job.batches for job in jobs if isinstance(job.batches, Shuffled)]
     states = [one.rng.get_state() for one in shuffled]
     try:
         return fit_together(jobs)
-    except (MemoryError, torch.OutOfMemoryError):  # depends on the machine, as no bit may
+    except (MemoryError, torch.OutOfMemoryError):  # depends on the machine, but results must not
         raise
     except FAILURES as error:
         for one, state in zip(shuffled, states, strict=True):
@@ -288,18 +288,18 @@ def _attempt(jobs: Sequence[FitJob]) -> Sequence[FitResult | str]:
 
 
 def _kind(job: FitJob) -> Hashable:
-    """Equal for jobs whose losses are the same function of their arguments."""
+    """Return a key that is equal for jobs with the same loss function."""
     function = getattr(job.loss, "__func__", job.loss)
     key: tuple[Hashable, ...] = (id(getattr(job.loss, "__self__", None)), str(type(job.given)))
     if not isinstance(function, FunctionType):
         return (*key, id(function))
-    # A function defined inside a hook is a new one for each client, and yet the same if it closes over the same.
+    # A function defined inside a hook is a new object for each client, but the same loss if its closure is the same.
     closed = [cell.cell_contents for cell in function.__closure__ or ()]
     return (*key, function.__code__, *map(id, [*closed, *(function.__defaults__ or ())]))
 
 
 def _narrow(optimizer: Optimizer, instead: Mapping[Tensor, Tensor], active: int) -> None:
-    """Let an optimizer go on with other parameters, which are the first clients' part of its own."""
+    """Replace an optimizer's parameters by those of the first `active` clients. instead: old -> new parameter."""
     if isinstance(optimizer, Sgd):
         optimizer.buffers = {instead[old]: buffer[:active] for old, buffer in optimizer.buffers.items()}
         optimizer.parameters = [instead[old] for old in optimizer.parameters]
@@ -312,9 +312,9 @@ def _narrow(optimizer: Optimizer, instead: Mapping[Tensor, Tensor], active: int)
 
 
 def _source(jobs: Sequence[FitJob]) -> Callable[[int], tuple[Batch, list[int]]]:
-    """The next batch of the first M jobs at each call, stacked, and the real size of each.
+    """Return a function: M -> the next batch of the first M jobs, stacked, and the real size of each.
 
-    They are made equally long by repeating the first sample of each, with weight 0.
+    Shorter batches are padded by repeating their first sample with weight 0.
     """
     kinds = {(type(job.batches), getattr(getattr(job.batches, "data", None), "transform", None)) for job in jobs}
     first = jobs[0].batches
@@ -330,7 +330,7 @@ def _source(jobs: Sequence[FitJob]) -> Callable[[int], tuple[Batch, list[int]]]:
 
         return drawn
 
-    # Nothing is drawn but the order, so that one lookup fetches the samples of all.
+    # Only the order is random, so one lookup fetches the samples of all clients.
     data = [job.batches.data for job in jobs if isinstance(job.batches, Shuffled)]
     places = [job.batches.places() for job in jobs if isinstance(job.batches, Shuffled)]
     raw, y_all = torch.cat([one.raw_N for one in data]), torch.cat([one.y for one in data])
@@ -349,7 +349,7 @@ def _source(jobs: Sequence[FitJob]) -> Callable[[int], tuple[Batch, list[int]]]:
 
 
 def _filled(each: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    """Tensors [B_m, ...] as one [M, B, ...]; shorter ones repeat their first entry."""
+    """Stack tensors [B_m, ...] to [M, B, ...]; shorter ones are padded with their first entry."""
     longest = max(sizes)
     if min(sizes) == longest:
         return torch.stack(list(each))
@@ -357,7 +357,7 @@ def _filled(each: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
 
 
 def _weight(sizes: Sequence[int], x: Tensor) -> Tensor | None:
-    """1 for real samples and 0 for the others, [M, B]; None if all are real."""
+    """Return 1 for real samples and 0 for padding, [M, B]; None if all are real."""
     if min(sizes) == max(sizes):
         return None
     real_MB = torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]
@@ -374,7 +374,7 @@ def _stacked_given(values: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
 
 
 def _perturbed(weight: Tensor) -> Tensor:
-    """A parameter with a different small number added to each of its values."""
+    """Return a parameter with a different small number added to each of its values."""
     ramp = torch.linspace(-0.1, 0.1, weight.numel(), dtype=weight.dtype, device=weight.device)
     return weight + ramp.view(weight.shape)
 
