@@ -1,1 +1,1 @@
-"""The user's own code: its files and entry points, found, read, sent, imported and called."""
+"""The user's own code, from files and entry points: find, read, send, import and call it."""

@@ -1,4 +1,4 @@
-"""Calls of the user's own code: the place of its errors, and the numbers that it returns."""
+"""Calls of the user's own code: locate its errors, and check the numbers that it returns."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from raysim.common.text import cause
 from raysim.plugins.own_code import active_paths
 
 BOOLEANS = ("bool", "torch.bool")
-"""What NumPy and torch call the type of truth values."""
+"""Names of the Boolean types of NumPy and torch."""
 
 
 @contextmanager
 def failing(sentence: str, key: str = "") -> Iterator[None]:
-    """A block that calls the user's own code: its exception becomes a `ScenarioError`, this sentence and the cause."""
+    """Convert exceptions of a block that calls the user's code to `ScenarioError`: this sentence and the cause."""
     try:
         yield
     except FAILURES as error:
@@ -26,7 +26,7 @@ def failing(sentence: str, key: str = "") -> Iterator[None]:
 
 
 def where(error: BaseException) -> str:
-    """What is wrong with a file that was imported or called, and in which of its lines."""
+    """Return the cause of an error in the user's code, with its file and line."""
     if isinstance(error, SyntaxError):
         return f"{error.msg} (line {error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)
@@ -36,7 +36,7 @@ def where(error: BaseException) -> str:
 
 
 def whole_number(value: object) -> int | None:
-    """A whole number that own code returned, NumPy's and torch's included, as Python's; None: it is none, or a bool."""
+    """Convert an integer of Python, NumPy or torch that user code returned to `int`; else, or for a bool, None."""
     if isinstance(value, bool) or str(getattr(value, "dtype", "")) in BOOLEANS:
         return None
     try:
@@ -46,7 +46,7 @@ def whole_number(value: object) -> int | None:
 
 
 def real_number(value: object) -> float | None:
-    """A number that own code returned, as a float; None: it is none, or text or a bool."""
+    """Convert a number that user code returned to `float`; None for a bool, text or any other value."""
     if isinstance(value, bool | str | bytes) or str(getattr(value, "dtype", "")) in BOOLEANS:
         return None
     try:

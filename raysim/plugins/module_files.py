@@ -1,4 +1,4 @@
-"""The files of an imported module and of all that it imports."""
+"""The files of a module and of all modules that it imports."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from raysim.common.modules import imports_of
 
 
 def own_modules(module: str) -> dict[str, Path]:
-    """The files of a module and of all that it imports, by their names.
+    """Return the files of a module and of all modules that it imports, by module name.
 
-    Left out are raysim, its algorithms apart, the standard library and what is installed (in site-packages), unless
-    with the module itself.
+    Left out are raysim (except its algorithms), the standard library and installed packages (in site-packages), except
+    the package of the module itself.
     """
     package = module.partition(".")[0]
     files: dict[str, Path] = {}
@@ -35,24 +35,24 @@ def own_modules(module: str) -> dict[str, Path]:
 
 
 def _file(name: str, installed: bool) -> Path | None:
-    """The file of a module; None if it is built in, raysim's, not found, or installed (unless `installed`)."""
+    """Return the file of a module; None if it is built in, of raysim, not found, or installed (unless `installed`)."""
     root = name.partition(".")[0]
     if not root or (root == "raysim" and f"{name}."[:18] != "raysim.algorithms.") or root in sys.stdlib_module_names:
         return None
     try:
-        # The root first: what is installed need not be looked through.
+        # The root first: installed packages need no further search.
         for part in dict.fromkeys((root, name)):
             spec = importlib.util.find_spec(part)
             places = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or ())]
             if not installed and any({"site-packages", "dist-packages"} & set(Path(place).parts) for place in places):
                 return None
-    except (ImportError, AttributeError, ValueError):  # a function of a module, or not to be had here
+    except (ImportError, AttributeError, ValueError):  # a function of a module, or a missing module
         return None
     return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
 
 
 def _imported(file: Path, package: str) -> Iterator[str]:
-    """The modules that a file may import, wherever in it: of `from a import b` both `a` and `a.b`."""
+    """Yield the modules that a file may import anywhere: for `from a import b` both `a` and `a.b`."""
     for imported in imports_of(ast.parse(file.read_bytes())):
         origin = importlib.util.resolve_name(imported.module, package)
         yield from (origin, *(f"{origin}.{name}" for name in imported.names))

@@ -1,9 +1,9 @@
-"""The user's own files, as every process of a run has them.
+"""The user's own files, identical in every process of a run.
 
-The files that a scenario names, and what they import from beside them, travel as text with the scenario to every
-process, so that all run the same. Their modules are imported below the package `raysim_own`, so that a module that the
-user imported under the same name stays what it is. None of it runs before `OwnCode.activate` or `Reference.load`, which
-announce it first.
+The files that a scenario names, and the files beside them that they import, travel as text with the scenario to every
+process, so that all processes run the same code. Their modules are imported below the package `raysim_own`, so they do
+not replace a module that the user imported under the same name. No code runs before `OwnCode.activate` or
+`Reference.load`, which announce it first.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from raysim.common.modules import PACKAGE, plain_module
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file."""
+    """A Python file of the user: its path and its content."""
 
-    path: str  # where it was read; it need not be there in other processes
+    path: str  # where it was read; it may be missing on other machines
     text: bytes
 
     @cached_property
@@ -41,13 +41,13 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class OwnCode:
-    """The files that a scenario names, and those beside them that they import. Unpickled, it can be imported."""
+    """The files that a scenario names, and the files beside them that they import. Unpickling makes them importable."""
 
     files: Mapping[str, SourceFile] = field(default_factory=dict)  # "mine.py" or "helpers/__init__.py" -> the file
 
     @classmethod
     def merged(cls, codes: Iterable[OwnCode]) -> OwnCode:
-        """All of these. Raises `ScenarioError` when two have different files of the same name."""
+        """Merge several. Raises `ScenarioError` if two have different files of the same name."""
         files: dict[str, SourceFile] = {}
         for code in codes:
             for name, file in code.files.items():
@@ -55,7 +55,7 @@ class OwnCode:
         return cls(files)
 
     def write(self, folder: Path) -> None:
-        """Write the files. Raises `OSError` when that fails."""
+        """Write the files to a folder. Raises `OSError` if that fails."""
         for name, file in self.files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(file.text)
@@ -65,38 +65,38 @@ class OwnCode:
 
     @property
     def digests(self) -> dict[str, str]:
-        """SHA-256 of every file."""
+        """SHA-256 of each file, by name."""
         return {name: file.digest for name, file in self.files.items()}
 
     @property
     def paths(self) -> list[str]:
-        """Where the files were read, one each."""
+        """The path of each file where it was read."""
         return [file.path for file in self.files.values()]
 
     @property
     def folders(self) -> list[Path]:
-        """Where the files were read."""
+        """The folders where the files were read."""
         return list(dict.fromkeys(Path(file.path).parent for file in self.files.values()))
 
     def module(self, name: str) -> SourceFile | None:
-        """The file of a module."""
+        """Return the file of a module, or None."""
         place = name.replace(".", "/")
-        return self.files.get(f"{place}/__init__.py") or self.files.get(f"{place}.py")  # as Python looks
+        return self.files.get(f"{place}/__init__.py") or self.files.get(f"{place}.py")  # as Python searches
 
     def is_folder(self, name: str) -> bool:
-        """Whether a module is a folder of these files without an `__init__.py`."""
+        """Return whether a module is a folder of these files without an `__init__.py`."""
         place = name.replace(".", "/")
         return self.module(name) is None and any(file.startswith(f"{place}/") for file in self.files)
 
     def activate(self) -> None:
-        """Announce these files, and make their modules those of `raysim_own` in this process."""
+        """Announce these files, and make them importable below `raysim_own` in this process."""
         known = _FINDER.code.files
         if all(known.get(name) == file for name, file in self.files.items()):
             return
         announce(self.paths)
         if all(known.get(name, file).text == file.text for name, file in self.files.items()):
             _FINDER.code = OwnCode({**known, **self.files})
-        else:  # an earlier version, or another scenario's file of this name: nothing that imported it may stay
+        else:  # a file of this name with another content is known: drop all modules, since they may have imported it
             for name in [name for name, module in sys.modules.items() if _is_own(module)]:
                 del sys.modules[name]
             _FINDER.code = self
@@ -116,14 +116,14 @@ def _arrived(files: Mapping[str, SourceFile]) -> OwnCode:
 
 
 Listener = Callable[[Sequence[str]], None]
-"""Called with the files or the module of the user's own that run next; when it raises, they do not."""
+"""Called with the user's files, or the installed module, that run next; an exception prevents that they run."""
 
 _listeners: list[Listener] = []
 
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Within it, this listener alone is called; after it, again whichever was before."""
+    """Call only this listener during the block; restore the previous one after it."""
     _listeners.append(listener)
     try:
         yield
@@ -132,7 +132,7 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 def announce(places: Sequence[str]) -> None:
-    """Say which files, or which installed module, of the user's own run next."""
+    """Tell the listener which files of the user, or which installed module, run next."""
     if _listeners:
         _listeners[-1](places)
 
@@ -166,7 +166,7 @@ def _import(
     fromlist: Sequence[str] | None = (),
     level: int = 0,
 ) -> ModuleType:
-    """`__import__` as own code calls it: a name that is one of its files' means that file."""
+    """Replace `__import__` in the user's code, where the name of one of the user's files means that file."""
     first = name.partition(".")[0]
     if level or (_FINDER.code.module(first) is None and not _FINDER.code.is_folder(first)):
         return __import__(name, globals, locals, fromlist or (), level)
@@ -197,5 +197,5 @@ _FINDER = _Finder()
 
 
 def active_paths() -> list[str]:
-    """Where the files were read whose modules can be imported in this process."""
+    """Return the paths of the user's files that can be imported in this process."""
     return _FINDER.code.paths

@@ -1,4 +1,4 @@
-"""Read the user's own files, and what they import from beside them. Nothing of them runs."""
+"""Read the user's own files, and the files beside them that they import, without running them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from raysim.plugins.calling import where
 from raysim.plugins.own_code import OwnCode, SourceFile
 
 _LONGEST = 10_000_000
-"""Bytes of one file: all of them travel to every process."""
+"""Greatest size of a file in bytes: every process gets a copy."""
 
 
 def read_own_code(paths: Iterable[Path]) -> OwnCode:
-    """Read files, and what they import from their folders.
+    """Read files, and the files in their folders that they import.
 
-    Raises `ScenarioError` when one cannot be read or parsed, two have the same name, or a module of that name is
+    Raises `ScenarioError` if a file cannot be read or parsed, two have the same name, or a module of that name is
     installed.
     """
     return OwnCode.merged(map(_read, paths))
@@ -37,7 +37,7 @@ def _read(path: Path) -> OwnCode:
 
 
 def _with_imports(entry: Path) -> Iterator[tuple[str, SourceFile]]:
-    """A file and what it imports from its folder, by their names there."""
+    """Yield a file and the files of its folder that it imports, by their paths in the folder."""
     root, seen, rest = entry.parent, set(), [entry]
     while rest:
         path = rest.pop()
@@ -54,7 +54,7 @@ def _with_imports(entry: Path) -> Iterator[tuple[str, SourceFile]]:
             raise ScenarioError(f"{path}: cannot be read ({error.strerror})") from None
         except (SyntaxError, ValueError) as error:
             raise ScenarioError(f"{path}: cannot be imported: {where(error)}") from None
-        except (RecursionError, MemoryError):  # of the parser, at thousands of operators in each other
+        except (RecursionError, MemoryError):  # of the parser, for thousands of nested operators
             raise ScenarioError(f"{path}: cannot be imported: an expression is nested too deeply") from None
         relative = path.relative_to(root)
         yield relative.as_posix(), SourceFile(str(path), text)
@@ -73,7 +73,7 @@ def _with_imports(entry: Path) -> Iterator[tuple[str, SourceFile]]:
 
 
 def _files(root: Path, module: str) -> Iterator[Path]:
-    """The files in a folder that an import of the module runs."""
+    """Yield the files in a folder that an import of the module runs."""
     parts = module.split(".")
     for depth in range(1, len(parts) + 1):
         place = root.joinpath(*parts[:depth])
@@ -87,7 +87,7 @@ def _files(root: Path, module: str) -> Iterator[Path]:
 
 
 def _is_installed(module: str, path: Path) -> bool:
-    """Whether Python itself, or what is installed, has a module of this name; another file beside a script is none."""
+    """Return whether Python or an installed package has a module of this name; files beside a script do not count."""
     if module in sys.stdlib_module_names or module == "raysim":
         return True
     spec = PathFinder.find_spec(module)

@@ -1,4 +1,4 @@
-"""Names in a scenario of what is outside of raysim: `./mine.py:Mine`, `package.module:Mine`, or an entry point."""
+"""References from a scenario to user code: `./mine.py:Mine`, `package.module:Mine`, or an entry point."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from raysim.plugins.calling import failing
 
 @dataclass(frozen=True)
 class Reference:
-    """What a scenario names outside of raysim."""
+    """A reference from a scenario to a class or function outside raysim."""
 
     place: str  # a file, which ends in .py, or a module
-    attribute: str = ""  # a class or function in it; "": the only one of its kind
+    attribute: str = ""  # a class or function in it; "": the only one of the required kind
 
     @classmethod
     def of(cls, name: str) -> Reference | None:
-        """None for a plain name, such as `fedgh`."""
+        """Parse a name from a scenario; None for a plain name, such as `fedgh`."""
         place, colon, attribute = name.rpartition(":") if ":" in name else (name, "", "")
         if place.endswith(".py") or (colon and place.replace(".", "").isidentifier()):
             return cls(place, attribute)
@@ -32,29 +32,29 @@ class Reference:
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a file, not an installed module."""
+        """Whether the reference is to a file, not to an installed module."""
         return self.place.endswith(".py")
 
     @property
     def module(self) -> str:
-        """The name under which it is imported."""
+        """The name under which the module is imported."""
         return f"{PACKAGE}.{Path(self.place).stem}" if self.is_file else self.place
 
     @property
     def name(self) -> str:
-        """As a run writes it, wherever the file lies: `mine.py:Mine`."""
+        """The reference without the folder of the file, as a run records it: `mine.py:Mine`."""
         place = Path(self.place).name if self.is_file else self.place
         return f"{place}:{self.attribute}" if self.attribute else place
 
     def load(self) -> ModuleType:
-        """Import the module. Raises `ScenarioError`, one sentence, when that fails."""
+        """Import the module. Raises `ScenarioError` if that fails."""
         if not self.is_file:
             own_code.announce((self.place,))
         with failing(f"{self.place}: cannot be imported"):
             return importlib.import_module(self.module)
 
     def get(self) -> Any:
-        """The class or function. Raises `ScenarioError` when there is none of that name."""
+        """Import and return the class or function. Raises `ScenarioError` if it does not exist."""
         if not self.attribute:
             raise ScenarioError(f"{self.place} given; add the name of the class or function: {self.place}:Name")
         member = getattr(self.load(), self.attribute, None)
@@ -64,11 +64,11 @@ class Reference:
 
 
 def installed(kind: str) -> dict[str, Reference]:
-    """What installed packages add under the entry points `raysim.<kind>`, by name."""
+    """Return the entry points `raysim.<kind>` of installed packages, by name."""
     references = {entry.name: Reference.of(entry.value) for entry in entry_points(group=f"raysim.{kind}")}
     return {name: reference for name, reference in references.items() if reference is not None}
 
 
 def named(kind: str, name: str) -> Reference | None:
-    """What a name refers to outside of raysim, an entry point's included; None: raysim must know it."""
+    """Return what a name refers to outside raysim, entry points included; None: a name of raysim itself."""
     return Reference.of(name) or installed(kind).get(name)

@@ -1,7 +1,7 @@
-"""From a name in a scenario to the class it means.
+"""The algorithm class for a name in a scenario.
 
-`fedgh` is the one Algorithm in algorithms/fedgh.py, `./mine.py` that of a user's file, and installed packages add names
-with the entry point `raysim.algorithms`.
+`fedgh` is the only Algorithm in algorithms/fedgh.py, `./mine.py` the only one in a user's file, and installed packages
+add names with the entry point `raysim.algorithms`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def algorithm_names() -> list[str]:
-    """Every file in `algorithms/` and every entry point, in alphabetical order."""
+    """Return the names of all files in `algorithms/` and all entry points, in alphabetical order."""
     return sorted({*_built_in(), *installed("algorithms")})
 
 
@@ -34,16 +34,16 @@ def _built_in() -> set[str]:
 
 
 def algorithm_file(name: str) -> Path | None:
-    """The file of an algorithm, which need not be one that can be imported; None where there is none."""
+    """Return the file of an algorithm of raysim, without importing it; None for any other name."""
     spec = find_spec(f"raysim.algorithms.{name}") if name in _built_in() else None
     return Path(spec.origin) if spec and spec.origin else None
 
 
 def algorithm_class(name: str) -> type[AnyAlgorithm]:
-    """The algorithm of a name; one of a user's own file only once that can be imported, see `OwnCode.activate`.
+    """Return the algorithm class for a name. Call `OwnCode.activate` first for a class in a user's file.
 
-    Raises `ScenarioError` when nothing has the name, its file cannot be imported, holds not exactly one whole algorithm
-    of that name, or one in which a hook or a field is none.
+    Raises `ScenarioError` if the name is unknown, the file cannot be imported or does not contain exactly one complete
+    algorithm (of that name), or the class has a mistake that makes a hook or a field ineffective.
     """
     if name in _built_in():
         place, attribute = f"algorithms/{name}.py", ""
@@ -65,7 +65,7 @@ def algorithm_class(name: str) -> type[AnyAlgorithm]:
 
 def _only_algorithm(module: ModuleType, place: str, attribute: str) -> type[AnyAlgorithm]:
     from raysim.contract.definition import first_slip
-    from raysim.core.algorithm import Algorithm  # here: it imports torch
+    from raysim.core.algorithm import Algorithm  # imported here, since it imports torch
 
     classes = [
         member
