@@ -1,1 +1,1 @@
-"""Rounds: the loop, the backends that run it, and what they need."""
+"""The round loop, its backends, and the records, policies and checkpoints that they use."""

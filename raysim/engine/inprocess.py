@@ -1,6 +1,6 @@
-"""The backend without Ray: one worker and the server in this process. The reference, and the one to step through.
+"""The backend without Ray: one worker and the server in this process, as the reference and for debugging.
 
-Everything is done when it is called; the results are pending in name only.
+Every call does its work at once; its pending result is complete when it returns.
 """
 
 from __future__ import annotations

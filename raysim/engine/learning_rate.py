@@ -18,7 +18,7 @@ class RateSchedule(Protocol):
     """A named schedule: a frozen dataclass whose fields are the keys of `training.schedule`."""
 
     def factor(self, t: int, num_rounds: int) -> float:
-        """What `training.lr` is multiplied by in round `t`, counted from 1; greater than 0."""
+        """Return the factor of `training.lr` in round `t`, counted from 1; greater than 0."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Cosine:
 
 
 def factor_of(schedule: RateSchedule, t: int, num_rounds: int) -> float:
-    """`schedule.factor`, as a number of Python's. Raises `RunError` when it fails, or gives no number above 0."""
+    """Return `schedule.factor` as a `float`. Raises `RunError` if it fails or returns no number above 0."""
     name = f"{type(schedule).__name__}.factor"
     try:
         returned = schedule.factor(t, num_rounds)

@@ -1,4 +1,4 @@
-"""Warnings before this machine's memory or the disk of a run is full."""
+"""Warnings before this machine's memory or the disk of the run folder is full."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import psutil
 logger = logging.getLogger(__name__)
 
 WARN_AT = 90.0
-"""Per cent of the memory in use at which the user is warned. Ray's memory monitor kills actors at 95."""
+"""Memory use in per cent that triggers a warning. Ray's memory monitor kills actors at 95."""
 
 LOW_DISK = 1 << 30
-"""Free bytes below which a disk is low. A share would not do: 2 % of a cluster's 64 TB are 1.3 TB, and the next
-checkpoint and the rows of the next rounds have the same size on any disk."""
+"""Free bytes below which a disk is low. Not a share: 2 % of a cluster's 64 TB are 1.3 TB, but the next checkpoint and
+the rows of the next rounds have the same size on any disk."""
 
 
 @dataclass
@@ -29,7 +29,7 @@ class ResourceMonitor:
     warned: set[str] = field(default_factory=set)
 
     def check(self) -> None:
-        """Look at both, and warn of what is full for the first time."""
+        """Check memory and disk, and warn once for each that is nearly full."""
         for name, text in self._full():
             if name not in self.warned:
                 self.warned.add(name)

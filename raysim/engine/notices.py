@@ -1,4 +1,4 @@
-"""Warnings of a run about what no metric says."""
+"""Warnings during a run about failures, divergence and limits, which no metric shows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REMEDY = "a smaller training.lr, or training.clip, may prevent that"
 
 
 class Notices:
-    """Checks rounds and warns of failures, divergence and limits; of each lasting condition once.
+    """Checks rounds and warns of failures, divergence and limits; once of each lasting condition.
 
     Attributes:
         diverged: the clients whose divergence was reported.
@@ -86,21 +86,21 @@ class Notices:
 
 
 def _apart(spec: RunSpec, report: RoundReport) -> Iterator[str]:
-    """Which clients were to be trained together and could not be, and why."""
+    """Yield a warning for each architecture that could not be trained together, with the reason."""
     for k, one in report.client_reports.items():
         if one.apart:
             yield f"clients with {spec.arch(k)} are trained one by one (training.together): {one.apart}"
 
 
 def _on_disk(memory: MemoryReport) -> Iterator[str]:
-    """That states of clients are not kept in memory."""
+    """Yield a warning if client states are kept on disk."""
     if memory.on_disk_mb:
         size_gb = memory.on_disk_mb * 2**20 / 1e9
         yield f"the clients' states take {size_gb:.3g} GB, more than resources.memory_gb allows: they are kept on disk"
 
 
 def _endless(progress: Progress) -> Iterator[str]:
-    """That virtual time has overflowed."""
+    """Yield a warning if virtual time has overflowed."""
     if math.isinf(progress.totals.get("virtual_s", 0.0)):
         yield (
             "virtual time is more than a floating-point number can hold, and plots leave such rounds out: give "
@@ -109,6 +109,6 @@ def _endless(progress: Progress) -> Iterator[str]:
 
 
 def _named(clients: Sequence[ClientId]) -> str:
-    """The first ten of the clients by their ids, and how many more there are."""
+    """Return text with the ids of the first ten clients and the number of the others."""
     more = f" and {len(clients) - 10} more" if len(clients) > 10 else ""
     return f"{'client' if len(clients) == 1 else 'clients'} {', '.join(map(str, clients[:10]))}{more}"

@@ -1,4 +1,4 @@
-"""What accumulates over the rounds of a run: totals, best values, each client's latest test."""
+"""The progress of a run over its rounds: totals, best values, each client's latest test."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from raysim.engine.records import RoundReport
 
 @dataclass
 class Progress:
-    """How far a run is, apart from the clients' and the server's state."""
+    """The progress of a run, without the states of clients and server."""
 
-    t: int = -1  # the last round that is done; -1: not even the state before the first was measured
-    latest: Latest = field(default_factory=Latest)  # clients' last tests
-    stale: set[ClientId] = field(default_factory=set)  # changed since they were last measured
-    diverged: set[ClientId] = field(default_factory=set)  # whose last losses or upload were not all finite
+    t: int = -1  # the last round that is done; -1: the state before round 1 is not yet measured
+    latest: Latest = field(default_factory=Latest)  # the clients' last tests
+    stale: set[ClientId] = field(default_factory=set)  # clients that changed since they were last measured
+    diverged: set[ClientId] = field(default_factory=set)  # clients with NaN or infinity in their last losses or upload
     totals: dict[str, float] = field(default_factory=lambda: {"bytes": 0, "flops": 0.0})
     best: dict[str, float] = field(default_factory=dict)
     best_round: int | None = None
@@ -36,23 +36,23 @@ class Progress:
     watched: Watched | None = None  # the metric that may end the run
     ended_early: str = ""  # why the run ended before its last round
     uploads: int = 0
-    rejected: int = 0  # of these
+    rejected: int = 0  # uploads with a NaN or infinity
     failed: int = 0
     client_rounds: int = 0
     restarts: int = 0
     seconds: dict[str, float] = field(default_factory=dict)  # phase -> seconds so far
-    before_s: float = 0.0  # seconds of the rounds that earlier processes ran
+    before_s: float = 0.0  # seconds of the rounds in earlier processes
     started: float = 0.0
 
     @property
     def rounds(self) -> int:
-        """How many rounds are done."""
+        """Number of rounds that are done."""
         return max(self.t, 0)
 
     def facts(self) -> dict[str, Any]:
-        """The part of this that a checkpoint keeps, as JSON; `latest` is in the rows of `clients.parquet`.
+        """Return the progress for a checkpoint, as JSON, without `latest`, which is in `clients.parquet`.
 
-        A copy: the checkpoint is written while the next round is counted.
+        It is a copy, since the checkpoint is written while the next round is counted.
         """
         kept = {name: copy.deepcopy(getattr(self, name)) for name in FACTS}
         kept["watched"] = asdict(self.watched) if self.watched else None
@@ -60,10 +60,10 @@ class Progress:
         return {**kept, **clients, "before_s": self.elapsed_s()}
 
     def resume(self, t: int, facts: Mapping[str, Any], latest: Mapping[ClientId, ClientRow]) -> None:
-        """Take the progress after round `t` from a checkpoint's `facts`. Raises `RunError` when these are none."""
-        from pydantic import TypeAdapter  # no actor needs it
+        """Restore the progress after round `t` from a checkpoint's `facts`. Raises `RunError` if these are invalid."""
+        from pydantic import TypeAdapter  # imported here, since no actor needs it
 
-        names = [name for name in FACTS if name in facts]  # an earlier version did not count all of them
+        names = [name for name in FACTS if name in facts]  # an earlier version may lack some
         hints = get_type_hints(Progress)
         try:
             for name in (*names, "before_s"):
@@ -80,7 +80,7 @@ class Progress:
         self.t, self.latest = t, Latest(latest.values())
 
     def count(self, report: RoundReport, rows: Sequence[ClientRow], evaluated: bool) -> dict[str, Any]:
-        """Add a round to the totals; returns the round's metrics. evaluated: all clients' latest tests are known."""
+        """Add a round to the totals and return its metrics. evaluated: whether all clients' latest tests are known."""
         reports = report.client_reports.values()
         values: dict[str, Any] = compute_metrics(PARTICIPANTS, [row for row in rows if row.participated])
         if evaluated:
@@ -119,7 +119,7 @@ class Progress:
         return values | {f"server/{name}": value for name, value in report.server.values.items()}
 
     def _take_diverged(self, report: RoundReport, rows: Sequence[ClientRow]) -> None:
-        """Count as diverged, or no longer, each client whose loss was measured, and those whose upload was rejected."""
+        """Update the diverged clients from the measured losses and the rejected uploads."""
         for row in rows:
             losses = [loss for loss in (row.train_loss, row.loss) if loss is not None]
             if losses and all(math.isfinite(loss) for loss in losses):
@@ -129,7 +129,7 @@ class Progress:
         self.diverged.update(report.server.rejected)
 
     def take_best(self, t: int, values: Mapping[str, float]) -> None:
-        """Keep the best so far of what round `t` measured; of equal rounds the earlier one."""
+        """Update the best values with those of round `t`; of equal rounds the earlier one stays."""
         for best, source in (
             ("accuracy/best", "accuracy/all"),
             ("accuracy/best_participants", "accuracy/participants"),
@@ -143,7 +143,7 @@ class Progress:
             self.best["accuracy/at_best_val"] = values["accuracy/all"]
 
     def elapsed_s(self) -> float:
-        """Seconds since the first round began, without the time in which the run was not running."""
+        """Return the seconds since the first round began, without the time between processes."""
         return self.before_s + (perf_counter() - self.started if self.started else 0.0)
 
 

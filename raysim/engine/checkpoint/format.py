@@ -1,4 +1,4 @@
-"""The files of a checkpoint: safetensors with the states of clients, or of the server."""
+"""The file format of checkpoints: safetensors with the states of clients, or of the server."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from raysim.engine.checkpoint.storage import Storage
 from raysim.engine.records import CheckpointFile
 
 MIN_FILE_BYTES = 1 << 20
-"""Clients smaller than this share a file: a file of its own for each of a hundred would cost a hundred fsyncs."""
+"""Clients smaller than this share a file: a hundred files for a hundred clients would cost a hundred fsyncs."""
 
 
 class DamageError(RunError):
-    """A file of a checkpoint is not as it was written."""
+    """A file of a checkpoint is damaged or missing."""
 
 
 def client_files(t: int, states: Iterable[tuple[ClientId, Weights]]) -> Iterator[tuple[CheckpointFile, bytes]]:
-    """The files for clients' states after round `t`, one after another, with their content."""
+    """Yield the files for clients' states after round `t`, with their content."""
     held: dict[str, Tensor] = {}
     clients: list[ClientId] = []
     size = 0
@@ -47,7 +47,7 @@ def client_files(t: int, states: Iterable[tuple[ClientId, Weights]]) -> Iterator
 
 
 def _client_file(t: int, held: Mapping[str, Tensor], clients: Sequence[ClientId]) -> tuple[CheckpointFile, bytes]:
-    # Copies, since safetensors refuses tensors that share memory, as tied weights do, or that are not contiguous.
+    # Copies, since safetensors refuses tensors that share memory, such as tied weights, or are not contiguous.
     dense = {
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in held.items()
@@ -58,14 +58,14 @@ def _client_file(t: int, held: Mapping[str, Tensor], clients: Sequence[ClientId]
 
 
 def server_file(t: int, serialized: Serialized, facts: Mapping[str, Any]) -> tuple[CheckpointFile, bytes]:
-    """The file for the server's state after round `t`. facts: what its worker must know besides, as JSON."""
+    """Return the file for the server's state after round `t`. facts: further state of its worker, as JSON."""
     metadata = {"tree": json.dumps(serialized.tree), "facts": json.dumps(facts)}
     data = save(serialized.tensors, metadata)
     return CheckpointFile(f"server-{t:06d}.safetensors", len(data), zlib.crc32(data)), data
 
 
 def read_file(storage: Storage, file: CheckpointFile) -> bytes:
-    """The content of a file. Raises `DamageError` when it cannot be read, or is not what was written."""
+    """Return the content of a file. Raises `DamageError` if it cannot be read, or differs from what was written."""
     try:
         data = storage.read(file.name)
     except OSError as error:
@@ -76,7 +76,7 @@ def read_file(storage: Storage, file: CheckpointFile) -> bytes:
 
 
 def read_clients(data: bytes, wanted: Collection[ClientId]) -> dict[ClientId, Weights]:
-    """The states of some of the clients in a file of `client_files`. Raises `DamageError` when it is no such file."""
+    """Return the states of the wanted clients in a file of `client_files`. Raises `DamageError` for any other file."""
     found: dict[ClientId, Weights] = {k: {} for k in wanted}
     with _malformed():
         for name, tensor in load(data).items():
@@ -87,7 +87,7 @@ def read_clients(data: bytes, wanted: Collection[ClientId]) -> dict[ClientId, We
 
 
 def read_server(data: bytes) -> tuple[Serialized, dict[str, Any]]:
-    """The content of a file of `server_file`: (state, facts). Raises `DamageError` when it is no such file."""
+    """Return the content of a file of `server_file`: (state, facts). Raises `DamageError` for any other file."""
     with _malformed():
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         metadata = header["__metadata__"]
@@ -96,7 +96,7 @@ def read_server(data: bytes) -> tuple[Serialized, dict[str, Any]]:
 
 @contextlib.contextmanager
 def _malformed() -> Iterator[None]:
-    """Raise `DamageError` where a file with the right checksum is not as raysim writes it: another user's, for one."""
+    """Raise `DamageError` for a file with a valid checksum that raysim did not write, such as a forged one."""
     try:
         yield
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""When a run saves its state, and the order in which that happens."""
+"""When a run saves its state, and in which order its files are written."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.records import Pending, SavedFiles
 
 AUTO_INTERVAL_S = 60.0
-"""Seconds between checkpoints where the scenario leaves it open."""
+"""Seconds between checkpoints if the scenario does not set the interval."""
 
 
 @dataclass
 class CheckpointManager:
-    """Decides when a run is saved, and completes checkpoints."""
+    """Decides when a run saves its state, and completes checkpoints."""
 
     store: CheckpointStore
     every: int | None  # rounds; None: about every `AUTO_INTERVAL_S`
     rounds: int
-    sync: Callable[[], None] = lambda: None  # makes the rows of the rounds so far outlive this machine
+    sync: Callable[[], None] = lambda: None  # makes the rows of the rounds so far survive a power cut
     first: Callable[[int], None] = lambda t: None  # called after the first checkpoint of this process
     begun_s: float = field(default_factory=perf_counter)  # when the last checkpoint was begun
 
@@ -33,25 +33,25 @@ class CheckpointManager:
             raise self.store.failure(0, error) from error
 
     def due(self, t: int) -> bool:
-        """Whether round `t` is to be saved."""
+        """Return whether the state after round `t` should be saved."""
         if t == self.rounds:
             return True
         return perf_counter() - self.begun_s >= AUTO_INTERVAL_S if self.every is None else t % self.every == 0
 
     def begin(self) -> Storage:
-        """Note that a checkpoint begins. Returns where its files go."""
+        """Begin a checkpoint and return the storage for its files."""
         self.begun_s = perf_counter()
         return self.store.storage
 
     @property
     def saved_round(self) -> int | None:
-        """The round of the last whole checkpoint."""
+        """The round of the last complete checkpoint; None if there is none."""
         return self.store.kept[-1].round if self.store.kept else None
 
     def complete(self, t: int, files: Pending[SavedFiles], facts: Mapping[str, Any]) -> None:
-        """Make files a checkpoint, once they and the rows of all rounds so far are written.
+        """Complete a checkpoint from its files, once they and the rows of all rounds so far are written.
 
-        Raises `CheckpointError` when that fails, `LostError` when an actor that writes them died.
+        Raises `CheckpointError` if that fails, `LostError` if an actor that writes the files died.
         """
         try:
             written = files.result()

@@ -1,4 +1,4 @@
-"""Where checkpoints are: a folder of this machine, or any address that fsspec knows."""
+"""The place of checkpoints: a folder of this machine, or any address that fsspec supports."""
 
 from __future__ import annotations
 
@@ -39,34 +39,34 @@ class Storage:
         return {"where": self.where}
 
     def make(self) -> None:
-        """Make the folder, once: one that vanishes later is an error, and is not made again without its files."""
+        """Make the folder. Other methods never recreate it: a folder that vanishes with its files is an error."""
         with self._errors() as (fs, root):
             fs.makedirs(root, exist_ok=True)
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file, which survives a power cut only after `fsync`."""
+        """Write a file; it survives a power cut only after `fsync`."""
         with self._errors(name) as (fs, path):
             fs.pipe_file(path, data)
 
     def fsync(self, names: Iterable[str]) -> None:
-        """Wait until files that were written are safe from a power cut: an object store acknowledges safe ones."""
+        """Wait until written files survive a power cut. An object store guarantees that already, so nothing is done."""
 
     def publish(self, name: str, data: bytes) -> None:
-        """Write a file as a whole or not at all; it is safe when this returns."""
+        """Write a file atomically; it survives a power cut once this returns."""
         self.write(name, data)
 
     def read(self, name: str) -> bytes:
-        """All bytes of a file."""
+        """Return the content of a file."""
         with self._errors(name) as (fs, path):
             return bytes(fs.cat_file(path))
 
     def size(self, name: str) -> int:
-        """Length in bytes."""
+        """Return the size of a file in bytes."""
         with self._errors(name) as (fs, path):
             return int(fs.size(path))
 
     def names(self) -> list[str]:
-        """All files, sorted; none if the folder does not exist yet."""
+        """Return the names of all files, sorted; none if the folder does not exist yet."""
         with self._errors() as (fs, root):
             fs.invalidate_cache()
             found = fs.ls(root, detail=True) if fs.exists(root) else []
@@ -80,11 +80,11 @@ class Storage:
 
     @contextlib.contextmanager
     def _errors(self, *name: str) -> Iterator[tuple[Any, str]]:
-        """(file system, path of the file or the folder); what it raises becomes `OSError`."""
+        """Yield (file system, path of the file or the folder) and convert exceptions to `OSError`."""
         fs, root = self.location
         try:
             yield fs, "/".join((root, *name))
-        except Exception as error:  # each protocol has errors of its own
+        except Exception as error:  # each protocol has its own errors
             number, text = getattr(error, "errno", None), getattr(error, "strerror", None)
             place = "/".join((self.where, *name))
             raise OSError(number, text or str(error) or type(error).__name__, place) from error
@@ -102,20 +102,20 @@ class LocalStorage(Storage):
         return (
             LocalFileSystem(),
             self.where,
-        )  # `url_to_fs` would take a "::" in a folder's name for a chain of addresses
+        )  # `url_to_fs` would read "::" in a folder's name as a chain of addresses
 
     def names(self) -> list[str]:
         if not Path(self.where).is_dir():
             return []
-        with os.scandir(self.where) as found:  # fsspec asks for the size of each of thousands
+        with os.scandir(self.where) as found:  # fsspec would ask for the size of each file
             return sorted(one.name for one in found if not one.is_dir(follow_symlinks=False))
 
     def fsync(self, names: Iterable[str]) -> None:
         for name in names:
-            handle = os.open(f"{self.where}/{name}", os.O_RDWR)  # Windows syncs no file that is open for reading
+            handle = os.open(f"{self.where}/{name}", os.O_RDWR)  # Windows cannot fsync a file opened for reading
             try:
                 os.fsync(handle)
-                # A checkpoint is not read again, and a container pays for the memory of the system's cache.
+                # Checkpoints are rarely read again, and the system's cache counts towards a container's memory limit.
                 if hasattr(os, "posix_fadvise"):
                     os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
@@ -128,7 +128,7 @@ class LocalStorage(Storage):
 
 
 def local_folder(address: str) -> Path | None:
-    """The folder of this machine that a path or `file://` address means, absolute; None for any other protocol."""
+    """Return the absolute folder of a path or `file://` address; None for any other protocol."""
     protocol, separator, path = address.partition("://")
     if separator and protocol not in ("file", "local"):
         return None
@@ -136,14 +136,14 @@ def local_folder(address: str) -> Path | None:
 
 
 def is_process_memory(address: str) -> bool:
-    """Whether an address means memory of this process, also behind one of fsspec's caches."""
+    """Return whether an address is in the memory of this process, also behind one of fsspec's caches."""
     return any(part.startswith("memory://") for part in address.split("::"))
 
 
 def open_storage(address: str | Path) -> Storage:
-    """A path or `file://` address: `LocalStorage`; any other protocol: `Storage`.
+    """Return a `LocalStorage` for a path or `file://` address, a `Storage` for any other protocol.
 
-    Raises `OSError` when the address is none that fsspec knows.
+    Raises `OSError` if fsspec does not support the address.
     """
     text = str(address)
     if folder := local_folder(text):

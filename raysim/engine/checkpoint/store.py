@@ -1,12 +1,12 @@
-"""Checkpoints: the state of a run after a round. Whenever a process dies, a whole checkpoint is left.
+"""Checkpoints: the state of a run after a round. A complete checkpoint remains whenever a process dies.
 
 A checkpoint is a manifest, `checkpoint-<round>.json`, that names safetensors files with their sizes and checksums. A
 file never changes: a client's file is written when the client has changed, and later checkpoints name the same file
-for as long as the client has not. The manifest is written last, in one step; files that no manifest names are ignored.
-The two latest checkpoints are kept, and no file that neither names.
+until the client changes again. The manifest is written last and atomically; files that no manifest names are ignored.
+The two latest checkpoints and their files are kept, all others are removed.
 
     clients-000012-00007.safetensors   the state after round 12 of client 7 (and of small clients after it, together)
-    server-000012.safetensors          what the server keeps after round 12
+    server-000012.safetensors          the server's state after round 12
     checkpoint-000012.json             the manifest
 """
 
@@ -28,14 +28,14 @@ from raysim.engine.records import CheckpointFile, LostError, SavedFiles
 
 FORMAT = 3
 KEPT = 2
-"""Checkpoints that stay, so that a damaged one has a predecessor."""
+"""Number of checkpoints that are kept, so that a damaged one has a predecessor."""
 
 _OURS = re.compile(r"\.?(?:checkpoint|clients|server)-(\d{6,})")
-"""How the names of checkpoints' files begin, with the round."""
+"""Beginning of the names of checkpoint files, with the round."""
 
 _MANIFEST = re.compile(r"checkpoint-\d{6,18}\.json")
 _PART = re.compile(r"(?:clients-\d{6,18}-\d{5,18}|server-\d{6,18})\.safetensors")
-"""The names that a manifest may hold: it may be forged, and the files that it names are read and removed."""
+"""File names that a manifest may contain: a forged one must not make raysim read or remove other files."""
 
 
 class CheckpointError(RunError):
@@ -43,15 +43,15 @@ class CheckpointError(RunError):
 
 
 class DamagedCheckpointError(LostError):
-    """The checkpoint that was being restored has a damaged file; its store holds it no longer."""
+    """The checkpoint to restore has a damaged file; its store has dropped the checkpoint."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole run after a round, in files."""
+    """The state of a whole run after a round, in files."""
 
     round: int
-    client_files: tuple[CheckpointFile, ...]  # a client in none of them never took part
+    client_files: tuple[CheckpointFile, ...]  # a client without a file never took part
     server: CheckpointFile
     facts: Mapping[str, Any]  # of `Progress`
 
@@ -71,9 +71,9 @@ class CheckpointStore:
 
     @classmethod
     def open(cls, storage: Storage) -> CheckpointStore:
-        """The checkpoints in `storage`, however the run ended. Only reads; `add` removes orphan files.
+        """Open the checkpoints in `storage`, without changing it; `add` removes orphan files.
 
-        Raises `CheckpointError` when the storage cannot be read.
+        Raises `CheckpointError` if the storage cannot be read.
         """
         store = cls(storage)
         try:
@@ -88,9 +88,9 @@ class CheckpointStore:
         return store
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint all of whose files have their size; `restore` checks their content.
+        """Return the newest checkpoint with files of the right size, or None; `restore` checks their content.
 
-        A checkpoint with a file of another size goes to `damage`.
+        Newer checkpoints with a missing file or a file of another size are dropped and added to `damage`.
         """
         while self.kept:
             wrong = next((problem for file in self.kept[-1].files if (problem := self._problem(file))), None)
@@ -100,16 +100,16 @@ class CheckpointStore:
         return None
 
     def take_damage(self) -> list[str]:
-        """The sentences in `damage`, which then holds none."""
+        """Return the sentences in `damage` and clear it."""
         damage, self.damage = self.damage, []
         return damage
 
     def add(
         self, t: int, changed: Sequence[CheckpointFile], server: CheckpointFile, facts: Mapping[str, Any]
     ) -> Checkpoint:
-        """Make a checkpoint of round `t` from files that are written; clients in none of `changed` are as before.
+        """Make a checkpoint of round `t` from written files; clients in none of `changed` keep their earlier files.
 
-        Raises `CheckpointError` when that fails; the checkpoints before are not touched.
+        Raises `CheckpointError` if that fails; earlier checkpoints stay unchanged.
         """
         now = {k for file in changed for k in file.clients}
         before = self.kept[-1].client_files if self.kept else ()
@@ -130,19 +130,19 @@ class CheckpointStore:
         return checkpoint
 
     def _remove_others(self, t: int) -> None:
-        """Remove files that no kept checkpoint needs; manifests first, so that none is left without its files."""
+        """Remove files that no kept checkpoint needs; manifests first, so that none remains without its files."""
         needed = {file.name for checkpoint in self.kept for file in checkpoint.files} | {
             _name(c.round) for c in self.kept
         }
-        # Files of later rounds may be those of the next checkpoint, which is being written already.
+        # Files of later rounds may belong to the next checkpoint, which is already being written.
         old = [name for name in self.storage.names() if (match := _OURS.match(name)) and int(match[1]) <= t]
         for name in sorted(set(old) - needed, key=lambda name: (not name.startswith("checkpoint-"), name)):
             self.storage.remove(name)
 
     def restore(self, checkpoint: Checkpoint, read: Callable[[SavedFiles, Storage], None]) -> None:
-        """Let `read` read a checkpoint's files, each of which it checks.
+        """Call `read` to read and check a checkpoint's files.
 
-        Raises `DamagedCheckpointError` when one is damaged: `latest` is then the checkpoint before.
+        Raises `DamagedCheckpointError` if a file is damaged; `latest` then returns the previous checkpoint.
         """
         try:
             read((checkpoint.client_files, checkpoint.server), self.storage)
@@ -153,7 +153,7 @@ class CheckpointStore:
             ) from None
 
     def failure(self, t: int, error: OSError) -> CheckpointError:
-        """The error for a checkpoint that could not be written."""
+        """Return the error for a checkpoint that could not be written."""
         last = (
             f"the last whole checkpoint is that of round {self.kept[-1].round}" if self.kept else "there is none before"
         )
@@ -161,7 +161,7 @@ class CheckpointStore:
         return CheckpointError(f"the checkpoint of round {t} could not be written to {place} ({reason(error)}); {last}")
 
     def _problem(self, file: CheckpointFile) -> str | None:
-        """Why a file cannot be used, if it cannot."""
+        """Return the reason why a file cannot be used, or None."""
         try:
             size = self.storage.size(file.name)
             if size != file.size:
@@ -172,7 +172,7 @@ class CheckpointStore:
 
 
 def _without(clients: set[ClientId], file: CheckpointFile) -> CheckpointFile:
-    """`file` for its other clients; the same object, with its text in the manifest, where it has no other."""
+    """Return `file` without these clients; the same object, with its cached text, if it has none of them."""
     if clients.isdisjoint(file.clients):
         return file
     return replace(file, clients=tuple(k for k in file.clients if k not in clients))
@@ -196,7 +196,7 @@ def _manifest_bytes(checkpoint: Checkpoint) -> bytes:
 
 
 def _manifest(name: str, data: bytes) -> Checkpoint:
-    """Raises ValueError, KeyError or TypeError when `_manifest_bytes` did not make this for that name."""
+    """Parse a manifest. Raises `ValueError`, `KeyError` or `TypeError` if `_manifest_bytes` did not write it."""
     outer = json.loads(data)
     if zlib.crc32(outer["checkpoint"].encode()) != outer["crc32"]:
         raise ValueError("damaged")

@@ -1,1 +1,1 @@
-"""Pure functions that decide: the cohort of a round, the placement of actors, the metrics. None of them acts."""
+"""Pure functions for decisions, without side effects: cohorts, placement of actors, virtual time, metrics."""

@@ -1,4 +1,4 @@
-"""How long local training takes, learnt from measured client rounds. Only speed depends on it, never a result."""
+"""Estimates of local training time from measured client rounds. They affect only speed, never a result."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class CostModel:
     sample_s: dict[str, float] = field(default_factory=dict)
 
     def expected_s(self, k: ClientId) -> float:
-        """Expected seconds of a client round; before the first measurement only ratios mean something.
+        """Return the expected seconds of a client round; before the first measurement only ratios are meaningful.
 
-        An architecture without a measurement counts as the mean of the others.
+        An architecture without a measurement gets the mean of the others.
         """
         known = self.sample_s.values()
         return self._samples(k) * self.sample_s.get(self.spec.arch(k), sum(known) / len(known) if known else 1.0)
@@ -38,12 +38,12 @@ class CostModel:
             self.sample_s[arch] = (1 - NEWEST) * before + NEWEST * sample_s
 
     def _samples(self, k: ClientId) -> int:
-        """Samples that pass through the network in a client round, plus one for its fixed cost."""
+        """Return the number of samples that pass through the network in a client round, plus one for fixed cost."""
         spec = self.spec
         return spec.local.epochs * len(spec.train.of(k)) + len(spec.val.of(k)) + len(spec.test.of(k)) + 1
 
 
 def _own_s(one: ClientEvaluation) -> float:
-    """Seconds of the test without its share for the whole published test set, which few rounds may have."""
+    """Return the seconds of a test without the share of the published test set, which few rounds may include."""
     own, everyone = one.local.total + one.val_total, one.everyone.total if one.everyone else 0
     return one.seconds * own / (own + everyone) if everyone else one.seconds

@@ -1,4 +1,4 @@
-"""Numbers of a round from the rows of its clients: sums are exact before they are rounded, so no order matters."""
+"""Metrics of a round from the rows of its clients. Sums are exact until rounded, so the order does not matter."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Rows = Sequence[ClientRow]
 Labels = NDArray[np.int64]
 T = TypeVar("T")
 _UNIT_BITS = 1074
-"""Every float is a whole number of times 2^-1074."""
+"""Every float is an integer multiple of 2^-1074."""
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """The mean; None of nothing."""
+    """Return the mean; None without values."""
     return math.fsum(values) / len(values) if values else None
 
 
 class Sum:
-    """A sum that values can leave again: exact, and rounded once, as by `math.fsum`, so no order of them matters.
+    """An exact sum from which values can be removed; rounded once, as by `math.fsum`, so their order does not matter.
 
     `math.fsum` itself would need the values of all clients in every round: with 100,000 clients, 100 of them new, the
     metrics of all clients took 78 ms instead of 0.4 ms. `fractions.Fraction` is exact, too, and takes 10 times as long.
@@ -39,7 +39,7 @@ class Sum:
         self._nonfinite: Counter[str] = Counter()  # "inf" or "nan" -> how often
 
     def add(self, value: float, times: int = 1) -> None:
-        """Count a value that often; a negative number takes it out."""
+        """Add a value `times` times; a negative number removes it."""
         self.count += times
         if not math.isfinite(value):
             self._nonfinite[str(value)] += times
@@ -49,24 +49,24 @@ class Sum:
 
     @property
     def total(self) -> float:
-        """The sum; not finite where a value is not."""
+        """The sum; not finite if a value is not."""
         nonfinite = [float(value) for value, times in self._nonfinite.items() if times]
         return math.fsum(nonfinite) if nonfinite else self._units / (1 << _UNIT_BITS)
 
     @property
     def mean(self) -> float | None:
-        """The mean; None of nothing."""
+        """The mean; None without values."""
         return self.total / self.count if self.count else None
 
 
 class Spread:
-    """How values spread: many clients have few different accuracies, so each is kept once, with how many have it."""
+    """The distribution of values as counts of distinct values: many clients share few different accuracies."""
 
     def __init__(self, values: Iterable[float] = ()) -> None:
         self.times = Counter(values)
 
     def add(self, value: float, times: int = 1) -> None:
-        """Count a value that often; a negative number takes it out."""
+        """Add a value `times` times; a negative number removes it."""
         self.times[value] += times
         if not self.times[value]:
             del self.times[value]
@@ -75,7 +75,7 @@ class Spread:
         return self.times.total()
 
     def total(self, f: Callable[[float], float] = lambda value: value) -> float:
-        """The sum of `f` over all values."""
+        """Return the sum of `f` over all values."""
         found = Sum()
         for value, times in self.times.items():
             found.add(f(value), times)
@@ -83,18 +83,18 @@ class Spread:
 
     @property
     def mean(self) -> float | None:
-        """The mean; None of nothing."""
+        """The mean; None without values."""
         return self.total() / len(self) if self.times else None
 
     @property
     def std(self) -> float | None:
-        """The standard deviation over the population (divided by n); None of nothing."""
+        """The standard deviation over the population (divided by n); None without values."""
         middle = self.mean
         return None if middle is None else math.sqrt(self.total(lambda v: (v - middle) ** 2) / len(self))
 
     @property
     def worst_decile(self) -> float | None:
-        """The mean of the smallest tenth of the values, at least one; None of nothing."""
+        """The mean of the smallest tenth of the values, at least one; None without values."""
         worst, left = Sum(), math.ceil(len(self) / 10)
         for value in sorted(self.times):
             worst.add(value, min(left, self.times[value]))
@@ -102,7 +102,7 @@ class Spread:
         return worst.mean
 
     def quantile(self, share: float) -> float | None:
-        """The value below which this share of the values lies, interpolated between two; None of nothing."""
+        """Return the quantile for `share`, interpolated between two values; None without values."""
         if not self.times:
             return None
         values = sorted(self.times)
@@ -113,31 +113,31 @@ class Spread:
 
     @property
     def jain(self) -> float | None:
-        """Jain's index, (sum)^2 / (n * sum of squares): 1 if all are equal, 1/n if one has all; None of nothing."""
+        """Jain's index, (sum)^2 / (n * sum of squares): 1 if all are equal, 1/n if one has all; None without values."""
         squares = self.total(lambda v: v * v)
         return self.total() ** 2 / (len(self) * squares) if squares else 1.0 if self.times else None
 
 
 class Measured(NamedTuple):
-    """What counts of a client's row, a fifth of it: each client has one."""
+    """The fields of a client's row that metrics use: a fifth of the row, kept for each client."""
 
     accuracy: float | None
     macro_f1: float | None
     loss: float | None
     validation: float | None  # accuracy on its validation samples
-    without_validation: bool  # the row was written before raysim measured it
+    without_validation: bool  # the row is from a version of raysim that did not measure it
 
     @classmethod
     def of(cls, row: ClientRow) -> Measured:
-        """Of a row."""
+        """Extract the fields from a row."""
         validation = (row.val_correct or 0) / row.val_total if row.val_total else None
         return cls(row.accuracy, row.macro_f1, row.loss, validation, row.val_total is None)
 
 
 class Latest:
-    """What every client's last row in which it was measured says, and what they amount to.
+    """The last measurement of every client, and the sums over all clients.
 
-    A row that replaces another leaves the sums and enters them, so that a round takes the time of its participants.
+    A new row replaces the client's earlier one in the sums, so that an update takes time for the participants only.
     """
 
     def __init__(self, rows: Iterable[ClientRow] = ()) -> None:
@@ -148,7 +148,7 @@ class Latest:
         self.update(rows)
 
     def update(self, rows: Iterable[ClientRow]) -> None:
-        """Take these rows in the place of their clients' earlier ones."""
+        """Replace the earlier rows of these clients."""
         for row in rows:
             if row.client in self.measured:
                 self._count(self.measured[row.client], -1)
@@ -164,9 +164,9 @@ class Latest:
 
 
 def by_class(label_M: Labels, predicted_M: Labels, num_classes: int) -> tuple[float | None, list[int]]:
-    """Macro-averaged F1, and how many samples were classified rightly of each class among the labels, ascending.
+    """Return the macro-averaged F1, and the correctly classified samples of each class among the labels, ascending.
 
-    F1 is 2 TP / (2 TP + FP + FN), its mean is over the classes among labels or predictions; None of nothing.
+    F1 is 2 TP / (2 TP + FP + FN); the mean is over the classes among labels or predictions, None without samples.
     """
     right_C = np.bincount(label_M[label_M == predicted_M], minlength=num_classes)
     label_C = np.bincount(label_M, minlength=num_classes)
@@ -188,7 +188,7 @@ PARTICIPANTS: Mapping[str, Callable[[Rows], float | int | None]] = {
     "time/train_s": lambda rows: math.fsum(r.train_s for r in rows),
     "time/evaluate_s": lambda rows: math.fsum(r.evaluate_s for r in rows),
 }
-"""Of the cohort. A new metric is a function here or below, and its meaning in `raysim.common.results.METRICS`."""
+"""Metrics of the cohort. To add a metric, add a function here or below, and its meaning to `METRICS` in results.py."""
 
 ALL_CLIENTS: Mapping[str, Callable[[Latest], float | None]] = {
     "accuracy/all": lambda latest: latest.accuracy.mean,
@@ -203,10 +203,10 @@ ALL_CLIENTS: Mapping[str, Callable[[Latest], float | None]] = {
     "accuracy/val": lambda latest: None if latest.without_validation else latest.validation.mean,
     "loss/test": lambda latest: latest.loss.mean,
 }
-"""Of all clients, each with its last measured row."""
+"""Metrics of all clients, each with its last measured row."""
 
 
 def compute_metrics(functions: Mapping[str, Callable[[T], float | int | None]], given: T) -> dict[str, float | int]:
-    """Apply every function; a metric that is None is left out."""
+    """Apply every function and return the results by metric, without those that are None."""
     found = {name: f(given) for name, f in functions.items()}
     return {name: value for name, value in found.items() if value is not None}

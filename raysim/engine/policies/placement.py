@@ -1,4 +1,4 @@
-"""The placement of clients: pure functions from resources to a plan, and from a cohort to work lists."""
+"""Placement of actors and clients: pure functions from resources to a plan, and from a cohort to work lists."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from raysim.core.algorithm import ClientId
 
 Group = tuple["ClientId", ...]
-"""Clients that are trained together, most often one."""
+"""Clients that are trained by one call; most often a single client."""
 
 GPU_ACTORS = 4
-"""Actors per GPU with `auto`: more gain little, and each costs a CUDA context."""
+"""Actors per GPU with `auto`: more actors gain little, and each costs a CUDA context."""
 
 MIN_GAIN = 0.02
-"""A client moves only if that shortens the round by this share: moving costs a copy of its state."""
+"""Share of a round that a move of a client must save: moving costs a copy of its state."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ResourceRequest:
     clients_per_actor: int | None  # None: auto
     cpus_per_actor: float
     gpus_per_actor: float | None  # None: auto
-    key: str = "resources"  # of the scenario, for errors
+    key: str = "resources"  # key in the scenario, for errors
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class ClusterResources:
     cpus: float
     gpus: float
     nodes: int = 1
-    oversubscribable: bool = False  # whether actors may reserve more CPUs than there are, as on a run's own Ray
+    oversubscribable: bool = False  # whether actors may reserve more CPUs than exist, as on a local Ray
 
     @classmethod
     def of(cls, nodes: Sequence[Node]) -> ClusterResources:
-        """Those of all these nodes."""
+        """Return the resources of all these nodes."""
         return cls(sum(node.cpus for node in nodes), sum(node.gpus for node in nodes), len(nodes))
 
 
@@ -73,7 +73,7 @@ class ActorGroup:
 
     @cached_property
     def place(self) -> dict[ClientId, int]:
-        """Client -> its place among `clients`."""
+        """Client -> its position in `clients`."""
         return {k: i for i, k in enumerate(self.clients)}
 
     @property
@@ -87,11 +87,11 @@ class Plan:
     """All actors of a run."""
 
     groups: tuple[ActorGroup, ...]
-    notes: tuple[str, ...] = ()  # for the user, a sentence each
+    notes: tuple[str, ...] = ()  # sentences for the user
 
     @property
     def num_actors(self) -> int:
-        """Client actors of all groups."""
+        """Number of client actors of all groups."""
         return sum(group.actors for group in self.groups)
 
     @property
@@ -106,9 +106,9 @@ class Plan:
 
 
 def make_plan(requests: Sequence[ResourceRequest], machine: ClusterResources, participants: int | None = None) -> Plan:
-    """The number of actors of each group and their resources.
+    """Return the number of actors of each group and their resources.
 
-    participants: K, the size of a cohort; None: all clients. Raises `ScenarioError` when the plan cannot fit.
+    participants: K, the size of a cohort; None: all clients. Raises `ScenarioError` if the plan cannot fit.
     """
     notes: list[str] = []
     groups: list[ActorGroup] = []
@@ -158,10 +158,10 @@ def make_plan(requests: Sequence[ResourceRequest], machine: ClusterResources, pa
 
 
 def place_actors(groups: Sequence[ActorGroup], nodes: Sequence[Node], pack: bool = False) -> list[list[Node]]:
-    """The nodes of each group's actors; the largest actors choose first.
+    """Return the nodes for each group's actors; the largest actors are placed first.
 
-    pack: fill one node after another; else take the node with the most left. The list of a group is shorter than its
-    `actors` when not all fit.
+    pack: fill one node after another; else take the node with the most free resources. A group's list is shorter than
+    its `actors` if not all fit.
     """
     cpus = [node.cpus for node in nodes]
     gpus = [[1.0] * int(node.gpus) for node in nodes]  # the free share of each
@@ -182,7 +182,7 @@ def place_actors(groups: Sequence[ActorGroup], nodes: Sequence[Node], pack: bool
 
 
 def check_fits(plan: Plan, nodes: Sequence[Node], pack: bool = False) -> None:
-    """Raises `ScenarioError` when the cluster has enough resources in total, but no node has enough for some actor."""
+    """Raise `ScenarioError` if some actors fit on no node, although the cluster has enough resources in total."""
     for group, placed in zip(plan.groups, place_actors(plan.groups, nodes, pack), strict=True):
         if len(placed) < group.actors:
             offers = ", ".join(f"{node.name} ({node.cpus:g} CPU, {node.gpus:g} GPU)" for node in nodes)
@@ -195,14 +195,14 @@ def check_fits(plan: Plan, nodes: Sequence[Node], pack: bool = False) -> None:
 
 
 def _gpus_taken(left: Sequence[float], share: float) -> list[float] | None:
-    """The free shares of a node's GPUs after an actor takes `share`: whole GPUs, or a part of one.
+    """Return the free shares of a node's GPUs after an actor takes `share`: whole GPUs, or a part of one GPU.
 
-    None when it does not fit: 0.4 does not fit on two GPUs with 0.2 free each.
+    None if the share does not fit: 0.4 does not fit on two GPUs with 0.2 free each.
     """
     after = list(left)
     for _ in range(max(1, int(share)) if share else 0):
         piece = min(share, 1.0)
-        # The fullest GPU with room, so that others stay whole.
+        # The fullest GPU with enough room, so that others stay free.
         i = min((i for i, free in enumerate(after) if free + 1e-6 >= piece), key=lambda i: after[i], default=None)
         if i is None:
             return None
@@ -216,10 +216,10 @@ def assign(
     owner: Mapping[ClientId, int],
     groups: Sequence[ActorGroup],
 ) -> dict[int, list[Group]]:
-    """Work lists of a round: actor -> clients that are trained together, the longest work first.
+    """Return the work lists of a round: actor -> groups of clients that are trained together, the longest first.
 
-    They go to the actor that is free first, but stay with the owner of most of them unless moving them shortens the
-    round. Actors are numbered through all groups. Only speed depends on the lists, never a result.
+    Each group goes to the actor with the least work so far, but stays with the owner of most of its clients unless
+    moving shortens the round. Actors are numbered through all groups. The lists affect only speed, never a result.
     """
     lists: dict[int, list[Group]] = {}
     total = {members: sum(cost[k] for k in members) for members in cohort}
@@ -243,7 +243,7 @@ def assign(
 
 
 def parse_ranges(text: str, count: int) -> set[int]:
-    """`"0-9,12"` -> {0, ..., 9, 12}. Raises `ValueError` when it is not such a list of numbers below `count`."""
+    """Parse ranges of ids below `count`: `"0-9,12"` -> {0, ..., 9, 12}. Raises `ValueError` for any other text."""
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -272,7 +272,7 @@ def _gpus_per_actor(request: ResourceRequest, machine: ClusterResources, notes: 
 
 
 def _round_share(share: float) -> float:
-    # Ray keeps 4 digits of a share; above 1 it takes whole GPUs only.
+    # Ray keeps 4 digits of a share, and accepts only whole numbers above 1.
     return float(int(share)) if share >= 1 else math.floor(share * 1e4) / 1e4
 
 

@@ -1,4 +1,4 @@
-"""The cohort of a round: a pure function of the run's seed, the round and what is known of the clients beforehand."""
+"""Selection of a round's cohort: a pure function of the run's seed, the round and facts known before it."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ if TYPE_CHECKING:
 
 
 def cohort_size(participation: float, num_clients: int) -> int:
-    """K = floor(participation * N), forgiving the last digit: 0.29 of 100 is 29."""
+    """Return K = floor(participation * N), tolerating rounding errors: 0.29 of 100 is 29."""
     return math.floor(participation * num_clients + 1e-9)
 
 
 def selected_size(size: int, oversample: float) -> int:
-    """How many clients are selected so that `size` of them count: 1.3 times 10 are 13."""
+    """Return how many clients to select so that `size` of them count: 1.3 times 10 are 13."""
     return math.ceil(oversample * size - 1e-9)
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """The clients that can be selected in a round, and what a selection may know of them."""
+    """The clients that can be selected in a round, and the facts that a selection may use."""
 
-    ids: Sequence[ClientId]  # ascending, more than are selected
+    ids: Sequence[ClientId]  # ascending; more than the selection size
     num_samples: Mapping[ClientId, int]  # n_k: training samples
-    system: System | None = None  # their devices and connections, where the scenario has them
+    system: System | None = None  # their devices and connections, if the scenario describes them
 
 
 class Selection(Protocol):
     """A named selection policy: a frozen dataclass whose fields are the keys of `clients.selection`."""
 
     def select(self, candidates: Candidates, size: int, rng: np.random.Generator) -> Sequence[ClientId]:
-        """`size` different candidates. A pure function of its arguments; `rng` is keyed by the seed and the round."""
+        """Return `size` different candidates, as a pure function of the arguments; seed and round determine `rng`."""
 
 
 @dataclass(frozen=True)
@@ -83,17 +83,17 @@ class Fastest:
 
 
 SELECTIONS: dict[str, type] = {"uniform": UniformSelection, "by_samples": BySamples, "fastest": Fastest}
-"""Name in a scenario -> policy; a user's own is named as `./mine.py:Mine`."""
+"""Name in a scenario -> policy. A custom policy is named as `./mine.py:Mine`."""
 
 
 @dataclass(frozen=True)
 class Participation:
-    """Who is selected in a round, and who of them may count."""
+    """How clients are selected in a round, and which of the selected clients count."""
 
     selection: Selection = field(default_factory=UniformSelection)
-    seed: int | None = None  # other than the run's
+    seed: int | None = None  # replaces the run's seed
     oversample: float = 1.0
-    deadline_s: float | None = None  # virtual
+    deadline_s: float | None = None  # in virtual time
     system: System | None = None
 
 
@@ -105,10 +105,10 @@ def cohort(
     num_samples: Mapping[ClientId, int] | None = None,
     given: Participation | None = None,
 ) -> tuple[ClientId, ...]:
-    """The clients that are selected in round `t`, in id order: `size` of them, or more with `oversample`.
+    """Return the clients that are selected in round `t`, in id order: `size` clients, or more with `oversample`.
 
-    All of the eligible clients that are available, if there are fewer. By default drawn uniformly, without replacement.
-    eligible: ascending ids.
+    If fewer eligible clients are available, return all of them. The default draws uniformly, without replacement.
+    eligible: ascending ids. given: how to select; default: `Participation()`.
     """
     given = given or Participation()
     size = selected_size(size, given.oversample)
@@ -120,7 +120,7 @@ def cohort(
     candidates = Candidates(ids, num_samples or {}, given.system)
     try:
         selected: Any = given.selection.select(candidates, size, rng)
-        # One more than allowed, as own code may return an endless generator.
+        # At most one more than allowed, since user code may return an endless generator.
         found = list(islice(selected, size + 1)) if isinstance(selected, Iterable) else None
     except FAILURES as error:
         raise RunError(f"{name} fails: {where(error)}") from error
@@ -135,6 +135,6 @@ def cohort(
 
 
 def _holds(ids: Sequence[ClientId], k: ClientId) -> bool:
-    """Whether `k` is among ascending ids."""
+    """Return whether ascending ids contain `k`."""
     place = bisect_left(ids, k)
     return place < len(ids) and ids[place] == k

@@ -1,4 +1,4 @@
-"""The clients' devices and connections: virtual time, availability, dropout. Pure functions of the seed and the round.
+"""Clients' devices and connections: virtual time, availability, dropout, as pure functions of seed and round.
 
 Shapes: N clients.
 """
@@ -24,10 +24,10 @@ BYTES_PER_MBIT = 1e6 / 8
 
 
 class Distribution(Protocol):
-    """The settings of a distribution, from which a property of every client is drawn once."""
+    """Settings of a distribution from which each client's value of a property is drawn once."""
 
     def draw(self, rng: np.random.Generator, num_clients: int) -> Floats:
-        """A value for each client, [N]; those of the first clients do not depend on how many there are."""
+        """Return a value for each client, [N]; the first values do not depend on the number of clients."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ DISTRIBUTIONS: dict[str, type] = {"uniform": Uniform, "log_normal": LogNormal}
 
 @dataclass(frozen=True, eq=False)
 class System:
-    """What every client's device and connection are like, [N] each."""
+    """Properties of every client's device and connection, [N] each."""
 
     flops_per_s: Floats
     """Floating-point operations per second; infinite: computing takes no time."""
@@ -72,26 +72,26 @@ class System:
     down_mbit_per_s: Floats
     """Megabits (10^6) per second from the server."""
     latency_s: Floats
-    """Seconds that a client round takes besides computing and sending."""
+    """Seconds of a client round besides computing and sending."""
     availability: Floats
-    """The probability that it can be selected in a round."""
+    """Probability that a client can be selected in a round."""
     dropout: Floats
-    """The probability that it does not finish a round for which it was selected."""
+    """Probability that a client does not finish a round for which it was selected."""
 
     def seconds(self, k: ClientId, flops: float, up_bytes: int, down_bytes: int) -> float:
-        """The virtual seconds of a client round."""
+        """Return the virtual seconds of a client round."""
         up_s = up_bytes / (BYTES_PER_MBIT * self.up_mbit_per_s[k])
         down_s = down_bytes / (BYTES_PER_MBIT * self.down_mbit_per_s[k])
         return float(flops / self.flops_per_s[k] + up_s + down_s + self.latency_s[k])
 
     def available(self, seed: int, t: int, ids: Sequence[ClientId]) -> list[ClientId]:
-        """Those of the clients that can be selected in round `t`."""
+        """Return the clients among `ids` that can be selected in round `t`."""
         drawn_N = _drawn(seed, "available", t, len(self.availability))
         holds_N = drawn_N < self.availability
         return [k for k in ids if holds_N[k]]
 
     def finishing(self, seed: int, t: int, ids: Sequence[ClientId]) -> list[ClientId]:
-        """Those of the selected clients that do not drop out of round `t`."""
+        """Return the selected clients that do not drop out of round `t`."""
         drawn_N = _drawn(seed, "dropout", t, len(self.dropout))
         return [k for k in ids if drawn_N[k] >= self.dropout[k]]
 
@@ -103,12 +103,12 @@ def _drawn(seed: int, purpose: str, t: int, num_clients: int) -> Floats:
 def time_round(
     seconds: Mapping[ClientId, float], size: int, deadline_s: float | None = None, dropped: int = 0, failed: int = 0
 ) -> Timing:
-    """The timing of a round: the first `size` clients to finish until the deadline count; of equal ones the lower id.
+    """Return the timing of a round: the first `size` clients to finish by the deadline count; lower ids win ties.
 
-    seconds: of each participant that finished. dropped, failed: how many selected clients never will. The round ends
-    when enough clients have finished; with fewer, at the deadline if any client is missing, else with the last of them.
+    seconds: of each participant that finished. dropped, failed: numbers of selected clients that never finish. The
+    round ends when `size` clients have finished; with fewer, at the deadline if any is missing, else with the last.
     """
-    from raysim.engine.records import Timing  # here: it imports torch
+    from raysim.engine.records import Timing  # imported here, since it imports torch
 
     order = sorted(seconds, key=lambda k: (seconds[k], k))
     counted = [k for k in order if deadline_s is None or seconds[k] <= deadline_s][:size]
