@@ -86,7 +86,7 @@ class Notices:
 
 
 def _apart(spec: RunSpec, report: RoundReport) -> Iterator[str]:
-    """Yield a warning for each architecture that could not be trained together, with the reason."""
+    """Yield a warning for each client that could not be trained together with others, with the reason."""
     for k, one in report.client_reports.items():
         if one.apart:
             yield f"clients with {spec.arch(k)} are trained one by one (training.together): {one.apart}"

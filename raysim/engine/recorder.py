@@ -1,4 +1,4 @@
-"""A thread that hands rounds to the trackers and writes checkpoints, while the next round runs."""
+"""A thread that logs rounds to the trackers and writes checkpoints while the next round runs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from raysim.common.results import ClientRow, Tracker
 
 
 class Recorder:
-    """Logs round t to the trackers while round t + 1 runs: writing files and drawing progress take no round's time.
+    """Logs round t to the trackers while round t + 1 runs, so that writing files and showing progress costs no time.
 
-    One thread, so trackers get rounds in order; the caller gets a tracker's exception with the next round.
+    There is one thread, so trackers get rounds in order. A tracker's exception is raised with the next round.
     """
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
@@ -26,7 +26,7 @@ class Recorder:
     def __call__(
         self, t: int, values: dict[str, Any], rows: Sequence[ClientRow], then: Callable[[], object] | None = None
     ) -> None:
-        """Log a round; `then` is called after all trackers."""
+        """Log a round. then: called after all trackers."""
         self.wait()
         ordered = sorted(rows, key=lambda row: row.client)
         self.logging = self.thread.submit(self._log, t, values, ordered, then)
@@ -40,7 +40,7 @@ class Recorder:
             then()
 
     def wait(self) -> None:
-        """Until the last round is logged; raises what a tracker or `then` raised."""
+        """Wait until the last round is logged; raise the exception of a tracker or of `then`, if any."""
         if self.logging is not None:
             logging, self.logging = self.logging, None
             logging.result()

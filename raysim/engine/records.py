@@ -23,14 +23,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Pending(Generic[T]):
-    """Work that a backend has begun; `result` waits for it."""
+    """Work that a backend has begun; `result` waits for its end."""
 
     result: Callable[[], T]
 
 
 @dataclass(frozen=True)
 class Broadcast:
-    """The server's messages of one round: each distinct message once, and which client gets which."""
+    """The server's messages of one round: each distinct message once, and its receivers."""
 
     messages: tuple[Any, ...]  # packed
     of: Mapping[ClientId, int | None]  # client -> position in `messages`; None: the client gets no message
@@ -38,12 +38,12 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class NonFiniteUpload:
-    """Replaces an upload that holds a NaN or infinity."""
+    """Replacement of an upload that contains a NaN or infinity."""
 
 
 @dataclass(frozen=True)
 class ClientFailure:
-    """Replaces the upload and the report of a client that failed in a round which tolerates that."""
+    """Replacement of the upload and the report of a client that failed, if the run tolerates failures."""
 
     reason: str  # one sentence
     trace: str = ""
@@ -51,7 +51,7 @@ class ClientFailure:
 
 @dataclass(frozen=True)
 class ClientState:
-    """A client's state on its way to another worker."""
+    """The state of a client that moves to another worker."""
 
     row: NDArray[np.uint8] | None  # None: the other worker keeps rows in the same file
     unsaved: bool  # changed since the last checkpoint
@@ -77,7 +77,7 @@ class EvaluationResult:
 
 
 Coverage = Literal["own", "whole"]
-"""What a client is tested on: its own samples, or also the whole published test set, where the scenario asks for it."""
+"""Samples of a test: the client's own, or also the whole published test set, if the scenario requests it."""
 
 
 @dataclass(frozen=True)  # with slots it takes twice as long to pickle
@@ -85,12 +85,12 @@ class ClientEvaluation:
     """The test of a client's model."""
 
     local: EvaluationResult  # on its own test samples
-    val_correct: int  # of its own validation samples
+    val_correct: int  # on its own validation samples
     val_total: int
-    everyone: EvaluationResult | None  # on the published test set, where that was tested
+    everyone: EvaluationResult | None  # on the published test set, if tested
     seconds: float
     macro_f1: float | None = None  # on its own test samples
-    class_correct: list[int] = field(default_factory=list)  # of its own test samples, per class that these have
+    class_correct: list[int] = field(default_factory=list)  # on its own test samples, by class that occurs in them
 
 
 @dataclass(frozen=True)  # with slots it takes twice as long to pickle
@@ -104,8 +104,8 @@ class ClientReport:
     flops: float
     train_s: float
     values: Mapping[str, float]  # what the algorithm logged
-    evaluation: ClientEvaluation | None  # where models are measured before they train
-    apart: str = ""  # why it was not trained together with the others of its group
+    evaluation: ClientEvaluation | None  # if models are tested before they train
+    apart: str = ""  # reason why it was not trained together with its group; empty: none
 
 
 def client_row(
@@ -116,7 +116,7 @@ def client_row(
     evaluation: ClientEvaluation | None,
     virtual_s: float | None = None,
 ) -> ClientRow:
-    """The row of a client that trained, was evaluated, or both."""
+    """Return the row of a client that trained, was evaluated, or both."""
     local, everyone = (evaluation.local, evaluation.everyone) if evaluation else (None, None)
     return ClientRow(
         round=t,
@@ -151,16 +151,16 @@ class ServerReport:
 
     values: Mapping[str, float]  # what the algorithm logged
     flops: float
-    seconds: float  # in its hooks, sending included
-    rejected: tuple[ClientId, ...]  # uploads with a NaN or infinity, which its hook did not get
+    seconds: float  # in the server's hooks, including sending
+    rejected: tuple[ClientId, ...]  # clients with a NaN or infinity in the upload, which the hook did not get
 
 
 @dataclass(frozen=True)
 class TrainingResult:
     """The clients' part of a round."""
 
-    uploads: Sequence[Any]  # for `Backend.aggregate`; on Ray references to objects
-    reports: Mapping[ClientId, ClientReport]  # in client-id order, as `failed`
+    uploads: Sequence[Any]  # for `Backend.aggregate`; on Ray, object references
+    reports: Mapping[ClientId, ClientReport]  # in client-id order, like `failed`
     failed: Mapping[ClientId, ClientFailure]  # clients that the round continues without
     moved: int = 0  # clients whose state moved to another actor
 
@@ -195,12 +195,12 @@ class CheckpointFile:
 
     @cached_property
     def text(self) -> str:
-        """As a manifest has it, in JSON; made once, since every later checkpoint names a file that stays."""
+        """The entry of a manifest, in JSON; cached, since later checkpoints name an unchanged file again."""
         return json.dumps([self.name, self.size, self.checksum, self.clients])
 
 
 SavedFiles = tuple[Sequence[CheckpointFile], CheckpointFile]
-"""The files of a checkpoint: clients', server's."""
+"""The files of a checkpoint: (files of clients, file of the server)."""
 
 
 @dataclass(frozen=True)
@@ -208,26 +208,26 @@ class Timing:
     """When the participants of a round finished, in virtual seconds from its beginning, and when the round ended."""
 
     seconds: Mapping[ClientId, float]
-    late: Collection[ClientId]  # they finished after the deadline, or after enough others
+    late: Collection[ClientId]  # clients that finished after the deadline, or after enough others
     round_s: float
-    dropped: int = 0  # how many clients of the cohort do not count: they dropped out, or were late
+    dropped: int = 0  # number of clients of the cohort that dropped out or were late
 
 
 @dataclass(frozen=True)
 class RoundReport:
-    """One round of all its clients and the server."""
+    """One round of all participants and the server."""
 
-    client_reports: Mapping[ClientId, ClientReport]  # of those that count, in client-id order
-    evaluations: Mapping[ClientId, ClientEvaluation]  # of the same, where asked for
+    client_reports: Mapping[ClientId, ClientReport]  # clients that count, in client-id order
+    evaluations: Mapping[ClientId, ClientEvaluation]  # of the same clients, if tested
     server: ServerReport
     moved: int = 0  # clients whose state moved to another actor
     failed: Mapping[ClientId, ClientFailure] = field(default_factory=dict)  # clients that the round continued without
     files: Pending[SavedFiles] | None = None  # of the round's checkpoint, if it has one
-    timing: Timing | None = None  # in virtual time, where the scenario describes the clients' systems
+    timing: Timing | None = None  # in virtual time, if the scenario has `system`
 
     @property
     def uploaded(self) -> list[ClientId]:
-        """The clients that sent something to the server, rejected uploads included."""
+        """The clients that sent an upload, including rejected uploads."""
         return [k for k, one in self.client_reports.items() if one.up.bytes]
 
 
@@ -235,9 +235,9 @@ class RoundReport:
 class MemoryReport:
     """Memory of one or all of a run's processes, in MiB."""
 
-    resident_mb: float  # without what processes share
+    resident_mb: float  # without memory that processes share
     gpu_peak_mb: float = 0.0  # greatest GPU memory of any process
-    on_disk_mb: float = 0.0  # what the states of all clients take where a machine keeps them on its disk; 0: none does
+    on_disk_mb: float = 0.0  # size of all clients' states, if a machine keeps them on its disk; 0: none does
 
 
 @dataclass(frozen=True)
@@ -245,24 +245,24 @@ class Startup:
     """How long client actors took to start when a run began."""
 
     actors: int
-    seconds: float  # from asking for the first until all had answered
-    slowest_s: float  # the longest that one took
+    seconds: float  # from the request for the first actor until all had answered
+    slowest_s: float  # longest start of an actor
 
     @property
     def per_actor_s(self) -> float:
-        """Seconds for each: what one more costs where as many start at a time."""
+        """Seconds per actor: the cost of one more actor if as many start at a time."""
         return self.seconds / self.actors
 
     def facts(self) -> dict[str, float]:
-        """As `summary.json` has it."""
+        """Return the entry of `summary.json`."""
         return {**asdict(self), "per_actor_s": self.per_actor_s}
 
     @classmethod
     def of(cls, asked_s: Sequence[float], up_s: Sequence[float]) -> Startup:
-        """From the moments at which each was asked for, and at which it had answered."""
+        """Compute the start times. asked_s, up_s: when each actor was requested and when it had answered."""
         each = [up - asked for asked, up in zip(asked_s, up_s, strict=True)]
         return cls(len(each), max(up_s) - min(asked_s), max(each))
 
 
 class LostError(Exception):
-    """A part of the run is gone: an actor, a node, an object. All of it can be computed again."""
+    """A part of the run is gone: an actor, a node or an object. The run can compute it again."""

@@ -1,7 +1,7 @@
-"""Recovery: when a part of the run dies, its last checkpoint is restored and the rounds since then are repeated.
+"""Recovery: if a part of the run dies, restore the last checkpoint and repeat the rounds since then.
 
-A round is a pure function of the state before it, the seed and its number. So the run ends with the same bits,
-whatever dies.
+A round is a pure function of the state before it, the seed and its number. So the run has bit-identical results,
+whichever part dies.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ T = TypeVar("T")
 
 @dataclass
 class RecoveringBackend:
-    """Makes calls to a backend; after a `LostError` restores the backend's state and makes the call again."""
+    """Makes calls to a backend; after a `LostError` it restores the backend's state and repeats the call."""
 
     backend: Backend
     replay: Callable[[int, Collection[ClientId]], object]  # runs a round again, without these clients
     checkpoints: CheckpointManager | None
     max_attempts: int
-    wait_for_checkpoint: Callable[[], None]  # wait until a checkpoint that is being written is done
+    wait_for_checkpoint: Callable[[], None]  # waits for a checkpoint that is being written
     at: int = 0  # the last round that the backend's state includes
     restarts: int = 0
     failed: dict[int, Collection[ClientId]] = field(default_factory=dict)  # round -> clients that failed in it
-    attempts: int = 0  # since `at` last moved
+    attempts: int = 0  # since the last new round
 
     def __call__(self, call: Callable[[], T]) -> T:
         """Make a call that does not change the state. Raises `RunError` after `max_attempts` deaths."""
@@ -48,12 +48,12 @@ class RecoveringBackend:
                     self._recover(lost)
                 return call()
             except LostError as error:
-                # Else the frames' variables, such as uploads, would stay in memory while the rounds are repeated.
+                # Otherwise the frames keep uploads in memory while the rounds are repeated.
                 traceback.clear_frames(error.__traceback__)
                 lost = error
 
     def round(self, t: int, call: Callable[[], RoundReport]) -> RoundReport:
-        """Make the call that runs round `t`, which follows `at`."""
+        """Make the call that runs round `t`, the round after `at`."""
         report = self(call)
         self.at, self.attempts = t, 0
         if report.failed:
@@ -65,7 +65,7 @@ class RecoveringBackend:
 
         Raises `LostError` when an actor dies meanwhile.
         """
-        # The store has dropped a damaged checkpoint: that is no attempt, and ends when no checkpoint is left.
+        # A damaged checkpoint does not count as an attempt: the store dropped it, so this ends without checkpoints.
         if not isinstance(lost, DamagedCheckpointError):
             self.attempts += 1
             self.restarts += 1

@@ -1,4 +1,4 @@
-"""The rounds of a run: sample, send, train, evaluate, aggregate, record. `run_round` is the page to read first."""
+"""The rounds of a run: sample, send, train, evaluate, aggregate, record. Read `run_round` first."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from raysim.engine.stop import Stop
 
 @dataclass(frozen=True)
 class Schedule:
-    """How many rounds a run has, when it evaluates, and how many failures it tolerates."""
+    """The number of rounds of a run, when it evaluates, and how many failures it tolerates."""
 
     rounds: int
     participants: int  # K
@@ -51,7 +51,7 @@ class Schedule:
     stopping: StoppingRule | None = None
 
     def coverage(self, t: int) -> Coverage | None:
-        """What clients are tested on after round `t`; None: they are not tested."""
+        """Return the samples on which clients are tested in round `t`; None: no test."""
         is_last = t == self.rounds
         if not is_last and t % self.evaluate_every:
             return None
@@ -60,10 +60,10 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Observers:
-    """What a run reports to. Nothing here changes a result."""
+    """Receivers of a run's reports. They never change a result."""
 
     trackers: Sequence[Tracker] = ()
-    within_round: Callable[[int, int], None] = lambda done, of: None  # clients done, of how many
+    within_round: Callable[[int, int], None] = lambda done, of: None  # (clients done, all participants)
     after_round: Callable[[int], None] = lambda t: None
 
 
@@ -75,14 +75,14 @@ def run_rounds(
     checkpoints: CheckpointManager | None = None,
     start: Callable[[], object] = lambda: None,
 ) -> str:
-    """Run every round that is left, log each to the trackers, and return the state's digest at the end.
+    """Run all remaining rounds, log each to the trackers, and return the digest of the final state.
 
-    start: starts the backend; when the run resumes, also restores its checkpoint and sets `progress` to that. It is
-    called again when it raises `LostError`.
+    start: starts the backend; for a resumed run it also restores the checkpoint and `progress`. It is called again if
+    it raises `LostError`.
 
-    `progress` is changed in place, so that the caller knows how far an interrupted run came. An exception leaves
-    it at the last round that was handed to the trackers, one of which may have failed to log it.
-    Raises `KeyboardInterrupt` after a round in which `schedule.stop` was requested.
+    `progress` is changed in place, so that the caller knows the last round of an interrupted run. After an exception
+    it is at the last round that was passed to the trackers, which a tracker may have failed to log. Raises
+    `KeyboardInterrupt` after a round in which `schedule.stop` was requested.
     """
     with Recorder(observers.trackers) as record:
         loop = Loop(backend, schedule, progress, observers, checkpoints, record)
@@ -108,7 +108,7 @@ def run_rounds(
 
 
 class Loop:
-    """The parts of `run_rounds`: each step of a round, repeated from the last checkpoint where an actor dies."""
+    """The steps of `run_rounds`, which are repeated from the last checkpoint if an actor dies."""
 
     def __init__(
         self,
@@ -127,11 +127,11 @@ class Loop:
 
     @property
     def restarts(self) -> int:
-        """How often the run went back to a checkpoint."""
+        """Number of times that the run went back to a checkpoint."""
         return self.recovering.restarts
 
     def start(self, start: Callable[[], object]) -> None:
-        """Start the backend, or resume it, and test the clients whose accuracy is not known."""
+        """Start or resume the backend, and test all clients of unknown accuracy."""
         self.recovering(start)
         self.recovering.at = self.progress.rounds
         self.recovering.restarts += self.progress.restarts
@@ -141,7 +141,7 @@ class Loop:
         self.schedule.stop.possible = True
 
     def run_round(self, t: int, evaluate: Coverage | None) -> RoundReport:
-        """Run round `t`, and save the state after it where a checkpoint is due."""
+        """Run round `t`, and begin to save the state after it if a checkpoint is due."""
         participants = sample(self.backend.spec, self.schedule, t)
         storage = self.checkpoints.begin() if self.checkpoints is not None and self.checkpoints.due(t) else None
         call = partial(
@@ -159,7 +159,7 @@ class Loop:
         return report
 
     def client_rows(self, t: int, report: RoundReport, evaluate: Coverage | None) -> list[ClientRow]:
-        """The rows of round `t`; with `evaluate` also of clients that changed since they were last tested."""
+        """Return the rows of round `t`; with `evaluate`, also those of clients that changed since their last test."""
         progress, spec = self.progress, self.backend.spec
         virtual_s = report.timing.seconds if report.timing else {}
         rows = [
@@ -177,9 +177,9 @@ class Loop:
         return rows
 
     def engine_metrics(self, t: int, began: float) -> dict[str, float | int]:
-        """The metrics of round `t` that describe this machine and the training's settings, not its results.
+        """Return the metrics of round `t` about resources and settings: memory, time, restarts, learning rate.
 
-        began: when the round began, in seconds of `perf_counter`.
+        began: the start of the round, in seconds of `perf_counter`.
         """
         memory = self.backend.memory()
         self.notices.check_memory(memory)
@@ -208,13 +208,13 @@ class Loop:
     def record_round(
         self, t: int, metrics: dict[str, Any], rows: Sequence[ClientRow], files: Pending[SavedFiles] | None
     ) -> None:
-        """Hand round `t` to the trackers and complete its checkpoint. files: of that checkpoint; None: none is due."""
+        """Pass round `t` to the trackers and complete its checkpoint. files: of the checkpoint; None: none is due."""
         progress, checkpoints = self.progress, self.checkpoints
         progress.restarts = self.restarts
         progress.final = progress.final | metrics
-        self.recovering(self.record.wait)  # the checkpoint before may have been lost with an actor
+        self.recovering(self.record.wait)  # the previous checkpoint may have been lost with an actor
         complete = None
-        # A checkpoint builds on the one before: if that was lost, it would lack what changed in between.
+        # A checkpoint builds on the previous one: without it, clients that changed in between would be missing.
         if checkpoints and files and self.restarts == self._restarts_at_save:
             complete = partial(checkpoints.complete, t, files, progress.facts())
         self.record(t, metrics, rows, complete)
@@ -222,7 +222,7 @@ class Loop:
         self.recovering(partial(self.observers.after_round, t))
 
     def save(self) -> None:
-        """Save the last round that is done, unless it is saved already."""
+        """Save the state after the last round that is done, unless it is saved already."""
         self.recovering(self.record.wait)
         checkpoints, progress = self.checkpoints, self.progress
         if checkpoints is None or checkpoints.saved_round == progress.t:
@@ -233,13 +233,13 @@ class Loop:
         )
 
     def _test_unknown(self) -> None:
-        """Test all clients before round 1; in a resumed run those whose latest row is missing."""
+        """Test all clients before round 1; in a resumed run, test the clients with a missing latest row."""
         progress, spec = self.progress, self.backend.spec
         unknown = [k for k in range(spec.num_clients) if k not in progress.latest.measured]
         if not unknown:
             return
-        # In a resumed run with evaluation.when after_receive, a participant's lost row was of another moment:
-        # accuracy/all then counts the client as it is now.
+        # With evaluation.when: after_receive, a participant's lost row was measured before training. In a resumed run,
+        # accuracy/all then counts the client after training.
         tested = self._test(unknown, "whole" if self.schedule.global_every is None else "own")
         rows = [client_row(spec, progress.rounds, k, None, one) for k, one in tested.items()]
         progress.latest.update(rows)
@@ -261,13 +261,13 @@ class Loop:
 
 
 def sample(spec: RunSpec, schedule: Schedule, t: int) -> Sequence[ClientId]:
-    """The clients that take part in round `t`: those that are selected, but those that drop out."""
+    """Return the clients that take part in round `t`: those selected, except those that drop out."""
     selected, given = _select(spec, schedule, t), schedule.participation
     return selected if given.system is None else given.system.finishing(_seed(spec, schedule), t, selected)
 
 
 def virtual_timing(spec: RunSpec, schedule: Schedule, t: int, trained: TrainingResult) -> Timing | None:
-    """When the participants of round `t` finish in virtual time, and which of them are late; None without a system."""
+    """Return when the participants of round `t` finish in virtual time, and which are late; None without a system."""
     system = schedule.participation.system
     if system is None:
         return None
@@ -283,7 +283,7 @@ def _select(spec: RunSpec, schedule: Schedule, t: int) -> Sequence[ClientId]:
 
 
 def _seed(spec: RunSpec, schedule: Schedule) -> int:
-    """The seed of cohorts."""
+    """Return the seed of cohorts."""
     return spec.seed if schedule.participation.seed is None else schedule.participation.seed
 
 
@@ -297,13 +297,13 @@ def run_round(
     storage: Storage | None = None,
     timing: Callable[[TrainingResult], Timing | None] = lambda trained: None,
 ) -> RoundReport:
-    """One round. Each call queues work after that of the calls before it and returns a `Pending`; `result` waits.
+    """Run one round. Each call to the backend queues work after earlier calls and returns a `Pending`; `result` waits.
 
     Evaluation is queued after training, so that it can run while the server aggregates.
 
-    evaluate: what participants are tested on; None: they are not tested.
+    evaluate: samples on which participants are tested; None: no test.
     skip: participants that failed when this round ran before. progress: called with the number of clients done.
-    storage: where to save the state after the round. timing: what it takes in virtual time; who is late does not count.
+    storage: where to save the state after the round. timing: computes the virtual times; late clients do not count.
     """
     when = backend.spec.evaluate_when if evaluate else None
     broadcast = backend.send(t, participants)
@@ -325,6 +325,6 @@ def run_round(
 
 
 def state_digest(backend: Backend) -> str:
-    """SHA-256 over all client and server state: equal digests mean bit-identical runs."""
+    """Return the SHA-256 over all client and server state: equal digests mean bit-identical runs."""
     clients, server = backend.digests()
     return combined_digest({f"client/{k:09d}": sha for k, sha in clients.items()} | {"server": server})

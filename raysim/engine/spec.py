@@ -1,4 +1,4 @@
-"""What every process of a run gets once: the clients' data and models, and how they train. Plain data, no behaviour."""
+"""The specification of a run that every process gets once: the clients' data and models, and their training."""
 
 from __future__ import annotations
 
@@ -28,42 +28,42 @@ FEW = 8
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run, as its workers and its server need it. Picklable; the samples travel apart."""
+    """All that the workers and the server of a run need, except the samples, which travel separately. Picklable."""
 
     algorithm: AnyAlgorithm
     seed: int
     num_classes: int
     feature_dim: int
     models: tuple[str, ...]  # client k has models[k % len(models)]
-    build_model: Callable[..., Any]  # name, perhaps feature_dim -> a SplitModel; weights from torch's global generator
+    build_model: Callable[..., Any]  # name, optional feature_dim -> a SplitModel with weights from torch's generator
     transform: Transform
     local: LocalTraining
     train: Shards
     val: Shards
     test: Shards
     threads: tuple[int, ...]  # intra-op threads of client k's work: threads[k % len(threads)]
-    global_test: NDArray[np.int64] | None = None  # positions of the published test samples, where asked for
+    global_test: NDArray[np.int64] | None = None  # positions of the published test samples, if requested
     evaluate_when: Literal["after_update", "after_receive"] = "after_update"
-    independent_init: bool = False  # True: each client draws initial weights of its own
+    independent_init: bool = False  # True: each client draws separate initial weights
     server_threads: int = 1
-    tolerates_failures: bool = False  # whether a round may go on without a client that fails
-    may_discard: bool = False  # whether a participant may finish too late, and then stays as it was
-    client_timeout_s: float | None = None  # limit of a client's part of a round
-    together: Mapping[str, int] = field(default_factory=dict)  # architecture -> clients trained by one call; else 1
+    tolerates_failures: bool = False  # whether a round may continue without a client that fails
+    may_discard: bool = False  # whether participants may be late, and then keep their earlier state
+    client_timeout_s: float | None = None  # time limit of a client's part of a round
+    together: Mapping[str, int] = field(default_factory=dict)  # architecture -> most clients in one call, else 1
     num_rounds: int = 1
     labels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    encoder: Callable[[str], Any] = only_pixels  # as in Task; picklable
-    weights_seed: int | None = None  # of initial weights; None: the run's
-    public: tuple[NDArray[Any], NDArray[np.int64]] | None = None  # samples as stored and labels that all parties have
-    schedule: RateSchedule = field(default_factory=Constant)  # of the learning rate
+    encoder: Callable[[str], Any] = only_pixels  # as in `Task`; picklable
+    weights_seed: int | None = None  # seed of initial weights; None: the run's seed
+    public: tuple[NDArray[Any], NDArray[np.int64]] | None = None  # stored samples and labels of `Task.public`
+    schedule: RateSchedule = field(default_factory=Constant)  # schedule of the learning rate
     own_code: OwnCode = OwnCode()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"own_code": self.own_code, **vars(self)}  # first: what follows may need its modules
+        return {"own_code": self.own_code, **vars(self)}  # first, since the other fields may need its modules
 
     @property
     def num_clients(self) -> int:
-        """N."""
+        """Number of clients, N."""
         return len(self.train)
 
     @property
@@ -72,14 +72,14 @@ class RunSpec:
         return self.seed if self.weights_seed is None else self.weights_seed
 
     def arch(self, k: ClientId) -> str:
-        """Client k's architecture."""
+        """Return client k's architecture."""
         return self.models[k % len(self.models)]
 
     def groups(self, cohort: Sequence[ClientId]) -> list[tuple[ClientId, ...]]:
-        """Who is trained with whom: clients of one architecture, in id order, in groups as equal as they can be.
+        """Split a cohort into groups that are trained together: one architecture, in id order, of similar size.
 
-        A few are trained one by one, unless so few were asked for. A function of the scenario and the cohort alone,
-        because bits depend on it.
+        Fewer than `FEW` clients are trained one by one, unless the scenario sets a smaller group size. The groups
+        depend on the scenario and the cohort alone, because grouping changes the last bits of results.
         """
         of_arch: dict[str, list[ClientId]] = {}
         for k in cohort:
@@ -93,20 +93,20 @@ class RunSpec:
         return sorted(found)
 
     def local_in(self, t: int) -> LocalTraining:
-        """How clients train in round `t`; in round 0, in which no client trains, as in the first."""
+        """Return the training settings of round `t`; round 0, in which no client trains, has those of round 1."""
         return replace(self.local, lr=self.local.lr * factor_of(self.schedule, max(t, 1), self.num_rounds))
 
     def fresh_model(self, name: str, *key: int | str, **width: int) -> Any:
-        """A new model with the initial weights of `name` (and `key`: of one client, or one purpose).
+        """Return a new model with the initial weights of `name`. key: a client or a purpose with separate weights.
 
-        width: `feature_dim`, if other than the run's.
+        width: `feature_dim`, if it differs from the run's.
         """
         with global_seed(self.init_seed, "init", name, *key):
             return self.build_model(name, **width)
 
     @cached_property
     def task(self) -> Task:
-        """The part of this that algorithms see."""
+        """The part of the specification that algorithms see."""
         used = dict.fromkeys(self.models[: self.num_clients])
         return Task(
             self.num_classes,
@@ -136,10 +136,10 @@ class RunSpec:
 
     @cached_property
     def shared_tests(self) -> NDArray[np.int64] | None:
-        """All samples that clients are tested or validated on, ascending, where they share them; else None.
+        """Positions of all test and validation samples, ascending, if clients share enough of them; else None.
 
-        They share them where a network of each architecture sees fewer samples, if it sees all of these, than if it
-        sees those of each of its clients.
+        They do if running one network per architecture on all these samples takes at most half as many samples as
+        running every client's network on the client's own samples.
         """
         used = [self.val.index, self.test.index, *([] if self.global_test is None else [self.global_test])]
         found_U = np.unique(np.concatenate(used))
@@ -148,13 +148,13 @@ class RunSpec:
 
     @cached_property
     def eligible(self) -> list[ClientId]:
-        """Clients that hold training samples; the others never take part."""
+        """Clients with training samples; all others never take part."""
         return [k for k, count in self.num_samples.items() if count]
 
 
 @dataclass(frozen=True)
 class _Classes(Mapping[ClientId, Tensor]):
-    """`RunSpec.classes`, found when a method asks for them: most do not, and 100,000 tensors take a second."""
+    """`RunSpec.classes`, computed on access: most methods never read them, and 100,000 tensors take a second."""
 
     spec: RunSpec
 

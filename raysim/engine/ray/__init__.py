@@ -1,9 +1,9 @@
 """The backend on Ray: the pool of actors, calls to them, the session, checkpoints.
 
-Ray reads one environment variable when it is imported, so it is set here; `session.connect` sets all others.
+This file sets the one environment variable that Ray reads when it is imported; `session.connect` sets all others.
 """
 
 import os
 
-# raysim reports an actor's death in one line; Ray's log monitor would print a page.
+# raysim reports an actor's death in one line, so Ray's log monitor need not print a page about it.
 os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed while executing a task")

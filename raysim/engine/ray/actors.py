@@ -1,6 +1,6 @@
-"""The actors of the Ray backend: a process that trains clients, and the server's.
+"""The actors of the Ray backend, each a process: client actors, which train, and the server actor.
 
-This module imports nothing heavy: torch costs a process 4 s and 250 MB, which an actor without work should not pay.
+This module does not import torch, which costs a process 4 s and 250 MB, so that actors without work stay small.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from raysim.engine.workers.server import ServerWorker
 
 STREAM_S = 1.0
-"""How often an actor hands over the results of its work list, so that progress is visible."""
+"""Seconds between results that an actor yields from its work list, so that progress is visible."""
 
 TRIM_EVERY_S = 5.0
-"""How often an actor returns freed memory to the system; getting it back costs about 10 ms."""
+"""Seconds between returns of freed memory to the system; getting the memory back costs about 10 ms."""
 
 
 def private_mb() -> float:
-    """Resident memory of this process alone, in MiB: without the object store, which counts once, elsewhere."""
+    """Return the resident memory of this process in MiB, without the object store, which is shared."""
     info = psutil.Process().memory_info()
     return (info.rss - getattr(info, "shared", 0)) / 2**20
 
@@ -55,9 +55,9 @@ def private_mb() -> float:
 def keep_freed_memory() -> None:
     """Ask glibc to reuse freed memory instead of giving it back to the system after every training step.
 
-    A step frees its gradients and activations and the next one allocates them again. New pages of the system cost a
-    fault per 4 KiB: 3,000 faults and a fifth of the time of a CNN-1 step on a CPU. Call it in actors only, not in a
-    user's process. Without glibc it does nothing.
+    A step frees its gradients and activations and the next one allocates them again. Each new page of 4 KiB costs a
+    page fault: 3,000 faults and a fifth of the time of a CNN-1 step on a CPU. Call this in actors only, not in a user's
+    process. Without glibc it does nothing.
     """
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
@@ -68,9 +68,9 @@ def keep_freed_memory() -> None:
 
 
 def freeze_imports() -> None:
-    """Exempt imported modules from garbage collection: a walk over torch's 200,000 objects takes 0.2 s each time.
+    """Exempt imported modules from garbage collection: a visit of torch's 200,000 objects takes 0.2 s each time.
 
-    Call it in actors only, not in a user's process.
+    Call this in actors only, not in a user's process.
     """
     gc.freeze()
 
@@ -78,14 +78,14 @@ def freeze_imports() -> None:
 class Location(NamedTuple):
     """The process of an actor."""
 
-    node: str  # Ray's id of the node
-    address: str  # of the node
+    node: str  # id of the node in Ray
+    address: str  # address of the node
     pid: int
-    files: Handles = ()  # in which it keeps clients' states
+    files: Handles = ()  # files for clients' states
 
 
 def location() -> Location:
-    """The location of this process."""
+    """Return the location of this process."""
     return Location(str(ray.get_runtime_context().get_node_id()), ray.util.get_node_ip_address(), os.getpid())
 
 
@@ -99,16 +99,16 @@ class WorkReport(NamedTuple):
 class WorkResult(NamedTuple):
     """The result of some clients of a work list.
 
-    Each field is an object of its own in Ray's object store, in this order: the driver fetches the report and passes
-    the reference to the uploads on to the server actor.
+    Each field is a separate object in Ray's object store, in this order: the driver fetches the report and passes the
+    reference to the uploads to the server actor.
     """
 
-    uploads: Any  # in the actor: client -> packed upload; in the driver: a reference to that
-    report: Any  # in the actor: a `WorkReport`; in the driver: a reference to that
+    uploads: Any  # in the actor: client -> packed upload; in the driver: the reference
+    report: Any  # in the actor: a `WorkReport`; in the driver: the reference
 
 
 class ClientActor:
-    """A `ClientWorker` in a process of its own, made when it is first needed."""
+    """A `ClientWorker` in a separate process, created at its first use."""
 
     _worker: ClientWorker | None = None
     inputs: Sequence[Any] = ()  # references to the RunSpec and the samples
@@ -117,11 +117,11 @@ class ClientActor:
     trimmed_s: float = 0.0  # perf_counter() when this process last returned freed memory
 
     def pid(self) -> int:
-        """The id of this process; an answer means that the actor is up."""
+        """Return the id of this process; an answer shows that the actor has started."""
         return os.getpid()
 
     def preload(self) -> None:
-        """Import what training needs, while the driver still reads its data."""
+        """Import the modules for training while the driver still reads its data."""
         with without_collection():
             import raysim.engine.workers.client  # noqa: F401
 
@@ -133,17 +133,17 @@ class ClientActor:
         return self._location()
 
     def join(self, files: Handles) -> Location:
-        """Keep clients' states in the files of another actor of this node, if they can be opened."""
+        """Use the files of another actor of this node for clients' states, if they can be opened."""
         self.files.join(files)
         return self._location()
 
     def ready(self) -> None:
-        """Make the worker now."""
+        """Create the worker now."""
         _ = self.worker
 
     @property
     def worker(self) -> ClientWorker:
-        """The clients. An actor without work never makes it, and takes a fifth of the memory."""
+        """The worker, created at its first use: an actor without work takes a fifth of the memory."""
         if self._worker is None:
             keep_freed_memory()
             import torch
@@ -154,7 +154,7 @@ class ClientActor:
             if self.gpu_share and torch.cuda.is_available():
                 device = "cuda"
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # makes cuBLAS deterministic
-                # Only with a GPU: it imports torch's compiler, 100 MB and seconds, and a CPU is deterministic anyway.
+                # Only with a GPU: this imports torch's compiler (100 MB, seconds), and CPUs are deterministic anyway.
                 torch.use_deterministic_algorithms(True, warn_only=True)
                 if self.gpu_share < 1:
                     torch.cuda.set_per_process_memory_fraction(self.gpu_share)
@@ -173,11 +173,11 @@ class ClientActor:
         return result
 
     def train_streaming(self, *work: Any) -> Iterator[Any]:
-        """As `train`, but yield the fields of a `WorkResult` about once a second, so that progress is visible."""
+        """Train as `train` does, but yield the fields of a `WorkResult` every second, so that progress is visible."""
         for result in self._train(STREAM_S, *work):
             yield result.uploads
             yield result.report
-            del result  # else its uploads stay in memory until the next result
+            del result  # otherwise its uploads stay in memory until the next result
 
     def _train(
         self,
@@ -223,7 +223,7 @@ class ClientActor:
         return self.worker.release(ids, shared)
 
     def save(self, t: int, storage: Storage) -> list[CheckpointFile]:
-        """Write the clients that changed since the last checkpoint, as they are after round `t`."""
+        """Write the states after round `t` of the clients that changed since the last checkpoint."""
         files = []
         for file, data in self.forward(t):
             storage.write(file.name, data)
@@ -231,11 +231,11 @@ class ClientActor:
         return files
 
     def forward(self, t: int) -> Iterator[tuple[CheckpointFile, bytes]]:
-        """The files of the clients that changed, for the driver to write where this node does not reach the storage."""
+        """Yield the files of changed clients, for the driver to write if this node cannot reach the storage."""
         yield from self._worker.save(t) if self._worker else ()
 
     def restore(self, files: Sequence[CheckpointFile], storage: Storage) -> None:
-        """Load the clients of these files. The state of all clients then counts as saved, also where it is as made."""
+        """Load the clients of these files. All clients then count as saved, also those in their initial state."""
         from raysim.engine.checkpoint.format import read_file
 
         for file in files:
@@ -262,16 +262,16 @@ class ClientActor:
 
 
 class ServerActor:
-    """A `ServerWorker` in a process of its own."""
+    """A `ServerWorker` in a separate process."""
 
     worker: ServerWorker
 
     def pid(self) -> int:
-        """The id of this process."""
+        """Return the id of this process."""
         return os.getpid()
 
     def preload(self) -> None:
-        """Import what the server needs, while the driver still reads its data."""
+        """Import the modules for the server while the driver still reads its data."""
         with without_collection():
             import raysim.engine.workers.server  # noqa: F401
 
@@ -288,7 +288,7 @@ class ServerActor:
         self.worker.start(registrations)
 
     def send(self, t: int, cohort: Sequence[ClientId]) -> Broadcast:
-        """See `ServerWorker.send`. Ray puts the result into the object store once."""
+        """See `ServerWorker.send`. Ray stores the result in the object store once."""
         return self.worker.send(t, cohort)
 
     def update(
@@ -300,7 +300,7 @@ class ServerActor:
         return self.worker.update(t, uploads, late), MemoryReport(private_mb())
 
     def save(self, t: int, storage: Storage | None) -> tuple[CheckpointFile, bytes | None]:
-        """Write the state after round `t`; without a storage, return the file's content."""
+        """Write the state after round `t` to the storage; without one, return the content of the file."""
         part, data = self.worker.save(t)
         if storage is None:
             return part, data

@@ -1,4 +1,4 @@
-"""Which processes use a CPU: tells actors that work for long from those that are stopped or wait for ever."""
+"""Detect which processes use a CPU, to distinguish busy actors from stopped or hanging ones."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 WATCH_S = 1.0
-"""How long processes are watched."""
+"""Seconds for which processes are watched."""
 
 USED_S = 0.03
-"""Seconds of CPU time within `WATCH_S` from which a process is at work: Ray's own threads use less in an idle one."""
+"""Seconds of CPU time within `WATCH_S` that show work: Ray's own threads use less in an idle process."""
 
 ANSWER_S = 20.0
-"""How long nodes may take to answer beyond that: each starts a process first."""
+"""Seconds beyond `WATCH_S` within which nodes must answer: each starts a process first."""
 
 
 def at_work(processes: Mapping[str, Collection[int]]) -> dict[str, Collection[int]]:
-    """Those of these processes that are at work. A node that does not answer has none.
+    """Return the processes that use a CPU, by node. A node that does not answer is missing.
 
-    processes: Ray's id of a node -> process ids there. Takes `WATCH_S` and the start of a process.
+    processes: Ray's id of a node -> process ids on it. This takes `WATCH_S` and the start of a process.
     """
     watched = {}
     for node, pids in processes.items():
@@ -36,20 +36,20 @@ def at_work(processes: Mapping[str, Collection[int]]) -> dict[str, Collection[in
     for answer in answered:
         try:
             found[watched[answer]] = ray.get(answer)
-        except RayError:  # the node is gone, for one
+        except RayError:  # for example, the node is gone
             continue
     return found
 
 
 def at_work_here(pids: Collection[int]) -> list[int]:
-    """Those of these processes of this machine that are at work."""
+    """Return those of these processes of this machine that use a CPU."""
     before = {pid: _cpu_s(pid) for pid in pids}
     sleep(WATCH_S)
     return [pid for pid in pids if _cpu_s(pid) - before[pid] >= USED_S]
 
 
 def _cpu_s(pid: int) -> float:
-    """CPU time that a process and its children, such as data loaders, have used so far; 0: there is none."""
+    """Return the CPU time of a process and its children, such as data loaders, so far; 0 without such a process."""
     seconds = 0.0
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)

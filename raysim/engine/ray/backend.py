@@ -1,8 +1,8 @@
 """The backend on Ray: a server actor, client actors, object references.
 
-One round: the server packs its messages into one object; every client actor gets one work list and that object's
-reference; uploads go from actor to server without passing through the driver. `pool` starts and replaces the actors,
-`calls` waits for their answers, `saving` writes checkpoints.
+In one round, the server packs its messages into one object; every client actor gets one work list and a reference to
+that object; uploads go from client actors to the server without passing through the driver. `pool` starts and replaces
+the actors, `calls` waits for their answers, `saving` writes checkpoints.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RayBackend:
 
     Attributes:
         pool: the actors.
-        owner: client -> the worker that holds its state; none does before the client's first round.
+        owner: client -> the worker that holds its state; without clients that have had no round yet.
     """
 
     spec: RunSpec
@@ -59,7 +59,7 @@ class RayBackend:
 
     @property
     def plan(self) -> Plan:
-        """The actors that there are now; it changes as nodes leave and are added."""
+        """The current actors; the plan changes when nodes leave or join."""
         return self.pool.plan
 
     def start(self, spec: RunSpec, raw: Callable[[], NDArray[Any]]) -> Startup | None:
@@ -74,7 +74,7 @@ class RayBackend:
         try:
             self._begin()
         except LostError:
-            # The shared samples or spec may be lost. If it is something else, that will show again.
+            # The shared samples or spec may be lost. Any other loss raises `LostError` again.
             self._share()
             self._begin()
 
@@ -83,7 +83,7 @@ class RayBackend:
         parts: dict[Worker, list[CheckpointFile]] = {worker: [] for worker in self.pool.clients}
         for file in clients:
             default_owner = self.pool.default_owner(file.clients)
-            # A file is read once: by the owner of its first client, which gets the others of its group, too.
+            # Each file is read once: by the owner of its first client, which gets the group's other clients, too.
             readers: dict[Any, list[ClientId]] = {}
             for k in file.clients:
                 owner = default_owner[k]
@@ -119,7 +119,7 @@ class RayBackend:
                     moves.setdefault((self.owner[k], worker), []).append(k)
         work: dict[Any, tuple[Worker, WorkResult | None]] = {}  # answer -> (worker, result; None: a stream of results)
         with uninterrupted():
-            # Old owners release clients before any new work is queued behind that.
+            # Old owners release clients before any new work is queued.
             released = {
                 (old, new): old.actor.release.remote(ids, old.location.files == new.location.files)
                 for (old, new), ids in moves.items()
@@ -212,18 +212,18 @@ class RayBackend:
         self.pool.close()
 
     def pids(self) -> list[int]:
-        """Processes of the client actors, then of the server."""
+        """Return the process ids of the client actors, then of the server."""
         return list(self.calls.get([m.actor.pid.remote() for m in self.pool.workers], "asking for processes"))
 
     # -- inside ------------------------------------------------------------------------------------
 
     def _share(self) -> None:
-        """Put what every actor needs into the object store, where it stays."""
+        """Put the samples and the spec, which every actor needs, into the object store permanently."""
         with self.calls.translate_errors("sharing the samples"):
             self.raw_ref, self.spec_ref = ray.put(self.raw()), ray.put(self.spec)
 
     def _begin(self) -> None:
-        """Bring all workers and the server to their state before round 1."""
+        """Reset all workers and the server to their state before round 1."""
         self.owner = {}
         self.pool.begin(self.spec_ref, self.raw_ref)
         registrations = []
@@ -237,7 +237,7 @@ class RayBackend:
         self.owner |= {k: worker for worker, ids in lists.items() for k in ids}
 
     def _work_lists(self, cohort: Sequence[Group], cost_s: Mapping[ClientId, float]) -> dict[Worker, list[Group]]:
-        """Worker -> the clients that it trains, from the seconds that each is expected to take."""
+        """Return worker -> the groups that it trains. cost_s: expected seconds of each client."""
         number = {worker: i for i, worker in enumerate(self.pool.clients)}
         owner = {k: number[self.owner[k]] for k in cost_s if k in self.owner}
         lists = assign(cohort, cost_s, owner, self.plan.groups)
@@ -246,7 +246,7 @@ class RayBackend:
     def _collect(
         self, work: dict[Any, tuple[Worker, WorkResult | None]], where: str, progress: Callable[[int], None]
     ) -> tuple[list[Any], dict[ClientId, ClientReport | ClientFailure]]:
-        """References to uploads, and reports, in the order in which actors answer; nothing is summed here."""
+        """Return references to uploads, and reports, in the order of the actors' answers; nothing is summed here."""
         uploads: list[Any] = []
         reports: dict[ClientId, ClientReport | ClientFailure] = {}
         left = dict(work)
@@ -269,16 +269,16 @@ class RayBackend:
         return uploads, reports
 
     def _next_result(self, stream: Iterator[Any], where: str) -> WorkResult | None:
-        """The next result of `ClientActor.train_streaming`; None at the end of the stream."""
+        """Return the next result of `ClientActor.train_streaming`; None at the end of the stream."""
         refs = list(islice(stream, len(WorkResult._fields)))
         if not refs:
             return None
         if len(refs) < len(WorkResult._fields):
-            self.calls.get(refs, where)  # raises: a call that failed ends its stream with its error
+            self.calls.get(refs, where)  # raises, since a failed call ends its stream with its error
         return WorkResult(*refs)
 
     def _spread(self, ids: Iterable[ClientId]) -> dict[Worker, list[ClientId]]:
-        """Clients by the worker that holds them, or that will."""
+        """Return clients by the worker that holds them, or that would hold them in their first round."""
         parts: dict[Worker, list[ClientId]] = {}
         ids = list(ids)
         default_owner = self.pool.default_owner(k for k in ids if k not in self.owner)
@@ -287,10 +287,10 @@ class RayBackend:
         return parts
 
     def _spread_thin(self, ids: Iterable[ClientId]) -> dict[Worker, list[ClientId]]:
-        """As `_spread`, but clients that never took part go to workers that have work anyway.
+        """Return clients by worker as `_spread` does, but give clients that never took part to initial workers.
 
-        Their models equal their architecture's template, which every worker can make, unless each has initial weights
-        of its own.
+        Unless each client has separate initial weights, these clients' models equal their architecture's template,
+        which every worker can make.
         """
         initial_workers = self.pool.initial_workers
         parts = self._spread(k for k in ids if k in self.owner or self.spec.independent_init)

@@ -1,4 +1,4 @@
-"""Calls to actors: Ray's exceptions become one sentence each, and those a run can recover from become `LostError`."""
+"""Calls to actors: Ray's exceptions become one-sentence errors, and `LostError` if the run can recover."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from raysim.engine.records import LostError
 logger = logging.getLogger(__name__)
 
 RECOVERY_DEADLINE_S = 10.0
-"""How long a busy actor may take to answer after another died; after that the run replaces it as well."""
+"""Seconds within which a busy actor must answer after another died; otherwise the run replaces it as well."""
 
 POLL_S = 0.5
-"""How often a call that waits checks that an answer can still come."""
+"""Seconds between checks of a waiting call that an answer can still come."""
 
 STALL_S = 30.0
-"""Seconds beyond the longest wait so far of the same kind after which actors that are not at work are reported: one
-that is stopped, or whose method waits for ever, raises no error. The first wait of a kind gets twice as long."""
+"""Seconds beyond the longest wait so far of the same kind after which idle actors are reported: a stopped or hanging
+actor raises no error. The first wait of a kind gets twice as long."""
 
 GCS_TIMEOUT_S = 10.0
-"""How long a cluster's GCS may refuse connections before the run takes it for dead: a cluster may restart its GCS."""
+"""Seconds for which a cluster's GCS may refuse connections before it counts as dead: a cluster may restart it."""
 
 _REASONS = {
     "memory": "its machine ran out of memory",
@@ -46,14 +46,14 @@ _REASONS = {
 
 
 class GcsDiedError(RunError):
-    """Ray's GCS is gone. A minute later Ray ends this process."""
+    """Ray's GCS has died. Ray ends this process a minute later."""
 
 
 class ActorCalls:
     """Waits for the answers of one run's actors.
 
     Attributes:
-        inputs: results that all pending calls take as arguments; while one is missing, its actor is the slow one.
+        inputs: results that all pending calls need as arguments; while one is missing, the calls wait for its actor.
     """
 
     def __init__(
@@ -62,19 +62,19 @@ class ActorCalls:
         detail_of: Callable[[str], str] = lambda actor_id: "",
         idle_of: Callable[[Sequence[str]], Sequence[str]] = lambda actor_ids: actor_ids,
     ) -> None:
-        """name_of: Ray's id of an actor -> its name in messages; None: an actor of another pool.
+        """name_of: Ray's id of an actor -> its name in messages; None for an actor of another pool.
 
         detail_of: Ray's id of an actor -> its process and clients, for messages.
-        idle_of: Ray's ids of actors -> those of them that are not at work.
+        idle_of: Ray's ids of actors -> the ids of those that use no CPU.
         """
         self.name_of, self.detail_of, self.idle_of = name_of, detail_of, idle_of
         self.inputs: Sequence[Any] = ()
         self._probed_s = 0.0  # perf_counter() of the last probe of the GCS
-        self._refused_s: float | None = None  # perf_counter() of the first of the probes that failed in a row
+        self._refused_s: float | None = None  # perf_counter() of the first failed probe since the last success
         self._longest_s: dict[str, float] = {}  # kind of call -> the longest wait that ended with an answer
 
     def get(self, refs: Any, context: str) -> Any:
-        """`ray.get`. context: what the call is part of; error messages begin with it."""
+        """Call `ray.get`. context: the activity, such as "round 3", with which error messages begin."""
         pending = list(refs) if isinstance(refs, list | tuple) else [refs]
 
         def poll() -> tuple[bool, Any]:
@@ -86,7 +86,7 @@ class ActorCalls:
         return self._wait(poll, pending, context)
 
     def wait_any(self, refs: Sequence[Any], context: str) -> Any:
-        """The first of these references whose call ended, with a result or an error."""
+        """Return the first reference with a call that ended, with a result or an error."""
 
         def poll() -> tuple[bool, Any]:
             ready, _ = ray.wait(list(refs), num_returns=1, timeout=POLL_S, fetch_local=False)
@@ -95,19 +95,19 @@ class ActorCalls:
         return self._wait(poll, refs, context)
 
     def wait_for_gcs(self, context: str) -> None:
-        """Return once the GCS answers: a question to a dead one blocks until Ray ends this process after a minute."""
+        """Return once the GCS answers: a request to a dead GCS blocks until Ray ends this process after a minute."""
         self._probed_s = 0.0
         while not self._check_gcs(context):
             sleep(POLL_S)
 
     @contextlib.contextmanager
     def translate_errors(self, context: str) -> Iterator[None]:
-        """Notice a death: where Ray reports an actor, a node or an object as gone, raise `LostError`.
+        """Convert Ray's exceptions in a block.
 
         Raises:
-            LostError: an actor or an object is gone.
+            LostError: an actor, a node or an object is gone.
             RaysimError, OSError: an actor raised it.
-            RunError: an actor raised anything else.
+            RunError: an actor raised any other exception.
         """
         try:
             yield
@@ -123,7 +123,7 @@ class ActorCalls:
             raise LostError(f"{context}: {self._failure_message(error)}") from None
 
     def _wait(self, poll: Callable[[], tuple[bool, Any]], pending: Sequence[Any], context: str) -> Any:
-        """Poll until there is an answer, and report actors that stall: again when it has lasted four times as long."""
+        """Poll until there is an answer, and warn of idle actors; again after four times that wait."""
         began_s, kind = perf_counter(), re.sub(r"\d+", "", context)
         report_s = self._longest_s.get(kind, STALL_S) + STALL_S
         with self.translate_errors(context):
@@ -141,7 +141,7 @@ class ActorCalls:
                         logger.warning(self._stall_message(idle, context, waited_s))
 
     def _check_gcs(self, context: str) -> bool:
-        """Whether the GCS answered the last probe. Raises `GcsDiedError` when it will not come back."""
+        """Return whether the GCS answered the last probe. Raises `GcsDiedError` if the GCS will not come back."""
         now_s = perf_counter()
         if now_s - self._probed_s >= POLL_S:
             self._probed_s = now_s
@@ -151,19 +151,19 @@ class ActorCalls:
                 self._refused_s = now_s
         if self._refused_s is None:
             return True
-        # Nothing restarts the GCS of a run's own Ray.
+        # Nothing restarts the GCS of a local Ray.
         if local_cluster.is_running() or now_s - self._refused_s >= GCS_TIMEOUT_S:
             raise GcsDiedError(f"{context}: Ray's GCS (gcs_server) has died, without which the run cannot continue")
         return False
 
     def _awaited(self, pending: Sequence[Any]) -> list[str]:
-        """Ray's ids of the actors that have not answered: of those that make the inputs, while one is missing."""
+        """Return Ray's ids of the actors without an answer; while inputs are missing, of the actors that make them."""
         _, inputs = ray.wait(list(self.inputs), num_returns=len(self.inputs), timeout=0) if self.inputs else ([], [])
         _, left = ray.wait(list(pending), num_returns=len(pending), timeout=0, fetch_local=False)
         return list(dict.fromkeys(_actor_of(ref) for ref in inputs or left))
 
     def _stall_message(self, idle: Sequence[str], context: str, waited_s: float) -> str:
-        """Which actors have not answered and are not at work, for how long, and what the user can do."""
+        """Return the warning about idle actors without an answer: which, for how long, and the remedy."""
         actors = ", ".join(f"{self.name_of(one) or 'an actor'}{self.detail_of(one)}" for one in idle)
         return (
             f"{context}: no answer for {waited_s:.0f} s from {actors}, which uses no CPU: it hangs or was stopped; "
@@ -172,12 +172,12 @@ class ActorCalls:
         )
 
     def _failure_message(self, error: RayError) -> str:
-        """Which actor or object is gone and why, in a few words; Ray's own text is a page."""
+        """Return in a few words which actor or object is gone and why; Ray's own text is a page."""
         text = str(error)
         lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
         if not isinstance(error, RayActorError):
             return f"{type(error).__name__}: {lines[0]}"
-        # Ray's guesses at possible causes follow the cause.
+        # In Ray's text, guesses follow the cause.
         cause = re.split(r"There are some potential root causes|Some common causes", text)[0]
         cause = cause.partition("The actor is dead because")[2] or cause
         reason = next((reason for sign, reason in _REASONS.items() if sign in cause), lines[0])
@@ -185,7 +185,7 @@ class ActorCalls:
 
 
 def gcs_answers() -> bool:
-    """Whether a process listens at the address of Ray's GCS; a node that is slow to answer is not a dead one."""
+    """Return whether a process listens at the address of Ray's GCS; a node that answers slowly is not dead."""
     host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=1.0).close()
@@ -197,22 +197,22 @@ def gcs_answers() -> bool:
 
 
 def _actor_of(ref: Any) -> str:
-    """Ray's id of the actor that computes a reference."""
+    """Return Ray's id of the actor that computes a reference."""
     return str(getattr(ref, "_generator_ref", ref).task_id().actor_id().hex())
 
 
 def succeeded(ref: Any) -> bool:
-    """Whether a call has ended without an error."""
+    """Return whether a call has ended without an error."""
     try:
         ray.get(ref, timeout=0)
-    except RayError:  # GetTimeoutError among them
+    except RayError:  # includes GetTimeoutError
         return False
     return True
 
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C and SIGTERM for a moment: within the submission of a task they end in a traceback of Ray's."""
+    """Delay Ctrl-C and SIGTERM until the block ends: while a task is submitted, they would cause a traceback of Ray."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,9 +1,9 @@
-"""The Ray that a run starts for itself: only this user can reach it, and only from this machine.
+"""The local Ray that a run starts: only this user can reach it, and only from this machine.
 
-Ray by itself listens on every interface, keeps one token for all its clusters in a file that other users may read, and
-makes its session folder with its sockets writable for all users. Anyone who gets in can run code as the owner. So a
-run's own Ray listens on loopback, has a token of its own, which only the environment of its processes holds, and lives
-in a folder that only its owner can enter.
+By default, Ray listens on every interface, keeps one token for all its clusters in a file that other users may read,
+and makes its session folder and sockets writable for all users. Anyone with access can run code as the owner. So a
+local Ray listens on loopback, has a separate token that exists only in the environment of its processes, and uses a
+folder that only its owner can enter.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from raysim.common.files import reason
 from raysim.common.temporary import HELD, make_folder
 
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""With "0" in this variable Ray takes 127.0.0.1 for this machine's address, as it does by default on a Mac: its one
-switch for that. Ray itself turns `_node_ip_address="127.0.0.1"` into the address of the first interface."""
+"""Environment variable; with "0", Ray uses 127.0.0.1 as this machine's address, as it does by default on a Mac. Ray has
+no other switch: it replaces `_node_ip_address="127.0.0.1"` by the address of the first interface."""
 
 TASK_EVENTS = "RAY_task_events_report_interval_ms"
-"""With "0" in this variable the GCS keeps no record of tasks, 2 MB per 100 rounds for a dashboard that is off here."""
+"""Environment variable; with "0", the GCS keeps no record of tasks: 2 MB per 100 rounds for an unused dashboard."""
 
 QUICK = {"RAY_raylet_client_connect_timeout_milliseconds": "20", "RAY_raylet_client_num_connect_attempts": "500"}
-"""How often, in milliseconds, and how many times Ray's processes try to reach each other. By default they wait 1 s for
-each of ten attempts, and in every other start one of them comes too early for the first."""
+"""Timeout in milliseconds and number of attempts with which Ray's processes connect to each other. By default they make
+ten attempts of 1 s, and in every second start one process makes its first attempt too early."""
 
 NODE_WAIT_S = 30.0
-"""How long Ray's node may take to appear, before Ray's own wait says what is wrong."""
+"""Seconds to wait for Ray's node to appear, before Ray's own wait reports the error."""
 
 _before: dict[str, str | None] = {}  # the environment variables before `start`
-_folder: Path | None = None  # of the Ray that runs
-_held: int | None = None  # the descriptor of its lock
+_folder: Path | None = None  # of the running Ray
+_held: int | None = None  # descriptor of the lock of `_folder`
 
 
 def start(**options: Any) -> None:
-    """`ray.init` of a new Ray with these options. `stop` ends it and restores the environment.
+    """Start a new Ray by `ray.init` with these options. `stop` ends it and restores the environment.
 
-    Raises `RunError` when it does not start.
+    Raises `RunError` if Ray does not start.
     """
     global _folder, _held
-    # Only the owner can enter this folder; in it is one that Ray opens to all users.
+    # Only the owner can enter this folder; Ray makes a folder in it that is open to all users.
     try:
         _folder, _held = make_folder(place=os.environ.get("RAY_TMPDIR"))
     except OSError as error:
@@ -63,7 +63,7 @@ def start(**options: Any) -> None:
     variables |= {name: os.environ.get(name, value) for name, value in {TASK_EVENTS: "0", **QUICK}.items()}
     _before.update({name: os.environ.get(name) for name in variables})
     set_environment(variables)
-    ray_constants.ENABLE_RAY_CLUSTER = False  # Ray read `LOOPBACK` into it when it was imported
+    ray_constants.ENABLE_RAY_CLUSTER = False  # set from `LOOPBACK` when Ray was imported
     try:
         with _replaced():
             ray.init(address="local", include_dashboard=False, _temp_dir=str(_folder / "ray"), **options)
@@ -75,17 +75,17 @@ def start(**options: Any) -> None:
 
 
 def _nothing(*args: Any, **options: Any) -> None:
-    """Does nothing."""
+    """Do nothing."""
 
 
 def _dashboard_missing() -> ImportError:
-    """As if what Ray's dashboard needs were not installed."""
+    """Report the packages of Ray's dashboard as missing."""
     return ImportError("a run's own Ray has no dashboard")
 
 
 def _get_node(gcs_address: str, node_id: str) -> Any:
-    """As Ray's, which looks for the new node once a second; this one does every 20 ms."""
-    with contextlib.suppress(Exception):  # where another release has another client, Ray's own wait does it
+    """Wait for the new node; replaces Ray's function, which checks every second instead of every 20 ms."""
+    with contextlib.suppress(Exception):  # if a release has another client, Ray's own wait follows
         gcs = GcsClient(address=gcs_address)
         until_s = time.monotonic() + NODE_WAIT_S
         while time.monotonic() < until_s and node_id not in {one.hex() for one in gcs.get_all_node_info(timeout=5.0)}:
@@ -100,16 +100,16 @@ REPLACED: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (utils, "get_dashboard_dependency_error", _dashboard_missing),
     (services, "get_node", _get_node),
 )
-"""What Ray does while it starts and has no switch for, and what is done in its place. No run uses the autoscaler and
-the dashboard's process, which `include_dashboard=False` leaves without pages: each takes 0.4 to 0.8 s of CPU time and
-60 to 80 MB, and ending the first delays the end of a run by a second. Ray looks whether the dashboard's packages are
-there by importing them, for half a second. `ray.init` of Ray 2.60 has no argument for any of these; for the autoscaler,
-only `ray start` has one (`--no-monitor`). `tests/engine/ray/test_local_cluster.py` fails when Ray renames one."""
+"""Steps of Ray's start without a switch, and their replacements: (owner, name, replacement). No run uses the autoscaler
+and the dashboard's process, which `include_dashboard=False` starts without pages: each takes 0.4 to 0.8 s of CPU time
+and 60 to 80 MB, and ending the autoscaler delays the end of a run by a second. Ray checks for the dashboard's packages
+by importing them, which takes half a second. `ray.init` of Ray 2.60 has no argument for any of these; only `ray start`
+has one for the autoscaler (`--no-monitor`). `tests/engine/ray/test_local_cluster.py` fails if Ray renames one."""
 
 
 @contextlib.contextmanager
 def _replaced() -> Iterator[None]:
-    """Let `REPLACED` hold."""
+    """Apply the replacements of `REPLACED` during a block."""
     with contextlib.ExitStack() as restored:
         for owner, name, instead in REPLACED:
             if hasattr(owner, name):
@@ -119,20 +119,20 @@ def _replaced() -> Iterator[None]:
 
 
 def is_running() -> bool:
-    """Whether this process has started a Ray."""
+    """Return whether this process runs a local Ray."""
     return _folder is not None
 
 
 def stop(remove_logs: bool = False) -> None:
-    """End it; safe to call twice.
+    """End the local Ray; safe to call twice.
 
-    remove_logs: remove its folder, too, which Ray itself never does; else the folder stays, also in later starts.
+    remove_logs: also remove its folder, which Ray itself never does; otherwise the folder stays permanently.
     """
     global _folder, _held
     workers = _workers() if _folder is not None else []
     with contextlib.suppress(Exception):
         ray.shutdown()
-    for process in workers:  # without a raylet they only wait, those of own code with threads for ever
+    for process in workers:  # they outlive the raylet, with threads of user code for ever
         with contextlib.suppress(psutil.Error):
             process.kill()
     if _folder is not None:
@@ -148,9 +148,9 @@ def stop(remove_logs: bool = False) -> None:
 
 
 def _workers() -> list[psutil.Process]:
-    """The processes that the raylet of the Ray in `_folder` has started, such as its actors.
+    """Return the processes that the raylet of the Ray in `_folder` has started, such as its actors.
 
-    This process may have started another Ray, which the user's own code needs further.
+    This process may also have started another Ray, which the user's own code still needs.
     """
     found: list[psutil.Process] = []
     with contextlib.suppress(psutil.Error):
@@ -161,7 +161,7 @@ def _workers() -> list[psutil.Process]:
 
 
 def set_environment(values: Mapping[str, str | None]) -> None:
-    """Set or remove environment variables, and let Ray, which read them when it was imported, read them again."""
+    """Set or remove environment variables, and make Ray, which read them at its import, read them again."""
     for name, value in values.items():
         if value is None:
             os.environ.pop(name, None)

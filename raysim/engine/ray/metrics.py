@@ -1,6 +1,6 @@
 """The tracker that exports a run to Prometheus through Ray's metrics: one value per round and metric.
 
-Ray's agent on the driver's node exports them with Ray's own; `cluster/grafana/raysim.json` draws them.
+Ray's agent on the driver's node exports them with Ray's own metrics; `cluster/grafana/raysim.json` plots them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from raysim.common.results import ClientRow, RunCard, Status
 
 TAGS = ("scenario", "algorithm", "run")
 SECONDS = [0.01 * 1.5**i for i in range(32)]
-"""Upper bounds of the histograms' buckets: 10 ms to 48 min. Ray gives Prometheus the middles of the buckets only."""
+"""Upper bounds of the histograms' buckets: 10 ms to 48 min. Ray exports only the middles of buckets to Prometheus."""
 
 ACCURACIES = {
     "accuracy/all": "all",
@@ -26,7 +26,7 @@ PHASES = {"time/round_s": "round", "time/train_s": "train", "time/aggregate_s": 
 
 
 class RayMetrics:
-    """See `raysim.common.results.Tracker`. Make it while connected to Ray."""
+    """See `raysim.common.results.Tracker`. Create it only while connected to Ray."""
 
     def __init__(self) -> None:
         self._round = Gauge("raysim_round", "Finished rounds.", TAGS)
@@ -69,4 +69,4 @@ class RayMetrics:
                 metric.observe(values[name])
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
-        """Nothing: Ray drops the metrics with the driver."""
+        """Do nothing: Ray drops the metrics when the driver ends."""

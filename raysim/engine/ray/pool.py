@@ -26,43 +26,43 @@ from raysim.engine.workers.rows import AUTO, Handles, StateLimits
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 300.0
-"""How long the run waits for one more actor to start; a thousand may take longer together."""
+"""Seconds to wait for the next actor to start; a thousand actors may take longer in total."""
 
 SLOW_START_S = 30.0
-"""After how long the user is warned that some actors have not started."""
+"""Seconds after which the user is warned that some actors have not started."""
 
 RETRY_S = 2.0
-"""How often the pool checks that actors that have not started still fit."""
+"""Seconds between checks that actors that have not started still fit."""
 
 MANY_ACTORS = 10
-"""From so many actors on the log says how long they took to start, which is the price of one more."""
+"""Number of actors from which the log reports their start time, the cost of one more actor."""
 
 NODE_CHECK_S = 5.0
-"""How often the pool looks for new nodes; a look costs a millisecond of a round."""
+"""Seconds between checks for new nodes; a check costs a millisecond of a round."""
 
 
 @dataclass(eq=False)
 class Worker:
     """An actor of the run: one that trains clients, or the server's."""
 
-    actor: Any  # Ray's handle
-    group: int = 0  # of the plan
+    actor: Any  # handle of Ray
+    group: int = 0  # position in the plan
     requested_s: float = 0.0  # perf_counter() when the driver asked Ray for it
-    location: Location = Location("", "", 0)  # this value until it has started
-    usage: MemoryReport | None = None  # its last measurement of its memory
+    location: Location = Location("", "", 0)  # empty until it has started
+    usage: MemoryReport | None = None  # last measurement of its memory
     pending_clients: list[ClientId] = field(default_factory=list)  # clients of this round without a result yet
 
     @property
     def node(self) -> str:
-        """Id of its node; "" until it has started."""
+        """Id of the actor's node; "" until it has started."""
         return self.location.node
 
 
 class ActorPool:
-    """All actors of a run. Ray starts them at once, and they import torch meanwhile; `begin` waits for them.
+    """All actors of a run. Ray starts them at once; `begin` waits for them, while they import torch.
 
     Attributes:
-        plan: the actors of the pool: fewer than planned when some no longer fit, more when nodes have joined.
+        plan: the current actors: fewer than planned if some no longer fit, more if nodes have joined.
         clients: the client actors, group by group as in `plan`.
         server: the server's actor.
         driver_node: id of the node of this process; "" until `begin`.
@@ -84,8 +84,8 @@ class ActorPool:
         pack: fill one node after another.
         head: whether client actors may run on the head node.
         replan: makes the plan for a cluster that nodes have joined; None: the plan never grows.
-        participants: per round; with pinned clients as many actors test clients that never trained. None: all do.
-        limits: where each node may keep the clients' states.
+        participants: clients per round: with pinned clients, only so many actors test untrained clients. None: all.
+        limits: where each node may store the clients' states.
         """
         self.plan, self.pack, self.head, self.replan = plan, pack, head, replan
         self.participants, self.limits = participants, limits
@@ -94,8 +94,8 @@ class ActorPool:
         self.startup: Startup | None = None
         self._inputs: Sequence[Any] = ()  # references to the RunSpec and the samples
         self._known_nodes = {node.id for node in nodes(head)}
-        self._checked_s = perf_counter()  # of the last look for new nodes
-        self.starting: list[tuple[Worker, Any]] = []  # on new nodes: (worker, its first answer)
+        self._checked_s = perf_counter()  # of the last check for new nodes
+        self.starting: list[tuple[Worker, Any]] = []  # actors starting on new nodes: (worker, its first answer)
         self.clients: list[Worker] = []
         for g, placed in enumerate(self._place()):
             self.clients += [self._new_client(g, *placed[i : i + 1]) for i in range(plan.groups[g].actors)]
@@ -110,14 +110,14 @@ class ActorPool:
 
     @property
     def initial_workers(self) -> list[Worker]:
-        """Client actors with work before round 1: of a group with pinned clients one per participant, else all."""
+        """Client actors with work before round 1: one per participant in groups with pinned clients, else all."""
         found: list[Worker] = []
         for group, workers in self._groups():
             found += workers[: self.participants] if group.pinned else workers
         return found
 
     def default_owner(self, ids: Iterable[ClientId]) -> dict[ClientId, Worker]:
-        """The actor of each client that has not trained yet: the clients of a group take its actors in turn."""
+        """Return the actor for each client that has not trained yet: round-robin over the actors of its group."""
         groups = list(self._groups())
         found = {}
         for k in ids:
@@ -126,7 +126,9 @@ class ActorPool:
         return found
 
     def begin(self, spec: Any, raw: Any) -> None:
-        """Wait until all actors have started, and reset each to its state before round 1. Both are references.
+        """Wait until all actors have started, and reset each to its state before round 1.
+
+        spec, raw: references to the RunSpec and the samples.
 
         Raises:
             LostError: an actor died meanwhile.
@@ -156,16 +158,16 @@ class ActorPool:
         self.calls.get([worker.actor.ready.remote() for worker in self.initial_workers], "starting")
 
     def replace_dead(self) -> None:
-        """Replace actors that do not answer where the new ones fit, and wait until all have started."""
+        """Replace actors that do not answer, if the new actors fit, and wait until all have started."""
         self._replace_dead()
         began = perf_counter()
         while not self._all_answer() and perf_counter() - began < START_TIMEOUT_S:
-            # Ray takes a while to see that a node is gone; only then do fewer actors fit.
+            # Ray takes a while to notice that a node is gone; only then do fewer actors fit.
             if any(len(placed) < group.actors for group, placed in zip(self.plan.groups, self._place(), strict=True)):
                 self._replace_dead()
 
     def add_new_actors(self) -> None:
-        """Add actors that have started on new nodes; every `NODE_CHECK_S` look for new nodes."""
+        """Add actors that have started on new nodes, and check for new nodes every `NODE_CHECK_S`."""
         for entry in list(self.starting):
             worker, answer = entry
             if not ray.wait([answer], timeout=0)[0]:
@@ -185,23 +187,23 @@ class ActorPool:
 
     def close(self) -> None:
         """End all actors and release their inputs; safe to call twice."""
-        if ray.is_initialized() and gcs_answers():  # Ray waits for a dead GCS for a minute
+        if ray.is_initialized() and gcs_answers():  # Ray would wait a minute for a dead GCS
             for worker in [*self.workers, *(worker for worker, _ in self.starting)]:
                 ray.kill(worker.actor)
         self.starting, self._inputs = [], ()
 
     def _groups(self) -> list[tuple[ActorGroup, list[Worker]]]:
-        """The client actors of each group."""
+        """Return the groups of the plan, each with its client actors."""
         return [(group, [one for one in self.clients if one.group == g]) for g, group in enumerate(self.plan.groups)]
 
     def _files(self, location: Location) -> Handles:
-        """The files for clients' states of the first actor on a node: all there use them, so that moves carry none."""
+        """Return the state files of a node's first actor, which all its actors share: moves on a node copy nothing."""
         return next((one.location for one in self.clients if one.node == location.node), location).files
 
     def _new_client(self, g: int, node: Node | None = None) -> Worker:
-        """A client actor of group `g` on this node; without one, where Ray finds room.
+        """Start a client actor of group `g` on `node`; None: on any node that Ray chooses.
 
-        Another program may have taken the room meanwhile, so the node is a preference, unless the head node is to
+        Another program may have taken the resources meanwhile, so the node is a preference, unless the head node must
         have no clients.
         """
         strategy: Any = "SPREAD" if node is None else NodeAffinitySchedulingStrategy(node.id, soft=self.head)
@@ -228,7 +230,7 @@ class ActorPool:
         return f"client actor {self.clients.index(worker) + 1} of {len(self.clients)}"
 
     def _idle(self, actor_ids: Sequence[str]) -> list[str]:
-        """Which of these actors are not at work."""
+        """Return which of these actors use no CPU."""
         workers = {one: worker for one in actor_ids if (worker := self._worker(one)) is not None and worker.node}
         processes: dict[str, list[int]] = {}
         for worker in workers.values():
@@ -250,7 +252,7 @@ class ActorPool:
         return place_actors(self.plan.groups, nodes(self.head), self.pack)
 
     def _wait_until_started(self, setups: Sequence[Any]) -> list[float]:
-        """Wait for all setups, and warn when that takes long. Returns perf_counter() of each answer."""
+        """Wait for all setups, and warn if that takes long. Returns perf_counter() of each answer."""
         began = latest = perf_counter()
         warned = False
         started_s: dict[Any, float] = {}
@@ -259,7 +261,7 @@ class ActorPool:
             self.calls.wait_for_gcs("starting")
             with self.calls.translate_errors("starting"):
                 ray.wait(left, num_returns=1, timeout=POLL_S)
-                # All answers at once, so that a thousand actors do not take a thousand waits for a thousand.
+                # Take all answers at once: one wait per answer would take quadratic time with a thousand actors.
                 ready, left = ray.wait(left, num_returns=len(left), timeout=0)
             if ready:
                 self.calls.get(ready, "starting")  # raises the error of a failed setup
@@ -280,12 +282,12 @@ class ActorPool:
         return [started_s[answer] for answer in setups]
 
     def _replace_dead(self) -> None:
-        """Replace actors that do not answer where the new ones fit; a group with more than fit gets fewer."""
+        """Replace actors that do not answer; a group shrinks if not all its actors fit."""
         answers = {worker: worker.actor.pid.remote() for worker in self.workers}
-        # Living actors may be busy with the round that was cut off, which is not worth a long wait.
+        # Living actors may be busy with the interrupted round, which is not worth a long wait.
         ray.wait(list(answers.values()), num_returns=len(answers), timeout=RECOVERY_DEADLINE_S)
         alive = {worker for worker, ref in answers.items() if succeeded(ref)}
-        # Actors that are starting may be on the node that is gone; if not, `add_new_actors` starts them again.
+        # Starting actors may be on the lost node; if not, `add_new_actors` starts them again.
         for worker in [*(one for one in self.workers if one not in alive), *(one for one, _ in self.starting)]:
             ray.kill(worker.actor)
         if self.server not in alive:
@@ -314,13 +316,13 @@ class ActorPool:
         self.clients, self.plan = clients, replace(self.plan, groups=tuple(groups))
 
     def _all_answer(self) -> bool:
-        """Whether every actor answers, or is known to be dead, within `RETRY_S`."""
+        """Return whether every actor answers, or is known to be dead, within `RETRY_S`."""
         answers = [worker.actor.pid.remote() for worker in self.workers]
         ready, _ = ray.wait(answers, num_returns=len(answers), timeout=RETRY_S)
         return len(ready) == len(answers)
 
     def _start_on_new_nodes(self, found: Sequence[Node], new: Sequence[Node]) -> None:
-        """Start those actors on the new nodes that a plan for all nodes has and this pool has not."""
+        """Start actors on the new nodes: those that a plan for all nodes has beyond this pool."""
         assert self.replan is not None
         try:
             wanted = self.replan(ClusterResources.of(found))
@@ -328,7 +330,7 @@ class ActorPool:
             return
         starting = Counter(worker.group for worker, _ in self.starting)
         more = [
-            # Pinned clients do not move, so their group never grows; CPUs and GPUs per actor stay.
+            # Pinned clients do not move, so their group never grows; CPUs and GPUs per actor stay the same.
             replace(has, actors=0 if has.pinned else max(0, wants.actors - has.actors - starting[g]))
             for g, (has, wants) in enumerate(zip(self.plan.groups, wanted.groups, strict=True))
         ]

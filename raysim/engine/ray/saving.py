@@ -1,4 +1,4 @@
-"""A checkpoint on its way from the actors to its storage, and back."""
+"""Transfer of checkpoints from the actors to the storage, and back."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from raysim.engine.records import CheckpointFile, Pending, SavedFiles
 
 
 def begin_save(t: int, storage: Storage, pool: ActorPool) -> Pending[SavedFiles]:
-    """Have all clients and the server saved as they are after round `t`, before the actors begin the next round.
+    """Queue saving of all clients and the server after round `t`, before the actors begin the next round.
 
-    An actor that reaches the storage writes its clients itself; the driver writes the files of any other.
+    An actor that reaches the storage writes its files itself; the driver writes the files of all others.
     """
     where, calls = f"the checkpoint of round {t}", pool.calls
     written: list[Any] = []
@@ -26,7 +26,7 @@ def begin_save(t: int, storage: Storage, pool: ActorPool) -> Pending[SavedFiles]
         if reaches(pool, worker, storage):
             written.append(worker.actor.save.remote(t, storage))
         else:
-            # A few files at a time: all clients of a node may be more than the object store can hold.
+            # A few files at a time: all clients of a node may exceed the object store.
             some = {"num_returns": "streaming", "_generator_backpressure_num_objects": 4}
             forwarded.append(worker.actor.forward.options(**some).remote(t))
     reached = reaches(pool, pool.server, storage)
@@ -40,7 +40,7 @@ def begin_save(t: int, storage: Storage, pool: ActorPool) -> Pending[SavedFiles]
 
     def result() -> SavedFiles:
         files: list[CheckpointFile] = []
-        # First: an actor that forwards files stands still until they are taken, and others may wait for its clients.
+        # First, since an actor blocks until its forwarded files are taken, and others may wait for its clients.
         for stream in forwarded:
             with calls.translate_errors(where):
                 files += [write(ray.get(ref)) for ref in stream]
@@ -52,22 +52,22 @@ def begin_save(t: int, storage: Storage, pool: ActorPool) -> Pending[SavedFiles]
 
 @dataclass(frozen=True)
 class Forwarded:
-    """A file of a storage that the driver has read, for an actor that does not reach the storage."""
+    """A storage with one file, which the driver has read for an actor that does not reach the real storage."""
 
     where: str
     data: bytes
 
     def read(self, name: str) -> bytes:
-        """All bytes of the file."""
+        """Return the content of the file."""
         return self.data
 
 
 def restore(
     clients: Mapping[Worker, Sequence[CheckpointFile]], server: CheckpointFile, storage: Storage, pool: ActorPool
 ) -> None:
-    """Have every actor load its files: it reads them itself; the driver reads for an actor that does not reach them.
+    """Let every actor load its files; the driver reads them for an actor that does not reach the storage.
 
-    Raises `DamageError` when a file is damaged.
+    Raises `DamageError` if a file is damaged.
     """
     where, calls = "going back to a checkpoint", pool.calls
 
@@ -88,5 +88,5 @@ def restore(
 
 
 def reaches(pool: ActorPool, worker: Worker, storage: Storage) -> bool:
-    """Whether an actor reaches a storage: a folder of the driver's machine is not one of another."""
+    """Return whether an actor reaches a storage: other machines cannot reach a folder of the driver's machine."""
     return storage.is_shared or worker.node == pool.driver_node

@@ -1,4 +1,4 @@
-"""The Ray that a run uses: joined or started, and its nodes."""
+"""The Ray session of a run: join a cluster or start a local Ray, and list its nodes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from raysim.common.errors import ScenarioError
 from raysim.engine.policies.placement import ClusterResources, Node
 from raysim.engine.ray import local_cluster
 
-_ahead = False  # whether this process has started a Ray that no caller of `connect` has taken over yet
+_ahead = False  # whether a Ray of `connect_ahead` waits for a caller of `connect`
 
 
 def connect(local_cpus: float | None = None) -> bool:
-    """Join the Ray at RAY_ADDRESS, or the one that this process has joined already; else start a local one.
+    """Join the Ray at RAY_ADDRESS, or keep the one that this process has joined; otherwise start a local Ray.
 
-    local_cpus: CPUs that a local Ray should offer; more than the machine has is allowed, Ray only counts them.
-    Returns whether it started a Ray, or took one over, which the caller stops. Raises `ScenarioError` when RAY_ADDRESS
-    does not answer.
+    local_cpus: CPUs that a local Ray should offer; it may exceed the machine's, since Ray only counts them.
+    Returns whether the caller must stop this Ray, because it was started here or by `connect_ahead`. Raises
+    `ScenarioError` if RAY_ADDRESS does not answer.
     """
     global _ahead
     if ray.is_initialized():
@@ -34,19 +34,19 @@ def connect(local_cpus: float | None = None) -> bool:
             f"--address or RAY_ADDRESS: {address} is for the Ray Client, which raysim does not use; from outside the "
             "cluster `raysim submit` runs a scenario on it"
         )
-    # Ray's handler in C++ would print a stack at a SIGTERM, abort 3 s later, and leave the default behind at shutdown.
-    # Ray read the variable of this name when it was imported; only this process does without the handler.
+    # Ray's C++ handler would print a stack on SIGTERM and abort 3 s later, and at shutdown set the default handler.
+    # Ray read the environment variable of this name at its import, so this disables the handler in this process only.
     ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = True
-    # Ray would print the pending calls of a dead actor; raysim reports its death in one line.
+    # Ray would print the pending calls of a dead actor, but raysim reports the death in one line.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
-    # Ray would otherwise warn that this is about to change; actors without a GPU do not depend on it.
+    # Without it, Ray warns of a coming change, which does not affect actors without a GPU.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": True}
     if not address:
         cpus = None if local_cpus is None else max(int(np.ceil(local_cpus)), os.cpu_count() or 1)
         local_cluster.start(num_cpus=cpus, **quiet)
         return True
-    # `ray start` enables authentication where there is a token; not every release of `ray.init` does.
+    # `ray start` enables authentication if a token exists; not every release of `ray.init` does.
     variables = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
     if "RAY_AUTH_MODE" not in os.environ and (variables or (Path.home() / ".ray" / "auth_token").exists()):
         local_cluster.set_environment({"RAY_AUTH_MODE": "token"})
@@ -61,13 +61,13 @@ def connect(local_cpus: float | None = None) -> bool:
 
 
 def connect_ahead() -> None:
-    """Start a local Ray with this machine's CPUs for a later caller of `connect`, unless one is joined."""
+    """Start a local Ray with this machine's CPUs for a later call of `connect`, unless a Ray is joined."""
     global _ahead
     _ahead = connect(1.0)
 
 
 def stop_ahead() -> None:
-    """Stop the Ray of `connect_ahead`, if nothing took it over."""
+    """Stop the Ray of `connect_ahead`, if no call of `connect` took it over."""
     global _ahead
     if _ahead:
         local_cluster.stop(remove_logs=True)
@@ -75,12 +75,12 @@ def stop_ahead() -> None:
 
 
 def is_ahead() -> bool:
-    """Whether this process has a Ray of `connect_ahead`, which is not yet any run's."""
+    """Return whether this process has a Ray of `connect_ahead` that no run uses yet."""
     return _ahead
 
 
 def nodes(head: bool = True) -> list[Node]:
-    """The connected cluster's living nodes with all their CPUs and GPUs. head: with the head node."""
+    """Return the living nodes of the connected cluster with all their CPUs and GPUs. head: include the head node."""
     return [
         Node(
             node["NodeManagerAddress"],
@@ -94,10 +94,10 @@ def nodes(head: bool = True) -> list[Node]:
 
 
 def machine(head: bool = True) -> ClusterResources:
-    """The resources of the connected cluster. head: with the head node."""
+    """Return the resources of the connected cluster. head: include the head node."""
     return ClusterResources.of(nodes(head))
 
 
 def attached() -> bool:
-    """Whether the connected Ray was running before this process."""
+    """Return whether the connected Ray was running before this process."""
     return bool(os.environ.get("RAY_ADDRESS"))

@@ -1,7 +1,7 @@
-"""Warm worker processes for whole runs: Ray actors, each of which calls a function for one task after another.
+"""Worker processes that are reused for whole runs: Ray actors that call a function for one task after another.
 
-`ray.util.ActorPool` is not enough: it starts no actors, does not say which task was lost when an actor dies, and gives
-no access to busy actors, which report progress here and are told to end early.
+`ray.util.ActorPool` is not enough: it starts no actors, does not report which task was lost when an actor dies, and
+gives no access to busy actors, which here report progress and can be stopped early.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from raysim.engine.stop import Stop
 POLL_S = 0.5
 
 Function = Callable[[Any, Stop, Callable[[int], None]], Any]
-"""(task, stop, report) -> result: works on a task, ends early once `stop.requested`, reports its progress."""
+"""(task, stop, report) -> result: works on a task, ends early if `stop.requested`, and reports its progress."""
 
 
 class TaskWorker:
@@ -29,16 +29,16 @@ class TaskWorker:
         self.function, self.stop, self.done = function, Stop(), -1
 
     def run(self, task: Any) -> Any:
-        """The function's result."""
+        """Return the function's result for a task."""
         self.done = -1
         return self.function(task, self.stop, self._report)
 
     def progress(self) -> int:
-        """What the function reported last; -1: nothing."""
+        """Return the last progress that the function reported; -1: none."""
         return self.done
 
     def end(self) -> None:
-        """Let this task, and any later one, end early."""
+        """Make this task, and any later task, end early."""
         self.stop.requested = True
 
     def _report(self, done: int) -> None:
@@ -50,21 +50,21 @@ class Ended(NamedTuple):
 
     name: str
     result: Any  # None: its worker died
-    death: str = ""  # how
+    death: str = ""  # how the worker died
 
 
 @dataclass
 class _Worker:
     actor: Any
-    name: str | None = None  # of its task; None: idle
+    name: str | None = None  # name of its task; None: idle
     answer: Any = None
     done: int = -1
-    asked: Any = None  # the answer to a question about its progress
+    asked: Any = None  # pending answer with its progress
 
 
 @dataclass
 class TaskPool:
-    """Workers on the Ray that was joined or started. They start when needed, and dead ones are replaced."""
+    """Workers on the connected Ray. They start when needed, and dead workers are replaced."""
 
     function: Function
     size: int
@@ -77,14 +77,14 @@ class TaskPool:
 
     @property
     def running(self) -> list[tuple[str, int]]:
-        """(task, its progress) of every busy worker; -1: none is known."""
+        """(task, its progress) of every busy worker; -1: progress unknown."""
         return [(one.name, one.done) for one in self._workers if one.name is not None]
 
     def start(self, name: str, task: Any) -> None:
         """Give a task to an idle worker, or to a new one."""
         worker = next((one for one in self._workers if one.name is None), None)
         if worker is None:
-            # Two threads: one works, one answers. SPREAD: on the nodes in turn.
+            # Two threads: one works, one answers. SPREAD: distribute over the nodes.
             options = {"num_cpus": 1, "max_concurrency": 2, "scheduling_strategy": "SPREAD"}
             worker = _Worker(ray.remote(TaskWorker).options(**options).remote(self.function))
             self._workers.append(worker)
@@ -92,7 +92,7 @@ class TaskPool:
         worker.answer = worker.actor.run.remote(task)
 
     def wait(self) -> list[Ended]:
-        """Wait until a task ends, at most for `POLL_S`."""
+        """Wait until a task ends, at most for `POLL_S`, and return the tasks that ended."""
         busy = {one.answer: one for one in self._workers if one.name is not None}
         ready, _ = ray.wait(list(busy), num_returns=1, timeout=POLL_S) if busy else ([], [])
         found = []
@@ -113,20 +113,20 @@ class TaskPool:
         return found
 
     def end(self) -> None:
-        """Let every task end early."""
+        """Make every task end early."""
         for worker in self._workers:
             worker.actor.end.remote()
 
     def close(self) -> None:
-        """End the workers: a cluster that was joined has their CPUs back."""
+        """End the workers and release their CPUs."""
         for worker in self._workers:
             ray.kill(worker.actor)
 
     def _ask(self) -> None:
-        """Ask busy workers for their progress, and take what they answered."""
+        """Ask busy workers for their progress, and read earlier answers."""
         for worker in self._workers:
             if worker.asked is not None and ray.wait([worker.asked], timeout=0)[0]:
-                with contextlib.suppress(ray.exceptions.RayError):  # its death is seen in the answer to its task
+                with contextlib.suppress(ray.exceptions.RayError):  # `wait` notices the death of a worker
                     worker.done = ray.get(worker.asked)
                 worker.asked = None
             if worker.asked is None and worker.name is not None:
@@ -135,9 +135,9 @@ class TaskPool:
 
 @contextlib.contextmanager
 def task_pool(function: Function, size: int | None) -> Iterator[TaskPool]:
-    """Workers on the Ray at RAY_ADDRESS, or on one of their own, which ends with the block.
+    """Yield a pool on the Ray at RAY_ADDRESS, or on a local Ray that ends with the block.
 
-    size: how many at most; default: one per CPU.
+    size: greatest number of workers; default: one per CPU.
     """
     started = session.connect(size)
     pool = TaskPool(function, size or max(1, int(sum(node.cpus for node in session.nodes()))))

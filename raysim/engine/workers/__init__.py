@@ -1,1 +1,1 @@
-"""What runs beside the clients and the server: building models, running hooks, measuring."""
+"""The workers that run clients and the server: models, hooks, training, evaluation and states."""

@@ -1,4 +1,4 @@
-"""A worker holds clients: it builds their models, runs their part of a round, and evaluates them.
+"""The worker for clients: it builds their models, runs their part of a round, and evaluates them.
 
 A plain class: the in-process backend has one, and each client actor of the Ray backend has one. The work is done in
 `training.py`, `evaluation.py`, `saving.py` and `migration.py`.
@@ -41,7 +41,7 @@ class ClientWorker:
     def __init__(
         self, spec: RunSpec, raw_M: NDArray[Any], device: str = "cpu", files: StateFiles | None = None
     ) -> None:
-        """files: where to keep the clients' states; default: files of its own."""
+        """files: where to keep the clients' states; default: new files."""
         self.device, task = torch.device(device), spec.task
         if task.public is not None:
             task = replace(task, public=task.public.to(self.device))
@@ -62,7 +62,7 @@ class ClientWorker:
     # -- the round ---------------------------------------------------------------------------------
 
     def register(self, ids: Iterable[ClientId]) -> dict[ClientId, Any]:
-        """The registration of every client that has samples, packed."""
+        """Return the packed registration of every client that has samples."""
         return self.training.register(ids)
 
     def train(
@@ -73,33 +73,33 @@ class ClientWorker:
         evaluate_before: Coverage | None,
         skip: Collection[ClientId] = (),
     ) -> Iterator[tuple[ClientId, Any, ClientReport | ClientFailure]]:
-        """Round `t` of these clients, one group after another: (client, packed upload, report).
+        """Run round `t` of these clients, group by group, and yield (client, packed upload, report).
 
-        evaluate_before: test each model between receiving and training, and on what; None: do not.
+        evaluate_before: samples on which to test each model between receiving and training; None: no test.
         skip: clients that count as failed and do not train.
         """
         return self.training.train(t, groups, broadcast, evaluate_before, skip)
 
     def discard(self, ids: Iterable[ClientId]) -> None:
-        """Let clients be as they were before the last call of `train`."""
+        """Restore clients to their state before the last call of `train`."""
         self.training.discard(ids)
 
     def evaluate(self, groups: Iterable[Group], coverage: Coverage = "whole") -> dict[ClientId, ClientEvaluation]:
-        """Test clients' models as they are, those of a group by one call."""
+        """Test clients' models in their current state, each group by one call."""
         return self.evaluation.evaluate(groups, coverage)
 
     def client(self, k: ClientId, t: int) -> Client:
-        """Client k as its algorithm sees it in round `t`."""
+        """Return client k as its algorithm sees it in round `t`."""
         return self.training.client(k, t)
 
     def net(self, k: ClientId) -> nn.Module:
-        """The network of client k, to be worked on: see `ClientStates.open`."""
+        """Return the network of client k for changes: see `ClientStates.open`."""
         return self.states.open(k)
 
     # -- state -------------------------------------------------------------------------------------
 
     def release(self, ids: Iterable[ClientId], shared: bool) -> dict[ClientId, ClientState]:
-        """Remove clients from this worker, for another one. shared: whether that keeps rows in the same files."""
+        """Remove clients and return their states for another worker. shared: whether it uses the same state files."""
         return migration.release(self.states, ids, shared)
 
     def adopt(self, moved: Mapping[ClientId, ClientState]) -> None:
@@ -107,30 +107,30 @@ class ClientWorker:
         migration.adopt(self.states, moved)
 
     def save(self, t: int) -> Iterator[tuple[CheckpointFile, bytes]]:
-        """The files of the clients that changed since the last call, after round `t`, for the caller to write."""
+        """Yield files with the clients that changed since the last call, after round `t`, for the caller to write."""
         return saving.save(self.states, t)
 
     def restore(self, file: CheckpointFile, data: bytes) -> None:
-        """Load the states of the clients that `file` names from its content."""
+        """Load the states of the clients of `file`. data: its content."""
         saving.restore(self.states, file, data)
 
     def mark_saved(self) -> None:
-        """Let all clients count as saved."""
+        """Mark all clients as saved."""
         self.states.unsaved.clear()
 
     def digests(self, ids: Iterable[ClientId]) -> dict[ClientId, str]:
-        """SHA-256 of each client's state."""
+        """Return the SHA-256 of each client's state."""
         return saving.digests(self.states, ids)
 
     def fingerprints(self, ids: Iterable[ClientId]) -> dict[ClientId, dict[str, str]]:
-        """SHA-256 of each tensor of each client."""
+        """Return the SHA-256 of each tensor of each client."""
         return saving.fingerprints(self.states, ids)
 
     def gpu_peak_mb(self) -> float:
-        """Greatest GPU memory this process has used, in MiB; 0 on a CPU."""
+        """Return the greatest GPU memory that this process has used, in MiB; 0 on a CPU."""
         return torch.cuda.max_memory_allocated(self.device) / 2**20 if self.device.type == "cuda" else 0.0
 
 
 def registers(algorithm: Algorithm[Any, Any, Any]) -> bool:
-    """Whether clients register with the server before round 1."""
+    """Return whether clients register with the server before round 1."""
     return type(algorithm).client_register is not Algorithm.client_register

@@ -1,4 +1,4 @@
-"""The samples of all clients, as one worker looks them up."""
+"""Access of a worker to the samples of all clients."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Ints = NDArray[np.int64]
 
 
 class ClientSamples:
-    """The samples of a data set by their positions in it. They stay as stored; what is looked up is on a device."""
+    """The samples of a data set by position. The data set stays as stored; returned samples are on the device."""
 
     def __init__(self, spec: RunSpec, raw_M: NDArray[Any], device: torch.device) -> None:
         self.raw_M, self.label_M = shared(raw_M), shared(spec.labels)
         self.transform, self.device = spec.transform, device
 
     def at(self, position_N: Ints) -> Samples:
-        """The samples at these positions, in this order."""
+        """Return the samples at these positions, in this order."""
         index_N = torch.tensor(position_N)
         raw_N = self.raw_M.index_select(0, index_N).to(self.device)
         return Samples(raw_N, self.label_M.index_select(0, index_N).to(self.device), self.transform)
 
     def labels(self, position_N: Ints) -> Tensor:
-        """The class ids of the samples at these positions, int64."""
+        """Return the class ids of the samples at these positions, int64."""
         return self.label_M.index_select(0, torch.from_numpy(position_N)).to(self.device)

@@ -1,6 +1,6 @@
 """Tests of clients' networks: on their own test and validation samples, and on the published test set.
 
-Shapes: G clients of a group, M samples of the one with the most, C classes, U samples that all clients share.
+Shapes: G clients of a group, M samples of its largest client, C classes, U samples that all clients share.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from raysim.engine.workers.states import ClientStates
 from raysim.grouped.together import outputs_together
 
 EVALUATION_BATCH = 512
-"""Samples of one forward pass."""
+"""Number of samples in one forward pass."""
 
 Outputs = Callable[[Ints], Tensor]
-"""Positions of samples [G, M], a row for each client of a group -> their logits [G, M, C]."""
+"""Positions of samples [G, M], one row per client of a group -> their logits [G, M, C]."""
 
 
 class Score(NamedTuple):
-    """How one network does on test samples and on validation samples."""
+    """The results of one network on test samples and on validation samples."""
 
     tested: EvaluationResult
     val_correct: int
@@ -44,21 +44,21 @@ class Score(NamedTuple):
 
 
 class Evaluation:
-    """The tests of the clients of one worker. No test changes a client."""
+    """Tests the clients of one worker, without changing them."""
 
     def __init__(self, spec: RunSpec, states: ClientStates, samples: ClientSamples) -> None:
         self.spec, self.states, self.samples = spec, states, samples
         self.untrained_logits: dict[str, Tensor] = {}  # architecture -> logits of `spec.shared_tests`, [U, C]
 
     def evaluate(self, groups: Iterable[Group], coverage: Coverage) -> dict[ClientId, ClientEvaluation]:
-        """Test clients as they are, those of a group by one call."""
+        """Test clients in their current state, each group by one call."""
         found: dict[ClientId, ClientEvaluation] = {}
         for group in groups:
             found |= self._together(group, coverage) if len(group) > 1 else self._one_by_one(group, coverage)
         return found
 
     def evaluate_one(self, k: ClientId, coverage: Coverage) -> ClientEvaluation:
-        """Test one client as it is."""
+        """Test one client in its current state."""
         start = perf_counter()
         set_threads(self.spec, k)
         with (
@@ -85,7 +85,7 @@ class Evaluation:
     def _evaluated(
         self, group: Group, coverage: Coverage, outputs: Outputs, start: float
     ) -> dict[ClientId, ClientEvaluation]:
-        """The tests of a group, given its networks' outputs. Each client counts an equal share of the time."""
+        """Compute the tests of a group from its networks' outputs. Each client gets an equal share of the time."""
         spec = self.spec
         test, val = ([part.of(k) for k in group] for part in (spec.test, spec.val))
         own = self._scores(outputs, test, val)
@@ -101,7 +101,7 @@ class Evaluation:
         return found
 
     def _scores(self, outputs: Outputs, test: Sequence[Ints], val: Sequence[Ints]) -> list[Score]:
-        """The score of each client of a group. test, val: the positions of its samples."""
+        """Return the score of each client of a group. test, val: positions of each client's samples."""
         tested_G = [len(test_M) for test_M in test]
         each = [np.concatenate(parts) for parts in zip(test, val, strict=True)]
         position_GM = _filled(each)
@@ -121,8 +121,8 @@ class Evaluation:
         ]
 
     def _loss_sums(self, logits_GMC: Tensor, position_GM: Ints, tested_G: Sequence[int]) -> list[float]:
-        """The sum of each client's losses on its test samples, the first of its row."""
-        if len(tested_G) == 1:  # fewer calls, and torch adds the losses in another order
+        """Return the sum of each client's losses on its test samples, which come first in its row."""
+        if len(tested_G) == 1:  # fewer calls; the order of the sum differs from that below
             (tested,) = tested_G
             label_M = self.samples.labels(position_GM[0, :tested])
             return [float(F.cross_entropy(logits_GMC[0, :tested].double(), label_M, reduction="sum"))]
@@ -135,15 +135,15 @@ class Evaluation:
     # -- outputs -----------------------------------------------------------------------------------
 
     def _outputs(self, net: nn.Module, position_GM: Ints) -> Tensor:
-        """Of one network: G is 1."""
+        """Return the outputs of one network: G is 1."""
         set_training(net, False)
         batches = self.samples.at(position_GM[0]).in_order(EVALUATION_BATCH)
         return torch.cat([net(batch.x) for batch in batches]).unsqueeze(0)
 
     def _untrained_outputs(self, k: ClientId, position_GM: Ints) -> Tensor:
-        """Of one client that never took part, whose network is like all such of its architecture.
+        """Return the outputs of an untrained client, which equal those of all such clients of its architecture.
 
-        Where clients share samples, each sample is seen once, and not once for each of 100,000 clients.
+        If clients share samples, each sample is computed once instead of once for each of 100,000 clients.
         """
         shared_U, arch = self.spec.shared_tests, self.spec.arch(k)
         if shared_U is None:
@@ -158,13 +158,13 @@ class Evaluation:
             return self._outputs(net, position_GM)
 
     def _stacked_outputs(self, nets: Sequence[nn.Module], position_GM: Ints) -> Tensor:
-        """Of several clients by one call."""
+        """Return the outputs of several clients by one call."""
         x_GM = self.samples.at(position_GM.ravel()).x.unflatten(0, position_GM.shape)
         return torch.cat([outputs_together(nets, x_GB) for x_GB in x_GM.split(EVALUATION_BATCH, 1)], 1)
 
 
 def _filled(each: Sequence[Ints]) -> Ints:
-    """Rows of different lengths as one array, filled up with zeros."""
+    """Return rows of different lengths as one array, padded with zeros."""
     if len(each) == 1:
         return each[0][None]
     rows = np.zeros((len(each), max(map(len, each))), np.int64)

@@ -1,4 +1,4 @@
-"""Around every hook: seed torch, choose device and threads, and name the place when it fails."""
+"""The context of every hook: seeds, device and threads, and errors that name the hook, client and round."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class HookError(RunError):
 
 
 def shapes(msg: object) -> str:
-    """A message in a few words, for an error: its type and the shapes of its tensors."""
+    """Describe a message in a few words, for an error: its type and the shapes of its tensors."""
     leaves = [tuple(leaf.shape) if isinstance(leaf, Tensor) else leaf for leaf in pytree.tree_leaves(msg)]
     return f"{type(msg).__name__}{leaves}"
 
 
 def set_threads(spec: RunSpec, k: ClientId) -> None:
-    """Give torch the threads of client k's work."""
+    """Set the number of torch's threads for client k."""
     threads = spec.threads[k % len(spec.threads)]
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
@@ -50,9 +50,10 @@ def hook(
     msg: object = None,
     model: str = "",
 ) -> errors_from:
-    """Before a hook, and around it: torch's global generators start at a seed keyed by hook, round and client.
+    """Seed torch's global generators for a hook, by hook, round and client, and return its context manager.
 
-    Raises `HookError` with the algorithm, hook, client, its model, round and message shapes when the hook raises.
+    If the hook raises, the context manager raises `HookError` with the algorithm, hook, client, model, round and
+    message shapes.
     """
     key = seed_for(seed, name, t, -1 if client is None else client)
     torch.default_generator.manual_seed(key)
@@ -64,20 +65,20 @@ def hook(
         model_name = f" with model {model}" if model else ""
         return f"{type(algorithm).__name__}.{name}{of_client} failed in round {t}{model_name}{_given(name, msg)}"
 
-    # As a context, a device makes every torch call slower; the CPU is the default anyway.
+    # A device context makes every torch call slower, and the CPU is the default anyway.
     return errors_from(place, None if device.type == "cpu" else device)
 
 
 class errors_from:
-    """A block whose exceptions become a `HookError` that begins with `place()`.
+    """Context manager that converts exceptions to a `HookError` that begins with `place()`.
 
-    A class, since a function with `yield` takes as long as a small model's messages.
+    It is a class, since a generator function takes as long as a small model's messages.
     """
 
     __slots__ = ("device", "place")
 
     def __init__(self, place: Callable[[], str], device: torch.device | None = None) -> None:
-        """device: that of the block's tensors, if it is not the CPU."""
+        """device: default device of the block; None: the CPU."""
         self.place, self.device = place, device
 
     def __enter__(self) -> None:
@@ -89,21 +90,21 @@ class errors_from:
             self.device.__exit__(kind, error, trace)
         if error is None or isinstance(error, KeyboardInterrupt | RaysimError | GreenletExit) or _ends_process(error):
             return
-        import traceback  # a method may raise anything, GeneratorExit too
+        import traceback  # any other exception of a hook is an error, even GeneratorExit
 
-        # A generator's context manager lets a StopIteration that is the cause of another error through.
+        # `contextlib.contextmanager` would raise a StopIteration instead of the error that it caused.
         cause = None if isinstance(error, StopIteration) else error
         text = "".join(traceback.format_exception(error))
         raise HookError(f"{self.place()}: {described(error)}", text) from cause
 
 
 def _ends_process(error: BaseException) -> bool:
-    """Whether Ray raised this `SystemExit` to end its process, as at a SIGTERM. One of a hook is the hook's error."""
+    """Return whether Ray raised a `SystemExit` to end its process. Any other `SystemExit` is an error of the hook."""
     return isinstance(error, SystemExit) and hasattr(error, "ray_terminate_msg")
 
 
 def _given(name: str, msg: object) -> str:
-    """The message that a hook got, for an error; `client_update` may get none."""
+    """Describe the message that a hook got, for an error; `client_update` may get none."""
     if msg is not None:
         return f" on {shapes(msg)}"
     return " (the server sent it no message)" if name == "client_update" else ""

@@ -1,4 +1,4 @@
-"""Clients on their way from one worker to another."""
+"""Moving clients from one worker to another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from raysim.engine.workers.states import ClientStates
 
 
 def release(states: ClientStates, ids: Iterable[ClientId], shared: bool) -> dict[ClientId, ClientState]:
-    """Remove clients, for another worker. shared: whether that one keeps rows in the same files."""
+    """Remove clients and return their states for another worker. shared: whether it uses the same state files."""
     released = {k: ClientState(None if shared else states.row(k), k in states.unsaved) for k in ids if k in states.held}
     states.held.difference_update(released)
     states.unsaved.difference_update(released)

@@ -1,4 +1,4 @@
-"""The networks that clients start from, as the algorithm makes them."""
+"""Initial networks of clients, as the algorithm makes them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from raysim.engine.workers.hooks import errors_from
 
 
 def new_network(spec: RunSpec, task: Task, device: torch.device, arch: str, *key: int) -> nn.Module:
-    """What `client_model` makes of a fresh model of an architecture. key: the client, if it has weights of its own."""
+    """Return the network that `client_model` makes of a fresh model. key: the client, if its weights are separate."""
     model = spec.fresh_model(arch, *key)
     place = f"{type(spec.algorithm).__name__}.client_model failed with model {arch}"
     with global_seed(spec.init_seed, "client_model", arch, *key), errors_from(lambda: place):
         net = spec.algorithm.client_model(model, task)
-    # Images come channels last; convolutions on CPU are 1.2 to 1.35 times faster when weights are too.
+    # Images are channels last; convolutions on a CPU are 1.2 to 1.35 times faster if weights are, too.
     return net.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]

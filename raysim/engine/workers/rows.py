@@ -1,6 +1,6 @@
-"""Files for clients' states: without a name, in memory and on a disk, for all processes of a machine.
+"""Unnamed files for clients' states, in memory and on a disk, which all processes of a machine share.
 
-The system frees them when the last process that has them open is gone, whatever ended it.
+The system frees a file when the last process that has it open ends, for whatever reason.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ Row = NDArray[np.uint8]
 """A client's state as bytes."""
 
 PAGE = 4096
-LARGE = 1 << 16  # bytes from which a row has pages of its own
+LARGE = 1 << 16  # bytes from which a row shares no page with others
 
 
 @dataclass(frozen=True)
 class StateLimits:
-    """Where the clients' states may be kept on each machine."""
+    """Where each machine may store clients' states."""
 
-    memory_gb: float | None = None  # in memory up to so much, else on a disk; None: half of what the machine has
-    folder: str | None = None  # on which disk; default, also where there is no such folder: that of temporary files
+    memory_gb: float | None = None  # greatest size in memory, beyond it on a disk; None: half of the usable memory
+    folder: str | None = None  # folder on the disk; default, or if it is missing: that of temporary files
 
     @property
     def memory_bytes(self) -> int:
-        """The limit."""
+        """Greatest size of all states in memory, in bytes."""
         return int(self.memory_gb * 1e9) if self.memory_gb is not None else usable_memory() // 2
 
 
@@ -46,7 +46,7 @@ AUTO = StateLimits()
 
 
 class Handle(NamedTuple):
-    """How another process of this machine opens a file that has no name."""
+    """The way for another process of this machine to open a file without a name."""
 
     path: str
     device: int
@@ -54,7 +54,7 @@ class Handle(NamedTuple):
 
     @classmethod
     def of(cls, file: IO[bytes]) -> Handle:
-        """Of a file that this process has open."""
+        """Return the handle of a file that this process has open."""
         found = os.fstat(file.fileno())
         return cls(f"/proc/{os.getpid()}/fd/{file.fileno()}", found.st_dev, found.st_ino)
 
@@ -63,11 +63,11 @@ Handles = tuple[Handle, ...]
 
 
 class StateFiles:
-    """A file in memory and one on a disk. Empty ones take no room; the run uses one of them.
+    """A file in memory and a file on a disk. A run uses one of them; the other stays empty and takes no space.
 
     Attributes:
-        handles: of the files, for other processes.
-        on_disk_mb: what all rows take, in MiB, if they are on the disk.
+        handles: handles of the files, for other processes.
+        on_disk_mb: size of all rows in MiB if they are on the disk, else 0.
     """
 
     def __init__(self, limits: StateLimits = AUTO) -> None:
@@ -76,15 +76,15 @@ class StateFiles:
         self.handles = tuple(map(Handle.of, self.files))
 
     def join(self, handles: Handles) -> None:
-        """Use the files of another process in place of these, if they are files of this machine that can be opened."""
+        """Use the files of another process instead, if they are on this machine and can be opened."""
         if handles == self.handles:
             return
         with ExitStack() as opened:
             try:
                 files = [opened.enter_context(Path(handle.path).open("r+b")) for handle in handles]
-            except OSError:  # it has no /proc, or forbids this
+            except OSError:  # no /proc, or no permission
                 return
-            # Where processes have other ids inside a container, the path leads to another file.
+            # If process ids differ inside a container, the path leads to another file.
             if any(Handle.of(file)[1:] != handle[1:] for file, handle in zip(files, handles, strict=True)):
                 return
             opened.pop_all()
@@ -93,7 +93,7 @@ class StateFiles:
         self.handles, self.joined = handles, True
 
     def rows(self, size: int) -> Rows:
-        """For rows of so many bytes in all: the file in memory if they fit into it, else the one on the disk."""
+        """Return the file for rows of `size` bytes in total: in memory if they fit, else on the disk."""
         limit = self.limits.memory_bytes
         memory, disk = self.files
         self.on_disk_mb = size / 2**20 if size > limit else 0.0
@@ -101,7 +101,7 @@ class StateFiles:
 
     @property
     def memory_mb(self) -> float:
-        """Memory that the file of this process takes, in MiB."""
+        """Memory of this process's own file, in MiB; 0 after `join`."""
         return 0.0 if self.joined else os.fstat(self.files[0].fileno()).st_blocks * 512 / 2**20
 
     def _use(self, files: Iterable[IO[bytes]]) -> None:
@@ -110,22 +110,22 @@ class StateFiles:
 
 
 class Rows:
-    """A file whose rows are read and written by where they begin. On a disk, what was not used lately leaves memory."""
+    """Access to the rows of a file by their start. On a disk, rows that were not used lately leave memory."""
 
     def __init__(self, file: IO[bytes], cached: int | None = None) -> None:
-        """cached: bytes of the file that stay in memory for this process; None: it is in memory."""
+        """cached: bytes of the file that this process keeps in memory; None: the file is in memory."""
         self.file, self.cached = file, cached
-        self.used: deque[tuple[int, int]] = deque()  # (begin, bytes), the latest at the right
+        self.used: deque[tuple[int, int]] = deque()  # (begin, bytes), the latest last
         self.used_bytes = 0
 
     def read(self, begin: int, into: Row) -> None:
-        """Fill `into` from a row that was written."""
+        """Read the row at `begin` into `into`."""
         if os.preadv(self.file.fileno(), [into.data], begin) != len(into):
             raise RunError("the clients' states cannot be read: the file ends before the row")
         self._note(begin, len(into))
 
     def write(self, begin: int, row: Row) -> None:
-        """Write a row."""
+        """Write a row at `begin`."""
         try:
             written = os.pwrite(self.file.fileno(), row.data, begin)
         except OSError as error:
@@ -136,11 +136,11 @@ class Rows:
         if self.cached is not None and len(row) >= LARGE:
             os.posix_fadvise(
                 self.file.fileno(), begin, len(row), os.POSIX_FADV_DONTNEED
-            )  # begin to write; it stays in memory
+            )  # starts writing; the row stays in memory
         self._note(begin, len(row))
 
     def read_ahead(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Begin to read these (begin, bytes) from the disk."""
+        """Start reading rows from the disk. spans: (begin, bytes) of each."""
         if self.cached is not None:
             for begin, size in spans:
                 os.posix_fadvise(self.file.fileno(), begin, size, os.POSIX_FADV_WILLNEED)
@@ -153,7 +153,7 @@ class Rows:
         while self.used_bytes > self.cached:
             begin, size = self.used.popleft()
             self.used_bytes -= size
-            first = begin // PAGE * PAGE  # whole pages, or those at both ends would stay
+            first = begin // PAGE * PAGE  # whole pages, since partial pages would stay
             os.posix_fadvise(
                 self.file.fileno(), first, -(-(begin + size - first) // PAGE) * PAGE, os.POSIX_FADV_DONTNEED
             )

@@ -1,4 +1,4 @@
-"""Clients' states as files of a checkpoint, and their digests."""
+"""Saving clients' states to checkpoint files, restoring and digesting them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from raysim.engine.workers.states import ClientStates
 
 
 def save(states: ClientStates, t: int) -> Iterator[tuple[CheckpointFile, bytes]]:
-    """The files of the clients that changed since the last call, after round `t`, for the caller to write."""
+    """Yield files with the clients that changed since the last call, after round `t`, for the caller to write."""
     changed = sorted(states.unsaved)
     states.unsaved = set()
     yield from client_files(t, ((k, states.state(k)) for k in changed))
 
 
 def restore(states: ClientStates, file: CheckpointFile, data: bytes) -> None:
-    """Load the states of the clients that `file` names from its content."""
+    """Load the states of the clients of `file`. data: its content."""
     for k, state in read_clients(data, file.clients).items():
         states.load(k, state)
 
 
 def digests(states: ClientStates, ids: Iterable[ClientId]) -> dict[ClientId, str]:
-    """SHA-256 of each client's state."""
+    """Return the SHA-256 of each client's state."""
     untrained: dict[str, str] = {}  # architecture -> digest of a client that never took part
 
     def of_client(k: ClientId) -> str:
@@ -45,7 +45,7 @@ def digests(states: ClientStates, ids: Iterable[ClientId]) -> dict[ClientId, str
 
 
 def fingerprints(states: ClientStates, ids: Iterable[ClientId]) -> dict[ClientId, dict[str, str]]:
-    """SHA-256 of each tensor of each client."""
+    """Return the SHA-256 of each tensor of each client."""
     found = {}
     for k in ids:
         with states.reading(k) as net:

@@ -1,4 +1,4 @@
-"""The server's part of a run: it holds the algorithm's state, sends, and aggregates uploads in client-id order."""
+"""The server of a run: it keeps the algorithm's state, sends messages, and aggregates uploads in client-id order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from raysim.engine.workers.unchanged import Unchanged
 
 @dataclass
 class ServerWorker:
-    """The one server of a run. A plain class: the Ray backend makes it an actor."""
+    """The only server of a run. A plain class: the Ray backend makes it an actor."""
 
     spec: RunSpec
     server: Server[Any] = field(init=False)
@@ -40,21 +40,21 @@ class ServerWorker:
         self.server = Server(spec.task, rng, spec.num_samples, local=spec.local_in(0), classes=spec.classes, arch=arch)
 
     def start(self, registrations: Sequence[Mapping[ClientId, Any]] = ()) -> None:
-        """Make the state before round 1."""
+        """Create the state before round 1. registrations: packed, client -> message, in several parts."""
         torch.set_num_threads(self.spec.server_threads)
         packed = {k: registration for part in registrations for k, registration in part.items()}
         unpacked = {k: unpack(packed[k]) for k in sorted(packed)}
         guard = Unchanged(unpacked)
         with self._hook("server_start", 0):
             self.server.state = self.spec.algorithm.server_start(self.server, unpacked)
-            state_tensors(self.server.state)  # raises where the hook made a state that cannot be saved
+            state_tensors(self.server.state)  # raises if the hook made a state that cannot be saved
         guard.check(
             f"{type(self.spec.algorithm).__name__}: server_start changed a registration in place; "
             "change a copy, such as tensor.clone()"
         )
 
     def send(self, t: int, cohort: Iterable[ClientId]) -> Broadcast:
-        """Ask the algorithm for each participant's message; an object that several get is packed once."""
+        """Return the algorithm's message for each participant; an object for several participants is packed once."""
         start = perf_counter()
         self._begin("server_send", t)
         messages: list[Any] = []
@@ -64,7 +64,7 @@ class ServerWorker:
             with self._hook("server_send", t):
                 down = self.spec.algorithm.server_send(self.server, k)
                 if id(down) not in position:
-                    wire_size(down)  # checks that it is a message: `ClientWorker.train` counts what it receives
+                    wire_size(down)  # checks that it is a message; `ClientWorker.train` counts its bytes
             if down is None:
                 of[k] = None
                 continue
@@ -72,7 +72,7 @@ class ServerWorker:
                 position[id(down)] = len(messages)
                 messages.append(down)
             of[k] = position[id(down)]
-        with self._hook("server_send", t):  # a tensor without memory, or a sparse one, cannot be packed
+        with self._hook("server_send", t):  # tensors without memory and sparse tensors cannot be packed
             # Packed together, so that messages that share tensors share their bytes.
             broadcast = Broadcast(tuple(pack(messages)), of)
         self._send_s = perf_counter() - start
@@ -94,15 +94,15 @@ class ServerWorker:
         ups = unpack({k: packed[k] for k in sorted(packed) if k not in rejected})
         flops = 0
         if ups:
-            # Counting slows small operations down, so it is done once per signature of the uploads.
+            # Counting slows small operations, so operations are counted once per set of upload shapes.
             key = tuple(tuple(leaf.shape) for leaf in leaves(ups) if isinstance(leaf, Tensor))
-            guard = Unchanged(dict(ups))  # the mapping is the hook's own: it may take uploads out
+            guard = Unchanged(dict(ups))  # a copy: the hook may remove uploads from its mapping
             with self._hook("server_update", t, next(iter(ups.values()))):
                 if key in self._flops:
                     self.spec.algorithm.server_update(self.server, ups)
                 else:
                     self._flops[key] = flops_of(lambda: self.spec.algorithm.server_update(self.server, ups))
-                    state_tensors(self.server.state)  # as in `start`; once, since a state may have many parts
+                    state_tensors(self.server.state)  # as in `start`; only once, since a state may have many parts
             guard.check(
                 f"{type(self.spec.algorithm).__name__}: server_update changed an upload in place in round {t}; "
                 "sum into a new tensor, such as a clone"
@@ -112,13 +112,13 @@ class ServerWorker:
         return ServerReport(dict(self.server.values), float(flops), seconds, tuple(rejected))
 
     def save(self, t: int) -> tuple[CheckpointFile, bytes]:
-        """The file of the state after round `t`, for the caller to write."""
+        """Return the file of the state after round `t`, for the caller to write."""
         with self._visible():
             serialized = serialize(self.server.state)
         return server_file(t, serialized, {"flops": list(map(list, self._flops.items()))})
 
     def restore(self, data: bytes) -> None:
-        """Load the file that `save` made; called after `start`, whose state gives the modules. Raises `RunError`."""
+        """Load a file of `save`; call it after `start`, which creates the modules. Raises `RunError` if that fails."""
         serialized, facts = read_server(data)
         try:
             self.server.state = deserialize(serialized, self.server.state, modules_of(self.spec.algorithm))
@@ -127,12 +127,12 @@ class ServerWorker:
         self._flops = {_tuples(key): count for key, count in facts["flops"]}
 
     def fingerprints(self) -> dict[str, str]:
-        """SHA-256 of each tensor of the server's state."""
+        """Return the SHA-256 of each tensor of the server's state."""
         with self._visible():
             return {name: digest(value) for name, value in state_tensors(self.server.state).items()}
 
     def digest(self) -> str:
-        """SHA-256 of the server's state."""
+        """Return the SHA-256 of the server's state."""
         with self._visible():
             return digest(self.server.state)
 
@@ -155,5 +155,5 @@ class ServerWorker:
 
 
 def _tuples(nested: Any) -> Any:
-    """JSON's lists as the tuples they were."""
+    """Convert nested lists of JSON back to tuples."""
     return tuple(_tuples(part) for part in nested) if isinstance(nested, list) else nested

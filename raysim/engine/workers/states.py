@@ -1,7 +1,7 @@
-"""Where clients' states are kept: as bytes in a file, and in a network only while a client is worked on.
+"""Storage of clients' states: bytes in a file, loaded into a network only while a client is used.
 
-A client's state is a row of the file: the memory of its network's parameters and buffers, bit for bit. There are a few
-networks of each architecture, which are filled with one client's row after another, so a client costs no Python object.
+A client's state is a row of the file: the memory of its network's parameters and buffers, bit for bit. A few networks
+of each architecture are filled with one client's row after another, so a client costs no Python object.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from raysim.core.algorithm import ClientId
 from raysim.core.messages import Weights
 from raysim.engine.workers.rows import LARGE, PAGE, Row, Rows, StateFiles
 
-ALIGNMENT = 64  # bytes, as torch aligns tensors: another alignment may choose another kernel
+ALIGNMENT = 64  # bytes, as torch aligns tensors: another alignment may select another kernel
 
 
 class Shell:
-    """A network whose parameters and buffers are one block of memory, for the row of one client after another.
+    """A network with all parameters and buffers in one block of memory, reused for one client after another.
 
-    Tensors have the shapes and strides that they were made with, and share memory where they shared it.
+    Tensors keep their shapes and strides, and tensors that shared memory still do.
 
     Attributes:
-        block: what is of each client: first its row, then the buffers that a state_dict leaves out.
+        block: the memory: first the client's row, then the buffers that a state_dict leaves out.
         row: the part of `block` that is the client's state.
-        state: the network's state_dict, as long as it is intact.
+        state: the network's state_dict; valid while the shell is intact.
     """
 
     def __init__(self, net: nn.Module) -> None:
-        """net: a new network, which is the shell's from now on."""
+        """net: a new network, which only this shell may use from now on."""
         self.net = net
         parameters = self.net.named_parameters(remove_duplicate=False)
         known = {name for name, _ in (*parameters, *self.net.named_buffers(remove_duplicate=False))}
@@ -47,7 +47,7 @@ class Shell:
             )
         self.form = _form(self.net)
         self.modules = [*self.net.modules()]
-        # What a module is made of; a method may change it.
+        # Parameters, buffers and submodules of each module, which a method may replace.
         self.parts = [part for one in self.modules for part in (one._parameters, one._buffers, one._modules)]
         self.values = [value for part in self.parts for value in part.values()]
         tensors = list({id(value): value for value in self.values if isinstance(value, Tensor)}.values())
@@ -57,7 +57,7 @@ class Shell:
         ends = [0, *accumulate(_padded(storage.nbytes(), ALIGNMENT) for storage in storages.values())]
         self.block: Row = torch.empty(ends[-1], dtype=torch.uint8).numpy()
         self.row = self.block[: ends[len(kept)]]
-        self.remote: list[tuple[Tensor, Tensor]] = []  # on a GPU: the same bytes there and in `block`
+        self.remote: list[tuple[Tensor, Tensor]] = []  # on a GPU: (bytes there, the same bytes in `block`)
         places: dict[int, UntypedStorage] = {}
         for (pointer, storage), begin in zip(storages.items(), ends, strict=False):
             there = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
@@ -75,15 +75,15 @@ class Shell:
         self.pointers = [(tensor, tensor.data_ptr()) for tensor in tensors]
 
     def load(self, state: Weights) -> None:
-        """As `load_state_dict` of the network, three times as fast."""
+        """Do what `load_state_dict` of the network does, three times as fast."""
         if {name: (value.shape, value.dtype) for name, value in state.items()} == self.form:
             for name, value in self.state.items():
                 value.copy_(state[name])
         else:
-            self.net.load_state_dict(state)  # it says what does not fit
+            self.net.load_state_dict(state)  # raises an error that names the mismatch
 
     def filled(self) -> None:
-        """Let the network have what was written to `block`, and nothing else of the client before."""
+        """Update the network after a write to `block`, and reset gradients and modes of the previous client."""
         for there, here in self.remote:
             there.copy_(here)
         for parameter, requires_grad in self.grads:
@@ -95,13 +95,13 @@ class Shell:
                 module.training = True
 
     def collected(self) -> None:
-        """Let `block` have what the network has."""
+        """Update `block` from the network."""
         for there, here in self.remote:
             here.copy_(there)
 
     @property
     def intact(self) -> bool:
-        """Whether the network's tensors are still those of `block`; a method may have put others in their place."""
+        """Whether the network's tensors are still those of `block`; a method may have replaced them."""
         values = [value for part in self.parts for value in part.values()]
         return (
             len(values) == len(self.values)
@@ -114,7 +114,7 @@ class ClientStates:
     """The states of the clients that a worker holds.
 
     Attributes:
-        held: clients that have a row; any other is as made.
+        held: clients that have a row; all others are in their initial state.
         unsaved: clients that changed since the last checkpoint.
     """
 
@@ -126,29 +126,32 @@ class ClientStates:
         own: Callable[[ClientId], nn.Module] | None = None,
         files: StateFiles | None = None,
     ) -> None:
-        """Client k has models[k % len(models)]. make: makes an architecture's network, with the weights that its
-        clients start from. own: makes a client's, where each starts from others. files: where to keep rows; default:
-        files of its own."""
+        """Client k has models[k % len(models)].
+
+        make: makes the network of an architecture, with the clients' common initial weights.
+        own: makes the network of a client, if initial weights differ between clients.
+        files: where to keep rows; default: new files.
+        """
         self.models, self.clients, self.make, self.own = models, clients, make, own
         self.held: set[ClientId] = set()
         self.unsaved: set[ClientId] = set()
         self.opened: dict[ClientId, Shell] = {}
         self.free: dict[str, list[Shell]] = {arch: [] for arch in models}
-        self.first: dict[str, Row] = {}  # the block of a client as made
+        self.first: dict[str, Row] = {}  # the block of a client in its initial state
         self.files = files or StateFiles()
 
     def arch(self, k: ClientId) -> str:
-        """The architecture of client k."""
+        """Return the architecture of client k."""
         return self.models[k % len(self.models)]
 
     def is_untrained(self, k: ClientId) -> bool:
-        """Whether client k is as made, like all clients of its architecture that never took part."""
+        """Return whether client k equals all clients of its architecture that never took part."""
         return not (self.own or k in self.held or k in self.opened)
 
     # -- networks ----------------------------------------------------------------------------------
 
     def open(self, k: ClientId) -> nn.Module:
-        """The network of client k, to be worked on until `close` or `undo`; the same one when it is open already."""
+        """Return the network of client k, for use until `close` or `undo`; the same network if it is open already."""
         if k not in self.opened:
             shell = self._shell(self.arch(k))
             kept = len(shell.row) if k in self.held else 0
@@ -162,7 +165,7 @@ class ClientStates:
         return self.opened[k].net
 
     def close(self, k: ClientId) -> None:
-        """Keep the state of an open client as its network has it now."""
+        """Store the current state of an open client's network and close the client."""
         shell = self.opened.pop(k)
         if not shell.intact:
             net, form, shell = shell.net, shell.form, self._shell(self.arch(k))
@@ -179,14 +182,14 @@ class ClientStates:
         self.free[self.arch(k)].append(shell)
 
     def undo(self, k: ClientId) -> None:
-        """Let an open client be as it was before `open`."""
+        """Close an open client without storing changes."""
         shell = self.opened.pop(k)
         if shell.intact:
             self.free[self.arch(k)].append(shell)
 
     @contextmanager
     def changing(self, k: ClientId) -> Iterator[nn.Module]:
-        """The network of client k, whose state is kept afterwards, unless an exception is raised."""
+        """Yield the network of client k; store its state after the block, unless an exception is raised."""
         net = self.open(k)
         try:
             yield net
@@ -197,7 +200,7 @@ class ClientStates:
 
     @contextmanager
     def reading(self, k: ClientId) -> Iterator[nn.Module]:
-        """The network of client k, to look at."""
+        """Yield the network of client k for reading; changes are not stored."""
         was_open = k in self.opened
         net = self.open(k)
         try:
@@ -207,21 +210,21 @@ class ClientStates:
                 self.undo(k)
 
     def state(self, k: ClientId) -> Weights:
-        """A copy of the state_dict of client k."""
+        """Return a copy of the state_dict of client k."""
         with self.reading(k) as net:
             shell = self.opened[k]
             state = shell.state if shell.intact else net.state_dict()
             return {name: value.clone() for name, value in state.items()}
 
     def load(self, k: ClientId, state: Weights) -> None:
-        """Let client k have this state_dict."""
+        """Set the state_dict of client k."""
         with self.changing(k):
             self.opened[k].load(state)
 
     # -- rows --------------------------------------------------------------------------------------
 
     def row(self, k: ClientId) -> Row | None:
-        """A copy of the row of client k; None where it is as made."""
+        """Return a copy of the row of client k; None in its initial state."""
         if k not in self.held:
             return None
         row: Row = np.empty(self._size(k), dtype=np.uint8)
@@ -229,7 +232,7 @@ class ClientStates:
         return row
 
     def put(self, k: ClientId, row: Row | None) -> None:
-        """Let client k have this row; None: be as made."""
+        """Set the row of client k; None: reset it to its initial state."""
         if row is None:
             self.held.discard(k)
         else:
@@ -237,7 +240,7 @@ class ClientStates:
             self.held.add(k)
 
     def read_ahead(self, ids: Iterable[ClientId]) -> None:
-        """These clients are opened next."""
+        """Start reading the rows of clients that will be opened next."""
         self.rows.read_ahead((self._begin(k), self._size(k)) for k in ids if k in self.held)
 
     @cached_property
@@ -247,9 +250,9 @@ class ClientStates:
 
     # -- inside ------------------------------------------------------------------------------------
 
-    @torch.inference_mode(False)  # a network that is made for a test is trained later
+    @torch.inference_mode(False)  # a network that is made during a test is trained later
     def _shell(self, arch: str) -> Shell:
-        """A shell that is no client's."""
+        """Return an unused shell of an architecture."""
         if self.free[arch]:
             return self.free[arch].pop()
         shell = Shell(self.make(arch))
@@ -261,13 +264,13 @@ class ClientStates:
         return self.sizes[k % len(self.models)]
 
     def _begin(self, k: ClientId) -> int:
-        """Where the row of client k begins in the file."""
+        """Return the position of client k's row in the file."""
         place = k % len(self.models)
         return self.begins[place] + k // len(self.models) * _stride(self.sizes[place])
 
     @cached_property
     def sizes(self) -> list[int]:
-        """Bytes of a row, by place in `models`."""
+        """Size of a row in bytes, by position in `models`."""
         used = self.models[: self.clients]
         for arch in dict.fromkeys(used):
             self.free[arch].append(self._shell(arch))
@@ -275,13 +278,13 @@ class ClientStates:
 
     @cached_property
     def begins(self) -> list[int]:
-        """Where the rows of each place in `models` begin in the file; at last, where all end."""
+        """Positions in the file of the rows of each position in `models`, and the end of all rows."""
         counts = [-(-(self.clients - place) // len(self.models)) for place in range(len(self.sizes))]
         return [0, *accumulate(n * _stride(size) for n, size in zip(counts, self.sizes, strict=True))]
 
 
 def _stride(size: int) -> int:
-    """From one row to the next; large ones share no page, so that each can leave memory by itself."""
+    """Return the distance between rows. Large rows share no page, so that each can leave memory separately."""
     return _padded(size, PAGE if size >= LARGE else ALIGNMENT)
 
 
@@ -290,11 +293,11 @@ def _padded(size: int, to: int) -> int:
 
 
 def _form(net: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """What must not change of a network's state."""
+    """Return the names, shapes and types of a network's state, which must not change."""
     return {name: (value.shape, value.dtype) for name, value in net.state_dict().items()}
 
 
 def _storages(tensors: Iterable[Tensor]) -> dict[int, UntypedStorage]:
-    """The memory of tensors, by its address, each once."""
+    """Return the storages of tensors by address, each once."""
     storages = (tensor.untyped_storage() for tensor in tensors)
     return {storage.data_ptr(): storage for storage in storages if storage.nbytes()}

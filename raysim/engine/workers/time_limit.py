@@ -1,4 +1,4 @@
-"""A time limit for a block of Python, so that a client that never ends does not hold up a run for ever."""
+"""A time limit for a block of Python code, so that a hanging client does not block a run for ever."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from raysim.common.errors import RunError
 
 
 class ClientTimeoutError(RunError):
-    """A client's part of a round took longer than it may."""
+    """A client's part of a round exceeded its time limit."""
 
 
 def limit(seconds: float | None, sentence: str) -> contextlib.AbstractContextManager[None]:
     """Raise `ClientTimeoutError(sentence)` inside the block once it has run for `seconds` (above 0); `None`: no limit.
 
-    The system's interval timer rings in the main thread, also of a Ray actor, between two steps of Python: a sleep or a
-    lock is cut off, a call into C (one operation of torch) ends first. Outside the main thread the block is not cut
-    off; then, and when the block swallowed the exception, it is raised at the end. The block must not `yield`: the
-    exception would reach other code.
+    The system's interval timer fires in the main thread, also of a Ray actor, between two Python instructions: it
+    interrupts a sleep or a lock, but a call into C (one operation of torch) ends first. Outside the main thread the
+    block is not interrupted; the exception is then raised at its end, as it is if the block caught the first one. The
+    block must not `yield`: the exception would reach other code.
 
-    sentence: such as "client 7 took longer than failure.client_timeout_s (60 s)".
+    sentence: the message, such as "client 7 took longer than failure.client_timeout_s (60 s)".
     """
     return contextlib.nullcontext() if seconds is None else _Limit(seconds, sentence)
 
 
 class _Limit(contextlib.AbstractContextManager[None]):
-    """The block's limit. Its own two methods are never cut off, so that handler and timer are put back in any case."""
+    """The context manager of `limit`. Its methods are never interrupted, so handler and timer are always restored."""
 
     def __init__(self, seconds: float, sentence: str) -> None:
         self.seconds = seconds
         self.sentence = sentence
-        # Windows has no such timer: there the block is never cut off.
+        # Windows has no such timer: there the block is never interrupted.
         self.rings = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
-        self.inside = False  # whether a ring may raise
+        self.inside = False  # whether the timer may raise
 
     def __enter__(self) -> None:
         self.began = monotonic()
         if self.rings:
             self.inside = True
             self.handler = signal.signal(signal.SIGALRM, self._ring)
-            # Again after as long, because Python drops an exception that is raised while an object is being deleted.
+            # The timer repeats, because Python drops an exception that is raised while an object is deleted.
             signal.setitimer(signal.ITIMER_REAL, self.seconds, self.seconds)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -51,7 +51,7 @@ class _Limit(contextlib.AbstractContextManager[None]):
         seconds = monotonic() - self.began
         if self.rings:
             signal.setitimer(signal.ITIMER_REAL, 0)
-            if seconds >= self.seconds:  # a ring may be on its way to another thread; the old handler must not get it
+            if seconds >= self.seconds:  # a late signal must not reach the old handler
                 sleep(0.001)
             signal.signal(signal.SIGALRM, signal.SIG_DFL if self.handler is None else self.handler)
         if error is None and seconds > self.seconds:

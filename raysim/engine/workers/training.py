@@ -1,7 +1,7 @@
-"""What clients do in a round: their hooks run, their networks train, and their uploads are counted and packed.
+"""The clients' part of a round: hooks run, networks train, and uploads are counted and packed.
 
-What a client computes depends on its state, its message, the run's seed and the round, never on its worker; on other
-clients only by rounding, and only on those of its group, whose training is one call.
+A client's result depends on its state, its message, the run's seed and the round, never on its worker. Other clients
+affect it only by rounding, and only those of its group, which train by the same call.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from raysim.grouped.together import ask_to_fit, fit_all
 
 
 class Received(NamedTuple):
-    """A message that a worker received, for those of its clients that it is for."""
+    """A message that a worker received, which all its receivers on this worker share."""
 
     message: Any
     size: WireSize
@@ -47,26 +47,26 @@ NOTHING = Received(None, wire_size(None), Unchanged(None))
 
 
 class Training:
-    """The hooks and the training of the clients of one worker."""
+    """Runs the hooks and the training of the clients of one worker."""
 
     def __init__(
         self, spec: RunSpec, task: Task, states: ClientStates, samples: ClientSamples, evaluation: Evaluation
     ) -> None:
-        """task: the run's, with public data on the device of the samples."""
+        """task: the run's task, with public data on the device of the samples."""
         self.spec, self.task, self.states = spec, task, states
         self.samples, self.evaluation, self.device = samples, evaluation, samples.device
-        self.before: dict[ClientId, Row | None] = {}  # before the round, where `spec.may_discard`; None: as made
-        self.local = -1, spec.local  # round, and how clients train in it
+        self.before: dict[ClientId, Row | None] = {}  # before the round, if `spec.may_discard`; None: initial state
+        self.local = -1, spec.local  # (round, its training settings)
         self.meter = FlopMeter()
-        self.rounds_received = 0  # with a message, so far
+        self.rounds_received = 0  # rounds with a message, so far
 
     def register(self, ids: Iterable[ClientId]) -> dict[ClientId, Any]:
-        """The registration of every client that has samples, packed."""
+        """Return the packed registration of every client that has samples."""
         registrations = {}
         for k in (k for k in ids if self.spec.num_samples[k]):
             with self.states.changing(k), self._hook("client_register", 0, k):
                 registration = self.spec.algorithm.client_register(self.client(k, t=0))
-                wire_size(registration)  # checks that it is a message: a registration is in no round's bytes
+                wire_size(registration)  # checks that it is a message; its bytes count in no round
                 registrations[k] = pack(registration)
         return registrations
 
@@ -101,13 +101,13 @@ class Training:
         self.rounds_received += len(received) > 1
 
     def discard(self, ids: Iterable[ClientId]) -> None:
-        """Let clients be as they were before the last call of `train`."""
+        """Restore clients to their state before the last call of `train`."""
         for k in ids:
             self.states.put(k, self.before[k])
         self.states.unsaved &= self.states.held
 
     def client(self, k: ClientId, t: int, trainer: Trainer = fit_one) -> Client:
-        """Client k as its algorithm sees it in round `t`."""
+        """Return client k as its algorithm sees it in round `t`."""
         spec = self.spec
         set_threads(spec, k)
         return Client(
@@ -127,18 +127,18 @@ class Training:
 
     def _received(self, packed: Any) -> Received:
         down = unpack(packed, self.device)
-        # Comparing values takes as long as a copy of the message, so only rounds 1, 2, 4, 8, ... do: a method may begin
-        # to use the message after a warm-up.
+        # Comparing values takes as long as a copy of the message, so only rounds 1, 2, 4, 8, ... do it. Round 1 is not
+        # enough, since a method may begin to use the message after a warm-up.
         guard = Unchanged(down, packed if (self.rounds_received + 1).bit_count() == 1 else None)
         return Received(down, wire_size(down), guard)
 
     def _train_tolerating(
         self, k: ClientId, t: int, down: Received, evaluate_before: Coverage | None
     ) -> tuple[ClientId, Any, ClientReport | ClientFailure]:
-        """As `_train_one`, but a client that fails counts as failed; its state stays as it was before."""
+        """Train as `_train_one` does, but report a failing client as failed and keep its earlier state."""
         try:
             return self._train_one(k, t, down, evaluate_before)
-        except ChangedMessageError:  # other clients have the changed message, too
+        except ChangedMessageError:  # other clients share the changed message
             raise
         except RunError as error:
             self._check_unchanged(down.guard, "a hook", k, t)
@@ -148,10 +148,10 @@ class Training:
     def _train_group(
         self, t: int, downs: Mapping[ClientId, Received], evaluate_before: Coverage | None
     ) -> list[tuple[ClientId, Any, ClientReport]]:
-        """As `_train_one` for clients whose hooks meet in `Client.fit`; each counts an equal share of the time."""
+        """Train a group: its hooks wait for each other in `Client.fit`. Each client gets an equal share of the time."""
         start = perf_counter()
         works = [partial(self._train_one, k, t, down, evaluate_before, ask_to_fit) for k, down in downs.items()]
-        # As a context, a device belongs to the thread, and these hooks leave theirs in another order than they came.
+        # Device contexts are per thread, but these hooks exit in another order than they entered.
         with nullcontext() if self.device.type == "cpu" else self.device:
             found = in_lockstep(works, fit_all)
         share_s = (perf_counter() - start) / len(found)
@@ -176,7 +176,7 @@ class Training:
     def _client_round(
         self, k: ClientId, t: int, received: Received, evaluate_before: Coverage | None, trainer: Trainer
     ) -> tuple[ClientId, Any, ClientReport]:
-        """Receive, train, count the upload and pack it."""
+        """Run a client's part of a round: receive, train, count the upload and pack it."""
         algorithm, (down, down_size, guard) = self.spec.algorithm, received
 
         def checked(job: FitJob) -> FitResult:
@@ -194,8 +194,8 @@ class Training:
             evaluation = self.evaluation.evaluate_one(k, evaluate_before)
         with self._hook("client_update", t, k, down):
             up = algorithm.client_update(client, down)
-            up_size = wire_size(up)  # counts the upload (`comm/up_bytes`); raises TypeError where it is no message
-            # A NaN or infinity would spoil the server's state for good, so the server gets a marker in its place.
+            up_size = wire_size(up)  # counts the upload (`comm/up_bytes`); raises TypeError if it is no message
+            # A NaN or infinity would ruin the server's state permanently, so the server gets a marker instead.
             packed = NonFiniteUpload() if nonfinite(up) else pack(up)
         self._check_unchanged(guard, "client_update", k, t)
         if self.device.type == "cuda":

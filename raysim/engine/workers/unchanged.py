@@ -1,4 +1,4 @@
-"""A guard for messages that hooks receive: a hook that changes one in place would change what other clients receive."""
+"""A guard against hooks that change a received message in place: other clients share the message."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class ChangedMessageError(RunError):
 
 
 class Unchanged:
-    """A message as it arrived.
+    """Checks that a message is still as it arrived.
 
-    Keys, lengths and counts of in-place operations, which torch keeps, cost microseconds and are compared every time. A
-    change through `.data`, NumPy or a parameter that shares the message's memory moves no count: it shows in the
-    values, if the packed message is given to compare them with.
+    Every check compares keys, lengths and torch's counts of in-place operations, which costs microseconds. Changes
+    through `.data`, NumPy or a parameter that shares the message's memory do not raise the count: they are detected
+    only if `packed`, the packed message, is given, by comparing values.
     """
 
     def __init__(self, message: Any, packed: Any = None) -> None:
@@ -48,12 +48,12 @@ def _count(leaf: Any) -> int:
 
 
 def _outline(message: Any) -> Any:
-    """The keys and lengths of a message's parts, and where it holds `None`, which is no leaf."""
+    """Return the keys and lengths of a message's parts, and the positions of `None`, which is no leaf."""
     if isinstance(message, Mapping):
         return tuple((key, _outline(value)) for key, value in message.items())
     if isinstance(message, tuple | list):
         return tuple(map(_outline, message))
     if is_dataclass(message):
-        # Fields only: a cached property adds an entry to `vars`, and changes nothing.
+        # Fields only: a cached property adds an entry to `vars` without changing the message.
         return tuple((field.name, _outline(getattr(message, field.name, None))) for field in fields(message))
     return message is None
