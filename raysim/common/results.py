@@ -73,45 +73,45 @@ class ClientRow:
     model: str
     """architecture"""
     participated: bool
-    """whether it took part in this round"""
+    """whether the client took part in this round"""
     accuracy: float | None
-    """test accuracy, correct / total; null when it was not measured in this round, as all that tests measure"""
+    """test accuracy, correct / total; null, like all test results, if not measured in this round"""
     correct: int | None
-    """test samples that it classified rightly"""
+    """number of correctly classified test samples"""
     total: int | None
-    """its test samples"""
+    """number of test samples"""
     loss: float | None
     """mean test cross-entropy per sample"""
     val_correct: int | None
-    """validation samples that it classified rightly"""
+    """number of correctly classified validation samples"""
     val_total: int | None
-    """its validation samples"""
+    """number of validation samples"""
     global_accuracy: float | None
-    """accuracy on the whole published test set, where the scenario asks for it"""
+    """accuracy on the whole published test set, if the scenario requests it"""
     train_loss: float | None
     """mean training loss per sample of the round; null for a client that did not train"""
     train_samples: int
     """samples seen in training, counted once per epoch"""
     up_bytes: int
-    """bytes that it sent"""
+    """bytes that the client sent"""
     down_bytes: int
-    """bytes that the server sent it"""
+    """bytes that the server sent to the client"""
     up_params: int
-    """numbers that it sent"""
+    """numbers that the client sent"""
     down_params: int
-    """numbers that the server sent it"""
+    """numbers that the server sent to the client"""
     flops: float
-    """floating-point operations of its training, evaluation apart"""
+    """floating-point operations of training, without evaluation"""
     train_s: float
-    """seconds that its hooks took"""
+    """seconds of the client's hooks"""
     evaluate_s: float
-    """seconds of its tests"""
+    """seconds of the client's tests"""
     macro_f1: float | None = None
-    """mean F1 over the classes among its test samples and its predictions for them"""
+    """mean F1 over the classes that occur among the test samples or their predictions"""
     class_correct: list[int] | None = None
-    """test samples that it classified rightly of each class that it has test samples of, in ascending order"""
+    """number of correctly classified test samples of each class among the test samples, by ascending class id"""
     virtual_s: float | None = None
-    """seconds that its part of the round takes on the device and connection that the scenario gives it"""
+    """seconds of the client's part of the round on its simulated device and connection (`system`)"""
 
 
 @dataclass(frozen=True)

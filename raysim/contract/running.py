@@ -59,7 +59,7 @@ def messages_move(algorithm: AnyAlgorithm) -> None:
 
 
 def _standing_still(toy: Toy, hook: str, k: ClientId) -> int:
-    """Return the number of messages of a hook to or from a client if all are equal; 0 if they differ, or for one."""
+    """Return how many messages a hook sent to or from a client, if several and all equal; otherwise 0."""
     sent = [msg for name, client, msg in toy.sent if name == hook and client == k and msg is not None]
     # Round numbers and ids are ignored: they may change, or stay the same, without any learning.
     learnt = [[leaf for leaf in pytree.tree_leaves(m) if _is_float(leaf)] or pytree.tree_leaves(m) for m in sent]

@@ -1,4 +1,4 @@
-"""The toy task that the contract runs algorithms in: C = 4 classes, D = 8, images of 4 x 4 pixels, a few clients.
+"""The toy task in which the contract runs algorithms: C = 4 classes, D = 8, images of 4 x 4 pixels, a few clients.
 
 `Toy(algorithm, clause)` runs an algorithm on one CPU, with the seeds and the order of the engine. Clauses read its
 networks, server and messages, or watch every hook; tests of algorithms use it too.
@@ -204,7 +204,7 @@ class Toy:
             self.nets[k] = self._call("client_model", k, 0, partial(self.fresh_net, k), seed_it=False)
 
     def _choose_architectures(self, clients: int) -> None:
-        """Choose the first family that the algorithm accepts; if it needs one architecture, `norm` is the hardest."""
+        """Choose the first family that the algorithm accepts; for `one_architecture`, `norm`: the hardest to send."""
         public = toy_samples(PUBLIC, clients)
         refused: ValueError | None = None
         for family in (("norm",),) if self.algorithm.one_architecture else FAMILIES:

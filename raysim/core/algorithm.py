@@ -108,7 +108,7 @@ class Client:
 
     id: ClientId
     task: Task
-    data: Samples  # what it trains on
+    data: Samples  # its training samples
     net: Any  # built by client_model
     local: LocalTraining
     rng: torch.Generator  # on the CPU; seeded anew each round from run seed, round and client

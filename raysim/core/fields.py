@@ -31,7 +31,7 @@ class Range(Interval):
     """Bounds of a number: `gt`, `ge`, `lt` and `le`; `None` leaves a side open."""
 
     def holds(self, value: float) -> bool:
-        """Whether `value` lies inside."""
+        """Return whether `value` is within the bounds."""
         return all(inside(value, bound) for _, inside, bound in self._bounds())
 
     def __str__(self) -> str:

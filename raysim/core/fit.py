@@ -31,7 +31,7 @@ class Batches(Protocol):
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """How every client trains, whatever the algorithm. Comes from the scenario."""
+    """Training settings of every client, for any algorithm; they come from the scenario."""
 
     epochs: int = 1
     batch_size: int = 64

@@ -1,4 +1,4 @@
-"""Pure functions that several algorithms share; a new one moves here at its third user.
+"""Pure functions that several algorithms share; a function moves here when a third algorithm needs it.
 
 Shapes: N samples, B batch, C classes, D representation width, S classes that one client owns.
 """

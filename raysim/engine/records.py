@@ -222,7 +222,7 @@ class RoundReport:
     server: ServerReport
     moved: int = 0  # clients whose state moved to another actor
     failed: Mapping[ClientId, ClientFailure] = field(default_factory=dict)  # clients that the round continued without
-    files: Pending[SavedFiles] | None = None  # of the round's checkpoint, if it has one
+    files: Pending[SavedFiles] | None = None  # files of the round's checkpoint, if any
     timing: Timing | None = None  # in virtual time, if the scenario has `system`
 
     @property

@@ -116,7 +116,7 @@ def _arrived(files: Mapping[str, SourceFile]) -> OwnCode:
 
 
 Listener = Callable[[Sequence[str]], None]
-"""Called with the user's files, or the installed module, that run next; an exception prevents that they run."""
+"""Called with the user's files, or the installed module, that run next; an exception stops them from running."""
 
 _listeners: list[Listener] = []
 

@@ -42,7 +42,7 @@ def at_work(processes: Mapping[str, Collection[int]]) -> dict[str, Collection[in
 
 
 def at_work_here(pids: Collection[int]) -> list[int]:
-    """Return those of these processes of this machine that use a CPU."""
+    """Return the ids among `pids`, processes of this machine, that use a CPU."""
     before = {pid: _cpu_s(pid) for pid in pids}
     sleep(WATCH_S)
     return [pid for pid in pids if _cpu_s(pid) - before[pid] >= USED_S]

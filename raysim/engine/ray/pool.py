@@ -43,7 +43,7 @@ NODE_CHECK_S = 5.0
 
 @dataclass(eq=False)
 class Worker:
-    """An actor of the run: one that trains clients, or the server's."""
+    """An actor of the run: a client actor or the server actor."""
 
     actor: Any  # handle of Ray
     group: int = 0  # position in the plan

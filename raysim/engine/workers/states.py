@@ -27,7 +27,7 @@ ALIGNMENT = 64  # bytes, as torch aligns tensors: another alignment may select a
 class Shell:
     """A network with all parameters and buffers in one block of memory, reused for one client after another.
 
-    Tensors keep their shapes and strides, and tensors that shared memory still do.
+    Tensors keep their shapes and strides, and tensors that shared memory still share it.
 
     Attributes:
         block: the memory: first the client's row, then the buffers that a state_dict leaves out.

@@ -20,7 +20,7 @@ def limit(seconds: float | None, sentence: str) -> contextlib.AbstractContextMan
 
     The system's interval timer fires in the main thread, also of a Ray actor, between two Python instructions: it
     interrupts a sleep or a lock, but a call into C (one operation of torch) ends first. Outside the main thread the
-    block is not interrupted; the exception is then raised at its end, as it is if the block caught the first one. The
+    block is not interrupted. Then, or if the block catches the exception, it is raised at the end of the block. The
     block must not `yield`: the exception would reach other code.
 
     sentence: the message, such as "client 7 took longer than failure.client_timeout_s (60 s)".
