@@ -52,7 +52,7 @@ def markdown(text: object) -> str:
 _LATEX = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
     "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\char34{}",
-    "[": "{[}", "]": "{]}", "*": "{*}",  # behind \\ LaTeX would read them as its arguments
+    "[": "{[}", "]": "{]}", "*": "{*}",  # after \\, LaTeX would read them as arguments
 }  # fmt: skip
 _LATEX |= {character: f"\\{character}" for character in "&%$#_{}"}
 

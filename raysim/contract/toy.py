@@ -204,7 +204,10 @@ class Toy:
             self.nets[k] = self._call("client_model", k, 0, partial(self.fresh_net, k), seed_it=False)
 
     def _choose_architectures(self, clients: int) -> None:
-        """Choose the first family that the algorithm accepts; for `one_architecture`, `norm`: the hardest to send."""
+        """Choose the first family of architectures that the algorithm accepts.
+
+        With `one_architecture` the only candidate is `norm`, which is the hardest to exchange.
+        """
         public = toy_samples(PUBLIC, clients)
         refused: ValueError | None = None
         for family in (("norm",),) if self.algorithm.one_architecture else FAMILIES:

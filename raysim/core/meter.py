@@ -18,7 +18,7 @@ SMALL = 2, 3, 4
 def flops_of(work: Callable[[], object]) -> int:
     """Run `work` once and return its floating-point operations (2 per multiply-add).
 
-    torch's global generators are left as they were, so that counting never changes a result.
+    torch's global generators keep their state, so that counting never changes a result.
     """
     cuda = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=cuda), FlopCounterMode(display=False) as counter:

@@ -160,8 +160,8 @@ def tensors_replaced(net: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[
     """Replace tensors of a network during a block. tensors: by the names of `named_tensors`.
 
     Reason: `torch.func.functional_call` works for a network's `forward` only, not for its parts, takes as long as a
-    step of a small network, and does not restore a module that the network uses twice. Delete when: all three are
-    solved.
+    step of a small network, and does not restore a module that the network uses twice. Delete when: none of this
+    is true.
     """
     places = _places_of(net)
     before = named_tensors(net)

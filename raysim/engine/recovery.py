@@ -37,7 +37,7 @@ class RecoveringBackend:
     at: int = 0  # the last round that the backend's state includes
     restarts: int = 0
     failed: dict[int, Collection[ClientId]] = field(default_factory=dict)  # round -> clients that failed in it
-    attempts: int = 0  # since the last new round
+    attempts: int = 0  # recoveries since the last new round
 
     def __call__(self, call: Callable[[], T]) -> T:
         """Make a call that does not change the state. Raises `RunError` after `max_attempts` deaths."""
@@ -65,7 +65,7 @@ class RecoveringBackend:
 
         Raises `LostError` when an actor dies meanwhile.
         """
-        # A damaged checkpoint does not count as an attempt: the store dropped it, so this ends without checkpoints.
+        # A damaged checkpoint is no attempt. The store drops it, so these retries end when no checkpoint is left.
         if not isinstance(lost, DamagedCheckpointError):
             self.attempts += 1
             self.restarts += 1

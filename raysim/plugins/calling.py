@@ -36,7 +36,7 @@ def where(error: BaseException) -> str:
 
 
 def whole_number(value: object) -> int | None:
-    """Convert an integer of Python, NumPy or torch that user code returned to `int`; else, or for a bool, None."""
+    """Convert an integer from user code (Python, NumPy, torch) to `int`; None for a bool or any other value."""
     if isinstance(value, bool) or str(getattr(value, "dtype", "")) in BOOLEANS:
         return None
     try:

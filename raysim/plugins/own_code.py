@@ -132,7 +132,7 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 def announce(places: Sequence[str]) -> None:
-    """Tell the listener which files of the user, or which installed module, run next."""
+    """Pass the files of the user, or the installed module, that run next to the listener."""
     if _listeners:
         _listeners[-1](places)
 

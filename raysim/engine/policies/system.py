@@ -32,7 +32,7 @@ class Distribution(Protocol):
 
 @dataclass(frozen=True)
 class Uniform:
-    """Every value between two is equally likely."""
+    """Uniform distribution: every value between `low` and `high` is equally likely."""
 
     low: NonNegative
     """The smallest value."""
@@ -46,10 +46,10 @@ class Uniform:
 
 @dataclass(frozen=True)
 class LogNormal:
-    """A few clients are far from the others, as with measured speeds: the logarithm is normally distributed."""
+    """Log-normal distribution: a few clients differ much from the others, as measured speeds do."""
 
     median: Positive
-    """Half of the clients have more, half have less."""
+    """Median: half of the clients have more, half have less."""
     sigma: Positive = 1.0
     """Standard deviation of the natural logarithm; with 1, one client in six has more than 2.7 times the median."""
 

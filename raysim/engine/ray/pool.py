@@ -94,7 +94,7 @@ class ActorPool:
         self.startup: Startup | None = None
         self._inputs: Sequence[Any] = ()  # references to the RunSpec and the samples
         self._known_nodes = {node.id for node in nodes(head)}
-        self._checked_s = perf_counter()  # of the last check for new nodes
+        self._checked_s = perf_counter()  # time of the last check for new nodes
         self.starting: list[tuple[Worker, Any]] = []  # actors starting on new nodes: (worker, its first answer)
         self.clients: list[Worker] = []
         for g, placed in enumerate(self._place()):

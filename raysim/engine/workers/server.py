@@ -40,7 +40,7 @@ class ServerWorker:
         self.server = Server(spec.task, rng, spec.num_samples, local=spec.local_in(0), classes=spec.classes, arch=arch)
 
     def start(self, registrations: Sequence[Mapping[ClientId, Any]] = ()) -> None:
-        """Create the state before round 1. registrations: packed, client -> message, in several parts."""
+        """Create the state before round 1. registrations: parts of client -> packed message."""
         torch.set_num_threads(self.spec.server_threads)
         packed = {k: registration for part in registrations for k, registration in part.items()}
         unpacked = {k: unpack(packed[k]) for k in sorted(packed)}
