@@ -75,7 +75,7 @@ FAMILIES = (("flat", "norm", "deep"), ("norm", "wide", "thin"), STAGED)
 
 
 class ToyNet(nn.Module):
-    """A tiny network of one of `FAMILIES`; `norm`, `wide` and `thin` have a convolution and BatchNorm."""
+    """A tiny network; architectures `norm`, `wide`, `thin` and `broad` have a convolution and BatchNorm."""
 
     def __init__(self, name: str, feature_dim: int = D) -> None:
         super().__init__()

@@ -89,7 +89,7 @@ def weights(module: nn.Module) -> Weights:
 
 
 def extractor_weights(model: nn.Module) -> Weights:
-    """As `weights`, of everything in a `SplitModel` but its header."""
+    """Return a copy of the weights of a `SplitModel` without its header, detached from training."""
     return {name: value for name, value in weights(model).items() if not name.startswith("header.")}
 
 

@@ -31,7 +31,7 @@ class FlopMeter:
     """Operations of each kind of work. Its key must contain everything that the count depends on."""
 
     counted: dict[Hashable, int] = field(default_factory=dict)
-    small: dict[Hashable, list[int] | None] = field(default_factory=dict)  # at sizes `SMALL`; None: no polynomial
+    small: dict[Hashable, list[int] | None] = field(default_factory=dict)  # counts at `SMALL`; None: not a polynomial
 
     def of(self, key: Hashable, work: Callable[[], object]) -> int:
         """Return the operations of `work`, which runs only the first time that its key is seen."""

@@ -1,6 +1,6 @@
-"""One network in several widths: each tensor of a narrow network is the leading block of the widest network's tensor.
+"""Networks of several widths: each tensor of a narrow network is the leading block of the widest network's tensor.
 
-Methods that let narrow clients train a part of the widest network share these functions.
+These functions are shared by methods in which narrow clients train a part of the widest network.
 
 Shapes: B batch, C classes.
 """
@@ -19,7 +19,7 @@ from raysim.core.messages import Model, Weights, weights
 
 
 def initial(task: Task, server_model: str | None = None) -> dict[str, Weights]:
-    """The weights that each architecture starts from: the clients', and the server's if it is another one."""
+    """Return the initial weights of each architecture: the clients' and, if it differs, the server's."""
     names = dict.fromkeys([*task.architectures, *([] if server_model is None else [server_model])])
     return {name: weights(task.model(name)) for name in names}
 
@@ -36,17 +36,17 @@ def check_nested(nets: Mapping[str, Weights]) -> None:
 
 
 def widest(nets: Mapping[str, Weights]) -> str:
-    """The architecture with the most numbers."""
+    """Return the architecture with the most values in its weights."""
     return max(nets, key=lambda name: sum(w.numel() for w in nets[name].values()))
 
 
 def leading(w: Tensor, shape: torch.Size) -> Tensor:
-    """The first rows, columns and so on of a tensor, as a view."""
+    """Return the leading block of a tensor, such as its first rows and columns, as a view."""
     return w[tuple(slice(size) for size in shape)]
 
 
 def blocks(wide: Weights, nets: Mapping[str, Weights]) -> dict[str, Model]:
-    """What each architecture has of the widest network."""
+    """Return each architecture's part of the widest network, as copies."""
     return {
         arch: Model({name: leading(wide[name], w.shape).clone() for name, w in part.items()})
         for arch, part in nets.items()
@@ -54,7 +54,7 @@ def blocks(wide: Weights, nets: Mapping[str, Weights]) -> dict[str, Model]:
 
 
 def is_block(part: Weights, wide: Weights) -> bool:
-    """Whether every tensor is no larger, in any dimension, than the one of the same name."""
+    """Return whether names agree and every tensor is at most as large in each dimension as its wide counterpart."""
     return part.keys() == wide.keys() and all(
         w.dim() == wide[name].dim() and all(a <= b for a, b in zip(w.shape, wide[name].shape, strict=True))
         for name, w in part.items()
@@ -62,7 +62,7 @@ def is_block(part: Weights, wide: Weights) -> bool:
 
 
 def add_scaler(model: nn.Module, nets: Mapping[str, Weights]) -> None:
-    """Divide each linear and convolutional layer's outputs by its share of the widest network's outputs."""
+    """Make each linear and convolutional layer divide its outputs by its share of the widest network's outputs."""
     wide = nets[widest(nets)]
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
@@ -72,31 +72,31 @@ def add_scaler(model: nn.Module, nets: Mapping[str, Weights]) -> None:
 
 
 def scale(rate: float, layer: nn.Module, given: Any, out: Tensor) -> Tensor:
-    """After a layer: divide by its share of the widest one's outputs, so that the next layer's sums are alike."""
+    """Forward hook that divides a layer's output by its width share, so that the next layer's sums stay similar."""
     return out / rate
 
 
 def add_mask(model: nn.Module, num_classes: int) -> None:
-    """Set the logits of classes that the client does not have to 0; `load_part` says which classes it has."""
-    model.register_buffer("owned_C", torch.ones(num_classes, dtype=torch.bool))  # until it takes part
+    """Make a model set the logits of classes that the client does not have to 0; `load_part` sets its classes."""
+    model.register_buffer("owned_C", torch.ones(num_classes, dtype=torch.bool))  # until the client takes part
     model.register_forward_hook(mask)
 
 
 def mask(net: Any, given: Any, logits_BC: Tensor) -> Tensor:
-    """After a network: the logits of classes that the client does not have are 0."""
+    """Forward hook that sets the logits of classes that the client does not have to 0."""
     return logits_BC.masked_fill(~net.owned_C, 0.0)
 
 
 def load_part(net: Any, part: Weights, label_N: Tensor) -> None:
-    """Load a part of the widest network; a network with a mask then has the classes of these labels."""
+    """Load a part of the widest network; if the network has a mask, set its classes to those of `label_N`."""
     masked = hasattr(net, "owned_C")
-    net.load_state_dict(part, strict=not masked)  # all but owned_C
+    net.load_state_dict(part, strict=not masked)  # `part` lacks only owned_C
     if masked:
         net.owned_C.copy_(label_N.bincount(minlength=len(net.owned_C)) > 0)
 
 
 def own_part(net: nn.Module) -> Weights:
-    """A copy of the weights that a network has of the widest one."""
+    """Return a copy of a network's weights without the mask: its part of the widest network."""
     return {name: w for name, w in weights(net).items() if name != "owned_C"}
 
 
@@ -106,10 +106,10 @@ def mean_of_blocks(
     weight: Mapping[ClientId, float],
     rows: Mapping[ClientId, Tensor] | None,
 ) -> Weights:
-    """The widest network: the mean of each entry over the clients that have it; without any, the old one.
+    """Return the widest network with each entry averaged over the clients that have it; others keep the old value.
 
-    ups: leading blocks of the widest network. weight: how much a client counts, at least 1. rows: class ids of each
-    client, whose rows of the header alone count; None: all rows count. Sums are in float64. Integer tensors
+    ups: leading blocks of the widest network. weight: weight of each client, at least 1. rows: class ids of each
+    client: only these rows of its header count; None: all rows count. Sums are in float64. Integer tensors
     (BatchNorm's batch counter) are taken from the first client, not averaged.
     """
     parts = {name: {k: up.w[name] for k, up in ups.items()} for name in wide}

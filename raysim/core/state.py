@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from raysim.common.modules import plain_module
 
 DEEPEST = 100
-"""Greatest nesting depth of a state; a state that contains itself has no end."""
+"""Greatest nesting depth of a state; the limit detects a state that contains itself."""
 
 
 def state_tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:

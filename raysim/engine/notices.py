@@ -60,7 +60,7 @@ class Notices:
         self._once(_on_disk(memory))
 
     def check_round(self, t: int, report: RoundReport, progress: Progress) -> None:
-        """Warn of clients that are trained one by one, of new divergence, and of a virtual time that overflowed."""
+        """Warn of clients that are trained one by one, of new divergence, and of an overflow of virtual time."""
         self._once(_apart(self.backend.spec, report))
         if clients := sorted(progress.diverged - self.diverged):
             logger.warning(

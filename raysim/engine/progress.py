@@ -33,7 +33,7 @@ class Progress:
     up_components: dict[str, int] = field(default_factory=dict)
     down_components: dict[str, int] = field(default_factory=dict)
     final: dict[str, float | int] = field(default_factory=dict)
-    watched: Watched | None = None  # the metric that may end the run
+    watched: Watched | None = None  # the metric that may end the run early
     ended_early: str = ""  # why the run ended before its last round
     uploads: int = 0
     rejected: int = 0  # uploads with a NaN or infinity

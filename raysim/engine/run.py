@@ -75,7 +75,7 @@ def run_rounds(
     checkpoints: CheckpointManager | None = None,
     start: Callable[[], object] = lambda: None,
 ) -> str:
-    """Run all remaining rounds, log each to the trackers, and return the digest of the final state.
+    """Run the remaining rounds, log each to the trackers, and return the digest of the final state.
 
     start: starts the backend; for a resumed run it also restores the checkpoint and `progress`. It is called again if
     it raises `LostError`.
@@ -193,13 +193,13 @@ class Loop:
         }
 
     def watch(self, t: int, metrics: Mapping[str, Any], evaluate: Coverage | None) -> None:
-        """Take in the metric that may end the run, in a round that tests what the last round of a run tests."""
+        """Update the metric that may end the run early, in rounds with the same test coverage as the last round."""
         rule = self.schedule.stopping
         if rule is not None and evaluate == "whole" and rule.metric in metrics:
             self.progress.watched = rule.watch(self.progress.watched, t, metrics[rule.metric])
 
     def ends_early(self) -> bool:
-        """Whether the last round that is done ends the run; `progress.ended_early` then says why."""
+        """Return whether the run ends after the last round that is done; set `progress.ended_early` to the reason."""
         rule, watched = self.schedule.stopping, self.progress.watched
         if rule is not None and watched is not None and watched.round == self.progress.t:
             self.progress.ended_early = rule.reason(watched)

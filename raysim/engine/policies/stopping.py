@@ -1,4 +1,4 @@
-"""When a run ends before its last round: a pure decision on one metric of the tested rounds."""
+"""Early stopping: a pure decision to end a run, from one metric of the tested rounds."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Watched:
-    """A metric as it was last measured, and its best value so far."""
+    """The last value of the metric that may end a run, and its best value so far."""
 
-    round: int  # of `value`
+    round: int  # round of `value`
     value: float
     best_round: int  # the first round that measured `best`
     best: float
@@ -20,22 +20,22 @@ class Watched:
 class StoppingRule:
     """End the run when a metric reaches a target, or has not improved for a number of rounds."""
 
-    metric: str  # a loss improves as it falls, any other metric as it rises
+    metric: str  # a loss improves by falling, any other metric by rising
     patience: int | None = None
     """Rounds without an improvement after which the run ends; None: any number."""
     target: float | None = None
-    """The value at which the run ends; None: there is none."""
+    """Value of the metric that ends the run; None: no target."""
     min_rounds: int = 1
     """Rounds before which the run does not end."""
 
     def watch(self, before: Watched | None, t: int, value: float) -> Watched:
-        """Take in the metric of round `t`."""
+        """Return the record after round `t`. before: the record so far; value: the metric of round `t`."""
         if before is None or self._improves(value, before.best):
             return Watched(t, value, t, value)
         return Watched(t, value, before.best_round, before.best)
 
     def reason(self, watched: Watched) -> str:
-        """Why the run ends after the round of `watched`, as a sentence; empty: it does not end."""
+        """Return the reason why the run ends after the round of `watched`; empty: it continues."""
         t = watched.round
         if t < self.min_rounds:
             return ""
@@ -49,7 +49,7 @@ class StoppingRule:
         return ""
 
     def relaxes(self, other: StoppingRule) -> bool:
-        """Whether each round that `other` lets pass also passes here: more patience, a harder target, more rounds."""
+        """Return whether this rule never ends a run earlier than `other`: more patience, harder target, more rounds."""
         return (
             self.metric == other.metric
             and self.min_rounds >= other.min_rounds
@@ -61,7 +61,7 @@ class StoppingRule:
         )  # fmt: skip
 
     def _improves(self, value: float, on: float) -> bool:
-        """Whether a value is better than another. NaN is worse than any number."""
+        """Return whether `value` is better than `on`. NaN is worse than any number."""
         if math.isnan(on):
             return not math.isnan(value)
         return value < on if self.metric.startswith("loss/") else value > on
