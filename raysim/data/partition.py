@@ -1,7 +1,7 @@
-"""Which client holds which samples, for training, validation and test.
+"""Partitions: which client holds which samples for training, validation and test.
 
-A partition divides the samples of a data set among clients; a split says which of a client's samples are for
-training and which for testing. Everything is drawn from one generator, seeded by the run's seed.
+A partition divides the samples of a data set among clients. A split decides which of a client's samples are for
+training and which for testing. All draws come from one generator, seeded by the run's seed.
 
 Shapes: N clients, C classes, M samples of the data set.
 """
@@ -28,15 +28,15 @@ Split = Literal["pooled811", "pfedhn", "published", "listed"]
 
 @dataclass(frozen=True)
 class Iid:
-    """Every client draws from the same distribution: samples are dealt blindly, in equal numbers."""
+    """Samples are divided at random, in equal numbers, so all clients have the same distribution."""
 
 
 @dataclass(frozen=True)
 class Pathological:
-    """Every client holds a few classes only, and 40 to 60 parts of each, as in pFedHN."""
+    """Every client holds only a few classes, with a random weight between 0.4 and 0.6 for each, as in pFedHN."""
 
     classes_per_client: Count
-    """How many distinct classes each client holds."""
+    """Number of different classes that each client holds."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,18 @@ class Dirichlet:
     """Each class is divided among all clients by a Dirichlet draw: clients differ in size and class mix."""
 
     alpha: Positive = 0.5
-    """Concentration: towards 0 each class goes to one client, large values approach equal parts."""
+    """Concentration: near 0, each class goes to one client; large values approach equal parts."""
     min_samples: Count = 10
-    """Fewest samples a client may hold, its test samples counted only if dealt from the same pool."""
+    """Minimum number of samples of a client. Test samples count only with split pooled811, which divides all samples
+    at once."""
     max_retries: Count = 100
-    """Draws to try before the smallest clients of the best one are topped up from the largest."""
+    """Maximum number of draws. If none gives every client `min_samples`, the smallest clients of the best draw receive
+    samples from the largest clients."""
 
 
 @dataclass(frozen=True)
 class Hks:
-    """A Dirichlet draw divides the published training images; the published test images follow it."""
+    """A Dirichlet draw divides the published training images; the published test images are divided in proportion."""
 
     alpha: Positive = 1.0
     """Concentration of the Dirichlet draw; smaller is more skewed."""
@@ -61,35 +63,40 @@ class Hks:
 
 @dataclass(frozen=True)
 class Resample:
-    """Each client draws that many training samples independently of the others, so clients share samples and
-    any number of clients fits a small data set; for scale tests. No client trains on another's test samples.
+    """Each client draws its samples independently of the others, so clients share samples.
+
+    Any number of clients fits a small data set this way; use it to test scale. No client trains on another client's
+    test samples.
     """
 
     samples_per_client: Count
-    """Training samples of every client; validation and test samples come on top, as the split has them."""
+    """Number of training samples of every client. Validation and test samples are drawn in addition, in the
+    proportions of the split."""
 
 
 @dataclass(frozen=True)
 class Natural:
-    """Each id of the data is a client with its own samples: users, writers, devices. For data sets that have ids."""
+    """Each id in the data, such as a user, writer or device, is a client with its own samples."""
 
     by: str | None = None
-    """The column of the ids; of numpy: the array; of images: a column of `metadata.csv`, or `folder` for
-    <client>/<class>/. `null`: the data set's own, of femnist and shakespeare."""
+    """Name of the column with the ids. For numpy: the name of the array. For images: a column of `metadata.csv`, or
+    `folder` for <client>/<class>/. `null`: the ids of the data set itself (femnist and shakespeare)."""
     min_samples: Count = 2
-    """Ids with fewer samples are left out, and those without a sample to train on and one to be tested on."""
+    """Minimum number of samples of an id. Ids with fewer are left out, as are ids without any training sample or any
+    test sample."""
     max_clients: Count | None = None
-    """At most so many ids, drawn at random; `null`: all."""
+    """Maximum number of ids, drawn at random; `null`: no limit."""
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A file says which client holds which samples: the `partition.parquet` of a run, or one in its format, with the
-    columns client (from 0), part (train, val or test) and sample (its place in the data set, from 0).
+    """A file lists the samples of each client, for example the `partition.parquet` of a run.
+
+    Its columns are client (from 0), part (train, val or test) and sample (position in the data set, from 0).
     """
 
     path: str
-    """The file."""
+    """Path of the Parquet file."""
 
 
 PartitionSettings = Iid | Pathological | Dirichlet | Hks | Resample | Natural | Listed
