@@ -129,7 +129,7 @@ def run_schedule(scenario: Scenario) -> Schedule:
 
 
 def stopping_rule(scenario: ParsedScenario) -> StoppingRule | None:
-    """The rule for ending the run early; None: it has all its rounds."""
+    """Return the rule for ending the run early; None: the run does all its rounds."""
     return None if scenario.stop is None else StoppingRule(**scenario.stop.model_dump())
 
 

@@ -126,7 +126,7 @@ def refuse_lost_checkpoints(folder: Path, store: CheckpointStore, summary: Mappi
 
 
 def ends_as_before(folder: Path, scenario: Scenario, summary: Mapping[str, Any], code_changed: bool = False) -> bool:
-    """Whether the run ended early, and would end in the same round with this scenario."""
+    """Whether the run ended early, and `stop` is unchanged, so that it would end in the same round again."""
     return bool(summary.get("ended_early")) and scenario.stop == run_scenario(folder, code_changed=code_changed).stop
 
 

@@ -41,19 +41,19 @@ _NAMES = {**vars(collections.abc), **vars(typing), **vars(field_types)}
 
 @dataclass(frozen=True)
 class MessageInfo:
-    """A message class as a user meets it."""
+    """The name and docstring of a message class."""
 
     name: str
     doc: str
 
     @property
     def words(self) -> str:
-        """Its name in words: `class means` of `ClassMeans`."""
+        """The class name in words, such as `class means` for `ClassMeans`."""
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", self.name).lower()
 
 
 Messages = tuple[MessageInfo, ...] | None
-"""The message classes that may be sent in one direction; empty: nothing is; None: the class does not say."""
+"""The message classes of one direction; empty: no messages; None: the class does not declare them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,13 +86,13 @@ class Declaration:
 
     @property
     def year(self) -> str:
-        """The year of its paper; empty where `paper` gives none before its address."""
+        """The year of the method's paper; empty if `paper` has no year before its address."""
         years = re.findall(r"\b(?:19|20)\d\d\b", self.paper.partition("http")[0])
         return years[-1] if years else ""
 
     @property
     def travels(self) -> str:
-        """What is sent in both directions, in words; empty where the class does not say."""
+        """The messages of both directions, in words; empty if the class does not declare them."""
         if self.down is None or self.up is None:
             return ""
         down, up = (" or ".join(message.words for message in messages) for messages in (self.down, self.up))
@@ -145,7 +145,7 @@ def declaration_of(cls: type) -> Declaration:
 
 
 def _messages_of(cls: type) -> tuple[Messages, Messages]:
-    """The messages down and up in the type arguments of the class's `Algorithm[...]`, its own or inherited."""
+    """Return the messages down and up, from the type arguments of the class's `Algorithm[...]`, own or inherited."""
     for base in cls.__mro__:
         for made in vars(base).get("__orig_bases__", ()):
             if getattr(get_origin(made), "__name__", "") == "Algorithm" and len(get_args(made)) == 3:
@@ -161,7 +161,7 @@ def _messages_in(argument: Any) -> Messages:
     classes = [part for part in parts if part is not NoneType]
     if not all(dataclasses.is_dataclass(one) and isinstance(one, type) for one in classes):
         return None
-    # `dataclass` writes the signature where there is no docstring.
+    # `dataclass` sets the signature as the docstring of a class that has none.
     docs = [one.__doc__ or "" for one in classes]
     return tuple(
         MessageInfo(one.__name__, "" if doc.startswith(f"{one.__name__}(") else inspect.cleandoc(doc))
@@ -293,7 +293,7 @@ def read(source: bytes, name: str = "") -> Declaration | None:
 
 
 def _read_messages(tree: ast.Module, cls: ast.ClassDef) -> tuple[Messages, Messages]:
-    """As `_messages_of`, of a class statement in a file."""
+    """Return the messages down and up, like `_messages_of`, for a class statement in a file."""
     for node in cls.bases:
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple) and len(node.slice.elts) == 3:
             docs = {**_core_messages(), **_class_docs(tree)}
@@ -320,7 +320,7 @@ def _class_docs(tree: ast.Module) -> dict[str, str]:
 
 @cache
 def _core_messages() -> Mapping[str, str]:
-    """The message classes that several methods share, with their docstrings."""
+    """Return the message classes that several methods share, with their docstrings."""
     return _class_docs(ast.parse(Path(field_types.__file__).with_name("messages.py").read_bytes()))
 
 

@@ -87,7 +87,7 @@ def refuse_global_test(scenario: Scenario) -> None:
 
 
 def refuse_unusable_stop(scenario: Scenario) -> None:
-    """A rule for an early end needs a condition, and a metric that this run measures."""
+    """Refuse a rule for ending early that lacks a condition, or whose metric the run does not measure."""
     stop, origin = scenario.stop, scenario.origin
     if stop is None:
         return

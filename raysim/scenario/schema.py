@@ -227,22 +227,22 @@ class Evaluation(Section):
 
 
 class EarlyStop(Section):
-    """When a run ends before its last round. Rounds in which clients are not tested do not count.
+    """Conditions under which a run ends before its last round; only rounds with an evaluation count.
 
-    The state and results are those of a run with that many rounds.
+    State and results equal those of a run with that number of rounds.
     """
 
     metric: Literal[
         "accuracy/val", "accuracy/all", "accuracy/participants", "accuracy/global", "loss/train", "loss/test"
     ] = "accuracy/val"
-    """The metric that decides. All but `accuracy/val` and `loss/train` use test samples: a result that they select is
-    optimistic."""
+    """Metric that decides. All metrics except `accuracy/val` and `loss/train` use test samples, so a result selected by
+    them is optimistic."""
     patience: AtLeastOne | None = None
-    """End after so many rounds without an improvement of the metric. `null`: never."""
+    """End the run after this many rounds without an improvement of the metric. `null`: never."""
     target: float | None = None
-    """End when the metric reaches this value: at least this accuracy, or at most this loss. `null`: never."""
+    """End the run when the metric reaches this value: at least this accuracy, or at most this loss. `null`: never."""
     min_rounds: AtLeastOne = 1
-    """Never end before this round."""
+    """Never end the run before this round."""
 
 
 class Override(Section):
@@ -340,7 +340,7 @@ class Settings(Section):
     training: Training = Training()
     evaluation: Evaluation = Evaluation()
     stop: EarlyStop | None = None
-    """When the run ends before its last round; `null`: never. See `raysim describe stop`."""
+    """Conditions under which the run ends before its last round; `null`: none. See `raysim describe stop`."""
     resources: Resources = Resources()
     tracking: Tracking = Tracking()
     checkpoint: Checkpoint = Checkpoint()
