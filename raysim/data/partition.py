@@ -112,7 +112,7 @@ PARTITIONS: dict[str, type] = {
 
 
 def default_split(setting: PartitionSettings) -> Split:
-    """The split a partition has when none is named."""
+    """Return the split of a partition when the scenario names none."""
     return "published" if isinstance(setting, Hks) else "listed" if isinstance(setting, Listed) else "pooled811"
 
 
@@ -123,7 +123,7 @@ def check_split(
     num_samples: int | None = None,
     name: str = "the data set",
 ) -> None:
-    """Refuse a split that a partition or a data set does not have. Raises ScenarioError, as `check_partition` does."""
+    """Raise ScenarioError, like `check_partition`, for a split that the partition or the data set does not support."""
     if isinstance(setting, Hks) and split != "published":
         raise ScenarioError(
             f"{split} given, but partition hks needs the published split: give published", key="data.split"
@@ -151,10 +151,10 @@ def check_partition(
     num_samples: int | None = None,
     name: str = "the data set",
 ) -> None:
-    """Refuse what cannot be, before any data is loaded. `name` is how a message calls the data set.
+    """Refuse an impossible partition before any data is loaded. name: the name of the data set in an error.
 
-    num_train, num_samples: published train images and all images; what depends on them is checked only if
-    given. Raises ScenarioError, one sentence that begins with the scenario key.
+    num_train, num_samples: numbers of published training samples and of all samples; if None, conditions that depend on
+    them are not checked. Raises ScenarioError, one sentence that begins with the scenario key.
     """
     try:
         check_settings(setting)
@@ -181,7 +181,7 @@ def check_partition(
                 key="data.partition.samples_per_client",
             )
         return
-    # A client of the 8:1:1 split needs a second sample, or else it has nothing to be tested on.
+    # With the 8:1:1 split, a client needs a second sample as its test sample.
     least = _HKS_MIN_SAMPLES if isinstance(setting, Hks) else 2 if split == "pooled811" else 1
     if isinstance(setting, Dirichlet):
         chosen = setting.min_samples > Dirichlet.min_samples
@@ -207,7 +207,7 @@ def check_partition(
 
 
 def given_count(setting: PartitionSettings, split: str, num_train: int, num_samples: int, owner_M: Ints) -> int | None:
-    """How many clients a partition makes of itself; None where that is the scenario's to say. Raises ScenarioError."""
+    """Return the number of clients that a partition makes; None if the scenario decides it. Raises ScenarioError."""
     if isinstance(setting, Natural):
         kept = len(kept_ids(setting.min_samples, owner_M, num_train, split))
         return min(kept, setting.max_clients or kept)
@@ -226,9 +226,9 @@ def make_partition(
     owner_M: Ints | None = None,
     owners: tuple[str, ...] = (),
 ) -> Partition:
-    """Deal the samples of a data set, whose first `num_train` are the published train part, to the clients.
+    """Divide the samples of a data set, whose first `num_train` are the published train part, among the clients.
 
-    owner_M, owners: the place of each sample's id among the ids, where samples have ids. The same arguments always
+    owner_M, owners: each sample's position among the ids, and the ids, if samples have ids. The same arguments always
     give the same partition. Raises ScenarioError if there are too few samples.
     """
     check_partition(setting, split, num_classes, num_clients, num_train, len(label_M), name)
@@ -255,7 +255,7 @@ def make_partition(
         if share_NC is None:
             count_NC = counts.iid_counts(class_count_C, num_clients, rng)
         else:
-            few = isinstance(setting, Pathological)  # then every client that holds a class gets some of it
+            few = isinstance(setting, Pathological)  # then every client gets at least one sample of each of its classes
             count_NC = counts.largest_remainder(class_count_C, share_NC.T, none_empty=few).T
             if part > 0:
                 count_NC = counts.top_up(count_NC, 1, share_NC)
@@ -274,7 +274,7 @@ def make_partition(
 
 
 def _train_pool(split: str, num_train: int, num_samples: int) -> int:
-    """How many samples the clients' classes and shares are drawn over."""
+    """Return the number of samples in the first pool, over which the clients' shares are drawn."""
     return {"pooled811": num_samples, "pfedhn": _four_fifths(num_train), "published": num_train}[split]
 
 
@@ -283,9 +283,9 @@ def _four_fifths(num_train: int) -> int:
 
 
 def _pools(num_samples: int, num_train: int, split: str, rng: np.random.Generator) -> tuple[Ints, Ints, Ints]:
-    """The positions to deal from, as (train, validation, test).
+    """Return the pools of positions to divide among the clients, as (train, validation, test).
 
-    With `pooled811` the first holds all images; the share of each client is split afterwards.
+    With `pooled811`, the first pool has all samples; each client's samples are split afterwards.
     """
     everything, nothing = np.arange(num_samples), np.zeros(0, np.int64)
     if split == "pooled811":
@@ -300,7 +300,7 @@ def _pools(num_samples: int, num_train: int, split: str, rng: np.random.Generato
 def _shares(
     setting: PartitionSettings, class_count_C: Ints, num_clients: int, rng: np.random.Generator
 ) -> Floats | None:
-    """Each client's share of each class [N, C]; None where samples are dealt blindly."""
+    """Return each client's share of each class [N, C]; None if samples are divided regardless of their class."""
     match setting:
         case Pathological(classes_per_client):
             return counts.pathological_shares(num_clients, len(class_count_C), classes_per_client, rng)
@@ -314,7 +314,10 @@ def _shares(
 
 
 def _own_shares(setting: Any, class_count_C: Ints, num_clients: int, rng: np.random.Generator) -> Floats:
-    """As a user's own partition says. Raises ScenarioError unless they are shares, some of each class that there is."""
+    """Return the shares of a custom partition, scaled so that each class sums to 1.
+
+    Raises ScenarioError unless they are [N, C] numbers, not negative, with a client for each class that has samples.
+    """
     name = type(setting).__name__
     with failing(f"{name}.shares fails", key="data.partition.name"):
         share_NC = np.asarray(setting.shares(class_count_C, num_clients, rng), dtype=np.float64)
@@ -343,7 +346,7 @@ def _check_holders(class_count_C: Ints, holders_C: Ints, num_clients: int, name:
 
 
 def _resample(pools: tuple[Ints, Ints, Ints], num_clients: int, samples: int, rng: np.random.Generator) -> Partition:
-    """Independent draws for every client, each without repetition, from pools that do not overlap."""
+    """Draw samples for every client independently, each draw without repetition, from pools that do not overlap."""
     if not len(pools[1]) and not len(pools[2]):
         mixed, total = rng.permutation(pools[0]), len(pools[0])
         train, val, test = np.split(mixed, [_eight_tenths(total), (_eight_tenths(total) + total) // 2])
