@@ -137,7 +137,7 @@ def read_function(load: Callable[[], Any], settings: Files, where: Path) -> Deco
 
 
 def _decoded(parts: Mapping[str, list[NDArray[Any]]], num_train: int, settings: Files, x: Path, y: Path) -> Decoded:
-    """Convert arrays to a decoded data set. x, y: the path that an error about samples, or about labels, names."""
+    """Convert arrays to a decoded data set. x, y: the paths to name in errors about samples and about labels."""
     raw_M, vocabulary = _samples(np.concatenate(parts["x"]), x)
     label_M, names = to_classes(parts["y"], y)
     owner_M, owners = to_owners(np.concatenate(parts[settings.by])) if settings.by else (np.zeros(0, np.int64), ())

@@ -24,7 +24,7 @@ _DECODING_BYTES = 8
 
 @dataclass
 class Images:
-    """An array of `count` decoded images: grey if all are grey, else colour; of equal size, or resized to it."""
+    """An array of `count` decoded images: grey if all are grey, else colour; all of one size, or resized to one."""
 
     count: int
     side: int | None  # side in pixels to which images are resized

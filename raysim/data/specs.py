@@ -40,7 +40,7 @@ class DatasetSpec:
     """Parquet columns that may hold the image; the first one that exists is read."""
     label_columns: tuple[str, ...] = ("label",)
     test_prefixes: tuple[str, ...] = ("test",)
-    """Possible prefixes of the names of Parquet files of the published test part; those for training have `train`."""
+    """Possible prefixes of Parquet file names in the published test part; train files begin with `train`."""
     torchvision: str | None = None
     """Class in torchvision.datasets that can download and read the data set."""
     torchvision_folder: str | None = None

@@ -129,7 +129,7 @@ _SPECS = (
     _fashion_cnn("fmnist_cnn5", fc1=50),
     _mlp("digits_mlp64", "64-32-10", (), 32, _DIGITS),
     _mlp("digits_mlp128", "64-128-32-10", (128,), 32, _DIGITS),
-    # Convolutions of several clients are slower in one call, which is only worth it if a training step is short.
+    # Convolutions of several clients are slower in one call; one call saves time only if a training step is short.
     ModelSpec(
         "digits_cnn_s",
         "one 3x3 convolution (8); 8x8 digits",

@@ -49,7 +49,7 @@ def _after_two_convs(side: int) -> int:
 
 
 def mlp(num_classes: int, input_spec: InputSpec, feature_dim: int, *, hidden: tuple[int, ...]) -> SplitNet:
-    """Flattened pixels, or features, through the `hidden` widths to D, a ReLU after each layer."""
+    """Build a perceptron: flattened pixels or features, dense layers of the `hidden` widths and D, each with ReLU."""
     widths = (input_spec.size, *hidden, feature_dim)
     layers = [projection(wide, narrow) for wide, narrow in pairwise(widths)]
     return SplitNet(nn.Sequential(nn.Flatten(), *layers), nn.Linear(feature_dim, num_classes))

@@ -48,7 +48,7 @@ def make_display(rounds: int, clients: int, quiet: bool = False, stream: TextIO 
 
 
 class _Plain(Display):
-    """A line per round, about one a second at most; the first and the last are always printed.
+    """A display of one line per round, at most about one per second; the first and the last are always printed.
 
     A line shows only metrics of its own round: the accuracy of an earlier round would look like that of this round.
     """

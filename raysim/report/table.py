@@ -19,8 +19,8 @@ def print_closing_table(summary: Mapping[str, object], file: TextIO | None = Non
 
     - `scenario`, `method` (or `algorithm`), `status`, `folder`, `mlflow` (the line to print), `state_digest`: text
     - `seed`; `overrides`: dotted keys and values that `--set` gave
-    - `nothing_to_do`: how to add rounds, if all rounds had been done before; `completed`: whether they had, and only
-      plots or MLflow data were added; both print a line on standard error
+    - `nothing_to_do`: how to add rounds, if all rounds had been done before; `completed`: true if only plots or MLflow
+      data were added; both print a line on standard error
     - `rounds`: rounds done; `rounds_asked`: rounds that the scenario asks for
     - `ended_early`: why the run ended before its last round
     - `participants_per_round`, `clients`: counts

@@ -119,7 +119,7 @@ def checkout() -> tuple[str | None, bool | None]:
 
 _PACKAGES = ("--", "raysim", "algorithms")
 SHIPPED = "CHECKOUT"
-"""Name of the file in the metadata of a shipped raysim with the result of `checkout` on the submitting machine."""
+"""Name of the metadata file in which a job that ships raysim stores the submitting machine's result of `checkout`."""
 
 
 def _shipped() -> tuple[str | None, bool | None]:

@@ -156,7 +156,7 @@ class Execution:
     def _resume(
         self, resumed: Resumed, backend: Backend, progress: Progress, checkpoints: CheckpointManager | None
     ) -> None:
-        """Restore the newest intact checkpoint, and reset the folder and the progress to the round of it."""
+        """Restore the newest intact checkpoint, and reset the folder and the progress to its round."""
         checkpoint = resumed.store.latest()
         if checkpoint is not None:
             resumed.store.restore(checkpoint, backend.restore)
@@ -242,9 +242,9 @@ class Execution:
         self.folder.write_summary("running", {"checkpoint": {"round": t, "folder": self.checkpoint_folder}})
 
     def _failure(self, error: BaseException) -> BaseException:
-        """Return the exception to raise for an error that ended the run; record it for the summary and the logs.
+        """Return the exception to raise for an error that ended the run, and record it in the summary.
 
-        A traceback goes to `logs/error.txt`.
+        Tracebacks of hooks, and of unexpected errors in a resumed run, are written to `logs/error.txt`.
         """
         failure: BaseException = error
         if missing := self.folder.why_missing():
@@ -261,9 +261,9 @@ class Execution:
         return error
 
     def _incompatible(self, error: Exception) -> RunError:
-        """Return the error to raise for an unexpected one in a resumed run: its folder may hold files of other origin.
+        """Return a `RunError` for an unexpected error in a resumed run, and write the traceback to `logs/error.txt`.
 
-        The traceback goes to `logs/error.txt`.
+        The cause may be a file in the run folder that raysim did not write.
         """
         self.folder.write_text("logs/error.txt", traceback.format_exc())
         return RunError(

@@ -31,7 +31,7 @@ class Identity:
     partition_digest: str
     versions: Mapping[str, str]
     code: Code = field(default_factory=Code)
-    code_changes: Sequence[Mapping[str, Any]] = ()  # for each --code-changed: the round before it, the changed files
+    code_changes: Sequence[Mapping[str, Any]] = ()  # for each --code-changed: last round before, changed files
     overrides: Mapping[str, Scalar] = field(default_factory=dict)  # dotted keys and values of all `--set` so far
 
     @classmethod

@@ -39,7 +39,7 @@ def interruptible(stop: Stop | None = None) -> Iterator[None]:
     """Let Ctrl-C and SIGTERM end a run after its round, or at once for the second signal or if nothing is to be saved.
 
     While a run is being closed, SIGTERM and the first Ctrl-C are ignored. The second Ctrl-C ends the closing, and
-    `raysim resume` completes it later. stop: default: a `Stop` without anything to save.
+    `raysim resume` completes it later. stop: receives the request to end; default: there is nothing to save.
 
     Python allows signal handlers only in the main thread; in other threads, this changes nothing.
     """

@@ -117,7 +117,7 @@ def read_data(parsed: ParsedScenario, partition: Any) -> Dataset | None:
 def with_count(
     parsed: ParsedScenario, data: Dataset | None, dataset: DatasetSpec, partition: Any, split: str
 ) -> ParsedScenario:
-    """Return the scenario with the number of clients that its partition makes, if it makes a certain number.
+    """Return the scenario with the number of clients, if the partition decides it.
 
     Raises `ScenarioError` when `clients.count` is another number, or 'auto' for a partition that works with any number.
     """

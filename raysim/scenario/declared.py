@@ -1,4 +1,4 @@
-"""Declarations of settings classes and algorithms: an algorithm's is read without importing its file, if possible.
+"""Declarations of settings classes and algorithms; those of algorithms are read without an import, if possible.
 
 Importing an algorithm imports torch, which takes seconds; `raysim list` should not. A file is therefore parsed instead,
 if an earlier import of the same text, with the same `raysim.core` and the same library versions, gave the same

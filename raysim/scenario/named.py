@@ -87,7 +87,7 @@ def model_of(declaration: Declaration, name: str, key: Key, origin: Origin) -> t
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether YAML can represent this value, which it cannot for NumPy's numbers."""
+    """Whether YAML can represent this value; it cannot represent NumPy's numbers, for example."""
     if isinstance(value, dict):
         return all(type(key) is str and _is_plain(inner) for key, inner in value.items())
     if isinstance(value, list | tuple):

@@ -23,7 +23,10 @@ class Origin:
     sets: Mapping[Key, str]
 
     def of(self, key: Key) -> str:
-        """Return the `--set` override that gave this key, or a part of it if the file lacks the key; else the file."""
+        """Return the origin of a key: the `--set` override that gave it, or the file.
+
+        For a section that the file lacks, it is the override that gave a key in the section.
+        """
         path = self._set(key)
         if path is None and node_at(self.text, key) is None:
             path = next((path for path in self.sets if path[: len(key)] == key), None)

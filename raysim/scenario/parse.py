@@ -1,6 +1,6 @@
 """Parse a YAML file and `--set` overrides into a scenario's keys, each with a valid value.
 
-Of all that the keys name, only the method's declaration is looked up here; `raysim.scenario.scenario` does the rest.
+Only the method's declaration is looked up here; `raysim.scenario.scenario` looks up everything else that keys name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PAPER = "paper"
 
 @dataclass(frozen=True)
 class ParsedScenario:
-    """A scenario's keys with valid values and defaults; of all that they name, only the method is looked up.
+    """A scenario's keys with valid values and defaults; only the method that they name is looked up.
 
     The keys of `settings` can be read directly, such as `rounds` and `data`.
     """

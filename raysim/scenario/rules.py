@@ -109,7 +109,7 @@ def refuse_unusable_stop(scenario: Scenario) -> None:
 
 
 def refuse_unsuited_algorithm(scenario: Scenario) -> None:
-    """Refuse several architectures, or missing public data, if the algorithm's declaration requires otherwise."""
+    """Refuse several architectures or missing public data, if the algorithm needs one architecture or public data."""
     name = scenario.algorithm_name
     if scenario.declared.one_architecture and len(scenario.architectures) > 1:
         raise scenario.origin.error(

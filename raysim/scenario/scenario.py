@@ -105,7 +105,7 @@ class Scenario(ParsedScenario):
 
     @cached_property
     def task(self) -> Task:
-        """The task that all parties share, with all that is known about it before the run."""
+        """The task that all parties share, as known before the run."""
         import torch
 
         from raysim.core.algorithm import Task

@@ -122,15 +122,15 @@ class Clients(Section):
     participation: Annotated[float, Range(gt=0, le=1)] = 1.0
     """Share of the clients that take part in a round; each round draws them anew."""
     selection: Named = Field(default_factory=lambda: {"name": "uniform"})
-    """How a round's participants are drawn: `name` and that policy's fields. `uniform`; `by_samples`: clients with more
-    training samples are more likely; `fastest`: draw `candidates` times as many clients uniformly, and take those that
-    compute fastest."""
+    """How a round's participants are drawn: `name` and that policy's fields. `uniform`: all clients are equally likely;
+    `by_samples`: clients with more training samples are more likely; `fastest`: draw `candidates` times as many clients
+    uniformly, and take those that compute fastest."""
     oversample: Annotated[float, Range(ge=1)] = 1.0
-    """Select this many times as many clients as needed. The first to finish in virtual time count; the others keep the
-    state that they had before the round. Needs `system`."""
+    """Number of clients to select, as a multiple of those that count. The first to finish in virtual time count; the
+    others keep the state that they had before the round. Needs `system`."""
     deadline_s: Positive | None = None
-    """Virtual seconds after which a participant no longer counts and keeps the state that it had before the round;
-    `null`: no deadline. Needs `system`."""
+    """Deadline of a round in virtual seconds. A participant that finishes later does not count and keeps the state that
+    it had before the round. `null`: no deadline. Needs `system`."""
     models: Annotated[list[str], Field(min_length=1), f"{_SOME} text"]
     """Names of the architectures; client k gets models[k % len(models)]. See `raysim list models`."""
     feature_dim: AtLeastOne | Auto = "auto"
@@ -215,21 +215,22 @@ class Evaluation(Section):
     """When participants are evaluated, and on which samples."""
 
     every: AtLeastOne = 1
-    """Evaluate participants every this many rounds, and after the last round."""
+    """Number of rounds between evaluations of participants; the last round is always evaluated."""
     when: Literal["after_update", "after_receive"] = "after_update"
     """Evaluate participants after their local training, or after they received the server's message and before local
     training."""
     global_test: bool = False
     """Also evaluate participants on the whole published test set; needs data.split published or pfedhn."""
     global_every: AtLeastOne | None = None
-    """Evaluate on the whole published test set every this many rounds, and after the last, but not before the first; a
-    multiple of `every`. Default: whenever participants are evaluated, and before the first round."""
+    """Number of rounds between evaluations on the whole published test set, a multiple of `every`; the last round is
+    always evaluated, the initial networks are not. Default: evaluate whenever participants are evaluated, and before
+    the first round."""
 
 
 class EarlyStop(Section):
     """Conditions under which a run ends before its last round; only rounds with an evaluation count.
 
-    State and results equal those of a run with that number of rounds.
+    State and results equal those of a run whose scenario has only the rounds until then.
     """
 
     metric: Literal[
@@ -287,7 +288,8 @@ class Tracking(Section):
     """MLflow: where a run is tracked, under which experiment and tags."""
 
     uri: str | None = None
-    """Tracking server or store. Default: the variable MLFLOW_TRACKING_URI, then sqlite:///mlflow.db here."""
+    """Tracking server or store. Default: the environment variable MLFLOW_TRACKING_URI, then sqlite:///mlflow.db in the
+    current folder."""
     experiment: str | None = None
     """Name of the experiment. Default: the scenario's name."""
     tags: dict[str, str] = Field(default_factory=dict)
@@ -298,8 +300,8 @@ class Checkpoint(Section):
     """Checkpoints of all client and server state, from which a run continues after any interruption."""
 
     every: Annotated[int, Range(ge=0)] | Auto = "auto"
-    """Save a checkpoint every this many rounds, after the last round, and at Ctrl-C; `auto`: about once a minute; 0:
-    never."""
+    """Number of rounds between checkpoints, which are also saved after the last round and at Ctrl-C; `auto`: about one
+    checkpoint per minute; 0: no checkpoints."""
     folder: str | None = None
     """Folder of the checkpoints, or an address for fsspec, such as s3://bucket/runs. Default: in the run folder."""
 
@@ -321,7 +323,7 @@ class Settings(Section):
     """Every key of a scenario."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100), f"text: {NAME_FORM}"]
-    """Name of the folder that contains its run folders and, by default, of its MLflow experiment."""
+    """Name of the scenario, of the folder with its runs and, by default, of its MLflow experiment."""
     seed: Seed = 1
     """Seed of every random draw; the same seed gives the same result on any number of actors."""
     seeds: Seeds = Seeds()

@@ -20,7 +20,7 @@ from raysim.common.files import refuse_special
 from raysim.common.text import redacted
 
 MOST_ENTRIES = 1_000_000
-"""Maximum number of values in a scenario; an alias counts as many as it stands for."""
+"""Maximum number of values in a scenario, including all values that aliases stand for."""
 
 UNREADABLE = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, OverflowError, RecursionError)
 """Exceptions that PyYAML raises for invalid YAML; all but the first are bugs of PyYAML, for example on `!!int ''`."""
