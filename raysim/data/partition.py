@@ -316,7 +316,8 @@ def _shares(
 def _own_shares(setting: Any, class_count_C: Ints, num_clients: int, rng: np.random.Generator) -> Floats:
     """Return the shares of a custom partition, scaled so that each class sums to 1.
 
-    Raises ScenarioError unless they are [N, C] numbers, not negative, with a client for each class that has samples.
+    Raises ScenarioError if the shares are not [N, C] finite numbers of at least 0, or leave a class with samples to no
+    client.
     """
     name = type(setting).__name__
     with failing(f"{name}.shares fails", key="data.partition.name"):

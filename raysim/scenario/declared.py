@@ -1,9 +1,9 @@
 """Declarations of settings classes and algorithms; those of algorithms are read without an import, if possible.
 
-Importing an algorithm imports torch, which takes seconds; `raysim list` should not. A file is therefore parsed instead,
-if an earlier import of the same text, with the same `raysim.core` and the same library versions, gave the same
-declaration as parsing did. A note in the cache folder records that. Any other file is imported, which raises the errors
-for the user. A user's own file is parsed whenever possible, because parsing runs none of its code.
+Importing an algorithm imports torch, which takes seconds; `raysim list` should not. The first call imports the file,
+also parses it, and notes in the cache folder if both gave the same declaration. Later calls only parse the file, until
+its text, `raysim.core` or a library version changes. Without such a note, the file is imported, which raises the errors
+for the user. A user's own file is always parsed if possible, because parsing runs none of its code.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 The thread also imports MLflow and creates a new database (see `raysim.tracking.database`), which takes seconds, so the
 first round waits for neither. The import still needs a CPU and Python's global lock: the round at the same time, mostly
-the second, takes one to two seconds longer. Starting the import six seconds later delayed later rounds by as much.
+the second, takes one to two seconds longer. With an import that started six seconds later, later rounds took as much
+longer.
 """
 
 from __future__ import annotations
