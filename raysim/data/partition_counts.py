@@ -18,8 +18,8 @@ _FEW = 64  # up to this number, draw for all clients at once; the time of that g
 def largest_remainder(total_R: Ints, share_RK: Floats, none_empty: bool = False) -> Ints:
     """Divide each row's total in proportion to its shares: int64 [R, K], in which every row sums to its total.
 
-    Each column first gets its quota rounded down; the rest goes to the largest fractions, and to the earlier column
-    among equal ones. A row of zero shares gets nothing. Shares need not sum to 1.
+    Each column first gets its quota rounded down. The remainder goes to the columns with the largest fractions; among
+    equal fractions, the earlier column comes first. A row of zero shares gets nothing. Shares need not sum to 1.
     none_empty: each positive share gets at least one, taken from the row's largest count, if the total allows it.
     """
     sum_R = share_RK.sum(1, keepdims=True)
