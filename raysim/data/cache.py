@@ -1,7 +1,7 @@
-"""Decoded samples kept on disk, so that every start but the first takes less than a second.
+"""A cache of decoded samples on disk, so that every start after the first takes less than a second.
 
-One data set is two files in `<cache>/decoded`: the samples as .npy, mapped into memory rather than read, and
-everything else as .npz. Neither is ever unpickled. A cache that cannot be written or read is only slower.
+A data set is stored as two files in `<cache>/decoded`: the samples as .npy, which is mapped into memory instead of
+read, and everything else as .npz. Neither is ever unpickled. Without a usable cache, a start only takes longer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _VERSION = "2"  # raise when the decoding changes
 
 
 def cache_key(name: str, source: Source, settings: Files | None = None) -> str:
-    """A file name that changes with the path, size or time stamp of any file of the source, and how it is read."""
+    """Return a file name that changes with the path, size or time stamp of any source file, and with the settings."""
     sha = hashlib.sha256(f"{_VERSION}\n{name}\n{source.format}\n{settings or ''}\n{len(source.train)}\n".encode())
     for path in source.files:  # up to 110,000 of them
         stat = path.stat()
@@ -29,9 +29,9 @@ def cache_key(name: str, source: Source, settings: Files | None = None) -> str:
 
 
 def load(key: str, verify: bool = True) -> Decoded | None:
-    """What `save` wrote, its samples a read-only map of the file; None if it is not there or is damaged.
+    """Load what `save` wrote, with the samples as a read-only map of the file; None if it is missing or damaged.
 
-    verify: whether to compare the digest, for which all samples are read.
+    verify: whether to compare the digest, which requires reading all samples.
     """
     base = cache_root() / "decoded" / key
     try:
@@ -43,18 +43,18 @@ def load(key: str, verify: bool = True) -> Decoded | None:
         raw_M = np.asarray(np.load(base.with_suffix(".npy"), mmap_mode="r", allow_pickle=False))
         decoded = Decoded(raw_M, **{**kept, **names, **numbers})
         return decoded if not verify or digest_of(decoded) == digest else None
-    except Exception:  # however it is damaged, the answer is to decode again
+    except Exception:  # whatever the damage is, the caller decodes the data again
         return None
 
 
 def save(key: str, decoded: Decoded) -> None:
-    """Write both files, each complete or not at all. Silent when the disk is full or read-only."""
+    """Write both files, each complete or not at all. Ignores a full or read-only disk."""
     base = cache_root() / "decoded" / key
     rest = {name: np.asarray(value) for name, value in decoded._asdict().items() if name != "raw_M"}
     rest["digest"] = np.asarray(digest_of(decoded))
     with suppress(OSError):
         base.parent.mkdir(parents=True, exist_ok=True)
-        # Without fsync: `load` compares the digest, and decodes again where a power cut left less.
+        # Without fsync: `load` compares the digest, so files damaged by a power cut are decoded again.
         replace(base.with_suffix(".npy"), lambda file: np.save(file, decoded.raw_M, allow_pickle=False), fsync=False)
         replace(
             base.with_suffix(".npz"),
@@ -64,7 +64,7 @@ def save(key: str, decoded: Decoded) -> None:
 
 
 def digest_of(decoded: Decoded) -> str:
-    """SHA-256, in hex, of samples, labels and any ids, their order, and where the test part begins."""
+    """Return the SHA-256, in hex, of samples, labels and any ids, their order, and the start of the test part."""
     sha = hashlib.sha256(f"{decoded.raw_M.shape} {decoded.num_train}".encode())
     sha.update(np.ascontiguousarray(decoded.raw_M).data)
     sha.update(np.ascontiguousarray(decoded.label_M, dtype="<i8").data)

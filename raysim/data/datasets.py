@@ -1,4 +1,4 @@
-"""Loads a data set: a published one by name, from wherever it is on this machine or from the network, or a user's own.
+"""Load a data set: a published one by name, from this machine or the network, or a user's own.
 
 Shapes: M samples of one data set (the published train part, then the test part); an image has H x W pixels, C channels.
 """
@@ -40,34 +40,34 @@ class Dataset:
     """A whole data set. The arrays are read-only: they may be a map of a file, shared by every process."""
 
     spec: DatasetSpec
-    """With what its files say, where that is no published constant."""
+    """Specification of the data set; values that are not published constants come from its files."""
     decoded: sources.Decoded
     source: str
-    """Where it came from, in words."""
+    """Origin of the data, in words."""
 
     @property
     def name(self) -> str:
-        """As `data.name` gives it."""
+        """The name of the data set, as in `data.name`."""
         return self.spec.name
 
     @property
     def raw_M(self) -> NDArray[Any]:
-        """[M, ...] as stored: uint8 images [M, H, W, C], float32 features, or whole numbers as tokens."""
+        """The samples [M, ...] as stored: uint8 images [M, H, W, C], float32 features, or whole numbers as tokens."""
         return self.decoded.raw_M
 
     @property
     def label_M(self) -> NDArray[np.int64]:
-        """Class ids."""
+        """The class ids [M]."""
         return self.decoded.label_M
 
     @property
     def num_train(self) -> int:
-        """Samples [0, num_train) are the published train part, the others the published test part."""
+        """The size of the published train part, which comes first; the other samples are the published test part."""
         return self.decoded.num_train
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """In the order of the class ids."""
+        """The names of the classes, in the order of their ids."""
         return self.decoded.class_names
 
     def __len__(self) -> int:
@@ -75,12 +75,12 @@ class Dataset:
 
     @property
     def num_classes(self) -> int:
-        """How many classes there are, present in the labels or not."""
+        """The number of classes, including those that no label has."""
         return len(self.class_names)
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256, in hex, of samples, labels and any ids, their order, and where the test part begins."""
+        """The SHA-256, in hex, of samples, labels and any ids, their order, and the start of the test part."""
         return cache.digest_of(self.decoded)
 
 
@@ -92,16 +92,15 @@ def load_dataset(
     files: Files | None = None,
     verify: bool = True,
 ) -> Dataset:
-    """The data set called `name` (a key of DATASETS). files: of a user's own; what follows is of the published ones.
+    """Load the data set called `name`: a key of DATASETS, or a user's own function. files: settings of a user's own.
 
-    Looked for in `root`, or else in the folder RAYSIM_DATA, then in the cache folder
-    (`~/.cache/raysim/data`); in each of them in a sub-folder with the data set's name, then in the folder
-    itself. If it is in none, torchvision downloads it into the cache folder, unless `download` is off.
-    Decoded samples are cached for the next time. verify: whether a cached one is compared with its digest, for which
-    all samples are read.
+    A published data set is searched in `root`, or if `root` is None, in the folder RAYSIM_DATA and then in the cache
+    folder (`~/.cache/raysim/data`). In each folder, its sub-folder with the data set's name is tried first, then the
+    folder itself. If none has it, torchvision downloads it into the cache folder, unless `download` is off.
+    Decoded samples are cached on disk. verify: whether to compare cached samples with their digest, which requires
+    reading all of them.
 
-    Raises ScenarioError, one sentence, if the data set is unknown, not found, damaged, or cannot be
-    downloaded.
+    Raises ScenarioError, one sentence, if the data set is unknown, not found, damaged, or cannot be downloaded.
     """
     if name not in DATASETS and (reference := named("datasets", name)) is not None:
         return _of_function(reference.get(), reference.name, files or Files(()))
@@ -144,14 +143,14 @@ def load_dataset(
     )
 
 
-@lru_cache(maxsize=1)  # a run looks at its data twice: to check the scenario, and to deal it
+@lru_cache(maxsize=1)  # a run loads its data twice: to check the scenario, and to partition it
 def _of_function(load: Callable[[], Any], name: str, files: Files) -> Dataset:
     decoded = with_statistics(folders.read_function(load, files, Path(name)))
     return _read_only(completed(of_files(name), decoded), decoded, name)
 
 
 def missing(name: str, root: str | None = None, format: Format = "auto") -> bool:
-    """Whether a data set is in none of the places where `load_dataset` looks before it downloads."""
+    """Whether `load_dataset` would have to download a data set, because no folder that it searches contains it."""
     spec = spec_for(name)
     formats = ("parquet", "torchvision", "folder") if format == "auto" else (format,)
     return bool(spec.folders and spec.train_size) and not any(
@@ -176,7 +175,7 @@ def _load(spec: DatasetSpec, source: sources.Source, files: Files | None = None,
     if decoded is None:
         decoded = _decode(spec, source, files)
         cache.save(key, decoded)
-        # From here on the copy on disk, if there is one: a map of a file is memory that the system can have back.
+        # Continue with the copy on disk, if there is one: the system can reclaim the memory of a mapped file.
         decoded = cache.load(key) or decoded
     return _read_only(spec if spec.train_size else completed(spec, decoded), decoded, str(source))
 
@@ -197,7 +196,7 @@ def _read_only(spec: DatasetSpec, decoded: sources.Decoded, source: str) -> Data
 
 
 def _digits(spec: DatasetSpec) -> Dataset:
-    # The file that load_digits reads, without importing scikit-learn: that takes 1.5 s of a first run's start.
+    # Read the file of load_digits without importing scikit-learn, which would delay the first run by 1.5 s.
     sklearn = importlib.util.find_spec("sklearn")
     assert sklearn is not None
     assert sklearn.submodule_search_locations
@@ -205,7 +204,7 @@ def _digits(spec: DatasetSpec) -> Dataset:
         Path(sklearn.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz", delimiter=","
     )
     ink_MHW, label_M = table[:, :64].reshape(-1, 8, 8), table[:, 64]
-    # Sixteenths of full ink become the nearest of 256 levels; no two levels fall together.
+    # The 17 levels of ink become the nearest of 256 levels, and remain different from each other.
     raw_M = np.rint(ink_MHW * 255 / 16).astype(np.uint8)[..., None]
     decoded = sources.Decoded(
         raw_M, label_M.astype(np.int64), spec.train_size, tuple(str(c) for c in range(spec.num_classes))
@@ -214,7 +213,7 @@ def _digits(spec: DatasetSpec) -> Dataset:
 
 
 def _download(spec: DatasetSpec) -> str:
-    """Let torchvision download into the cache folder. Returns what went wrong in a few words, or nothing."""
+    """Let torchvision download into the cache folder. Returns the problem in a few words; empty if there was none."""
     from torchvision import datasets
 
     assert spec.torchvision is not None and spec.torchvision_folder is not None
@@ -226,7 +225,7 @@ def _download(spec: DatasetSpec) -> str:
     socket.setdefaulttimeout(_STALL_S)  # torchvision sets none: a stalled transfer would hang for ever
     try:
         _download_folder().mkdir(parents=True, exist_ok=True)
-        # Into a folder aside first: a download that breaks off must not look like a damaged data set later.
+        # Download into a temporary folder first: an interrupted download must not look like a damaged data set later.
         with tempfile.TemporaryDirectory(dir=_download_folder(), prefix=".download-") as aside:
             cls(aside, download=True)
             top = Path(spec.torchvision_folder).parts[0]
@@ -240,11 +239,11 @@ def _download(spec: DatasetSpec) -> str:
 
 
 def _reachable(url: str) -> bool:
-    """Whether the server of `url` answers at all within seconds, through a proxy if one is configured."""
+    """Whether the server of `url` answers within 5 s, through a proxy if there is one."""
     try:
         urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_PROBE_S).close()
     except urllib.error.HTTPError as error:
-        error.close()  # a refusal of HEAD is an answer
+        error.close()  # even a refusal of HEAD is an answer
     except Exception:
         return False
     return True

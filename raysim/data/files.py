@@ -1,4 +1,4 @@
-"""A user's own files: what a scenario says of them, where they are, and which of them are for testing."""
+"""A user's own data files: find them, and divide them into a train part and a test part."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from raysim.data.specs import Files
 
 SUFFIXES = {"parquet": {".parquet"}, "csv": {".csv"}, "images": IMAGE_SUFFIXES, "numpy": {".npz"}, "json": {".json"}}
 METADATA = "metadata.csv"
-"""Says more of the images in its folder, as in the image folders of the Hugging Face hub."""
+"""Name of the file with further columns about the images in its folder, as on the Hugging Face hub."""
 PART = re.compile(r"(train|test|validation|valid|val)(?![A-Za-z0-9])", re.IGNORECASE)
 
 
 def find_files(kind: str, settings: Files) -> Source:
-    """The files of a user's own data set, train part and test part told apart. Raises ScenarioError."""
+    """Return the files of a user's own data set, divided into train part and test part. Raises ScenarioError."""
     if not 1 <= len(settings.path) <= 2:
         raise ScenarioError(
             f"{len(settings.path)} given; allowed: a file or a folder, or two of them, "
@@ -44,7 +44,7 @@ def find_files(kind: str, settings: Files) -> Source:
 
 
 def place_of(path: str, key: str) -> Path:
-    """The absolute path that a user gave. Raises ScenarioError where it cannot be one."""
+    """Return a user's path as an absolute path. Raises ScenarioError, about `key`, if it contains a NUL character."""
     if "\0" in path:
         raise ScenarioError(f"{path} contains a NUL character; remove it", key=key)
     return expanded(path).absolute()
@@ -79,9 +79,10 @@ def _hidden(path: Path) -> bool:
 
 
 def _parts(files: Iterable[Path], folder: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Train part and test part: files, or folders, whose names begin with train and with test, or else val.
+    """Divide files into train part and test part, by names of files or folders that begin with train, test or val.
 
-    Where none begins with train, all files are one part.
+    Files for val are the test part if there are no files for test. If no name begins with train, all files are the
+    train part.
     """
     parts: dict[str, list[Path]] = {"train": [], "test": [], "val": [], "": []}
     for path in files:

@@ -1,4 +1,4 @@
-"""Reads a user's own folder of images, one sub-folder per class, and arrays x and y of a NumPy file or a function."""
+"""Read a user's own folder of images, one sub-folder per class, or arrays x and y of NumPy files or a function."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from raysim.data.specs import Files
 from raysim.plugins.calling import failing, whole_number
 
 FOLDER = "folder"
-"""`by` of images whose ids are folders."""
+"""Value of `by` for images whose ids are the names of folders."""
 _ARRAY_COPIES = 3
-"""As it is read, joined with those of other files, and as single precision or narrow tokens."""
+"""Copies of an array in memory: as read, joined with other files, and converted to float32 or narrow tokens."""
 
 
 def read_images(source: Source, settings: Files) -> Decoded:
-    """A file's class is the folder that it is in; classes are in sorted order. Raises ScenarioError."""
+    """Read images whose class is the name of their folder, with classes in sorted order. Raises ScenarioError."""
     paths = source.train + source.test
     images = Images(len(paths), settings.size)
     for path in paths:
@@ -42,7 +42,7 @@ def read_images(source: Source, settings: Files) -> Decoded:
 
 
 def _ids(source: Source, settings: Files) -> NDArray[Any]:
-    """Each image's id: the folder that its class's folder is in, or column `by` of a metadata.csv above the image."""
+    """Return each image's id: the folder above its class folder, or column `by` of a metadata.csv above the image."""
     paths, by = source.train + source.test, settings.by
     if by == FOLDER:
         return np.array([_client_folder(path, settings) for path in paths])
@@ -64,7 +64,7 @@ def _ids(source: Source, settings: Files) -> NDArray[Any]:
 
 
 def _client_folder(path: Path, settings: Files) -> str:
-    """The client of an image at <client>/<class>/<image>, below the folder of its part if there is one."""
+    """Return the client of an image at <client>/<class>/<image>, or at this path below the folder of a part."""
     roots = [place_of(root, "data.path") for root in settings.path]
     root = next(root for root in roots if path.is_relative_to(root))
     folders = path.relative_to(root).parts
@@ -80,7 +80,7 @@ def _client_folder(path: Path, settings: Files) -> str:
 
 
 def _rows(path: Path, by: str) -> Iterator[tuple[str, str]]:
-    """Columns file_name and `by` of a metadata.csv."""
+    """Yield the columns file_name and `by` of each row of a metadata.csv."""
     with one_sentence(path), path.open(newline="", encoding="utf-8-sig") as file:
         rows = csv.DictReader(file)
         for name in ("file_name", by):
@@ -96,7 +96,7 @@ def _rows(path: Path, by: str) -> Iterator[tuple[str, str]]:
 
 
 def read_numpy(source: Source, settings: Files) -> Decoded:
-    """Arrays x and y, and the one of the ids if there are any; nothing is unpickled. Raises ScenarioError."""
+    """Read arrays x and y, and the array of ids if `by` names it, without unpickling. Raises ScenarioError."""
     parts: dict[str, list[NDArray[Any]]] = {name: [] for name in ("x", "y", settings.by) if name}
     num_train = 0
     for path in source.train + source.test:
@@ -113,7 +113,10 @@ def read_numpy(source: Source, settings: Files) -> Decoded:
 
 
 def read_function(load: Callable[[], Any], settings: Files, where: Path) -> Decoded:
-    """The arrays that a user's own function returns: x and y, perhaps ids and `num_train`. Raises ScenarioError."""
+    """Read the arrays that a user's own function returns: x, y and optionally ids, with an optional `num_train`.
+
+    Raises ScenarioError.
+    """
     with failing(f"{where}: fails"):
         returned = load()
     names = [name for name in ("x", "y", settings.by) if name]
@@ -134,7 +137,7 @@ def read_function(load: Callable[[], Any], settings: Files, where: Path) -> Deco
 
 
 def _decoded(parts: Mapping[str, list[NDArray[Any]]], num_train: int, settings: Files, x: Path, y: Path) -> Decoded:
-    """x, y: what an error about samples, or about labels, names."""
+    """Convert arrays to a decoded data set. x, y: the paths to name in errors about samples and about labels."""
     raw_M, vocabulary = _samples(np.concatenate(parts["x"]), x)
     label_M, names = to_classes(parts["y"], y)
     owner_M, owners = to_owners(np.concatenate(parts[settings.by])) if settings.by else (np.zeros(0, np.int64), ())
@@ -144,7 +147,7 @@ def _decoded(parts: Mapping[str, list[NDArray[Any]]], num_train: int, settings: 
 def _arrays(path: Path, names: tuple[str, ...], settings: Files) -> dict[str, NDArray[Any]]:
     arrays = {}
     with one_sentence(path):
-        members = _members(path)  # first: what is no archive is one array or pickled objects, of any size
+        members = _members(path)  # first: a file that is no archive holds one array or pickled objects, of any size
     with one_sentence(path), np.load(path, allow_pickle=False) as file:
         if missing := [name for name in names if name not in file.files]:
             raise ScenarioError(f"{path}: has no array {missing[0]}, its arrays are {few(file.files) or 'none'}")
@@ -167,7 +170,7 @@ def _arrays(path: Path, names: tuple[str, ...], settings: Files) -> dict[str, ND
 
 
 def _members(path: Path) -> list[zipfile.ZipInfo]:
-    """Of an archive: each states its size once it is decompressed, and no more is read."""
+    """Return the members of an archive, which state their decompressed sizes, without reading their contents."""
     with zipfile.ZipFile(path) as archive:
         return archive.infolist()
 
@@ -188,7 +191,11 @@ def _check_arrays(arrays: Mapping[str, NDArray[Any]], path: Path, settings: File
 
 
 def _samples(x_M: NDArray[Any], path: Path) -> tuple[NDArray[Any], int]:
-    """What x is: uint8 [M, H, W] or [M, H, W, C] images, whole numbers [M, L] tokens, floats features."""
+    """Return x as samples, and the size of the vocabulary of tokens, else 0.
+
+    uint8 [M, H, W] or [M, H, W, C] are images, other whole numbers [M, L] are tokens, floats [M, ...] are features.
+    Raises ScenarioError for any other array.
+    """
     if x_M.dtype == np.uint8 and x_M.ndim in (3, 4):
         x_MHWC = x_M if x_M.ndim == 4 else x_M[..., None]
         if x_MHWC.shape[3] in (1, 3):

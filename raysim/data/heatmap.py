@@ -1,4 +1,4 @@
-"""Draws how a partition spreads the classes over the clients.
+"""Draw a heatmap of a partition: samples per class and client.
 
 Shapes: N clients, C classes, M samples of the data set.
 """
@@ -20,7 +20,7 @@ _ROOM_FOR_GAPS = 60
 
 
 def draw_heatmap(partition: Partition, label_M: Ints, num_classes: int, path: str | Path, title: str = "") -> None:
-    """Write a PNG of training samples per class and client, with each client's total above it and `title` on top."""
+    """Write a PNG of training samples per class and client, with each client's total above, and a title."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
     from matplotlib.figure import Figure
@@ -28,7 +28,7 @@ def draw_heatmap(partition: Partition, label_M: Ints, num_classes: int, path: st
 
     count_CN = partition.count_NC(label_M, num_classes).T
     classes, clients = count_CN.shape
-    # A cell is as large as fits: from 0.38 inch for a handful down to one that is still a few pixels wide.
+    # Cells are as large as the figure allows: 0.38 inch for few clients, a few pixels for many.
     width = float(np.clip(0.38 * clients, 4.5, 13.0))
     height = float(np.clip(min(0.38, max(width / clients, 0.05)) * classes, 2.6, 8.0))
     figure = Figure(figsize=(width + 1.7, height + 2.0), dpi=160, layout="constrained", facecolor="white")
@@ -36,7 +36,7 @@ def draw_heatmap(partition: Partition, label_M: Ints, num_classes: int, path: st
     bars, cells = figure.subplots(2, 1, sharex=True, height_ratios=[0.9, height])
 
     blues = LinearSegmentedColormap.from_list("raysim", ["#e3edf7", "#9dc3e2", "#4a8cc3", "#1d5494", "#0b2b5a"])
-    colors = blues.with_extremes(bad="white")  # white is none at all, so that one sample still shows
+    colors = blues.with_extremes(bad="white")  # white: no sample, so that a single sample is visible
     most = max(int(count_CN.max(initial=0)), 1)
     shown = np.ma.masked_equal(count_CN, 0)
     # A square-root scale: in a skewed partition, most cells are far below the largest.
@@ -65,7 +65,7 @@ def draw_heatmap(partition: Partition, label_M: Ints, num_classes: int, path: st
 
     if clients <= _ROOM_FOR_GAPS:
         bars.bar(np.arange(clients), count_CN.sum(0), width=0.72, color=_BAR)
-    else:  # a shape for each of 100,000 clients would take minutes
+    else:  # drawing one bar for each of 100,000 clients would take minutes
         total_N = count_CN.sum(0)
         edges = np.arange(clients + 1) - 0.5
         bars.fill_between(edges, np.append(total_N, total_N[-1]), step="post", linewidth=0, color=_BAR)

@@ -1,7 +1,8 @@
-"""FEMNIST and Shakespeare, whose samples belong to users: in LEAF's JSON layout, or as tables as on the hub.
+"""Read FEMNIST and Shakespeare, whose samples belong to users: LEAF's JSON files, or tables from the Hugging Face hub.
 
-LEAF's files hold {"users": [...], "user_data": {user: {"x": [...], "y": [...]}}}; x is 784 numbers from 0 (ink) to 1
-(paper), or 80 characters, of which y is the next one. Caldas et al., https://arxiv.org/abs/1812.01097
+LEAF's files contain {"users": [...], "user_data": {user: {"x": [...], "y": [...]}}}. For FEMNIST, x is 784 numbers from
+0 (ink) to 1 (paper); for Shakespeare, x is 80 characters and y is the character that follows.
+Caldas et al., https://arxiv.org/abs/1812.01097
 
 Shapes: M samples of one data set, L characters.
 """
@@ -24,14 +25,14 @@ from raysim.data.specs import DatasetSpec, Files
 from raysim.data.tables import read_tables, text_pieces
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-"""LEAF's alphabet; any other character is one more token, and one more class."""
+"""LEAF's alphabet; all other characters share one more token, which is also one more class."""
 SYMBOLS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 LENGTH = 80
 COLUMNS = ("x", "y", "character_id")
 
 
 def find_leaf(spec: DatasetSpec, base: Path) -> Source | None:
-    """JSON files, or else tables, in a sub-folder named after the data set."""
+    """Find JSON files, or else tables, in a sub-folder named after the data set; None if there are none."""
     for folder in (base / name for name in spec.folders):
         for kind in ("json", "parquet", "csv"):
             if folder.is_dir() and any(folder.rglob(f"*.{kind}")):
@@ -40,7 +41,7 @@ def find_leaf(spec: DatasetSpec, base: Path) -> Source | None:
 
 
 def read_leaf(spec: DatasetSpec, source: Source) -> Decoded:
-    """Decode everything, each sample's owner included. Raises ScenarioError, one sentence."""
+    """Decode all samples, labels and ids of users. Raises ScenarioError, one sentence."""
     names = tuple(SYMBOLS) if spec.name == "femnist" else (*CHARACTERS, "other")
     if spec.name == "femnist" and source.format != "json":
         return read_tables(source, Files((), label="character", features=("image",), by="writer_id"), names)
@@ -76,7 +77,7 @@ def _read(spec: DatasetSpec, source: Source) -> Decoded:
 
 
 def _users(path: Path) -> Iterator[tuple[Any, Any, list[str]]]:
-    """(x, y, ids) of each user in a file that has samples."""
+    """Yield (x, y, ids) of each user in a file, except users without samples."""
     try:
         users = {user: (own["x"], own["y"]) for user, own in json.loads(path.read_text())["user_data"].items()}
     except (KeyError, TypeError, AttributeError):
@@ -89,7 +90,7 @@ def _users(path: Path) -> Iterator[tuple[Any, Any, list[str]]]:
 
 
 def _ink(x: Any, path: Path) -> NDArray[np.uint8]:
-    """Images of 28 x 28 grey pixels."""
+    """Convert x to images of 28 x 28 grey pixels, uint8 [B, 28, 28, 1]."""
     value_MP = np.asarray(x, np.float64)
     if value_MP.ndim != 2 or value_MP.shape[1] != 784 or not ((value_MP >= 0) & (value_MP <= 1)).all():
         raise ScenarioError(f"{path}: an x is not 784 numbers from 0 to 1")
@@ -97,7 +98,7 @@ def _ink(x: Any, path: Path) -> NDArray[np.uint8]:
 
 
 def _tokens(x: Any, path: Path, length: int = LENGTH) -> NDArray[np.uint8]:
-    """Texts of equal length as the places of their characters in the alphabet."""
+    """Convert texts of equal length to tokens, the positions of their characters in the alphabet."""
     if wrong := [one for one in x if not isinstance(one, str) or len(one) != length]:
         raise ScenarioError(f"{path}: {wrong[0]!r} given; allowed: text of {length} characters")
     code_ML = np.array(list(x), dtype=f"<U{length}").view(np.uint32).reshape(-1, length)

@@ -1,7 +1,7 @@
-"""Which client holds which samples, for training, validation and test.
+"""Partitions: which client holds which samples for training, validation and test.
 
-A partition divides the samples of a data set among clients; a split says which of a client's samples are for
-training and which for testing. Everything is drawn from one generator, seeded by the run's seed.
+A partition divides the samples of a data set among clients. A split decides which of a client's samples are for
+training and which for testing. All draws come from one generator, seeded by the run's seed.
 
 Shapes: N clients, C classes, M samples of the data set.
 """
@@ -28,15 +28,15 @@ Split = Literal["pooled811", "pfedhn", "published", "listed"]
 
 @dataclass(frozen=True)
 class Iid:
-    """Every client draws from the same distribution: samples are dealt blindly, in equal numbers."""
+    """Samples are divided at random, in equal numbers, so all clients have the same distribution."""
 
 
 @dataclass(frozen=True)
 class Pathological:
-    """Every client holds a few classes only, and 40 to 60 parts of each, as in pFedHN."""
+    """Every client holds only a few classes, with a random weight between 0.4 and 0.6 for each, as in pFedHN."""
 
     classes_per_client: Count
-    """How many distinct classes each client holds."""
+    """Number of different classes that each client holds."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,18 @@ class Dirichlet:
     """Each class is divided among all clients by a Dirichlet draw: clients differ in size and class mix."""
 
     alpha: Positive = 0.5
-    """Concentration: towards 0 each class goes to one client, large values approach equal parts."""
+    """Concentration: near 0, each class goes to one client; large values approach equal parts."""
     min_samples: Count = 10
-    """Fewest samples a client may hold, its test samples counted only if dealt from the same pool."""
+    """Minimum number of samples of a client. Test samples count only with split pooled811, which divides all samples
+    at once."""
     max_retries: Count = 100
-    """Draws to try before the smallest clients of the best one are topped up from the largest."""
+    """Maximum number of draws. If none gives every client `min_samples`, the smallest clients of the best draw receive
+    samples from the largest clients."""
 
 
 @dataclass(frozen=True)
 class Hks:
-    """A Dirichlet draw divides the published training images; the published test images follow it."""
+    """A Dirichlet draw divides the published training images; the published test images are divided in proportion."""
 
     alpha: Positive = 1.0
     """Concentration of the Dirichlet draw; smaller is more skewed."""
@@ -61,35 +63,40 @@ class Hks:
 
 @dataclass(frozen=True)
 class Resample:
-    """Each client draws that many training samples independently of the others, so clients share samples and
-    any number of clients fits a small data set; for scale tests. No client trains on another's test samples.
+    """Each client draws its samples independently of the others, so clients share samples.
+
+    Any number of clients fits a small data set this way; use it to test scale. No client trains on another client's
+    test samples.
     """
 
     samples_per_client: Count
-    """Training samples of every client; validation and test samples come on top, as the split has them."""
+    """Number of training samples of every client. Validation and test samples are drawn in addition, in the
+    proportions of the split."""
 
 
 @dataclass(frozen=True)
 class Natural:
-    """Each id of the data is a client with its own samples: users, writers, devices. For data sets that have ids."""
+    """Each id in the data, such as a user, writer or device, is a client with its own samples."""
 
     by: str | None = None
-    """The column of the ids; of numpy: the array; of images: a column of `metadata.csv`, or `folder` for
-    <client>/<class>/. `null`: the data set's own, of femnist and shakespeare."""
+    """Name of the column with the ids. For numpy: the name of the array. For images: a column of `metadata.csv`, or
+    `folder` for <client>/<class>/. `null`: the ids of the data set itself (femnist and shakespeare)."""
     min_samples: Count = 2
-    """Ids with fewer samples are left out, and those without a sample to train on and one to be tested on."""
+    """Minimum number of samples of an id. Ids with fewer are left out, as are ids without any training sample or any
+    test sample."""
     max_clients: Count | None = None
-    """At most so many ids, drawn at random; `null`: all."""
+    """Maximum number of ids, drawn at random; `null`: no limit."""
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A file says which client holds which samples: the `partition.parquet` of a run, or one in its format, with the
-    columns client (from 0), part (train, val or test) and sample (its place in the data set, from 0).
+    """A file lists the samples of each client, for example the `partition.parquet` of a run.
+
+    Its columns are client (from 0), part (train, val or test) and sample (position in the data set, from 0).
     """
 
     path: str
-    """The file."""
+    """Path of the Parquet file."""
 
 
 PartitionSettings = Iid | Pathological | Dirichlet | Hks | Resample | Natural | Listed
@@ -105,7 +112,7 @@ PARTITIONS: dict[str, type] = {
 
 
 def default_split(setting: PartitionSettings) -> Split:
-    """The split a partition has when none is named."""
+    """Return the split of a partition when the scenario names none."""
     return "published" if isinstance(setting, Hks) else "listed" if isinstance(setting, Listed) else "pooled811"
 
 
@@ -116,7 +123,7 @@ def check_split(
     num_samples: int | None = None,
     name: str = "the data set",
 ) -> None:
-    """Refuse a split that a partition or a data set does not have. Raises ScenarioError, as `check_partition` does."""
+    """Raise ScenarioError, like `check_partition`, for a split that the partition or the data set does not support."""
     if isinstance(setting, Hks) and split != "published":
         raise ScenarioError(
             f"{split} given, but partition hks needs the published split: give published", key="data.split"
@@ -144,10 +151,10 @@ def check_partition(
     num_samples: int | None = None,
     name: str = "the data set",
 ) -> None:
-    """Refuse what cannot be, before any data is loaded. `name` is how a message calls the data set.
+    """Refuse an impossible partition before any data is loaded. name: the name of the data set in an error.
 
-    num_train, num_samples: published train images and all images; what depends on them is checked only if
-    given. Raises ScenarioError, one sentence that begins with the scenario key.
+    num_train, num_samples: numbers of published training samples and of all samples; if None, conditions that depend on
+    them are not checked. Raises ScenarioError, one sentence that begins with the scenario key.
     """
     try:
         check_settings(setting)
@@ -174,7 +181,7 @@ def check_partition(
                 key="data.partition.samples_per_client",
             )
         return
-    # A client of the 8:1:1 split needs a second sample, or else it has nothing to be tested on.
+    # With the 8:1:1 split, a client needs a second sample as its test sample.
     least = _HKS_MIN_SAMPLES if isinstance(setting, Hks) else 2 if split == "pooled811" else 1
     if isinstance(setting, Dirichlet):
         chosen = setting.min_samples > Dirichlet.min_samples
@@ -200,7 +207,7 @@ def check_partition(
 
 
 def given_count(setting: PartitionSettings, split: str, num_train: int, num_samples: int, owner_M: Ints) -> int | None:
-    """How many clients a partition makes of itself; None where that is the scenario's to say. Raises ScenarioError."""
+    """Return the number of clients that a partition makes; None if the scenario decides it. Raises ScenarioError."""
     if isinstance(setting, Natural):
         kept = len(kept_ids(setting.min_samples, owner_M, num_train, split))
         return min(kept, setting.max_clients or kept)
@@ -219,9 +226,9 @@ def make_partition(
     owner_M: Ints | None = None,
     owners: tuple[str, ...] = (),
 ) -> Partition:
-    """Deal the samples of a data set, whose first `num_train` are the published train part, to the clients.
+    """Divide the samples of a data set, whose first `num_train` are the published train part, among the clients.
 
-    owner_M, owners: the place of each sample's id among the ids, where samples have ids. The same arguments always
+    owner_M, owners: each sample's position among the ids, and the ids, if samples have ids. The same arguments always
     give the same partition. Raises ScenarioError if there are too few samples.
     """
     check_partition(setting, split, num_classes, num_clients, num_train, len(label_M), name)
@@ -248,7 +255,7 @@ def make_partition(
         if share_NC is None:
             count_NC = counts.iid_counts(class_count_C, num_clients, rng)
         else:
-            few = isinstance(setting, Pathological)  # then every client that holds a class gets some of it
+            few = isinstance(setting, Pathological)  # then every client gets at least one sample of each of its classes
             count_NC = counts.largest_remainder(class_count_C, share_NC.T, none_empty=few).T
             if part > 0:
                 count_NC = counts.top_up(count_NC, 1, share_NC)
@@ -267,7 +274,7 @@ def make_partition(
 
 
 def _train_pool(split: str, num_train: int, num_samples: int) -> int:
-    """How many samples the clients' classes and shares are drawn over."""
+    """Return the number of samples in the first pool, over which the clients' shares are drawn."""
     return {"pooled811": num_samples, "pfedhn": _four_fifths(num_train), "published": num_train}[split]
 
 
@@ -276,9 +283,9 @@ def _four_fifths(num_train: int) -> int:
 
 
 def _pools(num_samples: int, num_train: int, split: str, rng: np.random.Generator) -> tuple[Ints, Ints, Ints]:
-    """The positions to deal from, as (train, validation, test).
+    """Return the pools of positions to divide among the clients, as (train, validation, test).
 
-    With `pooled811` the first holds all images; the share of each client is split afterwards.
+    With `pooled811`, the first pool has all samples; each client's samples are split afterwards.
     """
     everything, nothing = np.arange(num_samples), np.zeros(0, np.int64)
     if split == "pooled811":
@@ -293,7 +300,7 @@ def _pools(num_samples: int, num_train: int, split: str, rng: np.random.Generato
 def _shares(
     setting: PartitionSettings, class_count_C: Ints, num_clients: int, rng: np.random.Generator
 ) -> Floats | None:
-    """Each client's share of each class [N, C]; None where samples are dealt blindly."""
+    """Return each client's share of each class [N, C]; None if samples are divided regardless of their class."""
     match setting:
         case Pathological(classes_per_client):
             return counts.pathological_shares(num_clients, len(class_count_C), classes_per_client, rng)
@@ -307,7 +314,11 @@ def _shares(
 
 
 def _own_shares(setting: Any, class_count_C: Ints, num_clients: int, rng: np.random.Generator) -> Floats:
-    """As a user's own partition says. Raises ScenarioError unless they are shares, some of each class that there is."""
+    """Return the shares of a custom partition, scaled so that each class sums to 1.
+
+    Raises ScenarioError if the shares are not [N, C] finite numbers of at least 0, or leave a class with samples to no
+    client.
+    """
     name = type(setting).__name__
     with failing(f"{name}.shares fails", key="data.partition.name"):
         share_NC = np.asarray(setting.shares(class_count_C, num_clients, rng), dtype=np.float64)
@@ -336,7 +347,7 @@ def _check_holders(class_count_C: Ints, holders_C: Ints, num_clients: int, name:
 
 
 def _resample(pools: tuple[Ints, Ints, Ints], num_clients: int, samples: int, rng: np.random.Generator) -> Partition:
-    """Independent draws for every client, each without repetition, from pools that do not overlap."""
+    """Draw samples for every client independently, each draw without repetition, from pools that do not overlap."""
     if not len(pools[1]) and not len(pools[2]):
         mixed, total = rng.permutation(pools[0]), len(pools[0])
         train, val, test = np.split(mixed, [_eight_tenths(total), (_eight_tenths(total) + total) // 2])

@@ -1,4 +1,4 @@
-"""The arithmetic of partitions: how many samples of each class a client gets, in whole numbers that add up.
+"""The arithmetic of partitions: numbers of samples per client and class that add up to the totals.
 
 Shapes: N clients, C classes, P parts (train, validation, test), M samples of a pool.
 """
@@ -12,21 +12,21 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _EPS = 1e-9
-_FEW = 64  # the time of drawing for all at once grows with the square
+_FEW = 64  # up to this number, draw for all clients at once; the time of that grows with its square
 
 
 def largest_remainder(total_R: Ints, share_RK: Floats, none_empty: bool = False) -> Ints:
-    """Divide each row's total in proportion to its shares: int64 [R, K], every row adding up to its total.
+    """Divide each row's total in proportion to its shares: int64 [R, K], in which every row sums to its total.
 
-    Everyone first gets the whole part of their quota; what is left goes to the largest fractions, the earlier
-    column first where they are equal. A row of zero shares gets nothing. Shares need not sum to 1.
-    none_empty: a positive share gets at least one, taken from the row's largest, where the total allows it.
+    Each column first gets its quota rounded down. The remainder goes to the columns with the largest fractions; among
+    equal fractions, the earlier column comes first. A row of zero shares gets nothing. Shares need not sum to 1.
+    none_empty: each positive share gets at least one, taken from the row's largest count, if the total allows it.
     """
     sum_R = share_RK.sum(1, keepdims=True)
     quota_RK = share_RK / np.where(sum_R > 0, sum_R, 1) * total_R[:, None]
     count_RK = np.floor(quota_RK + _EPS).astype(np.int64)
     left_R = np.where(sum_R[:, 0] > 0, total_R, 0) - count_RK.sum(1)
-    fraction_RK = np.round(quota_RK - count_RK, 9)  # so that equal fractions are equal in floating point too
+    fraction_RK = np.round(quota_RK - count_RK, 9)  # so that equal fractions are also equal in floating point
     fraction_RK[share_RK <= 0] = -1
     order_RK = np.argsort(-fraction_RK, axis=1, kind="stable")
     rank_RK = np.argsort(order_RK, axis=1, kind="stable")
@@ -44,10 +44,10 @@ def largest_remainder(total_R: Ints, share_RK: Floats, none_empty: bool = False)
 def split_811(cell_NC: Ints) -> Ints:
     """Divide each (client, class) cell 8:1:1 into train, validation, test by largest remainder: [N, C, 3].
 
-    A cell of one sample is for training, a cell of two for training and test. Validation and test always have
-    equal fractions; where one sample is left for the two, a client's classes take turns, test first, or
-    else no client of many small cells would have any validation sample. A client left without any test
-    sample gives one of its largest training cell, so that its accuracy is defined.
+    A cell of one sample is for training, a cell of two for training and test. Validation and test always have equal
+    fractions. If one sample is left for both, it goes to test and validation in turn over a client's classes, test
+    first: otherwise a client with many small cells would get no validation sample. If a client has no test sample, one
+    sample of its largest training cell becomes its test sample, so that its accuracy is defined.
     """
     clients, classes = cell_NC.shape
     share_P = np.array([0.8, 0.1, 0.1])  # train, test, validation: earlier ones win ties
@@ -64,7 +64,7 @@ def split_811(cell_NC: Ints) -> Ints:
 
 
 def iid_counts(class_count_C: Ints, num_clients: int, rng: np.random.Generator) -> Ints:
-    """Samples dealt blindly, every client as many as any other or one more: [N, C]."""
+    """Divide samples at random regardless of class, with totals per client that differ by at most one: [N, C]."""
     classes, total = len(class_count_C), int(class_count_C.sum())
     label_M = rng.permutation(np.repeat(np.arange(classes), class_count_C))
     owner_M = np.arange(total) * num_clients // max(total, 1)
@@ -74,15 +74,14 @@ def iid_counts(class_count_C: Ints, num_clients: int, rng: np.random.Generator) 
 def pathological_shares(
     num_clients: int, num_classes: int, classes_per_client: int, rng: np.random.Generator
 ) -> Floats:
-    """Each client's shares of its `classes_per_client` classes; a column sums to 1, or 0 if held by none."""
+    """Draw each client's shares of its `classes_per_client` classes: [N, C]. A column sums to 1, or 0 if unused."""
     total = num_clients * classes_per_client
     left_C = np.full(num_classes, total // num_classes)
     left_C[rng.permutation(num_classes)[: total % num_classes]] += 1
     holds_NC = np.zeros((num_clients, num_classes), bool)
     for client in range(num_clients):
-        # One at a time among the classes with the largest quota left, never one that is already held: the
-        # same as the first few in order of quota, ties broken at random. It cannot run into a dead end,
-        # because a class that every remaining client must take has the largest quota.
+        # Take the classes with the largest remaining quotas, ties broken at random. There is always a solution for the
+        # remaining clients, because a class that all of them must take has the largest quota.
         picks = np.lexsort((rng.random(num_classes), -left_C))[:classes_per_client]
         holds_NC[client, picks] = True
         left_C[picks] -= 1
@@ -100,12 +99,11 @@ def dirichlet_shares(
     retries: int,
     rng: np.random.Generator,
 ) -> Floats:
-    """Each class divided among the clients by a Dirichlet draw, no client below `min_samples`: columns sum to 1.
+    """Divide each class among the clients by a Dirichlet draw, with at least `min_samples` per client: shares [N, C].
 
-    A client that already holds its even part of all samples gets nothing of the classes still to come.
-    Draws are repeated until the smallest client is large enough; if none of `retries` is, the best one is
-    repaired: small clients are topped up with samples of the classes they already lean to, taken from the
-    largest clients.
+    Columns sum to 1. A client that already holds an equal part of all samples gets nothing of the remaining classes.
+    Draws are repeated until the smallest client is large enough. If that fails `retries` times, the best draw is
+    repaired: small clients receive samples of the classes that they have most of, taken from the largest clients.
     """
     best_NC, best_smallest = np.zeros((num_clients, len(class_count_C))), -1
     even = class_count_C.sum() / num_clients
@@ -117,7 +115,7 @@ def dirichlet_shares(
             open_N = held_N < even
             if open_N.any():
                 share_N = share_N * open_N
-            if not share_N.sum() > 0:  # a tiny alpha can put everything on clients that are full
+            if not share_N.sum() > 0:  # a tiny alpha may give the whole class to clients that are full
                 share_N = open_N.astype(float) if open_N.any() else np.ones(num_clients)
             share_NC[:, cls] = share_N / share_N.sum()
             held_N += largest_remainder(np.array([count]), share_NC[None, :, cls])[0]
@@ -133,10 +131,10 @@ def dirichlet_shares(
 
 
 def top_up(count_NC: Ints, minimum: int, want_NC: Floats) -> Ints:
-    """Move samples between clients until every client has `minimum`: [N, C], with the same class totals.
+    """Move samples between clients until every client has `minimum`: [N, C], with the same totals per class.
 
-    A client that is short takes of the classes with the largest positive want, most wanted first, each time
-    from the largest client that has some and can spare them. It stays short if no client can.
+    A client below the minimum takes samples of the classes with positive `want_NC`, the largest first, from the largest
+    client that has them and stays at or above the minimum. It remains below if no client can give any.
     """
     count_NC = count_NC.copy()
     for client in np.flatnonzero(count_NC.sum(1) < minimum):
@@ -153,9 +151,9 @@ def top_up(count_NC: Ints, minimum: int, want_NC: Floats) -> Ints:
 
 
 def deal(label_M: Ints, count_NCP: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
-    """Hand out a pool's samples at random within each class.
+    """Assign a pool's samples to clients and parts, at random within each class.
 
-    Returns, for every sample that is handed out, its position in `label_M` and its place `client * P + part`.
+    Returns, for every assigned sample, its position in `label_M` and its place `client * P + part`.
     """
     order_M = rng.permutation(len(label_M))
     order_M = order_M[np.argsort(label_M[order_M], kind="stable")]  # by class, at random within it
@@ -169,10 +167,11 @@ def deal(label_M: Ints, count_NCP: Ints, rng: np.random.Generator) -> tuple[Ints
 
 
 def draw(size: int, drawn: int, times: int, rng: np.random.Generator) -> Ints:
-    """`drawn` different ones of `range(size)`, independently so many times: [times, drawn].
+    """Draw `drawn` different numbers of `range(size)`, independently `times` times: [times, drawn].
 
-    As `times` calls of `rng.choice` give them, which take 20 us each; few are drawn for all at once, by Floyd's
-    algorithm as NumPy has it: the i-th is one of the first `rank[i]` + 1, and `rank[i]` where that is drawn already.
+    Each row is distributed like a call of `rng.choice`, which takes 20 us. Small numbers are drawn for all rows at
+    once, by Floyd's algorithm as in NumPy: the i-th number is one of 0 to `rank[i]`, or `rank[i]` if that number is
+    already drawn.
     """
     if drawn > _FEW:
         return np.stack([rng.choice(size, drawn, replace=False, shuffle=False) for _ in range(times)])

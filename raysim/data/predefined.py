@@ -1,6 +1,6 @@
 """Predefined partitions: by the id of each sample, or by a file.
 
-Shapes: N clients, C classes, M samples of the data set, I ids, Q samples that are dealt.
+Shapes: N clients, C classes, M samples of the data set, I ids, Q samples that clients get.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from raysim.data.shards import PARTS, Partition, make_shards
 
 _MOST_CLIENTS = 1_000_000
 _ROW_BYTES = 150
-"""What a row of a partition takes: three numbers, a text, and their copies while they are checked and sorted."""
+"""Memory for a row of a partition: three numbers, a text, and their copies while they are checked and sorted."""
 
 
 def kept_ids(min_samples: int, owner_M: Ints, num_train: int, split: str) -> Ints:
-    """The places of the ids that have enough samples, ascending. Raises ScenarioError if there is none."""
+    """Return the positions of the ids that have enough samples, ascending. Raises ScenarioError if none has."""
     total_I = np.bincount(owner_M)
     train_I = np.bincount(owner_M[:num_train], minlength=len(total_I))
     tested_I = total_I > 1 if split == "pooled811" else total_I > train_I
@@ -44,9 +44,9 @@ def deal_by_id(
     pools: tuple[Ints, Ints, Ints],
     rng: np.random.Generator,
 ) -> Partition:
-    """Every chosen id a client, in their order, with its own samples of each pool.
+    """Make each chosen id a client, in the given order, with its own samples of each pool.
 
-    A pool of all samples, the only one then, is split 8:1:1 per client and class.
+    If only the first pool has samples, they are split 8:1:1 per client and class.
     """
     client_I = np.full(len(owners), -1)
     client_I[chosen] = np.arange(len(chosen))
@@ -56,7 +56,7 @@ def deal_by_id(
         index_Q = parts[0]
         cell_Q = client_M[index_Q] * num_classes + label_M[index_Q]
         count_NC = np.bincount(cell_Q, minlength=len(chosen) * num_classes).reshape(len(chosen), num_classes)
-        # A cell's samples are its alone: one receiver of as many classes as there are cells.
+        # Each (client, class) cell keeps its own samples: treat cells as classes, with a single receiver.
         position, place = counts.deal(cell_Q, counts.split_811(count_NC).reshape(1, -1, len(PARTS)), rng)
         parts = [index_Q[position[place == part]] for part in range(len(PARTS))]
     shards = (make_shards(index_Q, client_M[index_Q], len(chosen)) for index_Q in parts)
@@ -64,13 +64,13 @@ def deal_by_id(
 
 
 def read_partition(path: str, num_clients: int | None, num_samples: int, label_M: Ints | None = None) -> Partition:
-    """The partition in a file like a run's partition.parquet. Raises ScenarioError, one sentence.
+    """Read the partition in a file such as a run's partition.parquet. Raises ScenarioError, one sentence.
 
-    num_clients: the last of them may hold nothing; None: as many as the file has. label_M: the data's, with which the
-    column label, if there is one, is compared.
+    num_clients: the number of clients, of which the last may have no samples; None: the number in the file. label_M:
+    labels of the data set, which are compared with the column label, if there is one.
     """
 
-    import pyarrow as pa  # here: check the other partitions without Arrow and Pillow
+    import pyarrow as pa  # here, so that other partitions can be checked without importing Arrow and Pillow
     import pyarrow.parquet as pq
 
     from raysim.data.files import place_of
@@ -111,7 +111,7 @@ def read_partition(path: str, num_clients: int | None, num_samples: int, label_M
         raise refused(f"whose column {gaps[0]} has gaps; allowed: a value in every row")
     try:
         client_Q, part_Q, index_Q = (table.column(name).cast(kind).to_numpy() for name, kind in wanted.items())
-    except pa.ArrowInvalid as error:  # a number beyond 64 bits with a sign
+    except pa.ArrowInvalid as error:  # a number too large for a signed 64-bit integer
         raise refused(f"which holds a number that is too large ({first_line(error)})") from None
     part_Q = part_Q.astype(str)
     if not len(client_Q):

@@ -1,6 +1,6 @@
-"""What readers of a user's own files share: images of mixed sizes, labels that become classes, ids that become clients.
+"""Conversions for readers of a user's own files: images of mixed sizes, labels to classes, ids to clients.
 
-Whatever is wrong ends in a ScenarioError of one sentence that names the file.
+Every problem raises a ScenarioError of one sentence that names the file.
 
 Shapes: M samples of one data set, H x W pixels, C channels.
 """
@@ -19,20 +19,20 @@ from raysim.common.errors import ScenarioError
 from raysim.data.sources import first_line, open_image, refuse_too_large
 
 _DECODING_BYTES = 8
-"""What a pixel takes while its image is decoded: 4 bytes as it is stored, and 4 as grey or colour."""
+"""Memory per pixel while an image is decoded: up to 4 bytes as stored, and up to 4 as grey or colour."""
 
 
 @dataclass
 class Images:
-    """Images of `count` samples as they are decoded: grey if all are, else colour; of one size, or resized to one."""
+    """An array of `count` decoded images: grey if all are grey, else colour; all of one size, or resized to one."""
 
     count: int
-    side: int | None  # to which they are resized
+    side: int | None  # side in pixels to which images are resized
     names: list[str] = field(default_factory=list)
     raw_MHWC: NDArray[np.uint8] = field(default_factory=lambda: np.zeros((0, 0, 0, 0), np.uint8))
 
     def add(self, encoded: bytes | None, where: str) -> None:
-        """Decode the PNG or JPEG of the next sample; `where` names it."""
+        """Decode the PNG or JPEG of the next sample. where: the name of the sample in an error."""
         if not encoded:
             raise ScenarioError(f"{where} is missing")
         try:
@@ -56,7 +56,7 @@ class Images:
         self.names.append(where)
 
     def _check_size(self, width: int, height: int, grey: bool, num_pixels: int, where: str) -> None:
-        """Refuse another size than that of the first image, and more than fits into memory.
+        """Raise ScenarioError if the size differs from that of the first image, or if all images exceed the memory.
 
         num_pixels: of the image as it is in the file.
         """
@@ -76,13 +76,13 @@ class Images:
 
 
 def few(names: Sequence[str]) -> str:
-    """At most ten names, each of at most 50 characters."""
+    """Join at most ten names, each cut to 50 characters."""
     rest = f" and {len(names) - 10} more" if len(names) > 10 else ""
     return ", ".join(name if len(name) <= 50 else f"{name[:49]}…" for name in names[:10]) + rest
 
 
 def to_features(value_M: NDArray[Any], names: Sequence[str], where: str) -> NDArray[np.float32]:
-    """Numbers as features [M, ...]. Raises ScenarioError where one is not finite. names: of the columns, if any."""
+    """Convert numbers to features [M, ...]. Raises ScenarioError if one is not finite. names: of columns, if any."""
     with np.errstate(over="ignore"):
         feature_M = np.ascontiguousarray(value_M, dtype=np.float32)
     if not np.isfinite(feature_M).all():
@@ -93,7 +93,7 @@ def to_features(value_M: NDArray[Any], names: Sequence[str], where: str) -> NDAr
 
 
 def to_tokens(value_ML: NDArray[Any], where: str) -> tuple[NDArray[Any], int]:
-    """Whole numbers as tokens, as narrow as they fit, and the size of their vocabulary."""
+    """Convert whole numbers to tokens of the smallest type, and return the size of their vocabulary."""
     least, most = (int(value_ML.min()), int(value_ML.max())) if value_ML.size else (0, 0)
     if least < 0 or most >= 2**31 - 1:
         raise ScenarioError(f"{where}: holds token {least if least < 0 else most}; tokens count from 0 to 2147483646")
@@ -103,9 +103,9 @@ def to_tokens(value_ML: NDArray[Any], where: str) -> tuple[NDArray[Any], int]:
 def to_classes(
     parts: Sequence[NDArray[Any]], where: Path, names: tuple[str, ...] = ()
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Labels as class ids, and the names of the classes. Text becomes classes in sorted order.
+    """Convert labels to class ids [M], and return the names of the classes. Text becomes classes in sorted order.
 
-    parts: whole numbers or text. names: of the classes, where the files say them.
+    parts: whole numbers or text. names: the names of the classes, if the files have them. Raises ScenarioError.
     """
     if any(part.dtype.kind not in "iu" for part in parts):
         name_C, label_M = np.unique(np.concatenate([part.astype(str) for part in parts]), return_inverse=True)
@@ -128,6 +128,6 @@ def to_classes(
 
 
 def to_owners(id_M: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Each sample's place among the ids, and the ids as text, ascending."""
+    """Return each sample's position among the ids, and the ids as text, ascending."""
     id_K, owner_M = np.unique(id_M.astype(str), return_inverse=True)
     return owner_M.astype(np.int64).reshape(-1), tuple(id_K.tolist())

@@ -1,4 +1,4 @@
-"""What each client holds of a data set, as positions in it; and that as a table on disk.
+"""A partition as the positions of each client's samples in the data set, and as a table on disk.
 
 Shapes: N clients, C classes, M samples of the data set.
 """
@@ -29,11 +29,11 @@ class Partition:
     val: Shards
     test: Shards
     ids: tuple[str, ...] = field(default=(), kw_only=True)
-    """Each client's own id in the data, where the partition is by ids."""
+    """Each client's id in the data, if the partition is by ids."""
 
     @property
     def num_clients(self) -> int:
-        """N, clients without any sample included."""
+        """N, including clients without samples."""
         return len(self.train)
 
     @property
@@ -42,14 +42,14 @@ class Partition:
         return {"train": self.train, "val": self.val, "test": self.test}
 
     def count_NC(self, label_M: Ints, num_classes: int, part: str = "train") -> Ints:
-        """How many samples of each class each client has in one part."""
+        """Return the number of samples per client and class in one part."""
         shards = self.parts[part]
         flat = shards.owner * num_classes + label_M[shards.index]
         return np.bincount(flat, minlength=self.num_clients * num_classes).reshape(self.num_clients, num_classes)
 
     @property
     def digest(self) -> str:
-        """SHA-256, in hex, of every client's samples."""
+        """The SHA-256, in hex, of the positions of every client's samples."""
         sha = hashlib.sha256()
         for shards in self.parts.values():
             for array in (shards.offset, shards.index):
@@ -58,9 +58,9 @@ class Partition:
         return sha.hexdigest()
 
     def table(self, label_M: Ints) -> pa.Table:
-        """One row per client, part and sample, with columns client, part, sample (position) and label.
+        """Return a table with one row per client, part and sample: columns client, part, sample (position) and label.
 
-        And the column id, where clients have ids of their own.
+        If the partition is by ids, there is also the column id.
         """
         import pyarrow as pa
 
@@ -79,7 +79,7 @@ class Partition:
 
 
 def make_shards(index: Ints, client: Ints, num_clients: int) -> Shards:
-    """Sort samples, each with its client, into shards."""
+    """Group samples by client, in ascending order. client: the client of each sample."""
     offset = np.concatenate([[0], np.bincount(client, minlength=num_clients).cumsum()]).astype(np.int64)
     size = index.max(initial=0) + 1
     return Shards(np.sort(client * size + index) % size, offset)  # four times as fast as `np.lexsort`

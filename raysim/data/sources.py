@@ -1,6 +1,6 @@
-"""Finds a data set in a folder and decodes it: Parquet files, torchvision's files, or a tree of images.
+"""Find a data set in a folder and decode it: Parquet files, torchvision's files, or a tree of images.
 
-Whatever is wrong with a file ends in a ScenarioError of one sentence that names the file.
+Every problem with a file raises a ScenarioError of one sentence that names the file.
 
 Shapes: M images of one data set, H x W pixels, C channels.
 """
@@ -34,7 +34,7 @@ _SHARD = re.compile(r"-(\d+)-of-(\d+)")
 
 @dataclass(frozen=True)
 class Source:
-    """Where a data set was found, before anything of it is decoded."""
+    """The files of a data set, before any of them is decoded."""
 
     format: str
     folder: Path
@@ -54,7 +54,7 @@ class Source:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Every file the decoded images depend on."""
+        """All files that the decoded samples depend on."""
         return self.train + self.test + self.extra
 
 
@@ -66,16 +66,16 @@ class Decoded(NamedTuple):
     num_train: int
     class_names: tuple[str, ...]
     vocabulary: int = 0  # of tokens
-    mean_F: NDArray[np.float64] = np.zeros(0)  # of the train part, where it is not a published constant
+    mean_F: NDArray[np.float64] = np.zeros(0)  # of the train part, if it is not a published constant
     std_F: NDArray[np.float64] = np.zeros(0)
-    owner_M: NDArray[np.int64] = np.zeros(0, np.int64)  # each sample's place in `owners`, where samples have ids
+    owner_M: NDArray[np.int64] = np.zeros(0, np.int64)  # each sample's position in `owners`, if samples have ids
     owners: tuple[str, ...] = ()  # the ids, ascending
 
 
 def find(spec: DatasetSpec, base: Path, formats: tuple[str, ...]) -> Source | None:
-    """The first of `formats` present in a sub-folder named after the data set or in `base` itself.
+    """Return the first of `formats` in a sub-folder named after the data set, or in `base` itself; None if none exists.
 
-    Raises ScenarioError if a data set is there but some of its files are not.
+    Raises ScenarioError if some files of the data set are missing.
     """
     base = base.resolve()
     for folder in [base / name for name in spec.folders] + [base]:
@@ -86,7 +86,7 @@ def find(spec: DatasetSpec, base: Path, formats: tuple[str, ...]) -> Source | No
 
 
 def looked_for(spec: DatasetSpec, formats: tuple[str, ...]) -> str:
-    """What `find` accepts, in words."""
+    """Describe the files that `find` accepts."""
     if not spec.train_size:
         return "LEAF's JSON files, or Parquet or CSV files as on the hub"
     words = {
@@ -98,9 +98,9 @@ def looked_for(spec: DatasetSpec, formats: tuple[str, ...]) -> str:
 
 
 def read(spec: DatasetSpec, source: Source) -> Decoded:
-    """Decode everything. Raises ScenarioError, one sentence, for a damaged or unsuitable file."""
+    """Decode all samples and labels. Raises ScenarioError, one sentence, for a damaged or unsuitable file."""
     decoded = _READ[source.format](spec, source)
-    pa.default_memory_pool().release_unused()  # what Arrow read the files into
+    pa.default_memory_pool().release_unused()  # the memory into which Arrow read the files
     channels, height, width = spec.input_spec.shape
     shape, label_M = decoded.raw_M.shape, decoded.label_M
     if shape[1:] != (height, width, channels):
@@ -133,7 +133,7 @@ def _find_parquet(spec: DatasetSpec, folder: Path) -> Source | None:
 
 
 def refuse_missing_shards(files: tuple[Path, ...]) -> None:
-    """Raises ScenarioError when the first file says of itself that there are more."""
+    """Raise ScenarioError if the name of the first file, such as train-00000-of-00002, states another total."""
     shard = _SHARD.search(files[0].name) if files else None
     if shard and int(shard[2]) != len(files):
         first = files[0]
@@ -199,7 +199,7 @@ def _column(path: Path, schema: Any, allowed: tuple[str, ...]) -> str:
 
 
 def _encoded(path: Path, column: str, table: Any) -> Iterator[bytes]:
-    """The PNG or JPEG bytes of a struct<bytes, path> column, in order."""
+    """Yield the PNG or JPEG bytes of a struct<bytes, path> column, in order."""
     for chunk in table.column(column).chunks:
         if not pa.types.is_struct(chunk.type) or chunk.type.get_field_index("bytes") < 0:
             raise ScenarioError(f"{path}: column {column} must be struct<bytes, path>, but is {chunk.type}")
@@ -221,7 +221,7 @@ def _numbered(spec: DatasetSpec) -> tuple[str, ...]:
 
 
 def _decode(encoded: bytes | None, spec: DatasetSpec, where: str) -> NDArray[np.uint8]:
-    """Pixels [H, W, C] of one PNG or JPEG. A grey image of a colour data set is repeated on its channels."""
+    """Decode the pixels [H, W, C] of a PNG or JPEG. A grey image of a colour data set is repeated to all channels."""
     channels, height, width = spec.input_spec.shape
     if encoded is None:
         raise ScenarioError(f"{where} is missing")
@@ -242,10 +242,10 @@ def _decode(encoded: bytes | None, spec: DatasetSpec, where: str) -> NDArray[np.
 
 
 def open_image(encoded: bytes) -> Image.Image:
-    """Open an image, without decoding it, whose format is PNG or JPEG and which has at most 89 million pixels.
+    """Open a PNG or JPEG image of at most 89 million pixels, without decoding it.
 
-    Data sets are published in these formats alone, and fewer decoders see a stranger's bytes. Pillow warns of images
-    with more pixels, because a small file may hold them.
+    Data sets are published in these formats only, and fewer decoders read untrusted bytes this way. Pillow warns of
+    images with more pixels, because a small file may expand to them.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -258,9 +258,9 @@ def _read_torchvision(spec: DatasetSpec, source: Source) -> Decoded:
 
     assert spec.torchvision is not None and spec.torchvision_folder is not None
     cls = getattr(datasets, spec.torchvision)
-    # torchvision unpickles CIFAR files, and raysim unpickles nothing that it reads from a disk. The
-    # exception is safe because these are the publisher's own bytes: torchvision knows their checksums,
-    # compares them before it unpickles, and so do we, to name the file that differs.
+    # torchvision unpickles CIFAR files, while raysim unpickles no other file from a disk. This exception is safe
+    # because the bytes are the publisher's own: torchvision compares checksums before it unpickles. They are also
+    # compared here, to name the file that differs.
     if hasattr(cls, "train_list"):
         published = [*cls.train_list, *cls.test_list, [cls.meta["filename"], cls.meta["md5"]]]
         for name, md5 in published:
@@ -310,7 +310,7 @@ def _read_folder(spec: DatasetSpec, source: Source) -> Decoded:
 
 @contextmanager
 def one_sentence(path: Path) -> Iterator[None]:
-    """Turn whatever a reader raises about a file into a ScenarioError that names the file."""
+    """Turn any exception of a reader into a ScenarioError that names the file."""
     refuse_special(path)
     try:
         yield
@@ -323,7 +323,7 @@ def one_sentence(path: Path) -> Iterator[None]:
 
 
 def refuse_too_large(num_bytes: int, what: str, remedy: str, key: str = "") -> None:
-    """Raise ScenarioError where there is less memory than the bytes that `what` takes, which are an estimate."""
+    """Raise ScenarioError if `what` takes more bytes, by an estimate, than there is memory available."""
     if num_bytes > (available := available_memory()):
         raise ScenarioError(
             f"{what}: reading takes about {num_bytes / 1e9:.3g} GB of memory, but {available / 1e9:.3g} GB are "

@@ -1,4 +1,4 @@
-"""The data sets raysim knows: their sizes, statistics, augmentation and how their files are named."""
+"""Specifications of all data sets in raysim: sizes, statistics, augmentation and names of their files."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from raysim.common.inputs import InputSpec, image
 
 @dataclass(frozen=True)
 class Augment:
-    """What happens to a training image after it is normalised, in this order: flip, erase, crop."""
+    """Augmentation of a training image after it is normalised, in this order: flip, erase, crop."""
 
     flip: bool = True
     """Mirror half of the images left to right."""
     erase: bool = False
     """Blank a random box (4 to 20 % of the area, aspect 0.5 to 2) in half of the images."""
     crop_padding: int = 0
-    """Pad by this many pixels on every side, then crop back to the image size at a random place; 0: never."""
+    """Pad by this many pixels on every side, then crop to the image size at a random position; 0: do not crop."""
 
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """One data set. Mean and std are per channel, of pixels scaled to [0, 1], or per feature; tokens have none."""
+    """One data set. `mean` and `std` are per channel of pixels in [0, 1], or per feature; empty for tokens."""
 
     name: str
     summary: str
     num_classes: int
     input_spec: InputSpec
     train_size: int
-    """0: this, and what else is not a published constant, is known when the files are read."""
+    """0: this and all other values that are not published constants are only known once the files are read."""
     test_size: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -37,30 +37,30 @@ class DatasetSpec:
     folders: tuple[str, ...] = ()
     """Sub-folders of a data folder that may hold this data set."""
     image_columns: tuple[str, ...] = ("img", "image")
-    """Parquet columns that may hold the image, the first one present is read."""
+    """Parquet columns that may hold the image; the first one that exists is read."""
     label_columns: tuple[str, ...] = ("label",)
     test_prefixes: tuple[str, ...] = ("test",)
-    """How the names of the published test part's Parquet files may begin; the others begin with `train`."""
+    """Possible prefixes of Parquet file names in the published test part; train files begin with `train`."""
     torchvision: str | None = None
-    """Class in torchvision.datasets that can download and read it."""
+    """Class in torchvision.datasets that can download and read the data set."""
     torchvision_folder: str | None = None
-    """Where torchvision keeps its files, below its root."""
+    """Folder of torchvision's files, below its root."""
     image_folder: bool = False
-    """Whether it is also published as a tree of image files, one folder per class."""
+    """Whether the data set is also published as a tree of image files, one folder per class."""
     keys: tuple[str, ...] = ()
-    """The keys of `data` that say what a user's own files hold; (): it is published."""
+    """Keys of the section `data` that describe a user's own files; (): a published data set."""
 
 
 @dataclass(frozen=True)
 class Files:
-    """What the section `data` of a scenario says of a user's own files."""
+    """Settings of a user's own files, from the section `data` of a scenario."""
 
     path: tuple[str, ...]
     """A file or folder; or two, the train part and the test part."""
     label: str = "label"
     """The column of the labels."""
     features: tuple[str, ...] = ()
-    """The columns of the features, or patterns of them; (): all but those of label and id."""
+    """The columns of the features, or patterns of them; (): all columns except label and id."""
     size: int | None = None
     """Side in pixels to which images are resized."""
     by: str | None = None
@@ -70,7 +70,7 @@ class Files:
 def of_files(
     name: str, summary: str = "", *, keys: tuple[str, ...] = (), folders: tuple[str, ...] = (), flip: bool = True
 ) -> DatasetSpec:
-    """A data set of which its files say most."""
+    """Return the specification of a data set whose sizes, shapes and statistics are only known from its files."""
     unknown = InputSpec("features", ())
     return DatasetSpec(name, summary, 0, unknown, 0, 0, (), (), Augment(flip=flip), folders, keys=keys)
 
@@ -193,7 +193,7 @@ DATASETS: dict[str, DatasetSpec] = {spec.name: spec for spec in _ALL}
 
 
 def spec_for(name: str) -> DatasetSpec:
-    """The data set called `name`. Raises ScenarioError that lists the known ones."""
+    """Return the data set called `name`. Raises ScenarioError, which lists the known names."""
     if name not in DATASETS:
         raise ScenarioError(f"data.name: {name!r} is not a known data set: give one of {', '.join(DATASETS)}")
     return DATASETS[name]

@@ -1,4 +1,4 @@
-"""What a data set's spec says of its samples, found in the samples: kind, shape, vocabulary, mean and deviation.
+"""Specification of a data set from its samples: kind, shape, vocabulary, mean and deviation.
 
 Shapes: M samples of one data set.
 """
@@ -16,13 +16,13 @@ from raysim.data.sources import Decoded
 from raysim.data.specs import DatasetSpec
 
 _PIECE = 4096
-"""Samples at a time, at most."""
+"""Maximum number of samples that are processed at a time."""
 _NUMBERS = 1 << 26
-"""Pixels or features at a time, at most: each takes 8 bytes or 16 on the way, where it takes 1 or 4 in the samples."""
+"""Maximum number of pixels or features at a time: each takes 8 or 16 bytes here, but only 1 or 4 in the samples."""
 
 
 def with_statistics(decoded: Decoded) -> Decoded:
-    """The same with mean and deviation of its published train part: per channel of images, per feature of features."""
+    """Add the mean and deviation of the published train part, per channel of images or per feature."""
     count = decoded.num_train
     step = max(1, min(_PIECE, _NUMBERS // max(1, math.prod(decoded.raw_M.shape[1:]))))
     pieces = [decoded.raw_M[begin : min(begin + step, count)] for begin in range(0, count, step)]
@@ -37,18 +37,18 @@ def with_statistics(decoded: Decoded) -> Decoded:
         mean = mean.ravel()
     else:
         return decoded
-    std[std == 0] = 1  # a constant is no information, and no infinity either
+    std[std == 0] = 1  # a constant value becomes 0, not infinity
     return decoded._replace(mean_F=mean, std_F=std)
 
 
 def _levels(piece_BHWC: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """How many pixels of each channel have each level, [C, 256]."""
+    """Return the number of pixels per channel and level, [C, 256]."""
     channels = np.moveaxis(piece_BHWC, 3, 0)
     return np.stack([np.bincount(level_BHW.ravel(), minlength=256) for level_BHW in channels])
 
 
 def completed(spec: DatasetSpec, decoded: Decoded) -> DatasetSpec:
-    """A data set's spec with what its files say."""
+    """Return a data set's specification, completed with the values that are only known from its files."""
     raw_M = decoded.raw_M
     if raw_M.dtype == np.uint8 and raw_M.ndim == 4:
         height, width, channels = raw_M.shape[1:]

@@ -1,4 +1,4 @@
-"""Reads Parquet and CSV files by their columns: a label, maybe an id, and features, tokens or images.
+"""Read Parquet and CSV files by their columns: a label, optionally an id, and features, tokens or images.
 
 Shapes: M samples of one data set, B rows of a piece of a file, F features.
 """
@@ -26,22 +26,23 @@ from raysim.data.sources import Decoded, Source, one_sentence, refuse_too_large
 from raysim.data.specs import Files
 
 _PIECE = 1 << 24
-"""Values that are decoded at a time: 128 MiB of numbers of double precision."""
+"""Number of values that are decoded at a time: 128 MiB in double precision."""
 _IMAGES = 256
-"""Encoded images that are read at a time."""
+"""Number of encoded images that are read at a time."""
 _VALUE_BYTES = 16
-"""What a number takes while the pieces of a table become one array: 4 bytes, or 8 of a token, in each."""
+"""Memory per number while pieces of a table are joined: 4 bytes, or 8 for a token, in the pieces and in the array."""
 _ID_BYTES = 100
-"""What a text takes: once as Python's text, once in an array."""
+"""Memory per id: once as a Python string, once in an array."""
 _CSV_BLOCK = 1 << 25
 _CSV_VALUE_BYTES = 36
-"""What a value of a CSV file takes beside its characters: 8 bytes in each of four arrays, 4 in the last (measured)."""
+"""Memory per value of a CSV file, in addition to its characters: 8 bytes in each of four arrays, 4 in the last one
+(measured)."""
 _CSV_SAMPLE = 1 << 20
 
 
 @dataclass
 class _Columns:
-    """Which columns of a table are what."""
+    """The columns of a table: the kind of samples, the features, the label and the id."""
 
     kind: Literal["image", "list", "numbers"]
     features: list[str]
@@ -50,18 +51,18 @@ class _Columns:
 
     @property
     def all(self) -> list[str]:
-        """Every column that is read, once."""
+        """All columns that are read, without repetition."""
         return list(dict.fromkeys([*self.features, self.label, *([self.by] if self.by else [])]))
 
     @property
     def rows_at_a_time(self) -> int:
-        """How many rows of a Parquet file are decoded at a time."""
+        """The number of rows of a Parquet file that are decoded at a time."""
         return _IMAGES if self.kind == "image" else max(1, _PIECE // len(self.all))
 
 
 @dataclass
 class _Read:
-    """What was read so far, in pieces."""
+    """Pieces of values, labels and ids that were read so far."""
 
     value: list[NDArray[Any]] = field(default_factory=list)
     label: list[NDArray[Any]] = field(default_factory=list)
@@ -69,7 +70,7 @@ class _Read:
 
 
 def read_tables(source: Source, settings: Files, names: tuple[str, ...] = ()) -> Decoded:
-    """Decode everything. names: of the classes; default: those that the files say.
+    """Decode all samples, labels and ids. names: names of the classes; default: those in the files.
 
     Raises ScenarioError, one sentence, for a damaged or unsuitable file.
     """
@@ -110,7 +111,7 @@ def read_tables(source: Source, settings: Files, names: tuple[str, ...] = ()) ->
 
 
 def text_pieces(path: Path, names: Sequence[str]) -> Iterator[list[list[str]]]:
-    """The columns of these names, which hold text, in pieces of a file."""
+    """Yield the text columns of these names, in pieces of a file."""
     if path.suffix.lower() == ".csv":
         as_text = pacsv.ConvertOptions(include_columns=names, column_types=dict.fromkeys(names, pa.string()))
         with pacsv.open_csv(
@@ -126,7 +127,10 @@ def text_pieces(path: Path, names: Sequence[str]) -> Iterator[list[list[str]]]:
 
 
 def _refuse_too_large(paths: Sequence[Path], settings: Files) -> None:
-    """Compare with the memory before anything is decoded: a few MB of Parquet may hold a billion equal rows."""
+    """Raise ScenarioError, before any decoding, if the files exceed the available memory.
+
+    A few MB of Parquet may hold a billion equal rows.
+    """
     num_bytes = 0
     for path in paths:
         if path.suffix.lower() == ".csv":
@@ -136,7 +140,7 @@ def _refuse_too_large(paths: Sequence[Path], settings: Files) -> None:
             if not file.metadata.num_rows:
                 continue
             columns = _columns(path, file.schema_arrow, settings)
-            # A nested column is several of the file's: x.list.element, or img.bytes and img.path.
+            # A nested column consists of several columns of the file: x.list.element, or img.bytes and img.path.
             width = {name: _ID_BYTES if name == columns.by else _VALUE_BYTES for name in columns.all}
             names = frozenset(file.schema_arrow.names)
             leaf = [_column_of(file.schema.column(i).path, names) for i in range(len(file.schema))]
@@ -148,7 +152,7 @@ def _refuse_too_large(paths: Sequence[Path], settings: Files) -> None:
 
 
 def _csv_bytes(path: Path) -> int:
-    """An estimate, from how many values a piece in the middle of the file has: a value may be one character or 20."""
+    """Estimate the memory for a CSV file from a sample of its middle, as values may have 1 or 20 characters."""
     with one_sentence(path), path.open("rb") as file:
         size = path.stat().st_size
         file.seek(max(0, (size - _CSV_SAMPLE) // 2))
@@ -158,7 +162,7 @@ def _csv_bytes(path: Path) -> int:
 
 
 def _column_of(path: str, names: Container[str]) -> str:
-    """The column that a leaf of a Parquet schema belongs to: a name may contain dots, and `x.list.element` is of x."""
+    """Return the column of a leaf of a Parquet schema: `x.list.element` belongs to x, but names may contain dots."""
     while path not in names and "." in path:
         path = path.rpartition(".")[0]
     return path
@@ -170,11 +174,11 @@ def _rows(path: Path) -> int:
 
 
 def _pieces(path: Path, settings: Files) -> Iterator[tuple[Any, Any]]:
-    """A file's schema with each piece of its rows."""
+    """Yield a file's schema together with each piece of its rows."""
     if path.suffix.lower() == ".csv":
         as_text = {settings.by: pa.string()} if settings.by else {}  # 007 is not 7
         with one_sentence(path):
-            # A block is the longest row that is read, and every block makes a piece of each of the columns.
+            # A row must fit into a block, but each block adds a piece to every column.
             table = pacsv.read_csv(
                 path,
                 read_options=pacsv.ReadOptions(block_size=_CSV_BLOCK),
@@ -219,7 +223,7 @@ def _columns(path: Path, schema: Any, settings: Files) -> _Columns:
     images = [name for name in names if _is_image(type_of[name])]
     lists = [name for name in names if _is_list(type_of[name])]
     if images and not settings.features:
-        names = images  # what else there is says something about the image
+        names = images  # the other columns describe the image
     if len(names) == 1 and (images or lists):
         return _Columns("image" if images else "list", names, settings.label, settings.by)
     if images or lists:
@@ -286,7 +290,7 @@ def _refuse_odd_text(path: Path, start: int, text_B: NDArray[Any], name: str, wh
     ends_B = pc.ends_with(pa.array(text_B, pa.large_string()), "\0").to_numpy(zero_copy_only=False)
     for wrong_B, problem in (
         (text_B == "", f"is empty; every row needs {what}"),
-        # An array of text drops it, so that two names would become one.
+        # A NumPy array of text drops it, so two different names would become equal.
         (ends_B, "ends with a NUL character; remove it"),
     ):
         if (row_E := np.flatnonzero(wrong_B)).size:
@@ -294,7 +298,7 @@ def _refuse_odd_text(path: Path, start: int, text_B: NDArray[Any], name: str, wh
 
 
 def _label(path: Path, start: int, column: Any, name: str) -> NDArray[Any]:
-    """Whole numbers, or text."""
+    """Return a piece of the labels, as whole numbers or text. Raises ScenarioError for any other type."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         column, kind = column.cast(kind.value_type), kind.value_type
@@ -310,7 +314,7 @@ def _label(path: Path, start: int, column: Any, name: str) -> NDArray[Any]:
 
 
 def _text(path: Path, column: Any, name: str) -> NDArray[Any]:
-    """Ids as text."""
+    """Return a piece of the ids as text. Raises ScenarioError if they cannot be converted."""
     try:
         return np.asarray(column.cast(pa.string()).to_numpy())
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):  # lists, or bytes that are no text
@@ -322,7 +326,7 @@ def _text(path: Path, column: Any, name: str) -> NDArray[Any]:
 
 
 def _nested(path: Path, start: int, column: Any, name: str) -> NDArray[Any]:
-    """Lists of equal length, of numbers or of such lists, as an array."""
+    """Convert lists of equal length, of numbers or of such lists, to an array. Raises ScenarioError for other lists."""
     if column.null_count:
         raise ScenarioError(f"{path}: a list in column {name} has a missing entry; every entry must be a number")
     if not _is_list(column.type):
@@ -341,7 +345,10 @@ def _nested(path: Path, start: int, column: Any, name: str) -> NDArray[Any]:
 
 
 def _stacked(parts: Sequence[NDArray[Any]], path: Path, name: str) -> tuple[NDArray[Any], int]:
-    """Pieces of lists as features, or as tokens where they are whole numbers in one level."""
+    """Join pieces of lists: one level of whole numbers becomes tokens, everything else features.
+
+    Returns the samples, and the size of the vocabulary of tokens, else 0.
+    """
     if shapes := {part.shape[1:] for part in parts} - {parts[0].shape[1:]}:
         other = "x".join(map(str, shapes.pop()))
         first = "x".join(map(str, parts[0].shape[1:]))
@@ -357,7 +364,7 @@ def _stacked(parts: Sequence[NDArray[Any]], path: Path, name: str) -> tuple[NDAr
 
 
 def _class_names(schema: Any, label: str) -> tuple[str, ...]:
-    """As the Hugging Face hub keeps them."""
+    """Return the names of the classes from the metadata of the Hugging Face hub; empty if there are none."""
     try:
         return tuple(map(str, json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][label]["names"]))
     except (KeyError, TypeError, ValueError):

@@ -1,8 +1,7 @@
-"""From samples as stored to what a network reads; images with the augmentation of the published codes.
+"""Transforms of stored samples to a network's inputs, with the image augmentation of the papers' released code.
 
-Flip, erase and crop act on the normalised image, as in those codes, so that erased and padded pixels are
-zero, the mean colour. All three are one lookup: for every output pixel, which input pixel it shows, or
-none.
+Flip, erase and crop act on the normalised image, as in that code, so erased and padded pixels are zero, the mean
+colour. All three are one lookup, which gives for every output pixel an input pixel, or none.
 
 Shapes: B samples of one batch; an image has C channels of H x W pixels.
 """
@@ -21,11 +20,11 @@ from raysim.data.specs import Augment, DatasetSpec
 
 _ERASE_AREA = (0.04, 0.20)
 _ERASE_ASPECT = (0.5, 2.0)
-_DRAWS = 8  # per image, used or not, so that switching one step off leaves the others' draws as they were
+_DRAWS = 8  # per image, used or not, so that switching off one step does not change the draws of the others
 
 
 def transform_of(dataset: DatasetSpec, augment: bool) -> Transform:
-    """What a data set asks for. Only images are augmented."""
+    """Return the transform for a data set. augment: whether to augment training samples; affects only images."""
     match dataset.input_spec.kind:
         case "image":
             return ImageTransform.of(dataset, augment)
@@ -37,21 +36,21 @@ def transform_of(dataset: DatasetSpec, augment: bool) -> Transform:
 
 @dataclass(frozen=True)
 class FeatureTransform:
-    """Standardises features, (x - mean) / std, with a mean and a std per feature, or one for all."""
+    """Standardise features, (x - mean) / std, with a mean and a std per feature, or one for all features."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
     draws: ClassVar[bool] = False
 
     def plain(self, raw_B: Tensor) -> Tensor:
-        """Standardised float32 features [B, ...]."""
+        """Return standardised float32 features [B, ...]."""
         mean_F, std_F = self._constants.to(raw_B.device)
         if len(self.mean) > 1:
             mean_F, std_F = mean_F.view(raw_B.shape[1:]), std_F.view(raw_B.shape[1:])
         return (raw_B - mean_F) / std_F
 
     def augmented(self, raw_B: Tensor, rng: torch.Generator) -> Tensor:
-        """As `plain`: there is no augmentation of features."""
+        """Return the same as `plain`, because features are not augmented."""
         return self.plain(raw_B)
 
     @cached_property
@@ -62,24 +61,24 @@ class FeatureTransform:
 
 @dataclass(frozen=True)
 class TokenTransform:
-    """Widens tokens, which are stored as narrow as they fit, to what an embedding reads."""
+    """Convert tokens, which are stored in the smallest type, to int64, which an embedding reads."""
 
     draws: ClassVar[bool] = False
 
     def plain(self, raw_B: Tensor) -> Tensor:
-        """Tokens [B, L], int64."""
+        """Return int64 tokens [B, L]."""
         return raw_B.long()
 
     def augmented(self, raw_B: Tensor, rng: torch.Generator) -> Tensor:
-        """As `plain`: there is no augmentation of tokens."""
+        """Return the same as `plain`, because tokens are not augmented."""
         return self.plain(raw_B)
 
 
 @dataclass(frozen=True)
 class ImageTransform:
-    """Normalises with a mean and std per channel (of pixels in [0, 1]), and augments if asked to.
+    """Normalise images with a mean and std per channel (of pixels in [0, 1]), and augment them if `augment` is set.
 
-    Images of one channel are repeated to as many as there are means.
+    An image of one channel is repeated to the number of channels that `mean` has.
     """
 
     mean: tuple[float, ...]
@@ -88,7 +87,7 @@ class ImageTransform:
 
     @classmethod
     def of(cls, dataset: DatasetSpec, augment: bool) -> ImageTransform:
-        """What a data set asks for."""
+        """Create the transform for a data set."""
         return cls(dataset.mean, dataset.std, dataset.augment if augment else None)
 
     @property
@@ -97,22 +96,22 @@ class ImageTransform:
         return self.augment is not None
 
     def plain(self, raw_BHWC: Tensor) -> Tensor:
-        """Normalised float32 images [B, C, H, W], channels last in memory."""
+        """Return normalised float32 images [B, C, H, W], channels last in memory."""
         return self._normalised(raw_BHWC).permute(0, 3, 1, 2)
 
     def augmented(self, raw_BHWC: Tensor, rng: torch.Generator) -> Tensor:
-        """As `plain`, after random flip, erase and crop.
+        """Return normalised images after random flip, erase and crop.
 
-        Draws 8 numbers per image from `rng`, a CPU generator, whatever the device and whatever is switched
-        on; none if there is no augmentation at all.
+        Draws 8 numbers per image from `rng`, a CPU generator, for any device and any choice of steps; none without
+        augmentation.
         """
         augment = self.augment
         if augment is None:
             return self.plain(raw_BHWC)
         size, height, width, channels = raw_BHWC.shape
         draw_KB = torch.rand(_DRAWS, size, generator=rng, dtype=torch.float64)
-        # Rows and columns are worked out apart, on the CPU and in double precision: it is little work, every
-        # device sees the same integers, and an accelerator gets one copy instead of thirty small operations.
+        # Rows and columns are computed separately, on the CPU and in double precision: this is little work, every
+        # device gets the same integers, and a GPU receives one copy instead of thirty small operations.
         plan_BK = torch.cat(_plan(draw_KB, height, width, augment), dim=1).to(raw_BHWC.device)
         row_BH, row_hides_BH, col_BW, col_hides_BW = plan_BK.split([height, height, width, width], dim=1)
         source_BHW = row_BH[:, :, None] + col_BW[:, None, :]
@@ -124,7 +123,7 @@ class ImageTransform:
         size, height, width, _ = raw_BHWC.shape
         channels = len(self.mean)
         raw_BHWC = raw_BHWC.expand(-1, -1, -1, channels)
-        # A row of the image at a time: constants as long as a row make a loop that vector instructions can run.
+        # With constants as long as a row of the image, the inner loop uses vector instructions.
         scale_R, shift_R = _constants(self.mean, self.std, width, raw_BHWC.device)
         raw_BHR = raw_BHWC.reshape(size, height, width * channels).to(torch.float32)
         # One pass over the pixels: raw / (255 std) - mean / std.
@@ -135,7 +134,7 @@ class ImageTransform:
 def _constants(
     mean: tuple[float, ...], std: tuple[float, ...], width: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Scale and shift of a row of pixels [W * C] on a device; kept, because copying them costs more than using them."""
+    """Return scale and shift of a row of pixels [W * C] on a device; cached, as copying costs more than using them."""
     with torch.inference_mode(False):
         std_C = torch.tensor(std, dtype=torch.float64)
         shift_C = -torch.tensor(mean, dtype=torch.float64) / std_C
@@ -144,11 +143,12 @@ def _constants(
 
 
 def _plan(draw_KB: Tensor, height: int, width: int, augment: Augment) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Where each output pixel comes from, and whether it is blank, by row and by column; all int64.
+    """Compute the source of each output pixel, and whether it is blank, by row and by column; all int64.
 
-    Rows: where each starts in the batch's pixels [B, H], and how much it hides [B, H]. Columns: where each
-    lies in its row [B, W], and how much it hides [B, W].
-    Padding hides by 2 and the erased box by 1: a pixel is blank where its row and column hide by 2 together.
+    Returns, for rows, the start of each in the batch's pixels [B, H] and its hiding value [B, H]; for columns, the
+    position of each in its row [B, W] and its hiding value [B, W].
+    Padding has the hiding value 2 and the erased box 1: a pixel is blank if the sum over its row and column is at least
+    2.
     """
     flip_B, erase_B, area_B, aspect_B, top_B, left_B, down_B, across_B = draw_KB
     low, high = _ERASE_AREA
@@ -161,7 +161,7 @@ def _plan(draw_KB: Tensor, height: int, width: int, augment: Augment) -> tuple[T
 
     row_BH, row_hides_BH = _along(height, augment.crop_padding, down_B, top_B, tall_B)
     col_BW, col_hides_BW = _along(width, augment.crop_padding, across_B, left_B, wide_B)
-    # The box and the crop are in places of the flipped image; the lookup is in the stored one.
+    # The box and the crop are positions in the flipped image, while the lookup needs positions in the stored one.
     flipped_B = (flip_B < 0.5) & augment.flip
     col_BW = torch.where(flipped_B[:, None], width - 1 - col_BW, col_BW)
     row_BH = (torch.arange(len(flip_B))[:, None] * height + row_BH) * width
@@ -169,7 +169,7 @@ def _plan(draw_KB: Tensor, height: int, width: int, augment: Augment) -> tuple[T
 
 
 def _along(length: int, pad: int, shift_B: Tensor, start_B: Tensor, cut_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Along one axis: the position [B, L] that each output position shows, and how much it hides [B, L].
+    """Return, along one axis, the source [B, L] of each output position, and its hiding value [B, L].
 
     shift_B and start_B are draws from [0, 1) for the crop and the erased box; cut_B is the length of the box.
     """

@@ -32,12 +32,12 @@ class Constant:
 
 @dataclass(frozen=True)
 class Step:
-    """The learning rate is multiplied by `by` after every so many rounds: `every: 1` decays it exponentially."""
+    """The learning rate is multiplied by `by` every `every` rounds; `every: 1` decays it exponentially."""
 
     every: Count
-    """Rounds between two steps."""
+    """Number of rounds between two steps."""
     by: Factor = 0.1
-    """What the learning rate is multiplied by."""
+    """Factor by which each step multiplies the learning rate."""
 
     def factor(self, t: int, num_rounds: int) -> float:
         """See `RateSchedule`."""
@@ -46,13 +46,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Cosine:
-    """The learning rate falls along half a cosine, from all of it in the first round towards `floor` after the last.
+    """The learning rate falls along half a cosine: its full value in round 1, `floor` times it after the last round.
 
     Loshchilov, Hutter. ICLR 2017, Eq. 5, without restarts.
     """
 
     floor: Fraction = 0.0
-    """Share of the learning rate that it falls towards."""
+    """Share of the learning rate that the schedule approaches."""
 
     def factor(self, t: int, num_rounds: int) -> float:
         """See `RateSchedule`."""

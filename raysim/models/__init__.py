@@ -1,7 +1,7 @@
-"""The networks a client can have, by the names that scenario files use.
+"""The architectures of clients, by the names that scenario files use.
 
-To add one: write a builder that returns a `SplitNet` and add one entry to `_SPECS`; the shape tests pick it
-up. Builders are imported when a model is built, so that its name and the samples that it reads are known without torch.
+To add an architecture, write a builder that returns a `SplitNet` and add an entry to `_SPECS`; the shape tests include
+it automatically. Builders are imported when a model is built, so names and required inputs are known without torch.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ __all__ = ["MODELS", "ModelSpec", "build_model", "common_feature_dim", "incompat
 
 
 TOGETHER = 32
-"""Clients that one call trains, by default: more gain little, and leave less to share out among actors."""
+"""Default number of clients that one call trains; more gain little, and leave fewer calls to distribute over actors."""
 
 SMALL = 30_000
-"""Parameters up to which perceptrons train faster by one call than one by one, on a CPU: those of several larger ones
-do not fit into its cache. `benchmarks/together.py` measures it."""
+"""Maximum number of parameters with which perceptrons train faster by one call than one by one on a CPU; the parameters
+of several larger ones do not fit into its cache. `benchmarks/together.py` measures it."""
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """One architecture: what it is, which samples it reads, how to build it.
+    """One architecture: its description, the samples that it reads, its builder.
 
-    Batch norm cannot train on one sample whose feature map is 1x1 (torch raises ValueError): with 32x32
-    images, resnet10 to resnet152 need batches of two or more.
+    Batch norm cannot train on a single sample with a 1x1 feature map (torch raises ValueError): with 32x32 images,
+    resnet10 to resnet152 need batches of two or more.
     """
 
     name: str
     summary: str  # one line for `raysim list models`
-    native_dim: int | None  # representation width D of its paper; None: it has no width of its own
+    native_dim: int | None  # representation width D of its paper; None: no native width
     build: Callable[[int, InputSpec, int], SplitNet]  # num_classes, input_spec, feature_dim
-    reads: Kind | InputSpec = "image"  # samples of a kind, images within the limits below; or samples of one shape
+    reads: Kind | InputSpec = "image"  # a kind of samples (images within the limits below), or samples of one shape
     channels: tuple[int, ...] = (1, 3)
-    min_size: int = 8  # smallest H and W
-    patch: int | None = None  # images must be square, with a side that this divides
+    min_size: int = 8  # minimum H and W
+    patch: int | None = None  # images must be square, with a side that is a multiple of this
     stacks: Callable[[InputSpec, int, int, int], bool] = lambda *task: False
     """(input_spec, feature_dim, num_classes, batch size) -> whether several clients train faster by one call than one
-    by one, on a CPU: what `training.together: auto` asks."""
+    by one on a CPU; used by `training.together: auto`."""
 
 
 def _builder(place: str, **settings: Any) -> Callable[..., SplitNet]:
-    """The function at `place`, "module.name" in this folder, with these of its arguments."""
+    """Return the function at `place`, "module.name" in this folder, with these keyword arguments bound."""
     return partial(_build, *place.split("."), **settings)
 
 
@@ -129,7 +129,7 @@ _SPECS = (
     _fashion_cnn("fmnist_cnn5", fc1=50),
     _mlp("digits_mlp64", "64-32-10", (), 32, _DIGITS),
     _mlp("digits_mlp128", "64-128-32-10", (128,), 32, _DIGITS),
-    # Convolutions of several clients take longer by one call, which is gained again only where a step is short.
+    # Convolutions of several clients are slower in one call; one call saves time only if a training step is short.
     ModelSpec(
         "digits_cnn_s",
         "one 3x3 convolution (8); 8x8 digits",
@@ -212,12 +212,12 @@ MODELS: dict[str, ModelSpec] = {spec.name: spec for spec in _SPECS}
 
 
 def incompatibility(name: str, input_spec: InputSpec) -> str | None:
-    """Why the model cannot read such samples, as in "cnn1 needs 3x32x32 images"; else None.
+    """Return why the model cannot read these samples, such as "cnn1 needs 3x32x32 images"; None if it can.
 
     Raises ScenarioError (a ValueError) for an unknown name.
     """
     if name not in MODELS and named("models", name) is not None:
-        return None  # building it will tell
+        return None  # a custom model is only checked when it is built
     spec = _spec(name)
     if isinstance(spec.reads, InputSpec):
         return None if input_spec == spec.reads else f"{name} needs {spec.reads}"
@@ -236,7 +236,7 @@ def incompatibility(name: str, input_spec: InputSpec) -> str | None:
 
 
 def build_model(name: str, *, num_classes: int, input_spec: InputSpec, feature_dim: int) -> SplitNet:
-    """A freshly initialised network on the CPU, its weights drawn from torch's global generator alone.
+    """Build a newly initialised network on the CPU, with weights drawn from torch's global generator only.
 
     Raises ScenarioError (a ValueError) for an unknown name, or samples that do not fit.
     """
@@ -248,10 +248,9 @@ def build_model(name: str, *, num_classes: int, input_spec: InputSpec, feature_d
 
 
 def common_feature_dim(names: Iterable[str]) -> int:
-    """The representation width on which all the named models agree.
+    """Return the native representation width that all the named models share.
 
-    Raises ScenarioError (a ValueError) for an unknown name, or where the models' own widths differ or none
-    has one.
+    Raises ScenarioError (a ValueError) for an unknown name, or if native widths differ or no model has one.
     """
     width_of = {name: _spec(name).native_dim for name in names}
     widths = {width for width in width_of.values() if width is not None}
@@ -276,7 +275,7 @@ def _spec(name: str) -> ModelSpec:
 
 
 def _own(reference: Reference, num_classes: int, input_spec: InputSpec, feature_dim: int) -> SplitNet:
-    """What the user's class or function makes. Raises `ScenarioError` when it fails, or makes something else."""
+    """Build a custom network by the user's class or function. Raises `ScenarioError` if it returns no `SplitNet`."""
     from raysim.models.split import SplitNet
 
     make = reference.get()

@@ -1,7 +1,7 @@
 """Torchvision's ResNets (4 to 152 layers), a small vision transformer and a small MobileNetV2, with a common width D.
 
 All but the last are the high-heterogeneity mix of FedRAL's Table 6. Weights are never downloaded. Torchvision is
-imported in the builders: it takes a second to load, and most runs need none of this.
+imported in the builders, because the import takes a second and most runs use none of these networks.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ def imagenet_resnet(
     blocks: tuple[int, ...],
     bottleneck: bool = False,
 ) -> SplitNet:
-    """A ResNet with the 7x7/2 stem and 3x3/2 max-pool; stage i has `blocks[i]` blocks, one to four stages."""
+    """Build a ResNet with the 7x7/2 stem and 3x3/2 max-pool; stage i has `blocks[i]` blocks, one to four stages."""
     from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
     block = Bottleneck if bottleneck else BasicBlock
-    # Torchvision knows four stages only: a shorter network is a whole one with its last stages thrown away.
+    # Torchvision supports four stages only, so a shorter network is a full one without its last stages.
     whole = ResNet(block, [*blocks, *[1] * (4 - len(blocks))], num_classes=1)
-    if input_spec.shape[0] != 3:  # torchvision's stem is for colour; this one starts as that one does
+    if input_spec.shape[0] != 3:  # torchvision's stem reads colour images; initialise this one in the same way
         whole.conv1 = nn.Conv2d(input_spec.shape[0], 64, 7, stride=2, padding=3, bias=False)
         nn.init.kaiming_normal_(whole.conv1.weight, mode="fan_out", nonlinearity="relu")
     stages = [whole.layer1, whole.layer2, whole.layer3, whole.layer4][: len(blocks)]
@@ -43,9 +43,9 @@ def imagenet_resnet(
 def small_mobilenet(
     num_classes: int, input_spec: InputSpec, feature_dim: int, *, stages: tuple[tuple[int, int], ...]
 ) -> SplitNet:
-    """MobileNetV2's inverted residuals for small images: a 3x3 stem, then (channels, blocks) per stage.
+    """Build a MobileNetV2 for small images: a 3x3 stem, then (channels, inverted residual blocks) per stage.
 
-    Each stage but the first halves H and W; blocks expand their channels six times.
+    Each stage except the first halves H and W; blocks expand their channels by a factor of six.
     """
     from torchvision.models.mobilenetv2 import InvertedResidual
 
@@ -73,9 +73,9 @@ def small_vit(
     depth: int,
     heads: int,
 ) -> SplitNet:
-    """A vision transformer without dropout, its MLP four times as wide; the class token goes through D.
+    """Build a vision transformer without dropout, with an MLP four times as wide; the class token is projected to D.
 
-    Images must be square with a side that `patch` divides.
+    Images must be square with a side that is a multiple of `patch`.
     """
     from torchvision.models.vision_transformer import VisionTransformer
 
@@ -87,10 +87,10 @@ def small_vit(
         hidden_dim=width,
         mlp_dim=4 * width,
     )
-    if input_spec.shape[0] != 3:  # as above
+    if input_spec.shape[0] != 3:  # torchvision's projection reads colour images
         vit.conv_proj = nn.Conv2d(input_spec.shape[0], width, patch, stride=patch)
         nn.init.trunc_normal_(vit.conv_proj.weight, std=(input_spec.shape[0] * patch**2) ** -0.5)
         nn.init.zeros_(vit.conv_proj.bias)
-    # Torchvision starts its own head at zero; a projection at zero would pass no gradient to the transformer.
+    # Torchvision initialises its head to zero; with a zero projection, the transformer would get no gradient.
     vit.heads = projection(width, feature_dim)
     return SplitNet(vit, nn.Linear(feature_dim, num_classes))

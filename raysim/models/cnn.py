@@ -1,7 +1,7 @@
-"""Plain convolutional networks and perceptrons: the CNN families of the papers, small ones for digits.
+"""Plain convolutional networks and perceptrons: the CNN families of the papers, and small networks for digits.
 
-The five members of a CNN-1..5 family have two 5x5 convolutions and two dense layers, and differ in the filters of
-conv2 and in the width of fc1. FedGH, FedSSA and FedRAL use them on CIFAR, FedRAL also on Fashion-MNIST.
+The five members of a CNN-1..5 family have two 5x5 convolutions and two dense layers; they differ in the filters of
+conv2 and the width of fc1. FedGH, FedSSA and FedRAL use them on CIFAR, FedRAL also on Fashion-MNIST.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from raysim.models.split import SplitNet, projection
 def five_by_five_cnn(
     num_classes: int, input_spec: InputSpec, feature_dim: int, *, conv1: int, conv2: int, fc1: int
 ) -> SplitNet:
-    """Two unpadded 5x5 convolutions with 2x2 pooling, then fc1 and fc2; fc2 (width D) is the representation.
+    """Build two unpadded 5x5 convolutions with 2x2 pooling, then fc1 and fc2; fc2 (width D) is the representation.
 
-    Images are C x H x W with H and W at least 16, so that pooling never meets an empty map.
+    Images are C x H x W with H and W at least 16, so that no feature map becomes empty.
     """
     channels, height, width = input_spec.shape
     flat = conv2 * _after_two_convs(height) * _after_two_convs(width)
-    # ReLU follows the pooling, not the convolution as the papers draw it: max and ReLU commute, so outputs
-    # and gradients are bit-identical, and with a quarter of the elements to pass, a CPU step gets faster.
+    # ReLU follows the pooling instead of the convolution, unlike in the papers: max and ReLU commute, so outputs and
+    # gradients are bit-identical, and a CPU step is faster because ReLU reads a quarter of the elements.
     extractor = nn.Sequential(
         OrderedDict[str, nn.Module](
             conv1=nn.Conv2d(channels, conv1, 5),
@@ -49,7 +49,7 @@ def _after_two_convs(side: int) -> int:
 
 
 def mlp(num_classes: int, input_spec: InputSpec, feature_dim: int, *, hidden: tuple[int, ...]) -> SplitNet:
-    """Flattened pixels, or features, through the `hidden` widths to D, a ReLU after each layer."""
+    """Build a perceptron: flattened pixels or features, dense layers of the `hidden` widths and D, each with ReLU."""
     widths = (input_spec.size, *hidden, feature_dim)
     layers = [projection(wide, narrow) for wide, narrow in pairwise(widths)]
     return SplitNet(nn.Sequential(nn.Flatten(), *layers), nn.Linear(feature_dim, num_classes))
@@ -63,7 +63,7 @@ def small_cnn(
     filters: tuple[int, ...],
     hidden: tuple[int, ...] = (),
 ) -> SplitNet:
-    """Padded 3x3 convolutions, each with 2x2 pooling, then the `hidden` dense widths and D.
+    """Build padded 3x3 convolutions, each with 2x2 pooling, then dense layers of the `hidden` widths and D.
 
     H and W must be at least 2 ** len(filters).
     """
@@ -80,7 +80,7 @@ def small_cnn(
 
 
 def pooled_cnn(num_classes: int, input_spec: InputSpec, feature_dim: int, *, widths: tuple[int, ...]) -> SplitNet:
-    """Padded 3x3 convolutions with batch norm and 2x2 pooling between them; the mean over the image goes through D.
+    """Build padded 3x3 convolutions with batch norm and 2x2 pooling between them; the mean image is projected to D.
 
     H and W must be at least 2 ** (len(widths) - 1).
     """

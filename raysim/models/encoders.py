@@ -1,7 +1,7 @@
-"""Frozen encoders: functions without training, from images to representations, for methods that compare images.
+"""Frozen encoders: fixed functions from images to representations, for methods that compare images.
 
-`mobilenet_v3_small` needs torchvision's ImageNet weights, which are never downloaded here: an actor may have no way
-out, and a hundred of them would ask at once. To put them where they are looked for, on every machine of the cluster,
+`mobilenet_v3_small` needs torchvision's ImageNet weights, which raysim does not download: an actor may have no network
+access, and a hundred actors would download them at once. To install them, on every machine of the cluster run
 
     python -c "import torchvision; torchvision.models.mobilenet_v3_small(weights='IMAGENET1K_V1')"
 
@@ -27,7 +27,7 @@ from raysim.core.algorithm import pixels
 __all__ = ["ENCODERS", "Encoder", "build_encoder", "weights_file"]
 
 Encoder = Callable[[Tensor], Tensor]
-"""Normalised images [B, C, H, W] -> [B, h]. Deterministic, without parameters that train."""
+"""Normalised images [B, C, H, W] -> [B, h]. Deterministic, without trainable parameters."""
 
 ENCODERS: dict[str, str] = {
     "mobilenet_v3_small": "torchvision's MobileNetV3-small with ImageNet weights, without its head; h = 576",
@@ -40,10 +40,10 @@ _CHUNK = 32  # images at a time: at 224 x 224, 512 of them need half a gigabyte
 
 
 def build_encoder(name: str, kind: Kind = "image") -> Encoder:
-    """The encoder of that name, for samples of that kind; one per process and weights file.
+    """Return the encoder called `name`, for samples of this kind; one per process and weights file.
 
-    Raises ScenarioError (a ValueError) for an unknown name, a kind that it does not read, and where the weights are
-    missing. Weights are read at the first call, which raises it for a damaged file.
+    Raises ScenarioError (a ValueError) for an unknown name, an unsupported kind, or missing weights. Weights are read
+    at the encoder's first call, which raises ScenarioError for a damaged file.
     """
     if kind == "tokens" or (kind == "features" and name != "pixels"):
         allowed = "pixels" if kind == "features" else "a method without encoder"
@@ -62,7 +62,7 @@ def build_encoder(name: str, kind: Kind = "image") -> Encoder:
 
 
 def weights_file() -> Path:
-    """Where torch's hub cache keeps the weights of `mobilenet_v3_small`, present or not."""
+    """Return the path of the weights of `mobilenet_v3_small` in torch's hub cache, whether the file exists or not."""
     return Path(torch.hub.get_dir()) / "checkpoints" / _URL.rsplit("/", 1)[1]
 
 
@@ -74,12 +74,12 @@ class MobileNet:
 
     @cached_property
     def body(self) -> nn.Module:
-        """Images [B, 3, 224, 224] -> [B, 576], frozen and in eval mode, on the CPU until it is moved."""
+        """The network, images [B, 3, 224, 224] -> [B, 576], frozen, in eval mode, and initially on the CPU."""
         from torchvision.models import mobilenet_v3_small  # here: it takes a second to load
 
         try:
             state = torch.load(self.file, map_location="cpu", weights_only=True)
-            # Without memory of its own, so that no random number is drawn for weights that are not kept.
+            # On the meta device, so that no random numbers are drawn for weights that are replaced at once.
             with torch.device("meta"):
                 whole = mobilenet_v3_small(weights=None)
             whole.load_state_dict(state, assign=True)
@@ -91,7 +91,7 @@ class MobileNet:
 
     @torch.no_grad()
     def __call__(self, x_BCHW: Tensor) -> Tensor:
-        """Representations [B, 576] of images [B, 1 or 3, H, W]."""
+        """Return the representations [B, 576] of images [B, 1 or 3, H, W]."""
         body = self.body.to(x_BCHW.device)
         return torch.cat([body(self._resized(x)) for x in x_BCHW.split(_CHUNK)])
 

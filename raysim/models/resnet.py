@@ -1,6 +1,6 @@
 """Residual networks with the CIFAR stem (3x3 convolution, no max-pool), for small images.
 
-HKS and FedCache use the three-stage ones with 16, 32 and 64 channels; FedGH's ResNet-18 has four stages.
+HKS and FedCache use three stages with 16, 32 and 64 channels; FedGH's ResNet-18 has four stages.
 """
 
 from __future__ import annotations
@@ -48,11 +48,10 @@ def small_image_resnet(
     kaiming: bool = False,
     always_project: bool = False,
 ) -> SplitNet:
-    """Stages of `blocks[i]` residual blocks of `widths[i]` channels; each stage but the first halves H and W.
+    """Build stages of `blocks[i]` residual blocks with `widths[i]` channels; stages after the first halve H and W.
 
-    The pooled vector of width `widths[-1]` is the representation. Linear -> ReLU to D follows where the
-    widths differ, or always with `always_project`. `kaiming` draws convolutions from the
-    Kaiming normal, fan-out.
+    The pooled vector of width `widths[-1]` is the representation. If its width differs from D, or with
+    `always_project`, a Linear -> ReLU to D follows. `kaiming` draws convolutions from the Kaiming normal, fan-out.
     """
     channels = widths[0]
     layers: list[nn.Module] = [

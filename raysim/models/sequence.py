@@ -1,4 +1,4 @@
-"""Networks for a fixed number of tokens: a gated recurrent unit and a transformer, each brought to a common width D.
+"""Networks for a fixed number of tokens: a gated recurrent unit and a transformer, both projected to the width D.
 
 Shapes: B samples, L tokens each, E width of an embedding, H heads of attention.
 """
@@ -24,10 +24,10 @@ class LastState(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and an MLP four times as wide, each after a norm and added to its input; without dropout.
+    """A transformer block: attention and an MLP four times as wide, both with pre-norm and residual, without dropout.
 
-    Written out in matrix products: torch's own attention has faster paths whose operations its counter does not see,
-    and whose gradients on a GPU are not repeatable.
+    Attention is written as matrix products: torch's own has faster implementations whose operations torch's counter
+    misses, and whose gradients on a GPU are not repeatable.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -45,7 +45,7 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Tokens [B, L] to the mean [B, E] of what blocks make of their embeddings and learned positions."""
+    """A transformer encoder: tokens [B, L] to the mean [B, E] over all positions, with learned position embeddings."""
 
     def __init__(self, input_spec: InputSpec, width: int, depth: int, heads: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Encoder(nn.Module):
 
 
 def gru(num_classes: int, input_spec: InputSpec, feature_dim: int, *, width: int, hidden: int) -> SplitNet:
-    """Embeddings of `width` through one gated recurrent unit; its last state goes through D."""
+    """Build embeddings of `width` and one gated recurrent unit, whose last state is projected to D."""
     extractor = nn.Sequential(
         nn.Embedding(input_spec.vocabulary, width), LastState(width, hidden), projection(hidden, feature_dim)
     )
@@ -68,6 +68,6 @@ def gru(num_classes: int, input_spec: InputSpec, feature_dim: int, *, width: int
 def transformer(
     num_classes: int, input_spec: InputSpec, feature_dim: int, *, width: int, depth: int, heads: int
 ) -> SplitNet:
-    """Embeddings of `width` through `depth` blocks of attention; the mean of all tokens goes through D."""
+    """Build embeddings of `width` and `depth` transformer blocks; the mean over all tokens is projected to D."""
     extractor = nn.Sequential(Encoder(input_spec, width, depth, heads), projection(width, feature_dim))
     return SplitNet(extractor, nn.Linear(feature_dim, num_classes))

@@ -1,7 +1,7 @@
-"""The shape every client network has: a feature extractor of any kind, then one linear header.
+"""The common structure of all client networks: a feature extractor of any kind, then one linear header.
 
-Heterogeneous clients share nothing inside the extractor; what they can exchange is the representation (all of
-the same width D), the header that reads it, and the logits.
+Heterogeneous clients have nothing in common inside the extractor. They can exchange representations (all of the same
+width D), the header that reads them, and logits.
 
 Shapes: B samples, D representation width, K classes.
 """
@@ -21,9 +21,9 @@ class SplitNet(nn.Module):
     """A network cut before its last linear layer: logits = header(extractor(x))."""
 
     def __init__(self, extractor: nn.Module, header: nn.Linear, cuts: Sequence[int] = ()) -> None:
-        """`extractor` maps samples [B, ...] to [B, D]; `header` maps [B, D] to [B, K].
+        """Join an extractor, which maps samples [B, ...] to [B, D], and a header, which maps [B, D] to [B, K].
 
-        cuts: where a sequential extractor may be divided into stages, as places in it, ascending.
+        cuts: positions in a sequential extractor at which it can be divided into stages, ascending.
         """
         super().__init__()
         self.extractor = extractor
@@ -32,7 +32,7 @@ class SplitNet(nn.Module):
 
     @property
     def stages(self) -> tuple[nn.Module, ...]:
-        """The extractor's parts, one applied after the other; without cuts it is one."""
+        """The stages of the extractor, in order; without cuts, the whole extractor is one stage."""
         if not self.cuts:
             return (self.extractor,)
         assert isinstance(self.extractor, nn.Sequential)
@@ -40,16 +40,16 @@ class SplitNet(nn.Module):
         return tuple(self.extractor[begin:end] for begin, end in pairwise(ends))
 
     def features(self, x_B: Tensor) -> Tensor:
-        """The representation [B, D], after the extractor's last ReLU, so never negative."""
+        """Return the representation [B, D], which is never negative in raysim's networks (the last layer is a ReLU)."""
         return self.extractor(x_B)
 
     def forward(self, x_B: Tensor) -> Tensor:
-        """Logits [B, K]."""
+        """Return the logits [B, K]."""
         return self.header(self.extractor(x_B))
 
 
 def example(input_spec: InputSpec, count: int) -> Tensor:
-    """Random samples [count, ...] as a network reads them, to try it with."""
+    """Return random samples [count, ...], in the form that a network reads, to try it out."""
     if input_spec.kind == "tokens":
         return torch.randint(input_spec.vocabulary, (count, *input_spec.shape))
     x_B = torch.rand(count, *input_spec.shape)
@@ -57,5 +57,5 @@ def example(input_spec: InputSpec, count: int) -> Tensor:
 
 
 def projection(backbone_dim: int, feature_dim: int) -> nn.Sequential:
-    """Linear -> ReLU, [B, backbone_dim] to [B, feature_dim]: brings a backbone to the common width."""
+    """Build Linear -> ReLU, [B, backbone_dim] to [B, feature_dim], which brings a backbone to the common width."""
     return nn.Sequential(nn.Linear(backbone_dim, feature_dim), nn.ReLU())

@@ -1,4 +1,4 @@
-"""Reads a run folder back: finished, still running, or killed."""
+"""Read the files of a run folder, whether the run is finished, still running, or was killed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from raysim.common.results import LOCK, ClientRow
 
 
 def read_rounds(folder: Path | str) -> pa.Table:
-    """A row per round: `round` and the metrics, null where one was not measured.
+    """Return one row per round: `round` and the metrics, null for a metric that was not measured.
 
-    While the run is running, the last two seconds may be missing.
+    While the run is running, rounds of the last two seconds may be missing.
 
     Raises:
         ScenarioError: no such run, or its file is damaged.
@@ -34,9 +34,9 @@ def read_rounds(folder: Path | str) -> pa.Table:
 
 
 def read_clients(folder: Path | str) -> pa.Table:
-    """A row per round and measured client, the fields of `ClientRow`.
+    """Return one row per round and measured client, with the fields of `ClientRow`.
 
-    Of a run that is running or was killed: the rounds that were written in full.
+    For a run that is running or was killed: the rounds that were written in full.
 
     Raises:
         ScenarioError: no such run, or its file is damaged.
@@ -46,14 +46,14 @@ def read_clients(folder: Path | str) -> pa.Table:
         try:
             return _checked(_stream(folder / "clients.arrows"), _CLIENT_KINDS, folder / "clients.arrows")
         except FileNotFoundError:
-            pass  # the run may have ended between the two looks: then it is Parquet now
+            pass  # the run may have ended between the two checks, which turns the stream into Parquet
         except OSError as error:
             raise ScenarioError(f"{folder / 'clients.arrows'} cannot be read ({error}).") from error
     return _checked(_parquet(folder, "clients.parquet"), _CLIENT_KINDS, folder / "clients.parquet")
 
 
 def read_partition(folder: Path | str) -> pa.Table:
-    """A row per sample that a client holds: client, part (train, val or test), sample, label.
+    """Return one row per sample that a client holds: client, part (train, val or test), sample, label.
 
     Raises:
         ScenarioError: no such run, or its file is damaged.
@@ -62,10 +62,10 @@ def read_partition(folder: Path | str) -> pa.Table:
 
 
 def class_accuracy(folder: Path | str) -> pa.Table:
-    """A row per class that clients are tested on: class, correct, total, accuracy, of all clients' latest tests.
+    """Return one row per class of the test samples: class, correct, total, accuracy, from all clients' latest tests.
 
     Raises:
-        ScenarioError: no such run, its file is damaged, or an earlier raysim wrote it, which did not count classes.
+        ScenarioError: no such run, its file is damaged, or an earlier raysim wrote it without counts per class.
     """
     latest = last_measured(read_clients(folder))
     if "class_correct" not in latest.column_names or latest["class_correct"].null_count:
@@ -85,7 +85,7 @@ def class_accuracy(folder: Path | str) -> pa.Table:
 
 
 def last_measured(clients: pa.Table) -> pa.Table:
-    """The last row of each client in which it was tested, by id; of the rows of `read_clients`."""
+    """Return each client's last row in which it was tested, in id order. clients: rows of `read_clients`."""
     measured = clients.filter(pc.is_valid(clients["accuracy"])) if clients.num_rows else clients
     if not measured.num_rows:
         return measured
@@ -96,13 +96,13 @@ def last_measured(clients: pa.Table) -> pa.Table:
 
 
 def read_summary(folder: Path | str) -> dict[str, Any]:
-    """The run's `summary.json`; its `status` is "running" while it runs, and "died" when its process was killed.
+    """Return the run's `summary.json`; its `status` is "running" while it runs, and "died" if its process was killed.
 
-    The file says "running" in both cases: a run whose folder is not locked has died, unless this is a copy of the
-    folder without its lock, or its file system knows no locks.
+    The file has the status "running" in both cases; a run whose folder is not locked has died. In a copy of the folder
+    without the lock file, or on a file system without locks, the status remains "running".
 
-    "closing" says that all rounds are done and in the folder, while plots are drawn and MLflow is given the rest; where
-    that was cut off, until `raysim resume` does it.
+    "closing" means that all rounds are done and in the folder, but plots and MLflow data are still being written. If
+    that was interrupted, the status stays until `raysim resume` completes them.
 
     Raises:
         ScenarioError: no such run, or its file is damaged.
@@ -113,8 +113,8 @@ def read_summary(folder: Path | str) -> dict[str, Any]:
         if value.get("status") == "running":
             refuse_special(Path(folder) / LOCK)
             with contextlib.suppress(OSError), (Path(folder) / LOCK).open("rb") as file:
-                lock(file.fileno(), shared=True)  # an error while the run's process holds it
-                value = _object(path)  # it may have ended between the two looks
+                lock(file.fileno(), shared=True)  # raises while the run's process holds the lock
+                value = _object(path)  # the run may have ended between the two checks
                 if value.get("status") == "running":
                     value["status"] = "died"
     except FileNotFoundError as error:
@@ -132,11 +132,11 @@ _SUMMARY_KINDS: dict[str, type | UnionType] = {
     "scenario": str, "algorithm": str, "method": str, "run_id": str, "folder": str, "status": str, "backend": str,
     "partition_digest": str, "state_digest": str | None,
 }  # fmt: skip
-"""What a summary's values are, where it has them."""
+"""Types of the values in a summary; each may be missing."""
 
 
 def _check_summary(value: dict[str, Any]) -> None:
-    """Raise `ValueError` where a value is of another type than the one that a run writes."""
+    """Raise `ValueError` if a value has another type than the one that a run writes."""
     for name, kind in _SUMMARY_KINDS.items():
         if name in value and not isinstance(value[name], kind):
             raise ValueError(f"{name} is a {type(value[name]).__name__}")
@@ -157,7 +157,10 @@ _ARE: dict[str, Callable[[pa.DataType], bool]] = {
 
 
 def _checked(table: pa.Table, kinds: Mapping[str, str], path: Path) -> pa.Table:
-    """The table, if its columns are of these kinds, as `ClientRow` writes them. Raises `ScenarioError` otherwise."""
+    """Return the table if its columns are of these kinds, written like the types of `ClientRow`.
+
+    Raises `ScenarioError` otherwise.
+    """
     for column in table.schema:
         kind = kinds.get(column.name, "")
         of = _ARE.get(kind.removesuffix(" | None"))
@@ -199,11 +202,11 @@ def _stream(path: Path) -> pa.Table:
         try:
             reader = pa.ipc.open_stream(file)
         except pa.ArrowInvalid:
-            return pa.table({})  # cut off before the columns were named
+            return pa.table({})  # cut off before the names of the columns
         batches = []
         try:
             for batch in reader:
                 batches.append(batch)
         except (pa.ArrowInvalid, OSError):
-            pass  # cut off within a round: what is before it is whole
+            pass  # cut off within a round; the batches before it are complete
         return pa.Table.from_batches(batches, reader.schema)

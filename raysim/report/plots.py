@@ -1,4 +1,4 @@
-"""The picture of a run: accuracy over rounds, over what it cost to send, and over virtual time where there is one."""
+"""The plot of a run: accuracy over rounds, over communication, and over virtual time if the run has it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from matplotlib.axes import Axes
 
-# Three colours that people with any colour vision tell apart, and that print well.
+# Three colours that are distinct for all types of colour vision, and in print.
 _LINES = {
     "accuracy/participants": ("participants", "#d97a35", 1.0),
     "accuracy/all": ("all clients", "#0b5fa5", 2.2),
@@ -26,15 +26,14 @@ _PANELS = (
     ("comm/total_bytes", "MiB sent, both directions", 2.0**20),
     ("time/virtual_total_s", "virtual seconds", 1.0),
 )
-"""What accuracy is drawn over: metric, label, unit; the last one where there is virtual time."""
+"""The horizontal axes: metric, label, unit; the last one is only used if the run has virtual time."""
 
 
 def plot_accuracy(rounds: pa.Table | Sequence[Mapping[str, Any]], path: Path | str, title: str = "") -> Path:
-    """Draw accuracy over rounds, MiB sent and virtual seconds into the PNG `path`, whose folder is made.
+    """Draw accuracy over rounds, MiB sent and virtual seconds into the PNG `path`, and create its folder.
 
-    `rounds` is the table of `read_rounds`, or a list with a dict per round: "round" and metrics, accuracies
-    in [0, 1], `comm/total_bytes` in bytes. What was not measured is left out, and so is what overflowed, such as
-    virtual time. Raises `OSError`.
+    rounds: the table of `read_rounds`, or a list with a dict per round: "round" and metrics, accuracies in [0, 1],
+    `comm/total_bytes` in bytes. Values that were not measured, or that overflowed, are left out. Raises `OSError`.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -56,8 +55,8 @@ def plot_accuracy(rounds: pa.Table | Sequence[Mapping[str, Any]], path: Path | s
         for metric, (_, colour, width) in _LINES.items():
             xs, ys = series[metric]
             if axes is not left and metric == "accuracy/participants":
-                continue  # jumps with the participants, and would hide the other two in the narrow panels
-            # A single measurement is no line, and would not be seen as one.
+                continue  # it varies with the participants, and would hide the other two lines in the narrow panels
+            # A single measurement would not be visible as a line.
             marker = "o" if len(xs) == 1 else None
             axes.plot(xs, ys, color=colour, linewidth=width, marker=marker, clip_on=False, zorder=3)
         axes.set_xlim(0, max([1.0 if x == "round" else 1e-3, *(max(xs) for xs, _ in series.values() if xs)]))
@@ -79,7 +78,7 @@ def _series(rows: Sequence[Mapping[str, Any]], x: str, y: str, scale: float = 1.
 
 
 def _top(rows: Sequence[Mapping[str, Any]]) -> float:
-    """The end of the accuracy axis: above all that is drawn, and not so low that chance looks good."""
+    """Return the end of the accuracy axis: above all lines, but at least 0.2, so that chance does not look good."""
     drawn = [row.get(metric) or 0.0 for row in rows for metric in _LINES]
     drawn += [(row.get("accuracy/all") or 0.0) + (row.get("accuracy/all_std") or 0.0) for row in rows]
     return min(1.0, max([0.2, *(1.05 * a for a in drawn if math.isfinite(a))]))
@@ -98,7 +97,7 @@ def _band(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _label(axes: Axes, series: Mapping[str, tuple[list[float], list[float]]]) -> None:
-    """Name each line at its right end, with its last value, pushed apart where two ends are close."""
+    """Label each line at its right end with name and last value, and move labels apart if they are close."""
     ends = sorted((ys[-1], xs[-1], metric) for metric, (xs, ys) in series.items() if ys)
     low, high = axes.get_ylim()
     gap = (high - low) * 0.065

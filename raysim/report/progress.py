@@ -1,4 +1,4 @@
-"""What the terminal shows while a run is running: one live line, or plain lines where the output is no terminal."""
+"""Progress display of a run: one live line in a terminal, or plain lines if the output is not a terminal."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from typing import TextIO
 from raysim.common.results import ClientRow, RunCard, Status
 from raysim.report.units import human_bytes, human_seconds, per_cent, plural
 
-_RECENT = 10  # rounds that the pace is the mean of
+_RECENT = 10  # number of rounds over which the seconds per round are averaged
 _LINE_EVERY_S = 1.0
 
 
 class Display:
-    """The Tracker that shows how far the run is; this one shows nothing."""
+    """Base class of trackers that display progress; it shows nothing itself."""
 
     def open(self, card: RunCard) -> None:
-        """Show what runs."""
+        """Show the name, size and folder of the run."""
 
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
-        """Show how round `t` went."""
+        """Show the results of round `t`."""
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
         """Show the last round, if it is not shown yet."""
 
     def print(self, text: str) -> None:
-        """Print one line above whatever is shown."""
+        """Print one line above the progress line."""
 
     def within(self, done: int, of: int) -> None:
-        """`done` of the round's `of` participants are done."""
+        """Show that `done` of the round's `of` participants are done."""
 
 
 def make_display(rounds: int, clients: int, quiet: bool = False, stream: TextIO | None = None) -> Display:
-    """Progress on `stream` (standard error by default): live on a terminal, plain lines elsewhere."""
+    """Create a progress display on `stream` (standard error by default): live in a terminal, plain lines elsewhere."""
     stream = stream or sys.stderr
     if quiet:
         return Display()
@@ -48,9 +48,9 @@ def make_display(rounds: int, clients: int, quiet: bool = False, stream: TextIO 
 
 
 class _Plain(Display):
-    """A line per round, about one a second at most; the first and the last are always printed.
+    """A display of one line per round, at most about one per second; the first and the last are always printed.
 
-    A line has what its round measured: the accuracy of an earlier round would pass for that of this one.
+    A line shows only metrics of its own round: the accuracy of an earlier round would look like that of this round.
     """
 
     def __init__(self, rounds: int, clients: int, stream: TextIO) -> None:
@@ -85,7 +85,7 @@ class _Plain(Display):
         self._shown_s, self._pending = time.monotonic(), False
 
     def _facts(self) -> list[str]:
-        """Accuracy, bytes, pace and the time that is left, each as far as it is known."""
+        """Return accuracy, bytes, seconds per round and remaining time, each in words; unknown ones are left out."""
         names = {"accuracy/all": "all clients' own networks", "accuracy/participants": "participants"}
         known = [f"{per_cent(self._values[m])} {name}" for m, name in names.items() if m in self._values]
         facts = [f"accuracy {', '.join(known)}"] if known else []
@@ -96,13 +96,13 @@ class _Plain(Display):
             mean_s = (self._ended_s[-1] - self._ended_s[0]) / (len(self._ended_s) - 1)
             left_s = mean_s * (self._rounds - self._done)
             facts.append(f"{human_seconds(mean_s)}/round")
-            if left_s > 0:  # rounded up: a round that is still to come takes more than 0 s
+            if left_s > 0:  # rounded up, because a remaining round takes more than 0 s
                 facts.append(f"{human_seconds(left_s) if left_s > 59 else f'{math.ceil(left_s)} s'} left")
         return facts
 
 
 class _Live(_Plain):
-    """One line that is drawn over itself."""
+    """One progress line that is updated in place."""
 
     def __init__(self, rounds: int, clients: int, stream: TextIO) -> None:
         from rich.console import Console
@@ -129,7 +129,7 @@ class _Live(_Plain):
         atexit.register(self._bar.stop)
 
     def within(self, done: int, of: int) -> None:
-        # A round that is over at once shows nothing of it.
+        # In a very short round, this shows nothing.
         self._bar.update(self._task, within=f"{done}/{of} clients" if 0 < done < of else "")
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""The table that closes a run: what a reader of the terminal wants to know before opening any file."""
+"""The table at the end of a run: its main results for the terminal."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from raysim.report.units import human_bytes, human_count, human_seconds, per_cen
 
 
 def print_closing_table(summary: Mapping[str, object], file: TextIO | None = None) -> None:
-    """Print a run's summary, on standard output by default: a line each, however long, as paths are for copying.
+    """Print a run's summary, by default on standard output, one line per value; long lines are not wrapped, so that
+    paths can be copied.
 
-    Keys that are missing or null are not shown. Those that are read:
+    Keys that are missing or null are not shown. Keys that are read:
 
     - `scenario`, `method` (or `algorithm`), `status`, `folder`, `mlflow` (the line to print), `state_digest`: text
     - `seed`; `overrides`: dotted keys and values that `--set` gave
-    - `nothing_to_do`: how to add rounds, if all rounds had been done before; `completed`: whether they had, and only
-      plots or MLflow lacked something; standard error then says so
+    - `nothing_to_do`: how to add rounds, if all rounds had been done before; `completed`: true if only plots or MLflow
+      data were added; both print a line on standard error
     - `rounds`: rounds done; `rounds_asked`: rounds that the scenario asks for
     - `ended_early`: why the run ended before its last round
     - `participants_per_round`, `clients`: counts
     - `final`: metric name to value, of the last round that measured it; accuracies in [0, 1], bytes, seconds
-    - `diverged_clients`: how many clients ended with a loss or an upload that is not finite
-    - `uploads`: how many there were; `rejected_uploads`: how many of them were left out
-    - `dropped_clients`: how many selected clients did not count
+    - `diverged_clients`: number of clients that ended with a loss or an upload that is not finite
+    - `uploads`: number of uploads; `rejected_uploads`: number of uploads that were left out
+    - `dropped_clients`: number of selected clients that did not count
     - `best_round`, `best_val_round`: the rounds of `accuracy/best` and `accuracy/at_best_val`
     - `up_bytes_per_participant`, `down_bytes_per_participant`: mean bytes per participant and round
     - `seconds`: "total" of this process; and "train", "aggregate", "evaluate", summed over clients and server, which
@@ -50,9 +51,9 @@ def print_closing_table(summary: Mapping[str, object], file: TextIO | None = Non
 
 
 def summary_rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
-    """The table's rows as text: a name and a value each. See `print_closing_table` for the keys.
+    """Return the table's rows as text, each a name and a value. See `print_closing_table` for the keys.
 
-    A summary may come from a job's log or from another user's folder: a value of another type is not shown.
+    A summary may come from a job's log or from another user's folder, so values of an unexpected type are not shown.
     """
     final, seconds = _numbers(summary.get("final")), _numbers(summary.get("seconds"))
     overrides = summary.get("overrides")
@@ -170,7 +171,7 @@ def _time(seconds: Mapping[str, float], final: Mapping[str, float]) -> str:
     total, rounds = seconds.get("total"), final.get("time/total_s")
     if total is None or rounds is None:
         return "" if total is None else human_seconds(total)
-    if rounds > total:  # a resumed run: its earlier rounds count, its earlier start and end do not
+    if rounds > total:  # a resumed run: `rounds` includes the rounds before the resume, `total` does not
         return f"{human_seconds(total)} since it was resumed, {human_seconds(rounds)} of rounds in all"
     return (
         f"{human_seconds(total)} ({human_seconds(rounds)} of rounds, {human_seconds(total - rounds)} of start and end)"

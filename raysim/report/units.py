@@ -1,20 +1,20 @@
-"""Numbers as people read them: bytes, counts, seconds, accuracies."""
+"""Format numbers for people: bytes, counts, seconds, accuracies."""
 
 from __future__ import annotations
 
 
 def human_bytes(n: float) -> str:
-    """`n` bytes in powers of 1024, such as "12.3 MiB"."""
+    """Format `n` bytes in powers of 1024, such as "12.3 MiB"."""
     return _scaled(n, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
 
 
 def human_count(n: float) -> str:
-    """`n` in powers of 1000, such as "1.23 G"; no unit below a thousand."""
+    """Format `n` in powers of 1000, such as "1.23 G"; without a unit below a thousand."""
     return _scaled(n, 1000, ("", "k", "M", "G", "T", "P", "E"))
 
 
 def human_seconds(s: float) -> str:
-    """`s` seconds as "0.42 s", "12.3 s", "2 min 05 s", "3 h 12 min" or "2 d 05 h"."""
+    """Format `s` seconds as "0.42 s", "12.3 s", "2 min 05 s", "3 h 12 min" or "2 d 05 h"."""
     if s < 0.0995:
         return f"{s * 1000:.0f} ms"
     if s < 59.95:
@@ -27,12 +27,12 @@ def human_seconds(s: float) -> str:
 
 
 def plural(n: int, what: str) -> str:
-    """ "1 round", "2 rounds"."""
+    """Format a count with its noun, such as "1 round" or "2 rounds"."""
     return f"{n} {what}{'' if n == 1 else 's'}"
 
 
 def per_cent(fraction: float) -> str:
-    """An accuracy in [0, 1] as "54.3%"."""
+    """Format an accuracy in [0, 1] as "54.3%"."""
     return f"{100 * fraction:.1f}%"
 
 
@@ -40,6 +40,6 @@ def _scaled(n: float, base: int, units: tuple[str, ...]) -> str:
     value, power = float(n), 0
     while abs(value) >= base - 0.5 and power < len(units) - 1:
         value, power = value / base, power + 1
-    # Three digits tell enough; what was never divided is whole and needs no point.
+    # Three digits are enough; a number that was not divided is whole and needs no decimals.
     digits = 0 if power == 0 or abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
     return f"{value:.{digits}f} {units[power]}".rstrip()

@@ -1,4 +1,4 @@
-"""Ray starts while torch is imported: each takes seconds, and neither needs the other."""
+"""Start Ray while torch is being imported: each takes seconds, and neither needs the other."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.schema import Resources
 
 _IMPORTED = "raysim.runs.run", "pandas"
-"""What a run imports before its actors start; pandas is what pyarrow imports for the first table it makes."""
+"""Modules that a run imports before its actors start; pyarrow imports pandas when it creates its first table."""
 
 
 @contextlib.contextmanager
 def ray_ahead(scenario: ParsedScenario) -> Iterator[None]:
-    """Start the Ray that a run of this scenario will have for itself, and meanwhile import what runs it.
+    """Start the local Ray for a run of this scenario, and import the modules that the run needs at the same time.
 
-    The run takes it over and stops it. Where the run does not come so far, it is stopped here. Where Ray is joined, or
-    its CPUs are not known before the actors are planned, nothing happens.
+    The run takes over this Ray and stops it; if the run ends before that, it is stopped here. Nothing is started if the
+    run joins a Ray cluster, or if the CPUs that it needs are unknown until its actors are planned.
     """
     if scenario.backend != "ray" or os.environ.get("RAY_ADDRESS") or not _fits_here(scenario.resources):
         yield
         return
     with contextlib.ExitStack() as cleanup:
         with interruptible(), sigterm_kept(), without_collection(), ThreadPoolExecutor(1) as second:
-            # Ray in the main thread: its processes end with the thread that started them.
+            # Start Ray in the main thread, because its processes end with the thread that started them.
             importing = [second.submit(import_module, name) for name in _IMPORTED]
             from raysim.engine.ray import session
 
@@ -41,8 +41,8 @@ def ray_ahead(scenario: ParsedScenario) -> Iterator[None]:
 
 
 def _fits_here(resources: Resources) -> bool:
-    """Whether this machine surely has the CPUs of the actors, before it is known who trains where."""
+    """Whether this machine certainly has the CPUs for the actors, judged before the actors are planned."""
     if resources.clients_per_actor != "auto" or resources.overrides:
         return False
-    actors = 1 if resources.actors == "auto" else resources.actors  # "auto": what fits, and at least one
+    actors = 1 if resources.actors == "auto" else resources.actors  # "auto": as many as fit, at least one
     return actors * resources.cpus_per_actor <= (os.cpu_count() or 1)

@@ -1,4 +1,4 @@
-"""From a scenario to everything that its run needs: the plan of its actors, its samples and their partition."""
+"""Assembly of a run from its scenario: the plan of its actors, its samples and their partition."""
 
 from __future__ import annotations
 
@@ -35,34 +35,35 @@ from raysim.scenario.scenario import Scenario
 
 
 class Public(NamedTuple):
-    """Data that all parties have."""
+    """Public data, which all parties have."""
 
     raw_P: NDArray[Any]  # as stored
-    label_P: NDArray[np.int64]  # -1: of another data set
-    held_P: NDArray[np.int64]  # places in the data set, ascending; empty where it is another
-    digest: str = ""  # of another data set
+    label_P: NDArray[np.int64]  # -1 for samples of another data set
+    held_P: NDArray[np.int64]  # positions in the clients' data set, ascending; empty for another data set
+    digest: str = ""  # of the other data set
 
 
 @dataclass
 class Assembly:
-    """What a run of a scenario needs before its backend starts."""
+    """Everything that a run needs before its backend starts."""
 
     scenario: Scenario
     plan: Plan | None  # None: all rounds are done, so no actor is planned
-    data: Dataset  # without its samples once `raw` handed them over
+    data: Dataset  # without its samples after a call of `raw`
     partition: Partition
     public: Public | None = None
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all data: the data set's, and that of the public one, if it is another."""
+        """SHA-256 of all data: of the data set, and of the public data set if that is another one."""
         other = self.public.digest if self.public else ""
         return hashlib.sha256(f"{self.data.digest}{other}".encode()).hexdigest() if other else self.data.digest
 
     def raw(self) -> NDArray[Any]:
-        """All samples as stored [M, ...], for the backend; they are read again when a backend starts again.
+        """Hand over all samples as stored [M, ...] to the backend, which holds them once per node.
 
-        The backend holds them, once per node. The assembly drops them, or the driver would keep 200 MB for nothing.
+        The assembly drops them, because the driver would otherwise hold up to 200 MB that it does not need. A later
+        call reads them again.
         """
         raw_M = self.data.raw_M
         if not len(raw_M):
@@ -72,7 +73,7 @@ class Assembly:
 
     @cached_property
     def spec(self) -> RunSpec:
-        """What every process of the run gets."""
+        """The specification of the run that every process gets."""
         scenario, data, partition = self.scenario, self.data, self.partition
         threads = dict.fromkeys(range(scenario.clients.number), 1)
         for group in self.plan.groups if self.plan else ():
@@ -109,12 +110,12 @@ class Assembly:
 
     @property
     def schedule(self) -> Schedule:
-        """How many rounds there are, with how many participants, and what may fail."""
+        """The schedule of the run; see `run_schedule`."""
         return run_schedule(self.scenario)
 
 
 def run_schedule(scenario: Scenario) -> Schedule:
-    """How many rounds a run has, with how many participants, what it tests when, and what may fail."""
+    """Return the schedule of a run: rounds, participants, evaluations and tolerated failures."""
     return Schedule(
         scenario.rounds,
         scenario.participants,
@@ -128,15 +129,16 @@ def run_schedule(scenario: Scenario) -> Schedule:
 
 
 def stopping_rule(scenario: ParsedScenario) -> StoppingRule | None:
-    """The rule for ending the run early; None: it has all its rounds."""
+    """Return the rule for ending the run early; None: the run does all its rounds."""
     return None if scenario.stop is None else StoppingRule(**scenario.stop.model_dump())
 
 
 def assemble(scenario: Scenario, machine: ClusterResources | None = None, *, rounds_left: bool = True) -> Assembly:
     """Plan the actors, read the data and partition it.
 
-    machine: what the actors may use; default: the cluster that RAY_ADDRESS names, else this machine. rounds_left: False
-    for a run whose results are only to be completed. Raises `ScenarioError`, one sentence.
+    machine: the resources for the actors; default: those of the cluster that RAY_ADDRESS names, else of this machine.
+    rounds_left: False for a run that has all its rounds; no actors are planned for it. Raises `ScenarioError`, one
+    sentence.
     """
     plan = None
     if rounds_left:
@@ -152,7 +154,7 @@ def assemble(scenario: Scenario, machine: ClusterResources | None = None, *, rou
 
 
 def _try_selection(assembly: Assembly) -> None:
-    """See that a user's own policy selects the clients of round 1. Raises `ScenarioError`."""
+    """Check that a custom selection policy works for round 1. Raises `ScenarioError`."""
     try:
         sample(assembly.spec, assembly.schedule, 1)
     except RunError as error:
@@ -160,7 +162,10 @@ def _try_selection(assembly: Assembly) -> None:
 
 
 def find_machine(scenario: Scenario) -> ClusterResources:
-    """What the run's actors may use: the cluster that it attaches to, or this machine. Raises `ScenarioError`."""
+    """Return the resources for the run's actors, of the cluster that it attaches to or else of this machine.
+
+    Raises `ScenarioError` when the cluster does not answer.
+    """
     if not attach(scenario):
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         return ClusterResources(float(os.cpu_count() or 1), float(gpus), oversubscribable=True)
@@ -170,7 +175,7 @@ def find_machine(scenario: Scenario) -> ClusterResources:
 
 
 def attach(scenario: Scenario) -> bool:
-    """Attach to the Ray cluster that RAY_ADDRESS names or this process has started; False where there is none.
+    """Attach to the Ray cluster that RAY_ADDRESS names or that this process has started; False if there is none.
 
     Raises `ScenarioError` when the cluster does not answer.
     """
@@ -207,7 +212,7 @@ def _public(scenario: Scenario, data: Dataset) -> Public | None:
 
 
 def _partition(scenario: Scenario, data: Dataset, public: Public | None) -> Partition:
-    """Of all samples but those that are public."""
+    """Partition all samples except those held back as public data."""
     if public is None or not len(public.held_P):
         return _dealt(scenario, data, data.label_M, data.num_train)
     left_L = np.delete(np.arange(len(data)), public.held_P)
@@ -231,7 +236,7 @@ def _dealt(scenario: Scenario, data: Dataset, label_M: NDArray[np.int64], num_tr
 
 
 def check_local(scenario: Scenario) -> None:
-    """Raises `ScenarioError` when no run of this scenario could be begun in this folder or on this machine."""
+    """Raise `ScenarioError` if a run of this scenario cannot start in this folder or on this machine."""
     try:
         str(Path.cwd()).encode()
     except OSError as error:
@@ -243,7 +248,7 @@ def check_local(scenario: Scenario) -> None:
         raise ScenarioError(
             f"the current working directory {here} has a name that is not UTF-8; change to another directory"
         ) from None
-    _ = scenario.algorithm  # raises: a user's own file may not be importable
+    _ = scenario.algorithm  # raises if a user's own file cannot be imported
     has = psutil.virtual_memory().total
     with torch.device("meta"):  # shapes without memory
         size = {name: sum(p.nbytes for p in scenario.build(name).parameters()) for name in scenario.task.architectures}
@@ -269,7 +274,7 @@ def checkpoint_storage(address: str) -> Storage:
 
 
 def try_storage(address: str) -> None:
-    """See that checkpoints can be written there, before anything of the run is. Raises `ScenarioError`."""
+    """Check that checkpoints can be written to an address, before the run writes anything. Raises `ScenarioError`."""
     storage = checkpoint_storage(address)
     try:
         storage.make()

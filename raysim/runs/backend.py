@@ -1,4 +1,4 @@
-"""From an assembled run to its backend: attach to Ray or start it, place the actors, report what each node holds."""
+"""The backend of an assembled run: attach to Ray or start it, place the actors, report what each node holds."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def make_backend(
     succeeded: Callable[[], bool],
     folder: Path | None = None,
 ) -> Backend:
-    """The scenario's backend, not yet started. `cleanup` closes it, and stops the Ray that is started here.
+    """Create the scenario's backend without starting it. `cleanup` closes it, and stops a Ray that is started here.
 
-    succeeded: whether the run has all its rounds when `cleanup` runs; Ray's logs are then of no use. folder: the run's;
-    clients' states that do not fit into memory go to its disk.
+    succeeded: returns whether the run has all its rounds when `cleanup` runs; Ray's logs are then removed. folder: the
+    run folder; its disk holds clients' states that do not fit into memory.
     """
     scenario, plan = assembly.scenario, assembly.plan
     assert plan is not None
@@ -77,13 +77,13 @@ def make_backend(
 
 
 def state_limits(scenario: Scenario, folder: Path | None = None) -> StateLimits:
-    """Where the scenario lets clients' states be kept. folder: the run's."""
+    """Return the memory limit for clients' states, and the folder for states beyond it. folder: the run folder."""
     given = scenario.resources.memory_gb
     return StateLimits(None if given == "auto" else given, None if folder is None else str(folder))
 
 
 def metrics_tracker(backend: str) -> Tracker | None:
-    """The tracker for a cluster's Prometheus; a Ray that the run starts itself has none."""
+    """Return the tracker for a cluster's Prometheus; None for a run that starts its own Ray or runs in process."""
     if backend != "ray":
         return None
     from raysim.engine.ray.metrics import RayMetrics
@@ -94,28 +94,28 @@ def metrics_tracker(backend: str) -> Tracker | None:
 
 @dataclass(frozen=True)
 class Placement:
-    """What one of several nodes will hold."""
+    """The actors that one of several nodes will hold."""
 
     node: Node
     actors: int  # client actors
-    cpus: float  # that they reserve
+    cpus: float  # reserved by the actors
     gpus: float
-    overrides: Mapping[str, int]  # what an override is for, such as an architecture -> its actors on this node
+    overrides: Mapping[str, int]  # target of an override, such as an architecture -> its actors on this node
 
     @property
     def holds(self) -> str:
-        """Such as "4 client actors (2 for cnn1)"."""
+        """The actors in words, such as "4 client actors (2 for cnn1)"."""
         some = ", ".join(f"{count} for {target}" for target, count in self.overrides.items())
         return plural(self.actors, "client actor") + (f" ({some})" if some else "")
 
     @property
     def sentence(self) -> str:
-        """As a run reports it when it begins."""
+        """The sentence that a run logs when it begins."""
         return f"node {self.node.name}: {self.holds}"
 
 
 def placement(scenario: Scenario, plan: Plan, nodes: Sequence[Node]) -> list[Placement]:
-    """What each node will hold; empty for a single node, which holds everything."""
+    """Return the actors that each node will hold; empty for a single node, which holds all of them."""
     if len(nodes) < 2:
         return []
     resources = scenario.resources

@@ -1,4 +1,4 @@
-"""The code that a run's numbers come from: the method's file, what it imports of the user's own, and raysim itself."""
+"""The code that computes a run: the method's file, the user's own files that it imports, and raysim itself."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from raysim.plugins.module_files import own_modules
 from raysim.plugins.own_code import OwnCode
 
 PARTS = ("common", "core", "data", "engine", "grouped", "models", "plugins")
-"""The parts of raysim that compute: a new progress bar changes no number."""
+"""The parts of raysim that compute results; a change of any other part, such as the progress bar, changes no number."""
 
 RAYSIM = f"raysim/{{{','.join(PARTS)}}}"
-"""The name of these parts among the files. Another version of raysim may have other parts."""
+"""The name of these parts in `Code.files`. Another version of raysim may have other parts."""
 
 UNKNOWN = "an older raysim began this run and did not note its code: whether that has changed since is not known"
 
 
 @dataclass(frozen=True)
 class Code:
-    """What a run was computed with."""
+    """Digests of the files that computed a run, and the git commit of raysim."""
 
     files: Mapping[str, str] = field(default_factory=dict)  # name -> SHA-256; empty: not known
-    commit: str | None = None  # of the git checkout that raysim is imported from; None: there is none, or no git
+    commit: str | None = None  # of the git checkout that raysim is imported from; None: no checkout, or no git
     dirty: bool | None = None  # whether raysim or the algorithms differ from that commit
 
     @classmethod
     def of(cls, algorithm: AnyAlgorithm, own_code: OwnCode | None = None) -> Code:
-        """Of a method as its files are now, and of the user's own files that the scenario names.
+        """Return the code of a method as its files are now, and of the user's own files that the scenario names.
 
-        Raises `ScenarioError` when they cannot be read, or are not what this process imported when it first ran them.
+        Raises `ScenarioError` when a file cannot be read, or has changed since this process imported it.
         """
         module = type(algorithm).__module__
         digests = dict(own_code.digests) if own_code else {}
@@ -64,18 +64,18 @@ class Code:
 
     @property
     def method(self) -> str:
-        """One short digest of the method and what it imports."""
+        """A short digest of the method and the files that it imports."""
         files = sorted((name, digest) for name, digest in self.files.items() if not name.startswith("raysim/{"))
         return hashlib.sha256(repr(files).encode()).hexdigest()[:12]
 
     def tags(self) -> dict[str, str]:
-        """For MLflow, which knows the names of the first two."""
+        """Return tags for MLflow; the first two names are MLflow's own."""
         known = {"mlflow.source.git.commit": self.commit, "mlflow.source.git.dirty": self.dirty}
         found = {name: str(value).lower() for name, value in known.items() if value is not None}
         return {**found, "raysim.code": self.method}
 
     def changes(self, now: Code) -> list[str]:
-        """What differs from this code, a file each; nothing where this code is not known."""
+        """Describe the files that differ between this code and `now`, one per entry; none if this code is unknown."""
         names = dict.fromkeys([*self.files, *now.files]) if self.files else {}
         return [
             one_line(f"{name} ({self.files.get(name, 'none')[:12]} there, {now.files.get(name, 'none')[:12]} here)")
@@ -85,11 +85,11 @@ class Code:
 
 
 _first: weakref.WeakKeyDictionary[ModuleType, str] = weakref.WeakKeyDictionary()
-"""The SHA-256 of each module's file when a run first needed it."""
+"""The SHA-256 of each module's file at the time when a run of this process first used it."""
 
 
 def versions() -> dict[str, str]:
-    """The versions that can change a number."""
+    """Return the versions of all software that can change a number."""
     import numpy
     import torch
 
@@ -108,9 +108,9 @@ def _package() -> Path:
 
 @cache
 def checkout() -> tuple[str | None, bool | None]:
-    """The commit of the checkout that raysim is imported from, and whether its code differs; (None, None) without."""
+    """Return the commit of raysim's git checkout, and whether the code differs from it; (None, None) without one."""
     folder = _package()
-    # A package that is installed inside another repository is not of that repository.
+    # A package that is installed inside another repository does not belong to that repository.
     if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
         return _shipped()
     commit, changed = _git(folder, "rev-parse", "HEAD"), _git(folder.parent, "status", "--porcelain", *_PACKAGES)
@@ -119,7 +119,7 @@ def checkout() -> tuple[str | None, bool | None]:
 
 _PACKAGES = ("--", "raysim", "algorithms")
 SHIPPED = "CHECKOUT"
-"""The file, beside the metadata of a raysim that a job ships, that says what `checkout` says where it comes from."""
+"""Name of the metadata file in which a job that ships raysim stores the submitting machine's result of `checkout`."""
 
 
 def _shipped() -> tuple[str | None, bool | None]:

@@ -1,4 +1,4 @@
-"""One run from the moment its folder exists until it is closed: however it ends, the folder holds how it ended."""
+"""Execution of one run from the moment its folder exists until it is closed; the folder records how it ended."""
 
 from __future__ import annotations
 
@@ -44,35 +44,35 @@ from raysim.tracking.mlflow import MlflowTracker
 logger = logging.getLogger(__name__)
 
 RESUME = "raysim resume"
-"""The command that resumes a run, with the run's folder behind it."""
+"""The command that resumes a run; the run folder is appended to it."""
 
 
 def resume_line(command: str, folder: Path) -> str:
-    """The line that a user types to resume the run in `folder`."""
+    """Return the command line that resumes the run in `folder`."""
     return f"{command} {shlex.quote(str(folder))}"
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a run is watched and ended by the process that runs it; none of this changes a result."""
+    """Options of the process that executes a run: how to show, track and end it. They do not change a result."""
 
     quiet: bool = False  # show no progress
     trackers: Sequence[Tracker] = ()  # the caller's, besides the run folder and MLflow
-    resume_command: str = RESUME  # shown, with the run's folder behind it, when the run ends early
-    stop: Stop = field(default_factory=Stop)  # ends the run after its round once `requested`
+    resume_command: str = RESUME  # shown, followed by the run folder, when the run ends early
+    stop: Stop = field(default_factory=Stop)  # ends the run after the current round once `requested` is set
 
 
 class Resumed(NamedTuple):
-    """What a run is resumed from."""
+    """The state and facts that a resumed run starts from."""
 
     store: CheckpointStore
-    code: Code  # of the method, as it is now
+    code: Code  # the method's code as it is now
     warnings: Sequence[str]
 
 
 @dataclass
 class Execution:
-    """One process that runs a run's rounds, from the moment the folder exists; `run` or `complete` closes it."""
+    """Execution of a run's rounds by one process, from the moment the folder exists; `run` or `complete` closes it."""
 
     assembly: Assembly
     identity: Identity
@@ -81,7 +81,7 @@ class Execution:
     display: Display
     options: Options
     resumed: Resumed | None = None
-    facts: dict[str, Any] = field(init=False, default_factory=dict)  # what the summary holds besides the progress
+    facts: dict[str, Any] = field(init=False, default_factory=dict)  # entries of the summary besides the progress
 
     def __post_init__(self) -> None:
         scenario = self.assembly.scenario
@@ -92,7 +92,7 @@ class Execution:
         self.trackers: list[Tracker] = [self.display, *self.options.trackers, self.folder, self.mlflow]
         self.checkpoint_folder = self.identity.checkpoints_of(self.card.folder)
         self.monitor = ResourceMonitor(self.folder.path)
-        self.restored = self.resumed is None  # whether the folder holds the rounds that the run goes on from
+        self.restored = self.resumed is None  # whether the folder holds exactly the rounds that the run continues from
 
     def run(self) -> None:
         """Run every round that is left and close the run."""
@@ -127,7 +127,7 @@ class Execution:
                 self._close(status, self._summary(status, progress, checkpoints), cleanup)
 
     def complete(self, summary: dict[str, Any]) -> None:
-        """Close a run that has all its rounds and whose closing was cut off, without Ray. summary: the folder's."""
+        """Finish the interrupted closing of a run that has all its rounds, without Ray. summary: from the folder."""
         self.stop.closing = True
         summary = {**summary, "status": "finished", "folder": str(self.card.folder)}
         with show_logs(self.display.print), interruptible(self.stop):
@@ -144,7 +144,7 @@ class Execution:
             self._close("finished", summary, contextlib.ExitStack())
 
     def _checkpoints(self) -> CheckpointManager | None:
-        """What saves the rounds that follow, if the scenario wants that."""
+        """Return the manager that saves checkpoints, or None if the scenario wants no checkpoints."""
         scenario = self.assembly.scenario
         if (every := scenario.checkpoint.every) == 0:
             return None
@@ -156,7 +156,7 @@ class Execution:
     def _resume(
         self, resumed: Resumed, backend: Backend, progress: Progress, checkpoints: CheckpointManager | None
     ) -> None:
-        """Restore the newest whole checkpoint, and then let the folder and the progress be as they were after it."""
+        """Restore the newest intact checkpoint, and reset the folder and the progress to its round."""
         checkpoint = resumed.store.latest()
         if checkpoint is not None:
             resumed.store.restore(checkpoint, backend.restore)
@@ -180,13 +180,13 @@ class Execution:
         self._open(checkpoints)
 
     def _open(self, checkpoints: CheckpointManager | None) -> None:
-        """Write what is known before the first round, and open the trackers."""
+        """Write all files that are known before the first round, and open the trackers."""
         if self.resumed is None:
             self.folder.write_text("scenario.yaml", self.assembly.scenario.text)
             table = self.assembly.partition.table(self.assembly.data.label_M)
             pq.write_table(table, self.card.folder / "partition.parquet")
             del table
-            # 200 MB of 100,000 clients, which no round needs
+            # The table of 100,000 clients takes 200 MB, which no round needs.
             pa.default_memory_pool().release_unused()
             return_freed_memory()
         scenario = self.assembly.scenario
@@ -233,16 +233,19 @@ class Execution:
             self._resume(self.resumed, backend, progress, checkpoints)
 
     def _after_round(self, t: int) -> None:
-        if t == 1:  # before it, all clients were tested: 100 MB of rows of 100,000
+        if t == 1:  # all clients were tested before it: 100 MB of rows for 100,000 clients
             return_freed_memory()
         self.monitor.check()
 
     def _log_checkpoint(self, t: int) -> None:
-        """Write into the summary that a checkpoint exists: a resumed run that finds none must not begin anew."""
+        """Record in the summary that a checkpoint exists; if it is lost, a resumed run must not start from round 1."""
         self.folder.write_summary("running", {"checkpoint": {"round": t, "folder": self.checkpoint_folder}})
 
     def _failure(self, error: BaseException) -> BaseException:
-        """What to raise for an error that ended the run. The summary and `logs/error.txt` keep it."""
+        """Return the exception to raise for an error that ended the run, and record it in the summary.
+
+        Tracebacks of hooks, and of unexpected errors in a resumed run, are written to `logs/error.txt`.
+        """
         failure: BaseException = error
         if missing := self.folder.why_missing():
             failure = RunError(missing)
@@ -258,7 +261,10 @@ class Execution:
         return error
 
     def _incompatible(self, error: Exception) -> RunError:
-        """The sentence about an error in a resumed run, whose folder may hold files that raysim did not write."""
+        """Return a `RunError` for an unexpected error in a resumed run, and write the traceback to `logs/error.txt`.
+
+        The cause may be a file in the run folder that raysim did not write.
+        """
         self.folder.write_text("logs/error.txt", traceback.format_exc())
         return RunError(
             f"the run cannot be resumed with what {self.card.folder} holds ({type(error).__name__}: {error}); "
@@ -268,8 +274,8 @@ class Execution:
     def _close(self, status: Status, summary: dict[str, Any], cleanup: contextlib.ExitStack) -> None:
         """Close the folder, stop Ray, draw plots, complete MLflow's run. A step that fails does not stop the others.
 
-        The folder of a run that has all its rounds says "closing" until every step is done, so `resume` can repeat
-        them, whatever cut them off.
+        The status of a run that has all its rounds is "closing" until every step is done, so `resume` can repeat the
+        steps after any interruption.
         """
         over = status == "finished"
         complete = f"complete it with:  {self._resume_line}"
@@ -284,7 +290,7 @@ class Execution:
                 failed.append(error)
 
         try:
-            with self.folder.locked():  # no other process resumes the run before all is done
+            with self.folder.locked():  # so that no other process resumes the run before all steps are done
                 summary["mlflow"] = self.mlflow.where
                 attempt(self.folder.close, "closing" if over else status, summary)
                 if failed:
@@ -332,9 +338,9 @@ class Execution:
             try:
                 draw()
             except OSError:
-                raise  # such as a full disk: `resume` draws it later
+                raise  # for example a full disk: `resume` draws the plot later
             except Exception as error:
-                # The next attempt would meet the same numbers, and the run would be "closing" for ever.
+                # Another attempt would fail on the same numbers, and the run would stay "closing" for ever.
                 logger.warning(
                     f"cannot draw plots/{path.name} ({type(error).__name__}: {error}); the run ends without it"
                 )

@@ -1,4 +1,4 @@
-"""`Identity`: what a run is known by, besides its scenario, and what a resumed run must share with it."""
+"""`Identity`: a run's id, addresses, digests and versions, which a resumed run is compared with."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
 
 @dataclass(frozen=True)
 class Identity:
-    """What a run is known by, besides its scenario: `run.json` in its folder."""
+    """A run's id, addresses, digests and versions: the content of `run.json` in its folder."""
 
     run_id: str
     tracking: str  # MLflow's address, resolved
-    checkpoints: str  # address of its checkpoints; one that is relative begins at the run folder, which may be moved
+    checkpoints: str  # address of the checkpoints; relative to the run folder, which may be moved, or absolute
     dataset_digest: str
     partition_digest: str
     versions: Mapping[str, str]
     code: Code = field(default_factory=Code)
-    code_changes: Sequence[Mapping[str, Any]] = ()  # for each --code-changed: after which round, and what changed
-    overrides: Mapping[str, Scalar] = field(default_factory=dict)  # what `--set` gave so far, with dotted keys
+    code_changes: Sequence[Mapping[str, Any]] = ()  # for each --code-changed: last round before, changed files
+    overrides: Mapping[str, Scalar] = field(default_factory=dict)  # dotted keys and values of all `--set` so far
 
     @classmethod
     def of(cls, folder: Path) -> Identity:
-        """Of an existing run. Raises `ScenarioError` when there is none, or it is not as raysim writes it."""
+        """Read the identity of an existing run. Raises `ScenarioError` when `run.json` is missing or invalid."""
         try:
             found = TypeAdapter(cls).validate_json((folder / "run.json").read_bytes(), strict=True)
         except FileNotFoundError:
@@ -56,19 +56,19 @@ class Identity:
                 f"{folder / 'run.json'}: checkpoints: {found.checkpoints!r} given; allowed: 'checkpoints', in the run "
                 f"folder, or a folder <name>/{found.run_id} of this run alone"
             )
-        # An earlier raysim kept passwords.
+        # An earlier version of raysim stored passwords.
         return replace(found, tracking=redacted(found.tracking), checkpoints=redacted(found.checkpoints))
 
     def checkpoints_of(self, folder: Path) -> str:
-        """The address of the checkpoints of the run in `folder`."""
+        """Return the address of the checkpoints of the run in `folder`."""
         return self.checkpoints if "://" in self.checkpoints else str(folder / self.checkpoints)
 
     def json(self) -> str:
-        """As the file's text."""
+        """Return the text of `run.json`."""
         return json.dumps(asdict(self), indent=2) + "\n"
 
     def refuse_other_data(self, folder: Path, dataset: str, partition: str) -> None:
-        """Raises `ScenarioError` when the samples or their partition are not those of the run."""
+        """Raise `ScenarioError` if the samples or their partition are not those of the run."""
         for what, had, has in (
             ("data set", self.dataset_digest, dataset),
             ("partition", self.partition_digest, partition),
@@ -80,7 +80,7 @@ class Identity:
                 )
 
     def refuse_other_code(self, folder: Path, now: Code) -> None:
-        """Raises `ScenarioError` when the method, or what computes it, is not as it was."""
+        """Raise `ScenarioError` if the code of the method, or of raysim, has changed."""
         if changes := self.code.changes(now):
             raise ScenarioError(
                 f"{folder} cannot be resumed: its code has changed since: {', '.join(changes)}; to "
@@ -88,18 +88,18 @@ class Identity:
             )
 
     def with_code(self, now: Code, t: int) -> Identity:
-        """The identity of a run that is resumed after round `t` with the code as it is now."""
+        """Return the identity of a run that is resumed after round `t` with the code as it is now."""
         changes = self.code.changes(now)
         noted = [*self.code_changes, {"after_round": t, "files": changes}] if changes else self.code_changes
-        # Without a checkpoint everything is computed anew, with one code.
+        # Without a checkpoint, all rounds are computed again with the present code.
         return replace(self, code=now, code_changes=noted if t >= 0 else ())
 
     def code_facts(self) -> dict[str, Any]:
-        """The method's code and its changes, as `summary.json` has them."""
+        """Return the method's code and its changes, in the form of `summary.json`."""
         return {**asdict(self.code), "changes": list(self.code_changes)}
 
     def warnings(self, versions: Mapping[str, str], now: Code) -> list[str]:
-        """What may make the rest of a resumed run differ, a sentence each. versions, now: of this process."""
+        """Return a warning for each reason why the rest of a resumed run may differ. versions, now: of this process."""
         other = [
             f"{name} {had} there, {versions[name]} here"
             for name, had in self.versions.items()
@@ -116,7 +116,7 @@ class Identity:
 
 
 def _is_of_run(checkpoints: str, run_id: str) -> bool:
-    """Whether checkpoints are in the run folder, or in a folder that can hold nothing but this run's."""
+    """Whether an address of checkpoints is in the run folder, or a folder that belongs to this run alone."""
     if checkpoints == "checkpoints":
         return True
     parts = checkpoints.split("/")
@@ -125,9 +125,9 @@ def _is_of_run(checkpoints: str, run_id: str) -> bool:
 
 
 def label(algorithm: str, seed: int, overrides: Mapping[str, Scalar]) -> str:
-    """What tells a run from others: method, seed, and what was overridden of what decides the result.
+    """Return the name of a run for comparisons: method, seed, and the overrides that affect the result.
 
-    Such as "fedgh-s1 lr=0.1 data=cifar10"; at most 120 characters, since names have little room.
+    For example "fedgh-s1 lr=0.1 data=cifar10"; at most 120 characters, since names have little room.
     """
     short = [
         (key.removesuffix(".name").rpartition(".")[2], value)

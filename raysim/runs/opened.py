@@ -1,4 +1,4 @@
-"""A run folder as networks, samples and representations: what the run's checkpoints keep, on the CPU, without Ray.
+"""Networks, samples and representations of a run, from its folder and checkpoints, on the CPU and without Ray.
 
 Shapes: N samples, D representation width.
 """
@@ -32,16 +32,16 @@ from raysim.scenario.scenario import Scenario
 
 
 class Representations(NamedTuple):
-    """What clients' networks make of samples, before the header reads it."""
+    """Representations of samples: the outputs of clients' extractors, which their headers read."""
 
     value_ND: NDArray[np.float32]
     label_N: NDArray[np.int64]
-    client_N: NDArray[np.int64]  # whose sample, and whose network
+    client_N: NDArray[np.int64]  # the client that owns the sample and the network
 
 
 @dataclass
 class OpenedRun:
-    """A run folder and the data that it was run on. Nothing in the folder is changed."""
+    """A run folder and the data of its run, opened for reading only."""
 
     folder: Path
     assembly: Assembly
@@ -49,9 +49,9 @@ class OpenedRun:
 
     @classmethod
     def of(cls, run: Path | str) -> OpenedRun:
-        """Of a run's folder, or its id below ./runs, finished or not.
+        """Open a finished or unfinished run by its folder or by its id below ./runs.
 
-        Raises `ScenarioError` when there is none, or its data is not found or not the same.
+        Raises `ScenarioError` when there is no such run, or its data is missing or has changed.
         """
         folder = find_run(str(run))
         scenario = Scenario.of(run_scenario(folder, ["backend=in_process"]))
@@ -66,14 +66,14 @@ class OpenedRun:
         return self.assembly.raw()
 
     def check_images(self) -> None:
-        """Raises `ScenarioError` when the run's samples are no images."""
+        """Raise `ScenarioError` if the run's samples are not images."""
         dataset = self.assembly.scenario.dataset
         if dataset.input_spec.kind != "image":
             raise ScenarioError(f"{self.folder}: {dataset.name} has {dataset.input_spec}; allowed: a run on images")
 
     @property
     def spec(self) -> RunSpec:
-        """What the run's workers got."""
+        """The specification that the run's workers got."""
         return self.assembly.spec
 
     @property
@@ -83,17 +83,17 @@ class OpenedRun:
 
     @property
     def name(self) -> str:
-        """Method, seed and what was overridden, as MLflow names the run."""
+        """The run's name in MLflow: method, seed and overrides."""
         return label(self.assembly.scenario.method, self.spec.seed, Identity.of(self.folder).overrides)
 
     def check_clients(self, clients: Collection[ClientId]) -> None:
-        """Raises `ScenarioError` when there is no such client."""
+        """Raise `ScenarioError` if one of these clients does not exist."""
         for k in clients:
             if not 0 <= k < self.spec.num_clients:
                 raise ScenarioError(f"client {k} given, but {self.folder} has clients 0 to {self.spec.num_clients - 1}")
 
     def checkpoint(self, t: int | None = None) -> Checkpoint:
-        """The state that is kept after round `t`; default: the latest. Raises `ScenarioError` when it is not kept."""
+        """Return the checkpoint of round `t`; default: the latest. Raises `ScenarioError` if it does not exist."""
         latest = self.store.latest()
         kept = {checkpoint.round: checkpoint for checkpoint in self.store.kept}
         if latest is None:
@@ -112,7 +112,7 @@ class OpenedRun:
     def backend(
         self, clients: Collection[ClientId], checkpoint: Checkpoint, spec: RunSpec | None = None
     ) -> Iterator[InProcessBackend]:
-        """These clients and the server as they were at a checkpoint, in this process. spec: other than the run's."""
+        """Restore these clients and the server from a checkpoint, in this process. spec: replaces the run's own."""
         wanted = [replace(f, clients=tuple(k for k in f.clients if k in clients)) for f in checkpoint.client_files]
         some = replace(checkpoint, client_files=tuple(file for file in wanted if file.clients))
         backend = InProcessBackend()
@@ -131,13 +131,13 @@ class OpenedRun:
             backend.close()
 
     def nets(self, clients: Sequence[ClientId], t: int | None = None) -> dict[ClientId, nn.Module]:
-        """The networks of these clients after round `t`, in eval mode; of one that never took part, its first one."""
+        """Return the networks of these clients after round `t`, in eval mode; initial ones if they never took part."""
         self.check_clients(clients)
         with self.backend(clients, self.checkpoint(t)) as backend:
             return {k: backend.worker.net(k).eval() for k in clients}
 
     def samples(self, k: ClientId, part: str) -> Samples:
-        """A client's samples of one part, in the order of the data set."""
+        """Return a client's samples of one part, in the order of the data set."""
         self.check_clients([k])
         if part not in PARTS:
             raise ScenarioError(f"part: {part!r} given; allowed: {', '.join(PARTS)}")
@@ -151,7 +151,7 @@ class OpenedRun:
 
     @torch.inference_mode()
     def predictions(self, k: ClientId, part: str) -> dict[str, NDArray[Any]]:
-        """Columns `sample`, `label`, `predicted` and `probability` of a client's samples of one part."""
+        """Test a client on its samples of one part: columns `sample`, `label`, `predicted` and `probability`."""
         samples = self.samples(k, part)
         net = self.nets([k])[k]
         logits = [net(batch.x) for batch in samples.in_order(EVALUATION_BATCH)]
@@ -166,7 +166,7 @@ class OpenedRun:
 
     @torch.inference_mode()
     def representations(self, clients: Sequence[ClientId], part: str, t: int | None = None) -> Representations:
-        """Of each client's own samples, by its own network."""
+        """Return the representations of each client's own samples by its own network."""
         values, labels, owners = [], [], []
         for k, net in self.nets(clients, t).items():
             samples = self.samples(k, part)
@@ -180,12 +180,15 @@ class OpenedRun:
 
 
 def checkpoints_of(folder: Path) -> CheckpointStore:
-    """The checkpoints of the run in this folder."""
+    """Open the checkpoints of the run in this folder."""
     return CheckpointStore.open(checkpoint_storage(Identity.of(folder).checkpoints_of(folder)))
 
 
 def own_model(net: nn.Module) -> Any:
-    """The model of a client's own architecture in what its method keeps: beside others, methods hold it first."""
+    """Return the model of the client's own architecture within the network that its method keeps.
+
+    A method that keeps several models holds this one first.
+    """
     for module in (net, *net.children()):
         if hasattr(module, "features"):
             return module

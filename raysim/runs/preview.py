@@ -1,4 +1,4 @@
-"""What a run would do, without doing it: the placement, and seconds and memory measured on a few steps."""
+"""Preview of a run without running it: the placement, and estimates of time and memory from a few measured steps."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from raysim.runs.backend import Placement, placement
 from raysim.scenario.scenario import Scenario
 
 SPLIT_TRAIN: Mapping[str, float] = {"pooled811": 0.8, "published": 1.0, "pfedhn": 0.8, "listed": 0.8}
-"""Share of a split's samples that train: of all for pooled811 (for listed: about), else of the published train part."""
+"""Share of training samples by split: of all samples for pooled811 and (about) listed, else of the train part."""
 
 
 @dataclass(frozen=True)
 class ModelCost:
-    """One architecture of the scenario, measured here."""
+    """The cost of one architecture of the scenario, measured on this machine."""
 
     name: str
     clients: int
@@ -38,11 +38,11 @@ class ModelCost:
 
 @dataclass(frozen=True)
 class Preview:
-    """What `raysim launch --dry-run` shows."""
+    """The facts and estimates that `raysim launch --dry-run` shows."""
 
     machine: ClusterResources
     plan: Plan
-    placement: tuple[Placement, ...]  # where there are several nodes
+    placement: tuple[Placement, ...]  # empty for a single node
     models: tuple[ModelCost, ...]
     participants: int
     samples_per_client: float
@@ -56,7 +56,7 @@ class Preview:
     samples_mb: float
 
     def share(self, group: ActorGroup) -> float:
-        """Clients of a group per actor."""
+        """The number of clients per actor of a group."""
         return len(group.clients) / group.actors
 
 
@@ -77,7 +77,7 @@ def preview(scenario: Scenario) -> Preview:
     data = scenario.data
     if missing(data.name, data.root, data.format):
         if data.root is not None or not scenario.dataset.torchvision:
-            load_dataset(data.name, data.root, data.format, download=False)  # raises what a run would
+            load_dataset(data.name, data.root, data.format, download=False)  # raises the same error as a run
         text = f"{data.name} is not on this machine; a run tries to download it"
         plan = replace(plan, notes=(*plan.notes, text))
     early = () if scenario.stop is None else ("the run may end earlier (section `stop`); the times are for all rounds",)
@@ -117,7 +117,7 @@ def preview(scenario: Scenario) -> Preview:
 
 
 def _samples_tested(scenario: Scenario, own: float) -> float:
-    """How many samples all tests of a run see. own: the test and validation samples of one client."""
+    """Return the number of samples that all tests of a run evaluate. own: test and validation samples of a client."""
     schedule = run_schedule(scenario)
     seen = {None: 0.0, "own": own, "whole": own}
     if scenario.evaluation.global_test:
@@ -129,14 +129,14 @@ def _samples_tested(scenario: Scenario, own: float) -> float:
 
 
 def client_memory_mb(scenario: Scenario) -> float:
-    """Weights of all clients."""
+    """Return the size of all clients' weights, in MiB."""
     with torch.device("meta"):  # shapes without memory
         size = {name: sum(p.nbytes for p in scenario.build(name).parameters()) for name in scenario.task.architectures}
     return sum(size[name] * _clients(scenario, name) for name in size) / 2**20
 
 
 def samples_mb(scenario: Scenario) -> float:
-    """All samples of the data set, as they are stored."""
+    """Return the size of all samples of the data set as stored, in MiB."""
     dataset = scenario.dataset
     return (dataset.train_size + dataset.test_size) * dataset.input_spec.stored_bytes / 2**20
 
@@ -165,7 +165,7 @@ def _measure(scenario: Scenario, name: str) -> ModelCost:
                 model(batch.x)
                 test_s = (perf_counter() - start) / size
     except (MemoryError, RuntimeError) as error:
-        if "allocate memory" not in str(error):  # as Torch says of a CPU
+        if "allocate memory" not in str(error):  # torch's message when the CPU's memory is full
             raise
         raise ScenarioError(
             f"{size} given, but a training step of {name} with so many samples of {scenario.dataset.name} does not fit "

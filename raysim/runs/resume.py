@@ -1,4 +1,4 @@
-"""The scenario of an existing run, and what a resumed run must share with it: scenario, files, checkpoints."""
+"""The scenario of an existing run, and the checks of its folder, settings and checkpoints before it is resumed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FILES = (
 
 
 def find_run(text: str, output: Path = Path("runs")) -> Path:
-    """The run folder of this path, or of this run id below `output`. Raises `ScenarioError` when there is none."""
+    """Return the run folder at this path, or with this run id below `output`. Raises `ScenarioError` if none exists."""
     path = expanded(text)
     if path.is_dir():
         return path.absolute()
@@ -43,10 +43,10 @@ def find_run(text: str, output: Path = Path("runs")) -> Path:
 
 
 def run_scenario(folder: Path, sets: Sequence[str] = (), *, code_changed: bool = False) -> ParsedScenario:
-    """The scenario of an existing run, with `--set` overrides.
+    """Read the scenario of an existing run, with `--set` overrides.
 
-    Raises `ScenarioError`, before any of it runs, when the user's own code in the folder is not what the run noted,
-    unless `code_changed`.
+    Raises `ScenarioError` if the user's own code in the folder differs from the digests in `run.json`, before any of
+    that code runs; `code_changed` allows the difference.
     """
     if not folder.is_dir():
         raise ScenarioError(f"{folder} given, but there is no such run folder")
@@ -64,9 +64,9 @@ def run_scenario(folder: Path, sets: Sequence[str] = (), *, code_changed: bool =
 
 
 def refuse_strange_files(folder: Path) -> None:
-    """Raises `ScenarioError` unless a run folder holds files and folders only, and those of raysim are what they were.
+    """Raise `ScenarioError` if a run folder contains links or special files, or a folder in place of a raysim file.
 
-    Another user may have made it: through a link, raysim would read and write files that are in no run folder.
+    Another user may have made the folder: through a link, raysim would read and write files outside of it.
     """
     for where, folders, files in os.walk(folder):
         for path in (Path(where, name) for name in (*folders, *files)):
@@ -81,7 +81,7 @@ def refuse_strange_files(folder: Path) -> None:
 
 
 def refuse_incompatible(folder: Path, checkpoint: Checkpoint, scenario: ParsedScenario) -> None:
-    """Raises `ScenarioError` when a checkpoint is of later rounds, or other clients, than the run has."""
+    """Raise `ScenarioError` if a checkpoint has a later round, or another client, than the run."""
     if checkpoint.round > scenario.rounds:
         raise ScenarioError(
             f"{folder} cannot be resumed: it has a checkpoint of round {checkpoint.round}, but {scenario.rounds} rounds"
@@ -95,7 +95,7 @@ def refuse_incompatible(folder: Path, checkpoint: Checkpoint, scenario: ParsedSc
 
 
 def refuse_differences(folder: Path, scenario: Scenario, code_changed: bool = False) -> None:
-    """Raises `ScenarioError`, naming the keys, when the scenario would not give the same result as the run's own."""
+    """Raise `ScenarioError`, naming the keys, if the scenario would not give the same result as that of the run."""
     before = run_scenario(folder, code_changed=code_changed)
     had, has = before.flat(), scenario.flat()
     differing = [
@@ -111,7 +111,10 @@ def refuse_differences(folder: Path, scenario: Scenario, code_changed: bool = Fa
 
 
 def refuse_lost_checkpoints(folder: Path, store: CheckpointStore, summary: Mapping[str, Any]) -> None:
-    """Raises `ScenarioError` when a run's summary names a checkpoint, but there is none at all: it would begin anew."""
+    """Raise `ScenarioError` if a run's summary names a checkpoint but no checkpoint exists.
+
+    Otherwise the resumed run would silently start from round 1.
+    """
     saved = summary.get("checkpoint")
     if store.kept or store.damage or not isinstance(saved, Mapping) or saved.get("round") is None:
         return
@@ -123,12 +126,12 @@ def refuse_lost_checkpoints(folder: Path, store: CheckpointStore, summary: Mappi
 
 
 def ends_as_before(folder: Path, scenario: Scenario, summary: Mapping[str, Any], code_changed: bool = False) -> bool:
-    """Whether the run ended early, and would end in the same round with this scenario."""
+    """Whether the run ended early, and `stop` is unchanged, so that it would end in the same round again."""
     return bool(summary.get("ended_early")) and scenario.stop == run_scenario(folder, code_changed=code_changed).stop
 
 
 def how_to_continue(scenario: Scenario, resume_line: str, early: bool = False) -> str:
-    """How the user of a finished run gets more rounds, as the rest of a sentence. resume_line: resumes the run.
+    """Say how to run more rounds of a finished run, as the end of a sentence. resume_line: the line that resumes it.
 
     early: whether the run ended before its last round.
     """
@@ -141,9 +144,9 @@ def how_to_continue(scenario: Scenario, resume_line: str, early: bool = False) -
 
 
 def _may_have_more_rounds(scenario: Scenario, had: int, have: int) -> bool:
-    """Whether the first `had` rounds of `have` are the same as those of a run with `had` rounds.
+    """Whether a run with `had` rounds equals the first `had` rounds of a run with `have` rounds.
 
-    They are not if the method or the learning rate depends on the total number of rounds.
+    It does not if the method or the learning rate depends on the total number of rounds.
     """
     schedule = scenario.training.schedule
     same = all(factor_of(schedule, t, had) == factor_of(schedule, t, have) for t in range(1, had + 1))
@@ -156,7 +159,7 @@ def _free(key: str, before: ParsedScenario, now: Scenario) -> bool:
     if key.partition(".")[0] == "stop":
         had, has = stopping_rule(before), stopping_rule(now)
         return has is None or (had is not None and has.relaxes(had))
-    if key in ("data.path", "data.partition.path"):  # a file may be moved: its digest is compared
+    if key in ("data.path", "data.partition.path"):  # a file may be moved; its digest is compared
         return True
     return not decides(key)
 

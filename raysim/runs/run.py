@@ -1,6 +1,6 @@
 """`Run`: one run folder, whether its run is finished, still running, interrupted or damaged.
 
-Every property reads the folder when it is asked, so a `Run` of a run in progress shows its present state.
+Every property reads the folder on each access, so a `Run` of a run in progress shows its present state.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Run:
     """A run, opened by its folder or by its id below ./runs.
 
-    Every property and method raises `ScenarioError` where a file that it needs is missing or damaged; the others work.
+    A property or method raises `ScenarioError` if a file that it needs is missing or damaged; the others still work.
 
     Attributes:
         folder: the run folder, an absolute path.
@@ -47,10 +47,10 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The content of `summary.json`; for a run in progress: what was known when it began.
+        """The content of `summary.json`; for a run in progress: the facts that were known when it began.
 
         After `resume` of a run that had all its rounds, it also has `nothing_to_do`, which says how to add rounds, or
-        `completed`, if only plots or MLflow's data were missing.
+        `completed`, if only plots or MLflow data were missing.
         """
         return {**read_summary(self.folder), "folder": str(self.folder), **self._ending}
 
@@ -102,10 +102,10 @@ class Run:
     ) -> Run:
         """Resume the run from its last checkpoint, in the same folder and MLflow run, and return it.
 
-        sets: overrides of settings that do not change the result, and more `rounds`. scenario: the scenario again, in
-        place of the run's own with `sets`. code_changed: resume although the method's code, or that of raysim which
-        computes, has changed. The other arguments are those of `raysim.run`.
-        A run that has all its rounds is left as it is; missing plots and MLflow data are added, without Ray.
+        sets: overrides of settings that do not change the result, or more `rounds`. scenario: the scenario to resume
+        with, instead of the run's own with `sets`. code_changed: resume although the code of the method or of raysim
+        has changed. The other arguments are those of `raysim.run`.
+        A run that has all its rounds is not changed, except that missing plots and MLflow data are added, without Ray.
         Raises `ScenarioError` when the run cannot be resumed, `RunError` when it fails.
         """
         if scenario is None:
@@ -116,7 +116,7 @@ class Run:
         return self
 
     def client(self, k: int) -> RunClient:
-        """Client k. Raises `ScenarioError` when there is no such client, or the data is not the run's."""
+        """Return client k. Raises `ScenarioError` if it does not exist, or the data is not that of the run."""
         self._open().check_clients([k])
         return RunClient(self, k)
 
@@ -129,7 +129,7 @@ class Run:
         return self._open().representations(clients, part, round)
 
     def _open(self) -> OpenedRun:
-        """The run's data and its checkpoints, which a run in progress replaces."""
+        """Open the run's data once, and its checkpoints anew, because a run in progress replaces them."""
         from raysim.runs.opened import OpenedRun
 
         if self._opened is None:
@@ -167,16 +167,16 @@ class RunClient:
 
     @property
     def network(self) -> nn.Module:
-        """The client's network after the last saved round, in eval mode: all that its method keeps for it.
+        """The client's network after the last saved round, in eval mode, with all parts that the method keeps for it.
 
         It reads normalised samples, such as `data.test.x`, and returns logits [N, C].
         """
         return self.network_after(None)
 
     def network_after(self, round: int | None) -> nn.Module:
-        """The client's network after a round whose state is kept: one of the last two saved; None: the latest.
+        """Return the client's network after a round with a checkpoint: one of the last two saved; None: the latest.
 
-        A client that never took part has its initial network. Raises `ScenarioError` when the state is not kept.
+        A client that never took part has its initial network. Raises `ScenarioError` if the round has no checkpoint.
         """
         return self.run._open().nets([self.id], round)[self.id]
 
@@ -208,13 +208,13 @@ def run(
 ) -> Run:
     """Run a scenario to its end and return the run.
 
-    scenario: a `Scenario`, a YAML file, or the same content as a mapping. sets: overrides of the last two, such as
-    "training.lr=0.1". quiet: show no progress, warnings or notes. trackers: these receive every round, besides the run
-    folder and MLflow. stop: ends the run after its round, as Ctrl-C does, once `stop.requested` is set. resume_command:
-    the command that the user is shown, with the run's folder behind it, when the run ends early.
-    Raises `ScenarioError` when it cannot start, `RunError` when it cannot continue; the rounds done until then are kept
-    in the run folder, and `Run.resume` continues from the last checkpoint. Ctrl-C and SIGTERM end it with
-    `KeyboardInterrupt`: the first after the current round, which is saved, the second at once.
+    scenario: a `Scenario`, a YAML file, or the same content as a mapping. sets: overrides such as "training.lr=0.1",
+    for a file or mapping. quiet: show no progress, warnings or notes. trackers: receive every round, in addition to the
+    run folder and MLflow. stop: ends the run after the current round, as Ctrl-C does, once `stop.requested` is set.
+    resume_command: the command that is shown, followed by the run folder, when the run ends early.
+    Raises `ScenarioError` when the run cannot start, `RunError` when it cannot continue; the finished rounds are kept
+    in the run folder, and `Run.resume` continues from the last checkpoint. Ctrl-C and SIGTERM end the run with
+    `KeyboardInterrupt`: the first signal after the current round, which is saved, the second at once.
     """
     if not isinstance(scenario, ParsedScenario):
         scenario = parse_scenario(scenario, sets)
@@ -224,5 +224,5 @@ def run(
 
 
 def checked(scenario: ParsedScenario) -> Scenario:
-    """The scenario, checked if it is not yet. Raises `ScenarioError`."""
+    """Return the scenario, after checking it if it is only parsed. Raises `ScenarioError`."""
     return scenario if isinstance(scenario, Scenario) else Scenario.of(scenario)

@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM: the first ends a run after its round, the second at once; SIGTERM never cuts its closing."""
+"""Handling of Ctrl-C and SIGTERM: the first ends a run after its round, the second at once.
+
+SIGTERM never interrupts the closing of a run.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ from raysim.engine.stop import Stop
 def sigterm_kept() -> Iterator[None]:
     """Restore the handler of SIGTERM afterwards: Ray replaces it when it starts, and resets it when it ends.
 
-    Raises `KeyboardInterrupt` where Ray's own handler, which is set while it starts, ends the process. A SIGTERM
-    after that one changes nothing.
+    While Ray starts, its own handler would end the process: this raises `KeyboardInterrupt` instead, and ignores any
+    later SIGTERM.
     """
     before = signal.getsignal(signal.SIGTERM)
     try:
@@ -33,12 +36,12 @@ def sigterm_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interruptible(stop: Stop | None = None) -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM end a run after its round, and at once when they come again or there is nothing to save.
+    """Let Ctrl-C and SIGTERM end a run after its round, or at once for the second signal or if nothing is to be saved.
 
-    While a run is being closed, SIGTERM changes nothing, and neither does the first Ctrl-C. The second ends it, and
-    `raysim resume` does the rest. Default of `stop`: nothing that can be saved.
+    While a run is being closed, SIGTERM and the first Ctrl-C are ignored. The second Ctrl-C ends the closing, and
+    `raysim resume` completes it later. stop: receives the request to end; default: there is nothing to save.
 
-    Python allows this in the main thread only; elsewhere nothing changes.
+    Python allows signal handlers only in the main thread; in other threads, this changes nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -61,7 +64,7 @@ def interruptible(stop: Stop | None = None) -> Iterator[None]:
         raise KeyboardInterrupt
 
     numbers = [signal.SIGTERM]
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as in the background of a script
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # a background process of a script ignores it
         numbers.append(signal.SIGINT)
     before = {number: signal.signal(number, end) for number in numbers}
     try:

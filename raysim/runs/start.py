@@ -1,4 +1,4 @@
-"""Begin the run of a scenario, or resume a run: from their settings to an `Execution`, which does the work."""
+"""Begin the run of a scenario, or resume a run: check everything and create the `Execution`, which does the work."""
 
 from __future__ import annotations
 
@@ -66,17 +66,18 @@ def begin(scenario: Scenario, options: Options) -> Path:
 def resume(folder: Path, scenario: Scenario, options: Options, *, code_changed: bool) -> dict[str, Any]:
     """Resume the run in a folder, however it ended, from its last checkpoint, in the same folder and MLflow run.
 
-    scenario: the run's own, or one that differs in what does not change the result. code_changed: resume although the
-    method's code, or that of raysim which computes, is not what it was.
-    Returns an empty mapping. A run that has all its rounds is left as it is: then `nothing_to_do` says how to add
-    rounds. Where its plots or MLflow's data are incomplete, these are completed without Ray: then `completed` is true.
-    Raises `ScenarioError` when this is not that run, or it cannot be resumed.
+    scenario: that of the run, or one that differs only in settings that do not change the result. code_changed: resume
+    although the code of the method or of raysim has changed.
+    Returns an empty mapping, except for a run that has all its rounds. Such a run is not changed, and the mapping has
+    `nothing_to_do`, which says how to add rounds. If its plots or MLflow data are incomplete, they are completed
+    without Ray, and the mapping has `completed`: true.
+    Raises `ScenarioError` when the scenario or the folder does not fit the run, or the run cannot be resumed.
     """
     check_local(scenario)
     refuse_differences(folder, scenario, code_changed)
     try:
         summary = read_summary(folder)
-    except ScenarioError:  # the run was killed before it began, or the file is damaged, which costs nothing else
+    except ScenarioError:  # the run was killed before it began, or the file is damaged; both can be resumed
         summary = {}
     done, status = summary.get("rounds"), summary.get("status")
     early = ends_as_before(folder, scenario, summary, code_changed)
@@ -85,7 +86,7 @@ def resume(folder: Path, scenario: Scenario, options: Options, *, code_changed: 
         return {"nothing_to_do": how_to_continue(scenario, resume_line(options.resume_command, folder), early)}
     closing = False
     if over and status == "closing":
-        with contextlib.suppress(ScenarioError):  # a damaged file is mended from the last checkpoint
+        with contextlib.suppress(ScenarioError):  # with a damaged file, the run is resumed from the last checkpoint
             read_rounds(folder)
             closing = True
     identity = Identity.of(folder)
@@ -123,7 +124,7 @@ def _execution(
 
 def _card(assembly: Assembly, identity: Identity, folder: Path) -> RunCard:
     scenario, data = assembly.scenario, assembly.data
-    tagged = ("algorithm.name", "seed")  # each is a tag itself
+    tagged = ("algorithm.name", "seed")  # these have their own tags
     overridden = " ".join(written(item for item in identity.overrides.items() if item[0] not in tagged))
     return RunCard(
         name=scenario.name,

@@ -1,4 +1,4 @@
-"""Runs a scenario in several places and compares the bits of every client and of the server after every round."""
+"""Verify a scenario: run it on several backends and compare the state of all clients and of the server bit by bit."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from raysim.scenario.scenario import Scenario
 from raysim.tracking.in_memory import MemoryTracker
 
 VARYING = ("time/", "memory/", "engine/")
-"""Metrics that say how a run went, not what came out; but those of virtual time are the same everywhere."""
+"""Prefixes of metrics about the execution, which may differ between backends, unlike those in `SAME`."""
 SAME = ("time/virtual_s", "time/virtual_total_s", "engine/dropped_clients")
 
 
 @dataclass(frozen=True)
 class Variation:
-    """Where a scenario is run."""
+    """One way to run a scenario: in this process, or on a number of actors."""
 
     actors: int | None  # None: in this process, without Ray
-    kill: bool = False  # an actor is killed in the middle
+    kill: bool = False  # whether an actor is killed in the middle
 
     @property
     def name(self) -> str:
-        """In a few words."""
+        """The variation in a few words, such as "2 actors, one killed"."""
         if self.actors is None:
             return "in process"
         return f"{self.actors} actor{'s' if self.actors > 1 else ''}" + (", one killed" if self.kill else "")
@@ -48,7 +48,7 @@ class Variation:
 
 @dataclass
 class Trace:
-    """What a run was after every round."""
+    """Digests and metrics of a run after every round."""
 
     variation: Variation
     rounds: list[dict[str, dict[str, str]]] = field(default_factory=list)  # [t - 1]: party -> tensor -> SHA-256
@@ -56,17 +56,19 @@ class Trace:
     digest: str = ""
     seconds: float = 0.0
     restarts: int = 0
-    difference: str | None = None  # from the first placement, one sentence
+    difference: str | None = None  # from the trace of the first variation, one sentence
 
 
 def verify(
     scenario: ParsedScenario, actors: Sequence[int], kill: bool, show: Callable[[str], None] = lambda text: None
 ) -> list[Trace]:
-    """Run in this process, then on Ray with so many actors each (and once more with the most, one of them killed).
+    """Run in this process, then on Ray with each of these numbers of actors, and compare the traces.
 
-    Every trace but the first says where it first differs from the first, if it does. Nothing is kept of the runs.
-    show: receives the name of each run when it begins, and the log records of the first, which the others may repeat.
-    Raises `ScenarioError` when the scenario cannot be run here, `RunError` when a run fails.
+    kill: also run with the largest number of actors and kill one of them. Each trace except the first says where it
+    first differs from the first trace, if it does. The runs leave no files.
+    show: receives the name of each run when it begins, and the log records of the first run only, because the others
+    may repeat them.
+    Raises `ScenarioError` when the scenario cannot run on this machine, `RunError` when a run fails.
     """
     placements = [Variation(None), *(Variation(n) for n in actors)]
     if kill:
@@ -84,7 +86,10 @@ def verify(
 
 
 def difference(one: Trace, other: Trace) -> str | None:
-    """The first round, client (or server) and tensor in which two runs differ, else the first metric, else None."""
+    """Describe the first round, party and tensor in which two runs differ, else the first metric; None if they agree.
+
+    If all of these agree, the final digests are compared.
+    """
     for t, (expected, found) in enumerate(zip(one.rounds, other.rounds, strict=True), start=1):
         for party in expected:  # clients in id order, then the server: the first difference causes the rest
             had, has = expected[party], found.get(party, {})
@@ -140,7 +145,7 @@ def _traced(given: ParsedScenario, variation: Variation, most: int, cleanup: con
 
 
 def _start_ray(scenario: Scenario, most: int, cleanup: contextlib.ExitStack) -> ClusterResources:
-    """Start one Ray for all placements, large enough for the largest, unless one runs; returns what it has."""
+    """Start one Ray that is large enough for all variations, unless one is running; return its resources."""
     from raysim.engine.ray import local_cluster, session
 
     requested = sum(request.cpus_per_actor * (request.actors or 1) for request in scenario.requests)
@@ -150,7 +155,7 @@ def _start_ray(scenario: Scenario, most: int, cleanup: contextlib.ExitStack) -> 
 
 
 def _killer(backend: Any, rounds: int, progress: Progress) -> Callable[[int, int], None]:
-    """Kills the first client actor half-way through, as soon as something of that round has arrived."""
+    """Return a hook that kills the first client actor in the middle round, once a result of that round has arrived."""
     left = [(rounds + 1) // 2]
 
     def within(done: int, of: int) -> None:

@@ -1,4 +1,4 @@
-"""The data of a scenario: what its samples are, how many clients share them, and which are public."""
+"""The data of a scenario: the specification of its samples, the number of clients, and the public samples."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 
 
 class DataFacts(NamedTuple):
-    """What is known of a scenario's data before it is partitioned."""
+    """Facts about a scenario's data that are known before it is partitioned."""
 
     dataset: DatasetSpec  # as networks read it
-    files: Files | None  # of a user's own data
+    files: Files | None  # settings of a user's own data; None: a published data set
     public_size: int  # samples that all parties have
-    held_back: int  # how many of them are training samples, which no client gets
+    held_back: int  # training samples among these, which no client gets
 
 
 def partition_of(parsed: ParsedScenario) -> Any:
-    """The settings object of the partition, such as a `Dirichlet`. Raises `ScenarioError`."""
+    """Return the settings object of the partition, such as a `Dirichlet`. Raises `ScenarioError`."""
     return named_settings(
         parsed.data.partition, ("data", "partition"), PARTITIONS, parsed.origin, parsed.own_code, "shares"
     )
 
 
 def with_data(parsed: ParsedScenario, partition: Any, split: str) -> tuple[ParsedScenario, DataFacts]:
-    """Look the data up: the scenario with its number of clients, and the facts about its data.
+    """Look up the data; return the scenario with its number of clients, and the facts about its data.
 
     Raises `ScenarioError` where the partition cannot work with the data set, the clients or the public data.
     """
@@ -51,7 +51,7 @@ def with_data(parsed: ParsedScenario, partition: Any, split: str) -> tuple[Parse
 
 
 def _with_data(parsed: ParsedScenario, partition: Any, split: str) -> tuple[ParsedScenario, DataFacts]:
-    """As `with_data`, but errors do not say where a key came from."""
+    """Do the same as `with_data`, except that errors do not name the file or override that a key came from."""
     read = read_data(parsed, partition)
     stored = read.spec if read else DATASETS[parsed.data.name]
     dataset = _normalised(stored, parsed)
@@ -71,7 +71,7 @@ def _with_data(parsed: ParsedScenario, partition: Any, split: str) -> tuple[Pars
 
 
 def files_of(parsed: ParsedScenario, partition: Any) -> Files | None:
-    """What the scenario says of a user's own files; None for a published data set. Raises `ScenarioError`."""
+    """Return the settings of a user's own data; None for a published data set. Raises `ScenarioError`."""
     data = parsed.data
     own = data.name not in DATASETS
     spec = of_files(data.name) if own else DATASETS[data.name]
@@ -96,7 +96,7 @@ def files_of(parsed: ParsedScenario, partition: Any) -> Files | None:
 
 
 def read_data(parsed: ParsedScenario, partition: Any) -> Dataset | None:
-    """The data set, where not its name but its files say what its samples are; else None. Raises `ScenarioError`."""
+    """Read the data set if its samples are only known from its files; else return None. Raises `ScenarioError`."""
     given, names = parsed.data, DATASETS
     own = given.name not in names and named("datasets", given.name) is not None
     if own:
@@ -117,7 +117,10 @@ def read_data(parsed: ParsedScenario, partition: Any) -> Dataset | None:
 def with_count(
     parsed: ParsedScenario, data: Dataset | None, dataset: DatasetSpec, partition: Any, split: str
 ) -> ParsedScenario:
-    """The scenario with the number of its clients, where that is auto. Raises `ScenarioError`."""
+    """Return the scenario with the number of clients, if the partition decides it.
+
+    Raises `ScenarioError` when `clients.count` is another number, or 'auto' for a partition that works with any number.
+    """
     clients, name = parsed.clients, parsed.data.partition["name"]
     owner_M = data.decoded.owner_M if data else np.zeros(0, np.int64)
     if isinstance(partition, Natural) and not len(owner_M):
@@ -148,9 +151,9 @@ def with_count(
 
 
 def public_samples(parsed: ParsedScenario, dataset: DatasetSpec, partition: Any) -> tuple[int, int]:
-    """How many samples all parties have, and how many of these are training samples that no client gets.
+    """Return the number of public samples, and how many of these are training samples that no client gets.
 
-    Raises `ScenarioError` when the section `data.public` cannot be.
+    Raises `ScenarioError` when the section `data.public` is invalid.
     """
     public = parsed.data.public
     if public is None:
@@ -195,7 +198,7 @@ def public_samples(parsed: ParsedScenario, dataset: DatasetSpec, partition: Any)
 
 
 def _normalised(dataset: DatasetSpec, parsed: ParsedScenario) -> DatasetSpec:
-    """The data set as networks see it: with the scenario's own mean and deviation, if it gives any."""
+    """Return the data set with the mean and deviation of `data.normalise`, if the scenario has this section."""
     given = parsed.data.normalise
     if given is None:
         return dataset

@@ -1,9 +1,9 @@
-"""What a settings class declares, and what an algorithm's class declares, if possible without importing its file.
+"""Declarations of settings classes and algorithms; those of algorithms are read without an import, if possible.
 
-Importing an algorithm imports torch, which takes seconds; `raysim list` should not. An algorithm's file is read instead
-if it was imported before: with the same text, the same `raysim.core` and the same versions of what it may import, and
-said the same then. That is remembered in the cache folder. Any other file is imported, and all errors come from there.
-A user's own file is read wherever it can be, as reading it runs none of it.
+Importing an algorithm imports torch, which takes seconds; `raysim list` should not. The first call imports the file,
+also parses it, and notes in the cache folder if both gave the same declaration. Later calls only parse the file, until
+its text, `raysim.core` or a library version changes. Without such a note, the file is imported, which raises the errors
+for the user. A user's own file is always parsed if possible, because parsing runs none of its code.
 """
 
 from __future__ import annotations
@@ -36,40 +36,40 @@ from raysim.plugins.references import Reference
 from raysim.plugins.registry import algorithm_class, algorithm_file
 
 _NAMES = {**vars(collections.abc), **vars(typing), **vars(field_types)}
-"""What the annotations of fields are made of."""
+"""Names that annotations of fields may contain."""
 
 
 @dataclass(frozen=True)
 class MessageInfo:
-    """A message class as a user meets it."""
+    """The name and docstring of a message class."""
 
     name: str
     doc: str
 
     @property
     def words(self) -> str:
-        """Its name in words: `class means` of `ClassMeans`."""
+        """The class name in words, such as `class means` for `ClassMeans`."""
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", self.name).lower()
 
 
 Messages = tuple[MessageInfo, ...] | None
-"""The message classes that may be sent in one direction; empty: nothing is; None: the class does not say."""
+"""The message classes of one direction; empty: no messages; None: the class does not declare them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Declaration:
-    """A settings class as a user meets it."""
+    """The documentation, fields and facts of a settings class, as shown to users."""
 
     name: str
     doc: str
     file_doc: str
     fields: tuple[FieldInfo, ...]
-    paper: str = ""  # this and what follows: see `Algorithm`
+    paper: str = ""  # see `Algorithm` for this and the next four
     profiles: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     scheduled: bool = False
     one_architecture: bool = False
     public_data: bool = False
-    checks: bool = False  # whether it refuses more than its fields' ranges and choices do
+    checks: bool = False  # whether it has checks beyond its fields' ranges and choices
     down: Messages = None  # server -> client
     up: Messages = None  # client -> server
 
@@ -81,18 +81,18 @@ class Declaration:
 
     @property
     def summary(self) -> str:
-        """The first paragraph of its docstring, in one line."""
+        """The first paragraph of the class's docstring, in one line."""
         return self.doc.split("\n\n")[0].replace("\n", " ")
 
     @property
     def year(self) -> str:
-        """The year of its paper; empty where `paper` gives none before its address."""
+        """The year of the method's paper; empty if `paper` has no year before its address."""
         years = re.findall(r"\b(?:19|20)\d\d\b", self.paper.partition("http")[0])
         return years[-1] if years else ""
 
     @property
     def travels(self) -> str:
-        """What is sent in both directions, in words; empty where the class does not say."""
+        """The messages of both directions, in words; empty if the class does not declare them."""
         if self.down is None or self.up is None:
             return ""
         down, up = (" or ".join(message.words for message in messages) for messages in (self.down, self.up))
@@ -108,7 +108,7 @@ _CHECKS = ("check", "__post_init__")
 
 
 def declared(name: str, own_code: OwnCode | None = None) -> Declaration:
-    """What the algorithm of this name declares. own_code: where to find it, if it is a user's own.
+    """Return the declaration of the algorithm of this name. own_code: the user's own files, which may define it.
 
     Raises `ScenarioError` as `algorithm_class` does.
     """
@@ -127,7 +127,7 @@ def declared(name: str, own_code: OwnCode | None = None) -> Declaration:
 
 @cache
 def declaration_of(cls: type) -> Declaration:
-    """What a class declares, an algorithm's or another's."""
+    """Return the declaration of a class, of an algorithm or of other settings."""
     module = inspect.getmodule(cls)
     facts = {fact: getattr(cls, fact) for fact in _FACTS if hasattr(cls, fact)}
     bases = [base for base in cls.__mro__ if base.__module__ != "raysim.core.algorithm"]
@@ -145,7 +145,7 @@ def declaration_of(cls: type) -> Declaration:
 
 
 def _messages_of(cls: type) -> tuple[Messages, Messages]:
-    """The messages down and up in the type arguments of the class's `Algorithm[...]`, its own or inherited."""
+    """Return the messages down and up, from the type arguments of the class's `Algorithm[...]`, own or inherited."""
     for base in cls.__mro__:
         for made in vars(base).get("__orig_bases__", ()):
             if getattr(get_origin(made), "__name__", "") == "Algorithm" and len(get_args(made)) == 3:
@@ -161,7 +161,7 @@ def _messages_in(argument: Any) -> Messages:
     classes = [part for part in parts if part is not NoneType]
     if not all(dataclasses.is_dataclass(one) and isinstance(one, type) for one in classes):
         return None
-    # `dataclass` writes the signature where there is no docstring.
+    # `dataclass` sets the signature as the docstring of a class that has none.
     docs = [one.__doc__ or "" for one in classes]
     return tuple(
         MessageInfo(one.__name__, "" if doc.startswith(f"{one.__name__}(") else inspect.cleandoc(doc))
@@ -186,7 +186,7 @@ def _imported(name: str, source: bytes | None) -> Declaration:
         and (literal := read(source)) is not None
         and vars(literal) == vars(found)
     ):
-        with suppress(OSError, RuntimeError):  # then the next time is as slow as this one
+        with suppress(OSError, RuntimeError):  # without the note, the next call imports the file again
             _note(name).parent.mkdir(parents=True, exist_ok=True)
             _note(name).write_text(_key(source))
     return found
@@ -197,7 +197,7 @@ def _note(name: str) -> Path:
 
 
 def _key(source: bytes) -> str:
-    """Changes with everything that decides whether a file can be imported and what its class then says."""
+    """Return a digest of everything that decides whether a file can be imported and what its class declares."""
     return hashlib.sha256(_surroundings() + source).hexdigest()
 
 
@@ -214,7 +214,7 @@ def _surroundings() -> bytes:
 
 
 def _is_covered(source: bytes) -> bool:
-    """Whether a file can be parsed and imports nothing but what `_key` covers."""
+    """Whether a file can be parsed and imports only modules that `_key` covers."""
     with suppress(SyntaxError, ValueError):
         return all(is_allowed(found.module) for found in imports_of(ast.parse(source)))
     return False
@@ -224,10 +224,10 @@ _BUILT_IN = {one.__name__: one for one in (int, float, str, bool, dict, list, tu
 
 
 def _hint(annotation: ast.expr) -> Any:
-    """The type that an annotation names. Raises `ValueError` unless it is made of names of types and literals.
+    """Return the type that an annotation names. Raises `ValueError` unless it consists of type names and literals.
 
-    The file may be a stranger's: nothing is called but `Range`, and nothing is computed. Text is a literal within
-    `Literal`, or behind the type in `Annotated`; elsewhere it is an expression that Pydantic would evaluate.
+    The file may be untrusted, so nothing is computed, and only `Range` is called. A string is plain text within
+    `Literal` and after the type in `Annotated`; elsewhere it is an expression that Pydantic would evaluate.
     """
     if not _is_plain(annotation):
         raise ValueError(ast.unparse(annotation))
@@ -236,7 +236,7 @@ def _hint(annotation: ast.expr) -> Any:
 
 
 def _is_plain(node: ast.expr, text: bool = False) -> bool:
-    """Whether `_hint` may evaluate an expression. text: whether text is a literal there."""
+    """Whether `_hint` may evaluate an expression. text: whether a string is plain text in this place."""
     match node:
         case ast.Constant():
             return text or not isinstance(node.value, str | bytes)
@@ -258,8 +258,9 @@ def _is_plain(node: ast.expr, text: bool = False) -> bool:
 
 
 def read(source: bytes, name: str = "") -> Declaration | None:
-    """What the one algorithm in a file (of this name) declares, without running it; None where that is not written
-    out in plain literals.
+    """Return the declaration of the only algorithm in a file, or of the one called `name`, without running the file.
+
+    None if there is not exactly one, or its declaration does not consist of plain literals.
     """
     try:
         tree = ast.parse(source)
@@ -277,7 +278,7 @@ def read(source: bytes, name: str = "") -> Declaration | None:
                 facts[name] = default
             else:
                 fields.append(FieldInfo(name, hint, default, docs.get(name, "")))
-    except Exception:  # of any kind: the file is then imported, and that raises the error for the user
+    except Exception:  # whatever it is: the caller then imports the file, which raises the error for the user
         return None
     return Declaration(
         cls.name,
@@ -292,7 +293,7 @@ def read(source: bytes, name: str = "") -> Declaration | None:
 
 
 def _read_messages(tree: ast.Module, cls: ast.ClassDef) -> tuple[Messages, Messages]:
-    """As `_messages_of`, of a class statement in a file."""
+    """Return the messages down and up, like `_messages_of`, for a class statement in a file."""
     for node in cls.bases:
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple) and len(node.slice.elts) == 3:
             docs = {**_core_messages(), **_class_docs(tree)}
@@ -319,7 +320,7 @@ def _class_docs(tree: ast.Module) -> dict[str, str]:
 
 @cache
 def _core_messages() -> Mapping[str, str]:
-    """The message classes that several methods share, with their docstrings."""
+    """Return the message classes that several methods share, with their docstrings."""
     return _class_docs(ast.parse(Path(field_types.__file__).with_name("messages.py").read_bytes()))
 
 

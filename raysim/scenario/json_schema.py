@@ -1,7 +1,7 @@
-"""The JSON schema of scenario files: the same classes that validate them, with every named section spelled out.
+"""The JSON schema of scenario files, from the classes that validate them, with the fields of every named class.
 
-Pydantic's discriminated unions would write the alternatives of a section, too. As types of `Settings` they take 0.07 s
-more of each command, and the loader would keep its code for custom names and for the sentence about a wrong name.
+Pydantic's discriminated unions could also write the alternatives of a named section. As types of `Settings` they would
+make each command 0.07 s slower, and the loader would still need its code for custom names and for errors about names.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PROFILE = "Preset of the fields below: what the paper says, or what its authors'
 
 
 def scenario_schema() -> dict[str, Any]:
-    """A JSON schema (draft 2020-12) in which sections with a `name` know each name's fields."""
+    """Return a JSON schema (draft 2020-12) in which a section with a `name` has the fields of every name."""
     schema = Settings.model_json_schema() | {"title": "Scenario"}
     definitions = schema["$defs"]
     algorithms = {name: declared(name) for name in algorithm_names()}
@@ -47,7 +47,7 @@ def scenario_schema() -> dict[str, Any]:
 def _choice(
     choices: Mapping[str, Declaration], kind: str, definitions: dict[str, Any], before: dict[str, Any]
 ) -> dict[str, Any]:
-    """A section whose `name` decides its other keys."""
+    """Return the schema of a section whose `name` decides its other keys."""
     for name, declaration in choices.items():
         section = settings_model(declaration).model_json_schema()
         section["title"] = name

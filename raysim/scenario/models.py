@@ -1,4 +1,4 @@
-"""The architectures of a scenario: each exists, fits the samples and has the width that all share."""
+"""Checks of a scenario's architectures: each exists, fits the samples and has the width that all share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ def builder(dataset: DatasetSpec, feature_dim: int) -> Any:
 
 
 def feature_dim_of(parsed: ParsedScenario, dataset: DatasetSpec) -> int:
-    """See that every model exists and fits the samples; the representation width that all share."""
+    """Return the representation width that all models share, after checking that each exists and fits the samples.
+
+    Raises `ScenarioError`.
+    """
     clients, origin = parsed.clients, parsed.origin
     fitting = [name for name in MODELS if incompatibility(name, dataset.input_spec) is None]
     for i, name in enumerate(clients.models):
@@ -49,7 +52,7 @@ def feature_dim_of(parsed: ParsedScenario, dataset: DatasetSpec) -> int:
 
 
 def _try_model(name: str, dataset: DatasetSpec, feature_dim: int) -> None:
-    """See that a model of the user's own can be built and has the shapes that all have. Raises `ScenarioError`."""
+    """Check that a custom model can be built and that its outputs have the required shapes. Raises `ScenarioError`."""
     import torch
 
     from raysim.models.split import example

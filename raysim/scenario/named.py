@@ -1,4 +1,4 @@
-"""Sections whose `name` chooses a class, such as `data.partition`: from the keys to an object of that class."""
+"""Sections whose `name` chooses a class, such as `data.partition`: validate their keys and create the object."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ def named_settings(
     own_code: OwnCode | None = None,
     hook: str = "",
 ) -> Any:
-    """The settings object of a section such as `data.partition`: its `name` chooses the class.
+    """Return the settings object of a section such as `data.partition`, whose `name` chooses the class.
 
-    own_code: where a class may come from that is none of `classes`, and has the method `hook`; None: nowhere else.
+    own_code: the user's own files, which may define a class that is not in `classes`; it must have the method `hook`.
+    None: only `classes` are allowed. Raises `ScenarioError`.
     """
     name, fields = split_name(section, key, origin)
     reference = None if own_code is None or name in classes else named(f"{key[-1]}s", name)
@@ -57,7 +58,10 @@ def named_settings(
 
 
 def model_of(declaration: Declaration, name: str, key: Key, origin: Origin) -> type[BaseModel]:
-    """The Pydantic model of the fields of a settings class, which may be a user's own."""
+    """Return the Pydantic model of a settings class, which may be a user's own.
+
+    Raises `ScenarioError` when a field has a type or default that a scenario cannot contain.
+    """
     for field in declaration.fields:
         if field.default is not MISSING and not _is_plain(field.default):
             raise origin.error(
@@ -73,17 +77,17 @@ def model_of(declaration: Declaration, name: str, key: Key, origin: Origin) -> t
         model.model_validate(defaults)
     except ValidationError as error:
         for problem in error.errors(include_url=False):
-            if problem["type"] != "missing":  # a field without a default, which the scenario gives
+            if problem["type"] != "missing":  # a field without a default, which the scenario must set
                 wrong = f"field {problem['loc'][0]} has the default {shown(problem['input'])}"
                 raise origin.error(key, f"{name}: {wrong}; allowed: {allowed_by(problem)}") from None
-    except Exception as error:  # Pydantic raises many kinds for types and names that it does not take
+    except Exception as error:  # Pydantic raises many kinds for types and names that it does not support
         why = str(error).splitlines()[0] if isinstance(error, PydanticUserError) else cause(error)
         raise origin.error(key, f"{name}: a field has a type that a scenario cannot contain ({why})") from None
     return model
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether YAML has this value; NumPy's numbers are others."""
+    """Whether YAML can represent this value; it cannot represent NumPy's numbers, for example."""
     if isinstance(value, dict):
         return all(type(key) is str and _is_plain(inner) for key, inner in value.items())
     if isinstance(value, list | tuple):
@@ -92,7 +96,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def made(cls: type, settings: Mapping[str, Any], key: Key, origin: Origin) -> Any:
-    """A settings object. Its class, which may be a user's own, may refuse what its fields allow."""
+    """Create a settings object. Raises `ScenarioError` if its class, which may be a user's own, refuses the values."""
     try:
         return cls(**settings)
     except ValueError as error:

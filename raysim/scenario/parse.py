@@ -1,6 +1,6 @@
-"""From a YAML file and `--set` overrides to a scenario's keys, each with a valid value.
+"""Parse a YAML file and `--set` overrides into a scenario's keys, each with a valid value.
 
-Nothing that the keys name is looked up yet, but the method's declaration: `raysim.scenario.scenario` does the rest.
+Only the method's declaration is looked up here; `raysim.scenario.scenario` looks up everything else that keys name.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ if TYPE_CHECKING:
     from raysim.core.algorithm import AnyAlgorithm
 
 PAPER = "paper"
-"""The profile that is every algorithm's defaults."""
+"""Name of the profile that consists of an algorithm's defaults."""
 
 
 @dataclass(frozen=True)
 class ParsedScenario:
-    """A scenario's keys with valid values and defaults; what they name is not looked up, but the method.
+    """A scenario's keys with valid values and defaults; only the method that they name is looked up.
 
     The keys of `settings` can be read directly, such as `rounds` and `data`.
     """
 
     settings: Settings
-    declared: Declaration  # of its algorithm
+    declared: Declaration  # of the algorithm
     algorithm_settings: Mapping[str, Any]
     origin: Origin
-    text: str  # as given, without the secrets that addresses may hold
+    text: str  # as given, without the secrets that addresses may contain
     resolved: Mapping[str, Any]  # every key with its value, defaults filled in
-    overrides: Mapping[str, Scalar]  # of `flat`, what `--set` gave
-    own: AnyAlgorithm | None = None  # see with_algorithm
-    own_code: OwnCode = OwnCode()  # the user's own files that it names
+    overrides: Mapping[str, Scalar]  # entries of `flat` that `--set` gave
+    own: AnyAlgorithm | None = None  # see `with_algorithm`
+    own_code: OwnCode = OwnCode()  # the user's own files that the scenario names
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"own_code": self.own_code, **vars(self)}  # first: what follows may need its modules
+        return {"own_code": self.own_code, **vars(self)}  # first: unpickling the rest may need its modules
 
     @cached_property
     def algorithm(self) -> AnyAlgorithm:
-        """The algorithm with its settings, made when first asked for, as its file may import torch.
+        """The algorithm with its settings, created on first use because its file may import torch.
 
-        Raises `ScenarioError` where it cannot be made.
+        Raises `ScenarioError` when it cannot be created.
         """
         if self.own is not None:
             return self.own
@@ -76,7 +76,7 @@ class ParsedScenario:
 
     @property
     def method(self) -> str:
-        """What tables and plots call its algorithm: the class's name where it is in a user's own file."""
+        """The algorithm's name in tables and plots: the name of its class if it is in a user's own file."""
         return self.algorithm_name if Reference.of(self.algorithm_name) is None else self.declared.name
 
     @property
@@ -86,7 +86,7 @@ class ParsedScenario:
         return {field.name: settings[field.name] for field in self.declared.fields if field.counts_warmup}
 
     def with_algorithm(self, algorithm: AnyAlgorithm) -> ParsedScenario:
-        """The same with this algorithm in place of the one that the scenario names."""
+        """Return the same scenario with this algorithm in place of the one that it names."""
         return replace(self, own=algorithm, declared=declaration_of(type(algorithm)))
 
     def resolved_yaml(self) -> str:
@@ -167,7 +167,7 @@ class ParsedScenario:
 
 
 CODE = "code"
-"""The folder, beside the scenario of a run or a job, of the user's own files that it names."""
+"""Name of the folder, next to the scenario of a run or a job, with the user's own files that the scenario names."""
 
 
 def parse_scenario(
@@ -180,8 +180,8 @@ def parse_scenario(
     """Read a scenario and validate its keys.
 
     source: a YAML file, or the same content as a mapping. sets: overrides such as "training.lr=0.1"; values are YAML.
-    folders: where to look for the user's own files, besides the scenario's folder and the current one. trust: raises
-    when they must not run; it is asked before they may.
+    folders: where to look for the user's own files, besides the scenario's folder and the current one. trust: called
+    with the user's own files before any of them runs; raises when they must not run.
     Raises `ScenarioError`, one sentence naming the file or override, the key, what was given and what is allowed.
     """
     if isinstance(sets, str):
@@ -219,7 +219,7 @@ def parse_scenario(
     resolved["algorithm"] = {"name": algorithm, **chosen, **algorithm_settings.model_dump(mode="json")}
     flat = dict(flatten(resolved))
     keys = (key for one in overrides for key, _ in flatten(one.value, ".".join(one.path)))
-    # A key that is not there any more was of a method whose name another override replaced.
+    # A key is missing from `flat` if it belongs to a method whose name another override replaced.
     overridden = {key: flat[key] for key in keys if key in flat}
     parsed = ParsedScenario(
         settings,
@@ -246,7 +246,7 @@ def _written(source: Mapping[str, Any]) -> str:
 
 
 def _own_code(raw: dict[str, Any], origin: Origin, folders: Sequence[Path]) -> OwnCode:
-    """The user's own files that a scenario names, which it then names as a run does, wherever they lie."""
+    """Read the user's own files that a scenario names; in `raw`, replace their paths by the names that a run uses."""
     paths: dict[Path, Key] = {}
     for holder, at, key in list(_names(raw, ())):
         reference = Reference.of(holder[at]) if isinstance(holder[at], str) else None
@@ -267,7 +267,7 @@ def _own_code(raw: dict[str, Any], origin: Origin, folders: Sequence[Path]) -> O
 
 
 def _names(value: Any, key: Key) -> Iterator[tuple[Any, Any, Key]]:
-    """(container, key or index in it, dotted key) of whatever may name a user's own code."""
+    """Yield (container, key or index in it, full key) of each value that may name a user's own code."""
     entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for at, inner in entries:
         path = (*key, str(at))
@@ -278,7 +278,7 @@ def _names(value: Any, key: Key) -> Iterator[tuple[Any, Any, Key]]:
 
 
 def _preset(declaration: Declaration, profile: Any, origin: Origin) -> dict[str, Any]:
-    """The fields that a profile sets. Raises `ScenarioError` when the algorithm has no such profile."""
+    """Return the fields that a profile sets. Raises `ScenarioError` when the algorithm has no such profile."""
     presets = {PAPER: {}, **declaration.profiles}
     if not isinstance(profile, str) or profile not in presets:
         raise origin.error(("algorithm", "profile"), f"{shown(profile)} given; allowed: {', '.join(presets)}")
@@ -286,9 +286,9 @@ def _preset(declaration: Declaration, profile: Any, origin: Origin) -> dict[str,
 
 
 def _rank(path: Key) -> int:
-    """Whole mappings first, then the names that clear the other method's fields, then single fields.
+    """Order of overrides: first whole mappings, then names, which clear the previous method's fields, then fields.
 
-    So `--set algorithm.mu0=1 --set algorithm.name=fedssa` means the same in either order.
+    With this order, `--set algorithm.mu0=1 --set algorithm.name=fedssa` means the same in either order.
     """
     if any(section[: len(path)] == path for section in NAMED_SECTIONS):
         return 0
@@ -296,11 +296,11 @@ def _rank(path: Key) -> int:
 
 
 class Override(NamedTuple):
-    """One `--set`."""
+    """One `--set` override."""
 
     path: Key
     value: Any
-    text: str  # as given, unless it holds a secret
+    text: str  # as given; a value with a secret is replaced by ***
 
 
 def _parse_set(item: str) -> Override:
@@ -321,12 +321,12 @@ def _apply(raw: dict[str, Any], path: Key, value: Any, origin: Origin) -> None:
         if not isinstance(section, dict):
             raise origin.error(path, f"{'.'.join(path[: depth + 1])} is not a mapping, so its keys cannot be set")
     if path[:-1] in NAMED_SECTIONS and path[-1] == "name" and section.get("name") != value:
-        section.clear()  # the other method's fields mean nothing to this one
+        section.clear()  # the fields of the previous method do not apply to the new one
     section[path[-1]] = value
 
 
 def flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """(dotted key, value) of every value in nested mappings; lists as YAML text."""
+    """Yield (dotted key, value) of every value in nested mappings; lists as YAML text."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from flatten(inner, f"{prefix}.{key}" if prefix else str(key))

@@ -1,4 +1,4 @@
-"""The resources that a scenario asks for, as groups of clients."""
+"""The resources that a scenario requests: one request per override, and one for all other clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from raysim.scenario.schema import Override, Resources
 
 
 def requests_of(parsed: ParsedScenario) -> tuple[ResourceRequest, ...]:
-    """The scenario's resources as groups of clients; the first override that matches a client counts."""
+    """Return one request per override and one for all other clients; the first override that matches a client applies.
+
+    Raises `ScenarioError` when an override does not select clients of this scenario.
+    """
     origin, resources = parsed.origin, parsed.resources
     models, count = parsed.clients.models, parsed.clients.number
     left = list(range(count))

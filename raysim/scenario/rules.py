@@ -1,6 +1,7 @@
-"""What a scenario must not combine: one function per rule, each raises `ScenarioError` with one sentence.
+"""Rules against combinations that cannot run: one function per rule, each raises `ScenarioError` with one sentence.
 
-`BEFORE` looks at keys as they are written, before anything that they name is looked up; `AFTER` at a whole scenario.
+The rules in `BEFORE` check the keys before the things that they name are looked up; those in `AFTER` check the whole
+scenario.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def refuse_secrets(parsed: ParsedScenario) -> None:
-    """The scenario is shown in the run folder and in MLflow's parameters."""
+    """Refuse secrets in the scenario, because the run folder and MLflow's parameters show it."""
     instead = {
         "tracking.uri": f"put them into {USER} and {PASSWORD}",
         "checkpoint.folder": "put them where its fsspec package looks, such as AWS_ACCESS_KEY_ID and "
@@ -36,7 +37,7 @@ def refuse_secrets(parsed: ParsedScenario) -> None:
 
 
 def refuse_unusable_folders(parsed: ParsedScenario) -> None:
-    """Refuse folders with control characters, of users that do not exist, or in the memory of this process."""
+    """Refuse folders with unprintable characters, in the home of an unknown user, or in the memory of this process."""
     origin = parsed.origin
     folders = {
         ("output",): parsed.output,
@@ -64,7 +65,7 @@ def refuse_unusable_folders(parsed: ParsedScenario) -> None:
 
 
 def refuse_augmentation(scenario: Scenario) -> None:
-    """Only images can be augmented."""
+    """Refuse augmentation of samples that are not images."""
     dataset = scenario.dataset
     if scenario.data.augment and dataset.input_spec.kind != "image":
         raise scenario.origin.error(
@@ -73,7 +74,7 @@ def refuse_augmentation(scenario: Scenario) -> None:
 
 
 def refuse_global_test(scenario: Scenario) -> None:
-    """The published test set serves as a global test only where no client trains on it, and in tested rounds."""
+    """Refuse a global test on samples that clients train on, or in rounds without evaluation."""
     evaluation, origin = scenario.evaluation, scenario.origin
     if evaluation.global_test and scenario.data.split in ("pooled811", "listed"):
         raise origin.error(
@@ -91,7 +92,7 @@ def refuse_global_test(scenario: Scenario) -> None:
 
 
 def refuse_unusable_stop(scenario: Scenario) -> None:
-    """A rule for an early end needs a condition, and a metric that this run measures."""
+    """Refuse a rule for ending early that lacks a condition, or whose metric the run does not measure."""
     stop, origin = scenario.stop, scenario.origin
     if stop is None:
         return
@@ -113,7 +114,7 @@ def refuse_unusable_stop(scenario: Scenario) -> None:
 
 
 def refuse_unsuited_algorithm(scenario: Scenario) -> None:
-    """The algorithm's declaration may require one architecture or public data."""
+    """Refuse several architectures or missing public data, if the algorithm needs one architecture or public data."""
     name = scenario.algorithm_name
     if scenario.declared.one_architecture and len(scenario.architectures) > 1:
         raise scenario.origin.error(
@@ -131,7 +132,7 @@ def refuse_unsuited_algorithm(scenario: Scenario) -> None:
 
 
 def ask_algorithm(scenario: Scenario) -> None:
-    """Let the algorithm refuse the task, with its own `check`. Raises `ScenarioError`."""
+    """Let the algorithm refuse the task by its method `check`. Raises `ScenarioError`."""
     if not scenario.declared.checks:
         return
     try:

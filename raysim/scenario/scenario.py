@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 class Scenario(ParsedScenario):
     """A scenario that can run: its names are resolved and its parts fit each other.
 
-    Keys can be read directly, such as `rounds` and `training.lr`. Where a key names something, it is the object:
-    `algorithm` is for example a `FedGH`, `data.partition` a `Dirichlet`. `resolved` has every
-    choice that raysim made.
+    Keys can be read directly, such as `rounds` and `training.lr`. A key that names something holds the object:
+    `algorithm` is for example a `FedGH`, `data.partition` a `Dirichlet`. `resolved` contains every choice that raysim
+    made.
     """
 
     dataset: DatasetSpec  # as networks read it
-    files: Files | None  # of a user's own data
+    files: Files | None  # settings of a user's own data; None: a published data set
     public_size: int  # P: samples that all parties have
-    held_back: int  # how many of them are training samples, which no client gets
+    held_back: int  # training samples among these, which no client gets
     feature_dim: int
     participants: int  # K
     participation: Participation
@@ -61,7 +61,8 @@ class Scenario(ParsedScenario):
     def of(cls, parsed: ParsedScenario) -> Scenario:
         """Resolve every name of a scenario and refuse combinations that cannot run.
 
-        Reads no data set whose size its name tells, and starts no Ray. Raises `ScenarioError`, one sentence.
+        Reads the data set only if its size is not known from its name, and does not start Ray. Raises `ScenarioError`,
+        one sentence.
         """
         for rule in rules.BEFORE:
             rule(parsed)
@@ -97,14 +98,14 @@ class Scenario(ParsedScenario):
         return scenario
 
     def run(self, *, quiet: bool = False) -> raysim.Run:
-        """Run the scenario to its end, as `raysim.run`, which has more options, does."""
+        """Run the scenario to its end and return the run; `raysim.run` has more options."""
         import raysim
 
         return raysim.run(self, quiet=quiet)
 
     @cached_property
     def task(self) -> Task:
-        """What all parties agree on, as far as it is known before the run."""
+        """The task that all parties share, as known before the run."""
         import torch
 
         from raysim.core.algorithm import Task
@@ -112,14 +113,14 @@ class Scenario(ParsedScenario):
         from raysim.models.encoders import build_encoder
 
         build, public, size = self.build, None, self.public_size
-        if size:  # as many samples as there will be, with or without labels
+        if size:  # placeholders for the public samples, with or without labels
             label = torch.tensor(0 if self.held_back else -1)
             public = tensors(torch.zeros(()).expand(size, *self.dataset.input_spec.shape), label.expand(size))
         return Task(
             self.dataset.num_classes,
             self.feature_dim,
             self.architectures,
-            lambda name, *key, **width: build(name, **width),  # whose weights they start from says the run
+            lambda name, *key, **width: build(name, **width),  # the run decides the initial weights
             self.rounds,
             partial(build_encoder, kind=self.dataset.input_spec.kind),
             public,
@@ -127,7 +128,7 @@ class Scenario(ParsedScenario):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is allowed, but perhaps not what was meant."""
+        """Sentences about settings that are allowed, but perhaps not intended."""
         texts = []
         if self.training.optimizer == "adam" and self.training.momentum:
             texts.append(f"training.momentum: {self.training.momentum:g} is not used, as the optimizer is adam")
@@ -138,17 +139,17 @@ class Scenario(ParsedScenario):
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """The clients' different ones, in order of first use."""
+        """The different architectures of the clients, in order of first use."""
         return tuple(dict.fromkeys(self.clients.models[: self.clients.number]))
 
     @property
     def build(self) -> Any:
-        """name -> a fresh model for this task; picklable."""
+        """A picklable function that returns a new model for this task, given an architecture's name."""
         return builder(self.dataset, self.feature_dim)
 
     @property
     def local(self) -> LocalTraining:
-        """How clients train."""
+        """The settings of the clients' local training."""
         from raysim.core.fit import LocalTraining
 
         return LocalTraining(**self.training.model_dump(exclude={"schedule", "together"}))
@@ -161,9 +162,9 @@ def _resolved(
     system: dict[str, Any] | None,
     together: Mapping[str, int],
 ) -> dict[str, Any]:
-    """The keys with every choice that raysim made: a default that a later version changes must not change an old run.
+    """Return the keys with every choice that raysim made, so that a new default of a later version changes no old run.
 
-    settings: with the objects that the keys name.
+    settings: the same keys, with the objects that they name.
     """
     resolved = parsed.resolved
     partition, path = settings.data.partition, {}

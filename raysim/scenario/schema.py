@@ -1,4 +1,4 @@
-"""A whole run as typed objects: every key of a scenario file, its meaning, default and range."""
+"""The keys of a scenario file as typed classes, with each key's meaning, default and range."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Named = Any
 else:
     Named = dict[str, Any]
-"""A section whose `name` chooses a class: its keys in a parsed scenario, an object of the class in a `Scenario`."""
+"""A section whose `name` chooses a class. A `ParsedScenario` holds its keys, a `Scenario` an object of the class."""
 
 Auto = Literal["auto"]
 _SOME = "a list of at least 1 entry, each"
@@ -27,7 +27,7 @@ Seed = Annotated[int, Range(ge=0, le=2**63 - 1)]
 
 
 class Section(BaseModel):
-    """Strict and closed: a wrong type or an unknown key is an error, never a guess."""
+    """Base class of all sections, which refuses wrong types and unknown keys."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
@@ -35,63 +35,69 @@ class Section(BaseModel):
 
 
 class Normalise(Section):
-    """What becomes of a pixel or feature before a network reads it: less the mean, divided by the deviation."""
+    """Normalisation of pixels or features before a network reads them: (value - mean) / std."""
 
     mean: Annotated[list[float], Field(min_length=1), f"{_SOME} a number"]
-    """A number per channel, or feature. Three of them for grey images: the image is repeated to three channels."""
+    """One number per channel or feature, or one for all features. With three numbers for grey images, the grey channel
+    is repeated to three channels."""
     std: Annotated[list[Positive], Field(min_length=1), f"{_SOME} {in_words(Positive)}"]
-    """A number per channel, or feature."""
+    """As many numbers as `mean` has."""
     scaled: bool = True
-    """Pixels are scaled to [0, 1] before; `false`: they are 0 to 255."""
+    """Whether `mean` and `std` refer to pixels scaled to [0, 1]; `false`: to pixels from 0 to 255."""
 
 
 class Public(Section):
-    """Data that the server and all clients have, for methods that use it: a share of this data set, or another one."""
+    """Public data that the server and all clients have, for methods that use it: a share of the clients' data set, or
+    another data set."""
 
     share: Annotated[float, Range(gt=0, lt=1)] | None = None
-    """Share of the training samples that is held back, drawn at random; no client gets one of them."""
+    """Share of the training samples to use as public data, drawn at random; no client gets these samples."""
     name: str | None = None
-    """Another published data set, whose samples must have the shape of this one's. Its labels are not used."""
+    """Name of another published data set, with samples of the same shape. Its labels are not used."""
     samples: AtLeastOne | None = None
-    """At most so many of them, drawn at random; `null`: all."""
+    """Maximum number of public samples, drawn at random; `null`: no limit."""
 
 
 class Data(Section):
-    """What is learned from, and how it is dealt to the clients."""
+    """The data set, and how its samples are divided among the clients."""
 
     name: str
-    """The data set: see `raysim list datasets`."""
+    """Name of the data set; see `raysim list datasets`."""
     path: str | list[str] | None = None
     """Your own files (data sets parquet, csv, images, numpy): a file or a folder, or a list of two, the train part and
-    the test part. In a folder, files or sub-folders whose names begin with train and test, or val, are these parts;
-    where there is no such name, all files are one part. Relative to the current folder, as all paths."""
+    the test part. In a folder, files or sub-folders whose names begin with train are the train part, and those whose
+    names begin with test, or else val, are the test part. If no name begins with train, all files are one part. Like
+    all paths, it is relative to the current folder."""
     label: str = "label"
-    """Column of the labels in your own Parquet or CSV files: whole numbers from 0, or text, in sorted order."""
+    """Column of the labels in your own Parquet or CSV files: whole numbers from 0, or text, whose values become classes
+    in sorted order."""
     features: str | list[str] | None = None
-    """Columns of the features in your own Parquet or CSV files, or patterns such as `px_*`. `null`: a column of images
-    if there is one, else all columns but those of label and id."""
+    """Columns of the features in your own Parquet or CSV files, or patterns such as `px_*`. `null`: the column of
+    images if there is one, else all columns except label and id."""
     size: AtLeastOne | None = None
-    """Side in pixels to which your own images are resized; `null`: they all have one size."""
+    """Side in pixels to which your own images are resized; `null`: no resizing, all images must have the same size."""
     root: str | None = None
-    """Folder that holds it. Default: the environment variable RAYSIM_DATA, then the cache in the home folder."""
+    """Folder that contains the data set. Default: the folder in the environment variable RAYSIM_DATA, then the cache in
+    the home folder."""
     format: Literal["auto", "parquet", "torchvision", "folder"] = "auto"
-    """How the files are laid out; `auto` looks for every layout it knows."""
+    """Layout of the files; `auto` tries all of them."""
     partition: Named = Field(default_factory=lambda: {"name": "iid"})
-    """How samples are dealt to clients: `name` and that partition's fields; see `raysim list partitions`."""
+    """How samples are divided among clients: `name` and that partition's fields; see `raysim list partitions`."""
     split: Literal["auto", "pooled811", "pfedhn", "published", "listed"] = "auto"
-    """Which samples become a client's training and test samples. `pooled811`: all samples are dealt, then
-    split 8:1:1 per client and class. `pfedhn`: published training and test samples dealt apart, 4:1:1.
-    `published`: published training samples train, published test samples test. `listed`: as the file of partition
-    listed says. `auto`: what the partition asks for. Of your own files, the test part is the published one."""
+    """Which of a client's samples are for training and which for testing. `pooled811`: divide all samples among the
+    clients, then split each client's samples of a class 8:1:1. `pfedhn`: split the published training part 4:1 into
+    training and validation samples, and test on the published test part. `published`: train and test on the published
+    parts. `listed`: as in the file of partition listed. `auto`: the default of the partition. For your own files, the
+    train part and the test part count as published."""
     augment: bool = False
     """Augment training batches with random flips, crops and erasing."""
     normalise: Normalise | None = None
-    """How pixels become numbers, (pixel - mean) / std: a `mean` and a `std` per channel, three for grey images that are
-    to have three channels; `scaled: false`: of pixels from 0 to 255, not 0 to 1. Of features: a `mean` and a `std` for
-    each, or one for all. `null`: the data set's own; of your own files, those of the train part."""
+    """Normalisation, (value - mean) / std, with a `mean` and a `std` per channel: three to repeat grey images to three
+    channels. `scaled: false`: for pixels from 0 to 255 instead of 0 to 1. For features: a `mean` and a `std` per
+    feature, or one for all. `null`: the constants of the data set; for your own files, statistics of the train part."""
     public: Public | None = None
-    """Data that the server and all clients have: `{share: 0.1}` of this data set, or another one by its `name`. `null`:
-    none; methods that need some say so."""
+    """Public data that the server and all clients have: `{share: 0.1}` of this data set, or another data set by its
+    `name`. `null`: no public data; methods that need it refuse to run."""
 
 
 Trait = Annotated[
@@ -109,31 +115,32 @@ Share = Annotated[
 
 
 class Clients(Section):
-    """Who takes part."""
+    """The clients, their architectures, and how many take part in a round."""
 
     count: Annotated[int, Range(ge=1, le=1_000_000)] | Auto
-    """Number of clients; `auto`: as many as partition natural or listed makes."""
+    """Number of clients; `auto`: the number that partition natural or listed makes."""
     participation: Annotated[float, Range(gt=0, le=1)] = 1.0
-    """Share of the clients that takes part in each round, drawn anew each time."""
+    """Share of the clients that take part in a round; each round draws them anew."""
     selection: Named = Field(default_factory=lambda: {"name": "uniform"})
-    """How a round's participants are drawn: `name` and that policy's fields. `uniform`; `by_samples`: clients with more
-    training samples are likelier; `fastest`: of `candidates` times as many, drawn uniformly, those that compute
-    fastest."""
+    """How a round's participants are drawn: `name` and that policy's fields. `uniform`: all clients are equally likely;
+    `by_samples`: clients with more training samples are more likely; `fastest`: draw `candidates` times as many clients
+    uniformly, and take those that compute fastest."""
     oversample: Annotated[float, Range(ge=1)] = 1.0
-    """Select so many times the participants; the first to finish in virtual time count, the others stay as they were.
-    Needs `system`."""
+    """Number of clients to select, as a multiple of those that count. The first to finish in virtual time count; the
+    others keep the state that they had before the round. Needs `system`."""
     deadline_s: Positive | None = None
-    """Virtual seconds after which a participant counts no more, and stays as it was; `null`: any. Needs `system`."""
+    """Deadline of a round in virtual seconds. A participant that finishes later does not count and keeps the state that
+    it had before the round. `null`: no deadline. Needs `system`."""
     models: Annotated[list[str], Field(min_length=1), f"{_SOME} text"]
-    """Architectures; client k gets models[k % len(models)]. See `raysim list models`."""
+    """Names of the architectures; client k gets models[k % len(models)]. See `raysim list models`."""
     feature_dim: AtLeastOne | Auto = "auto"
-    """Width of the representation that all architectures share; `auto`: their native one."""
+    """Width of the representation that all architectures share; `auto`: their native width."""
     independent_init: bool = False
     """Draw initial weights per client instead of once per architecture."""
 
     @property
     def number(self) -> int:
-        """`count`, which is known once the scenario is checked."""
+        """The number of clients: `count`, known once the scenario is checked."""
         assert isinstance(self.count, int)
         return self.count
 
@@ -141,8 +148,8 @@ class Clients(Section):
 class System(Section):
     """The clients' devices and connections, for virtual time: flops / flops_per_s + bytes / bandwidth + latency_s.
 
-    Each key is one number for all, a list (client k gets entry k % length, as of clients.models), or a distribution
-    from which each client gets a value once. docs/system.md has more.
+    Each key is one number for all clients, a list (client k gets entry k % length, as in clients.models), or a
+    distribution, from which each client gets one value for the whole run. See docs/system.md.
     """
 
     flops_per_s: Trait | None = None
@@ -152,96 +159,100 @@ class System(Section):
     down_mbit_per_s: Trait | None = None
     """Megabits (10^6) per second from server to client. `null`: downloads take no time."""
     latency_s: Wait | None = None
-    """Seconds that a client's part of a round takes besides. `null`: none."""
+    """Seconds that a client round takes in addition to computing and sending. `null`: 0."""
     availability: Share | None = None
     """The probability that a client can be selected in a round. `null`: 1."""
     dropout: Share | None = None
-    """The probability that a selected client never finishes the round; it stays as it was. `null`: 0."""
+    """The probability that a selected client does not finish the round; it then keeps the state that it had before.
+    `null`: 0."""
     trace: str | None = None
-    """A CSV or Parquet file with the column `client` and any of the keys above, a row for each client."""
+    """A CSV or Parquet file with the column `client`, columns for any of the keys above, and one row per client."""
     trace_sha256: str | None = None
-    """SHA-256 that the trace file must have. A run notes it, so that it is resumed with the same file only."""
+    """SHA-256 that the trace file must have. A run records it, so that only the same file can resume the run."""
 
 
 class Seeds(Section):
-    """Seeds of parts of a run, other than `seed`, to vary one source of randomness alone."""
+    """Separate seeds that replace `seed` for one source of randomness, to vary it alone."""
 
     data: Seed | None = None
-    """Which samples each client holds. `null`: `seed`."""
+    """Seed of the partition and of the draw of public samples. `null`: `seed`."""
     weights: Seed | None = None
-    """Initial weights. `null`: `seed`."""
+    """Seed of the initial weights. `null`: `seed`."""
     cohorts: Seed | None = None
-    """Who is selected, available and drops out, and which device each client has. `null`: `seed`."""
+    """Seed of selection, availability and dropout, and of the clients' devices and connections. `null`: `seed`."""
 
 
 class Training(Section):
-    """How every client trains locally, whatever the algorithm."""
+    """Local training of every client, whatever the algorithm."""
 
     epochs: AtLeastOne = 1
-    """Passes over the client's training samples per turn."""
+    """Passes over the client's training samples per client round."""
     batch_size: AtLeastOne = 64
     """Samples per step."""
     optimizer: Literal["sgd", "adam"] = "sgd"
-    """Optimizer; it starts anew each turn."""
+    """Optimizer; its state is created anew in each client round."""
     lr: Positive = 0.01
     """Learning rate."""
     momentum: Annotated[float, Range(ge=0, lt=1)] = 0.0
-    """Momentum of SGD; Adam, with moments of its own, does not use it."""
+    """Momentum of SGD; Adam does not use it."""
     weight_decay: NonNegative = 0.0
     """L2 penalty added to the gradient."""
     clip: Positive | None = None
-    """Greatest norm of a step's gradient; longer ones are scaled down. `null`: no limit."""
+    """Maximum norm of a step's gradient; a gradient with a larger norm is scaled down. `null`: no limit."""
     together: AtLeastOne | dict[str, AtLeastOne] | Auto = "auto"
-    """How many clients of one architecture one call trains (`torch.func.vmap`), or a number per architecture; what a
-    call cannot do for several is done one by one, which is told. `auto`: 32 of what is faster so on a CPU, which are
-    perceptrons of up to 30,000 parameters, digits_cnn_s with batches of up to 64, digits_cnn_m of up to 16; 1 of any
-    other network. Where a round has fewer than 8 clients of an architecture, they are trained one by one, unless a
-    smaller number is given. It changes results by rounding, so `resolved.yaml` has it."""
+    """Number of clients of one architecture that one call trains (`torch.func.vmap`), or a mapping of architectures to
+    numbers. Unsupported cases fall back to sequential training, with a warning. `auto`: 32 for networks that train
+    faster this way on a CPU, which are perceptrons of up to 30,000 parameters, digits_cnn_s with batches of up to 64,
+    and digits_cnn_m with batches of up to 16; 1 for all other networks. If a round has fewer than 8 clients of an
+    architecture, they are trained one by one, unless a smaller number is given. The number changes results by rounding,
+    so `resolved.yaml` records it."""
     schedule: Named = Field(default_factory=lambda: {"name": "constant"})
-    """The learning rate over the rounds: `name` and that schedule's fields; `constant`, `step` or `cosine`. Rates that
-    are a method's own fields stay as they are."""
+    """The learning rate over the rounds: `name` and that schedule's fields; `constant`, `step` or `cosine`. It does not
+    change learning rates that are fields of the method."""
 
 
 class Evaluation(Section):
-    """What is measured, and when."""
+    """When participants are evaluated, and on which samples."""
 
     every: AtLeastOne = 1
-    """Measure after every so many rounds (and after the last)."""
+    """Number of rounds between evaluations of participants; the last round is always evaluated."""
     when: Literal["after_update", "after_receive"] = "after_update"
-    """Measure participants after their local training, or after they took in the server's message and before it."""
+    """Evaluate participants after their local training, or after they received the server's message and before local
+    training."""
     global_test: bool = False
-    """Also measure participants on the whole published test set (data.split published or pfedhn)."""
+    """Also evaluate participants on the whole published test set; needs data.split published or pfedhn."""
     global_every: AtLeastOne | None = None
-    """Measure that after every so many rounds (and after the last, not before the first); a multiple of `every`.
-    Default: whenever participants are measured, and before the first round."""
+    """Number of rounds between evaluations on the whole published test set, a multiple of `every`; the last round is
+    always evaluated, the initial networks are not. Default: evaluate whenever participants are evaluated, and before
+    the first round."""
 
 
 class EarlyStop(Section):
-    """When a run ends before its last round. Rounds in which clients are not tested do not count.
+    """Conditions under which a run ends before its last round; only rounds with an evaluation count.
 
-    The state and results are those of a run with that many rounds.
+    State and results equal those of a run whose scenario has only the rounds until then.
     """
 
     metric: Literal[
         "accuracy/val", "accuracy/all", "accuracy/participants", "accuracy/global", "loss/train", "loss/test"
     ] = "accuracy/val"
-    """The metric that decides. All but `accuracy/val` and `loss/train` use test samples: a result that they select is
-    optimistic."""
+    """Metric that decides. All metrics except `accuracy/val` and `loss/train` use test samples, so a result selected by
+    them is optimistic."""
     patience: AtLeastOne | None = None
-    """End after so many rounds without an improvement of the metric. `null`: never."""
+    """End the run after this many rounds without an improvement of the metric. `null`: never."""
     target: float | None = None
-    """End when the metric reaches this value: at least this accuracy, or at most this loss. `null`: never."""
+    """End the run when the metric reaches this value: at least this accuracy, or at most this loss. `null`: never."""
     min_rounds: AtLeastOne = 1
-    """Never end before this round."""
+    """Never end the run before this round."""
 
 
 class Override(Section):
-    """Other resources for some of the clients."""
+    """Resources of the clients that `models` or `clients` selects."""
 
     models: list[str] | None = None
-    """The clients with these architectures."""
+    """Select the clients with these architectures."""
     clients: str | None = None
-    """The clients in these ranges of ids, for example "0-9,12"."""
+    """Select the clients in these ranges of ids, for example "0-9,12"."""
     actors: AtLeastOne | Auto = "auto"
     clients_per_actor: AtLeastOne | Auto = "auto"
     cpus_per_actor: Positive | None = None
@@ -249,33 +260,36 @@ class Override(Section):
 
 
 class Resources(Section):
-    """Where the clients live. Never changes a result, `cpus_per_actor` apart (threads can change a sum)."""
+    """Actors, CPUs, GPUs and memory for the clients. Only `cpus_per_actor` can change a result, because the number of
+    threads can change a sum."""
 
     actors: AtLeastOne | Auto = "auto"
-    """Client actors; `auto`: as many as the CPUs and GPUs allow, at most one per participant."""
+    """Number of client actors; `auto`: as many as the CPUs and GPUs allow, at most one per participant."""
     clients_per_actor: AtLeastOne | Auto = "auto"
-    """Pin so many clients to each actor, 1 for one actor per client; `auto` packs them and moves them when it pays.
-    Clients that train together (`training.together`) do so at the first one's actor."""
+    """Pin this many clients to each actor; 1: one actor per client; `auto`: pack the clients, and move them when that
+    is worth it. Clients that train together (`training.together`) train at the actor of the first of them."""
     cpus_per_actor: Positive = 1.0
-    """CPUs of an actor; its whole part (at least 1) is the number of threads that train a client."""
+    """CPUs per actor. Rounded down, but at least 1, this is the number of threads that train a client."""
     gpus_per_actor: NonNegative | Auto = "auto"
-    """GPUs of an actor, 0.25 for four actors on a GPU; `auto` shares what there is and else uses the CPU."""
+    """GPUs per actor: 0.25 places four actors on a GPU; `auto` shares the GPUs among all actors, or uses the CPU if
+    there is no GPU."""
     placement: Literal["spread", "pack"] = "spread"
-    """On a cluster: spread actors over its nodes, or fill one node after another."""
+    """On a cluster: spread the actors over the nodes, or fill one node after another."""
     head: bool = True
-    """On a cluster: whether client actors may live on the head node, which also runs Ray's own services."""
+    """On a cluster: whether client actors may run on the head node, which also runs Ray's own services."""
     memory_gb: Positive | Auto = "auto"
-    """GB of memory on each machine that the clients' states may take. If those of all clients are more, they are kept
-    on the disk of the run's folder instead, and in memory while they are used. `auto`: half of the machine's memory."""
+    """GB of memory on each machine for the clients' states. If the states of all clients need more, they are kept on
+    the disk of the run folder, and in memory only while they are used. `auto`: half of the machine's memory."""
     overrides: list[Override] = Field(default_factory=list)
-    """Other resources per architecture or client range; the first that matches a client counts."""
+    """Other resources per architecture or client range; the first override that matches a client applies."""
 
 
 class Tracking(Section):
-    """MLflow."""
+    """MLflow: where a run is tracked, under which experiment and tags."""
 
     uri: str | None = None
-    """Tracking server or store. Default: the variable MLFLOW_TRACKING_URI, then sqlite:///mlflow.db here."""
+    """Tracking server or store. Default: the environment variable MLFLOW_TRACKING_URI, then sqlite:///mlflow.db in the
+    current folder."""
     experiment: str | None = None
     """Name of the experiment. Default: the scenario's name."""
     tags: dict[str, str] = Field(default_factory=dict)
@@ -283,41 +297,42 @@ class Tracking(Section):
 
 
 class Checkpoint(Section):
-    """Checkpoints: all client and server state, written so that a run can go on from there, whatever ended it."""
+    """Checkpoints of all client and server state, from which a run continues after any interruption."""
 
     every: Annotated[int, Range(ge=0)] | Auto = "auto"
-    """Checkpoints after every so many rounds, after the last, and at Ctrl-C; `auto`: about once a minute; 0: never."""
+    """Number of rounds between checkpoints, which are also saved after the last round and at Ctrl-C; `auto`: about one
+    checkpoint per minute; 0: no checkpoints."""
     folder: str | None = None
-    """Where: a folder or an address that fsspec knows, such as s3://bucket/runs. Default: in the run folder."""
+    """Folder of the checkpoints, or an address for fsspec, such as s3://bucket/runs. Default: in the run folder."""
 
 
 class Failure(Section):
-    """What happens when something fails."""
+    """Failures of clients, actors and nodes that a run survives."""
 
     max_failed_fraction: Annotated[float, Range(ge=0, lt=1)] = 0.0
     """Share of a round's participants that may fail (an exception in the method, or the time limit) without
-    ending the run; the round goes on without them, and they stay as they were."""
+    ending the run; the round continues without them, and they keep the state that they had before it."""
     client_timeout_s: Positive | None = None
-    """Seconds that a client's turn may take; `null`: any. Time is not repeatable: a run that needs this may differ
-    from another."""
+    """Time limit of a client round in seconds; `null`: no limit. Timing is not repeatable: two runs in which clients
+    exceed the limit may differ."""
     max_attempts: AtLeastOne = 5
-    """How often the run goes back to its last checkpoint, after an actor or node died, without getting further."""
+    """How often the run may return to its last checkpoint, after an actor or node died, without finishing a round."""
 
 
 class Settings(Section):
     """Every key of a scenario."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100), f"text: {NAME_FORM}"]
-    """Names the run's folder and, by default, its MLflow experiment."""
+    """Name of the scenario, of the folder with its runs and, by default, of its MLflow experiment."""
     seed: Seed = 1
-    """Decides every random draw; the same seed gives the same result on any number of actors."""
+    """Seed of every random draw; the same seed gives the same result on any number of actors."""
     seeds: Seeds = Seeds()
     rounds: AtLeastOne
-    """Rounds of communication."""
+    """Number of communication rounds."""
     backend: Literal["ray", "in_process"] = "ray"
-    """Where clients run: Ray actors, or this process (to step through; same results)."""
+    """Where clients run: in Ray actors, or in this process, for debugging; both give the same results."""
     output: str = "runs"
-    """Folder of the run folders."""
+    """Folder that contains all run folders."""
     algorithm: Named
     """The method: `name` and its own fields; see `raysim list algorithms` and `raysim describe NAME`."""
     data: Data
@@ -327,7 +342,7 @@ class Settings(Section):
     training: Training = Training()
     evaluation: Evaluation = Evaluation()
     stop: EarlyStop | None = None
-    """When the run ends before its last round; `null`: never. See `raysim describe stop`."""
+    """Conditions under which the run ends before its last round; `null`: none. See `raysim describe stop`."""
     resources: Resources = Resources()
     tracking: Tracking = Tracking()
     checkpoint: Checkpoint = Checkpoint()
@@ -344,25 +359,25 @@ class Settings(Section):
         return expanded(self.output).absolute()
 
     def results_folder(self, name: str | None = None) -> Path:
-        """The folder in which a command keeps its results, below `output`.
+        """Return the folder of a command's results, below `output`.
 
-        name: of the sweep that runs the scenario; default: the scenario's own name, for single runs.
+        name: the name of the sweep that runs the scenario; default: the scenario's own name, for single runs.
         """
         return self.output_folder / (self.name if name is None else name)
 
 
 FREE = ("name", "backend", "output", "resources", "tracking", "checkpoint", "failure", "data.root", "data.format")
-"""Keys, with all below them, that say where and how a run takes place, not what comes out."""
+"""Keys that decide where and how a run executes, but not its result; all keys below them are included."""
 
 
 def decides(key: str) -> bool:
-    """Whether a key of the scenario, dotted, decides what comes out of a run."""
+    """Whether a dotted key of the scenario affects the result of a run."""
     return not any(key == free or key.startswith(f"{free}.") for free in FREE)
 
 
 @cache  # pydantic looks through every loaded module for the source of a new model: 60 ms
 def settings_model(declaration: Declaration) -> type[BaseModel]:
-    """A strict pydantic model with the fields of a settings class, ranges and meanings included."""
+    """Return a strict pydantic model with the fields of a settings class, including their ranges and meanings."""
     fields: dict[str, Any] = {}
     for info in declaration.fields:
         default = ... if info.default is MISSING else info.default

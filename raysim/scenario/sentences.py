@@ -1,4 +1,4 @@
-"""From what pydantic finds wrong in a section to one sentence: the key, what was given, what is allowed."""
+"""Error messages for invalid sections: one sentence from pydantic's errors, with the key, the value and the remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from raysim.scenario.origin import Key, Origin
 from raysim.scenario.schema import NAME_FORM
 from raysim.scenario.yaml_text import short, shown
 
-# Sections whose `name` decides what their other keys are.
+# Sections whose `name` decides their other keys.
 NAMED_SECTIONS: tuple[Key, ...] = (
     ("algorithm",),
     ("data", "partition"),
@@ -48,7 +48,7 @@ ALLOWED: Mapping[str, str] = {
 
 
 NAME = re.compile(r"^[A-Za-z][\w-]*$")
-"""Text that was meant as the name of a section."""
+"""Pattern of text that is probably meant as the `name` of a section."""
 
 
 def validated(model: type[Any], raw: Mapping[str, Any], origin: Origin, prefix: Key) -> Any:
@@ -61,9 +61,9 @@ def validated(model: type[Any], raw: Mapping[str, Any], origin: Origin, prefix: 
 def _sentence(
     error: ValidationError, model: type[BaseModel], raw: Mapping[str, Any], origin: Origin, prefix: Key
 ) -> ScenarioError:
-    """The first problem; the alternatives of a union (`a whole number or 'auto'`) are one problem."""
+    """Return the error for the first problem; the alternatives of a union (`a whole number or 'auto'`) count as one."""
     problems = [(_key(item, raw), item) for item in error.errors(include_url=False)]
-    # Unknown keys first: a misspelt required key is both unknown and missing, and the first says more.
+    # Unknown keys first: a misspelt required key is both unknown and missing, and "unknown key" suggests the remedy.
     problems.sort(key=lambda problem: problem[1]["type"] not in ("extra_forbidden", "invalid_key"))
     key, first = problems[0]
     full = (*prefix, *key)
@@ -92,14 +92,14 @@ def _sentence(
 
 
 def allowed_by(problem: Any) -> str:
-    """The words for one problem that pydantic found."""
+    """Return what is allowed, in words, for one problem that pydantic reports."""
     given = problem.get("ctx", {})
     values = {key: number_text(value) if isinstance(value, int | float) else value for key, value in given.items()}
     return ALLOWED.get(problem["type"], problem["msg"]).format(**values)
 
 
 def _key(problem: Any, raw: Any) -> Key:
-    """Where pydantic found a problem, without the tags that it adds for unions: they are no keys of what was given."""
+    """Return the key of a problem that pydantic reports, without the tags of unions, which are not keys of `raw`."""
     key: list[str] = []
     for part in problem["loc"]:
         try:

@@ -1,4 +1,4 @@
-"""Who takes part in a round: how clients are selected, and each client's device and connection (section `system`)."""
+"""Participation in rounds: how clients are selected, and each client's device and connection (section `system`)."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ PROPERTIES: Mapping[str, tuple[Range, float]] = {
     "availability": (Range(ge=0, le=1), 1.0),
     "dropout": (Range(ge=0, le=1), 0.0),
 }
-"""Key of the section -> what a client may have, and what it has where the key is not given."""
+"""Key of the section -> the range of a client's value, and the value where the key is missing."""
 
 
 def participation_of(parsed: ParsedScenario) -> tuple[Participation, dict[str, Any] | None]:
-    """Who is selected and who counts, and the section `system` with what it leaves open filled in."""
+    """Return the rules of participation, and the section `system` with defaults and the trace's digest filled in."""
     clients, origin = parsed.clients, parsed.origin
     selection = named_settings(
         clients.selection, ("clients", "selection"), SELECTIONS, origin, parsed.own_code, "select"
@@ -56,7 +56,7 @@ def participation_of(parsed: ParsedScenario) -> tuple[Participation, dict[str, A
 
 
 def count_participants(parsed: ParsedScenario) -> int:
-    """K, the clients of a round. Raises `ScenarioError` where it is zero."""
+    """Return K, the number of clients in a round. Raises `ScenarioError` if it is zero."""
     clients = parsed.clients
     participants = cohort_size(clients.participation, clients.number)
     if participants < 1:
@@ -69,9 +69,9 @@ def count_participants(parsed: ParsedScenario) -> int:
 
 
 def read_system(parsed: ParsedScenario) -> tuple[System | None, dict[str, Any] | None]:
-    """Every client's device and connection, and the section with what it leaves open filled in; None without it.
+    """Return every client's device and connection, and the section with defaults and the trace's digest filled in.
 
-    Raises `ScenarioError`, one sentence.
+    Both are None if the scenario has no section `system`. Raises `ScenarioError`, one sentence.
     """
     given, origin, count = parsed.system, parsed.origin, parsed.clients.number
     if given is None:
@@ -107,7 +107,7 @@ def read_system(parsed: ParsedScenario) -> tuple[System | None, dict[str, Any] |
 
 
 def _trace(parsed: ParsedScenario, name: str) -> tuple[dict[str, Floats], str]:
-    """Property -> each client's value, and the file's SHA-256."""
+    """Read a trace file: a mapping of properties to each client's value, and the file's SHA-256."""
     origin, key, path = parsed.origin, ("system", "trace"), expanded(name)
     given = parsed.system
     assert given is not None

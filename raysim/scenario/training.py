@@ -1,4 +1,4 @@
-"""How clients train, where it depends on other sections: the learning rate over the rounds, and who trains together."""
+"""Training settings that depend on other sections: the learning rate over the rounds, and the size of groups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raysim.scenario.parse import ParsedScenario
 
 
 def schedule_of(parsed: ParsedScenario) -> RateSchedule:
-    """The learning rate over the rounds. Raises `ScenarioError` when there is no such schedule, or it gives no rate."""
+    """Return the learning-rate schedule. Raises `ScenarioError` if it does not exist or fails for one of the rounds."""
     key = ("training", "schedule")
     schedule: RateSchedule = named_settings(
         parsed.training.schedule, key, SCHEDULES, parsed.origin, parsed.own_code, "factor"
@@ -25,7 +25,10 @@ def schedule_of(parsed: ParsedScenario) -> RateSchedule:
 
 
 def together_of(parsed: ParsedScenario, dataset: DatasetSpec, feature_dim: int) -> dict[str, int]:
-    """Architecture -> how many clients one call trains. Raises `ScenarioError` where they cannot be trained so."""
+    """Return how many clients one call trains, by architecture.
+
+    Raises `ScenarioError` for an unknown architecture, or if another key requires that each client trains alone.
+    """
     given, failure = parsed.training.together, parsed.failure
     names = dict.fromkeys(parsed.clients.models[: parsed.clients.number])
     if isinstance(given, dict):
@@ -34,7 +37,7 @@ def together_of(parsed: ParsedScenario, dataset: DatasetSpec, feature_dim: int) 
                 ("training", "together"),
                 f"{name} given, which is not among clients.models; allowed: {', '.join(names)}",
             )
-    # Who is trained with whom must depend on nothing but the scenario and the cohort.
+    # Groups must depend on the scenario and the cohort alone, not on which clients fail or exceed the time limit.
     by_client = {
         "failure.max_failed_fraction": failure.max_failed_fraction > 0,
         "failure.client_timeout_s": failure.client_timeout_s is not None,

@@ -1,8 +1,8 @@
-"""A scenario's text: YAML as people write it, read safely, and values as they would stand in it.
+"""The YAML text of scenarios: safe reading with numbers as people write them, and writing of values as YAML.
 
-PyYAML follows YAML 1.1: 1e3 is text, 010 is 8, 1:30 is 90, and of a key that is given twice the last value counts.
-`ruamel.yaml` would replace the 30 lines that correct this. It would be one more dependency beside PyYAML, which Ray and
-MLflow bring along, and the rest would stay: a limit for aliases, which `ruamel.yaml` lacks, and values without secrets.
+PyYAML follows YAML 1.1: 1e3 is text, 010 is 8, 1:30 is 90, and a repeated key takes its last value. `ruamel.yaml` would
+replace the 30 lines that correct this. But it would be a dependency in addition to PyYAML, which Ray and MLflow need,
+and the rest of this file would remain: the limit for aliases, which `ruamel.yaml` lacks, and the removal of secrets.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from raysim.common.files import refuse_special
 from raysim.common.text import redacted
 
 MOST_ENTRIES = 1_000_000
-"""Values in a scenario, each alias counted as what it stands for."""
+"""Maximum number of values in a scenario, including all values that aliases stand for."""
 
 UNREADABLE = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, OverflowError, RecursionError)
-"""What PyYAML raises on text that is no YAML; all but the first are its own slips, on `!!int ''` for example."""
+"""Exceptions that PyYAML raises for invalid YAML; all but the first are bugs of PyYAML, for example on `!!int ''`."""
 
 
 class Loader(yaml.SafeLoader):
-    """Safe YAML whose numbers are as people write them, and which refuses a key given twice."""
+    """Safe YAML loader that reads numbers as people write them and refuses repeated keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -42,7 +42,7 @@ class Loader(yaml.SafeLoader):
 
 
 class Dumper(yaml.SafeDumper):
-    """Safe YAML with quotes around all text that `Loader`, or another reader, would take for something else."""
+    """Safe YAML dumper that quotes text which `Loader` or another reader would take for a number or another type."""
 
 
 INT, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
@@ -63,7 +63,7 @@ for _tag, _pattern in NUMBERS.items():
 
 
 def read_text(path: Path) -> str:
-    """A scenario file's text. Raises `ScenarioError`."""
+    """Return the text of a scenario file. Raises `ScenarioError`."""
     refuse_special(path)
     try:
         return path.read_text(encoding="utf-8")
@@ -77,14 +77,14 @@ def read_text(path: Path) -> str:
 
 
 def opening_comment(text: str) -> str:
-    """The comment that opens a file, without its signs and without what it says to editors."""
+    """Return the comment at the start of a file, without "#" and without lines for editors."""
     opening = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
     lines = [line.removeprefix("#").removeprefix(" ") for line in opening if "yaml-language-server" not in line]
     return "\n".join(lines).strip()
 
 
 def parse(text: str, file: str) -> dict[str, Any]:
-    """The mapping that a scenario is. Raises `ScenarioError`, which calls it `file`."""
+    """Parse the text of a scenario as a mapping. Raises `ScenarioError`, which names `file`."""
     try:
         raw = load_value(text)
     except UNREADABLE as error:
@@ -100,17 +100,17 @@ def parse(text: str, file: str) -> dict[str, Any]:
 
 
 def load_value(text: str) -> Any:
-    """YAML as plain values. Raises one of `UNREADABLE`, also when aliases stand for more than memory holds."""
-    value = yaml.load(text, Loader)  # a SafeLoader: it makes no objects
+    """Parse YAML into plain values. Raises one of `UNREADABLE`, also when aliases stand for too many entries."""
+    value = yaml.load(text, Loader)  # a SafeLoader: it creates no Python objects
     sizes: dict[int, int] = {}  # entries of each list and mapping, by identity
 
     def size(node: Any) -> int:
         if isinstance(node, str):
-            node.encode()  # raises where it holds half of a character, such as "\ud800", which no file can
+            node.encode()  # raises for half of a character, such as "\ud800", which no file can contain
         if not isinstance(node, dict | list):
             return 1
         if id(node) not in sizes:
-            sizes[id(node)] = MOST_ENTRIES  # a node inside itself never ends
+            sizes[id(node)] = MOST_ENTRIES  # while it is counted: a node that contains itself is too large
             inner = [*node.keys(), *node.values()] if isinstance(node, dict) else node
             sizes[id(node)] = 1 + sum(map(size, inner))
         return sizes[id(node)]
@@ -121,7 +121,7 @@ def load_value(text: str) -> Any:
 
 
 def node_at(text: str, key: Sequence[str]) -> yaml.Node | None:
-    """What text that `load_value` can read has at a key, or None."""
+    """Return the YAML node at a key of text that `load_value` can read, or None."""
     node = yaml.compose(text, Loader)
     for part in key:
         if isinstance(node, yaml.MappingNode):
@@ -134,19 +134,19 @@ def node_at(text: str, key: Sequence[str]) -> yaml.Node | None:
 
 
 def shown(value: Any) -> str:
-    """A value as the user writes it, in YAML; text in quotes."""
+    """Return a value as a user would write it in YAML, with text in quotes."""
     if isinstance(value, str):
         text = repr(value)
     else:
         try:
             text = yaml.dump(value, Dumper=Dumper, default_flow_style=True, width=10**6).removesuffix("...\n")
-        except (RecursionError, ValueError):  # too deep, or a number of more digits than Python writes
+        except (RecursionError, ValueError):  # nested too deeply, or a number with more digits than Python prints
             text = f"a {type(value).__name__}"
         text = " ".join(text.split())
     return short(text)
 
 
 def short(text: str) -> str:
-    """Text that fits into a sentence, without the secrets that an address may hold."""
+    """Return text without secrets in addresses, cut to at most 80 characters to fit into a sentence."""
     text = redacted(text)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -1,7 +1,8 @@
 """Client rows on disk: an Arrow stream, `clients.arrows`, while a run is running, and `clients.parquet` once it ended.
 
-Parquet cannot be appended to; the stream can, and is readable up to where a killed process left it. Every round is a
-batch that names it, with rows or without: so a stream tells which rounds it holds, wherever it was cut off.
+A Parquet file cannot be appended to. The stream can, and stays readable up to the last batch that a killed process
+completed. Every round writes a batch with its number, even without rows, so a stream that was cut off anywhere shows
+which rounds it contains.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ CLIENT_SCHEMA = pa.schema(
 )
 """The columns of `clients.parquet`: the fields of `ClientRow`, in their order."""
 
-_ROW_GROUP = 65_536  # rows; many small groups, one a round, would make a slow file
+_ROW_GROUP = 65_536  # rows; one small group per round would make the file slow to read
 _Batches = Iterator[tuple[int, pa.RecordBatch]]  # the first round in the batch, and the batch
 
 
 class MissingRowsError(Exception):
-    """Rows of a round that is to be kept are not there."""
+    """Raised when rows of rounds that should be kept are missing."""
 
 
 class ClientRows:
@@ -51,23 +52,23 @@ class ClientRows:
         self._writer: Any = None
 
     def begin(self) -> None:
-        """Be ready for rows: the first, or those that follow the ones that `truncate` kept."""
+        """Prepare for `append`, after the rows that `truncate` kept, or with an empty stream."""
         if self._file is None:
             self.truncate(-1)
 
     def append(self, t: int, rows: Sequence[ClientRow]) -> None:
-        """Add the rows of round `t`; from now on a reader sees them."""
+        """Add the rows of round `t`, which become visible to readers."""
         assert self._file is not None, "append before begin"
         _write(self._writer, t, _batch(rows))
         self._file.flush()
 
     def sync(self) -> None:
-        """Write all rows so far to the disk, safe from a power cut."""
+        """Write all rows so far to the disk, so that they survive a power cut."""
         assert self._file is not None, "sync before begin"
         os.fsync(self._file.fileno())
 
     def end(self) -> None:
-        """Turn the stream, if there is one, into Parquet."""
+        """Convert the stream, if there is one, to Parquet."""
         if self._file is not None:
             try:
                 self._writer.close()
@@ -86,7 +87,7 @@ class ClientRows:
         self.stream.unlink()
 
     def start_after(self, t: int) -> None:
-        """Begin an empty stream for the rounds after `t`; the earlier files are missing or have other names."""
+        """Begin an empty stream for the rounds after `t`, because earlier files are missing or were renamed."""
         with replacing(self.stream) as file:
             writer = pa.ipc.new_stream(file, CLIENT_SCHEMA)
             _write(writer, t, _batch([]))
@@ -94,30 +95,30 @@ class ClientRows:
         self._file, self._writer = file, writer
 
     def close_stream(self) -> None:
-        """Leave the files as they are."""
+        """Close the stream without changing the files."""
         if self._file is not None:
             file, self._file = self._file, None
             file.close()
 
     def truncate(self, t: int) -> dict[int, ClientRow]:
-        """Keep the rows of rounds up to `t`, in a stream that can be appended to, and forget later ones.
+        """Keep the rows of rounds up to `t`, in a stream that can be appended to, and delete later ones.
 
-        Returns, per client, the last of them in which it was measured. A process that dies meanwhile leaves files with
-        all that is to be kept.
+        Returns, per client, the last kept row in which it was measured. If the process dies during this call, the files
+        still contain all rows up to `t`.
 
         Raises:
-            MissingRowsError: not all rows of these rounds are there.
-            OSError, pyarrow.ArrowException, KeyError, TypeError, ValueError: the file is not there or damaged.
+            MissingRowsError: rows of these rounds are missing.
+            OSError, pyarrow.ArrowException, KeyError, TypeError, ValueError: the file is missing or damaged.
         """
         latest, since = CLIENT_SCHEMA.empty_table(), CLIENT_SCHEMA.empty_table()
         with replacing(self.stream) as file:
             writer = pa.ipc.new_stream(file, CLIENT_SCHEMA)
-            # Arrow holds the schema back until the first batch; an empty one makes the file readable at once.
+            # Arrow writes the schema with the first batch; an empty batch makes the file readable at once.
             _write(writer, -1, _batch([]))
             for first, batch in self._until(t):
                 _write(writer, first, batch)
                 since = pa.concat_tables([since, pa.Table.from_batches([batch])])
-                if since.num_rows >= latest.num_rows:  # not for each round, which has a few of many clients
+                if since.num_rows >= latest.num_rows:  # not after each round, which has few rows of many clients
                     latest, since = _latest(latest, since), since.slice(0, 0)
             _write(writer, t, _batch([]))
         self.close_stream()
@@ -128,10 +129,10 @@ class ClientRows:
         return {row["client"]: ClientRow(**row) for row in _latest(latest, since).to_pylist()}
 
     def _until(self, t: int) -> _Batches:
-        """The rows of rounds 0 to `t`."""
+        """Yield the rows of rounds 0 to `t`, in batches."""
         if t < 0:
             return
-        # Both are there if a process was killed in `end` or `truncate`; either leaves all rows in the Parquet file.
+        # Both files exist if a process was killed in `end` or `truncate`; then the Parquet file has all rows.
         whole = self.parquet.exists()
         reached = -1
         for first, batch in _parquet(self.parquet) if whole else _stream(self.stream):
@@ -151,9 +152,9 @@ def _batch(rows: Sequence[ClientRow]) -> pa.RecordBatch:
 
 
 def _of_today(batch: Any) -> Any:
-    """Rows with today's columns: null where an earlier version, with which the run began, did not have one.
+    """Return rows with the present columns: null in columns that the version which wrote the rows did not have.
 
-    Raises `KeyError` or `pyarrow.ArrowException` when they are damaged, which Arrow may crash on later.
+    Raises `KeyError` or `pyarrow.ArrowException` for damaged rows, because Arrow may crash on them later.
     """
     batch.validate(full=True)
     later = {f.name for f in CLIENT_SCHEMA if f.nullable} - set(batch.schema.names)
@@ -166,13 +167,13 @@ def _write(writer: Any, first: int, batch: pa.RecordBatch) -> None:
 
 
 def _stream(path: Path) -> _Batches:
-    """The batches of a stream up to where a process that was killed, or a full disk, cut it off."""
+    """Yield the complete batches of a stream, which a killed process or a full disk may have cut off."""
     with path.open("rb") as file:
         try:
             for batch, facts in pa.ipc.open_stream(file).iter_batches_with_custom_metadata():
                 yield int(facts["round"]), _of_today(batch)
         except (pa.ArrowException, OSError, ValueError, KeyError, TypeError):
-            pass  # the batch that was being written, or one that is damaged; those before it are whole
+            pass  # a batch that is incomplete or damaged; the batches before it are complete
 
 
 def _parquet(path: Path) -> _Batches:
@@ -184,7 +185,7 @@ def _parquet(path: Path) -> _Batches:
 
 
 def _tables(stream: Path) -> Iterator[pa.Table]:
-    """The rows of a stream, in pieces of at least `_ROW_GROUP`."""
+    """Yield the rows of a stream, in tables of at least `_ROW_GROUP` rows except the last."""
     piece: list[Any] = []
     for _, batch in _stream(stream):
         piece.append(batch)
@@ -195,9 +196,9 @@ def _tables(stream: Path) -> Iterator[pa.Table]:
 
 
 def _latest(known: pa.Table, since: pa.Table) -> pa.Table:
-    """`known`, a row per client, after the rows of `since` in which a client was measured."""
+    """Update `known`, which has one row per client, by the rows of `since` in which a client was measured."""
     rows = pa.concat_tables([known, since])
     rows = rows.filter(rows["total"].is_valid())
     client = rows["client"].to_numpy()
-    _, from_end = np.unique(client[::-1], return_index=True)  # where each client stands last
+    _, from_end = np.unique(client[::-1], return_index=True)  # the last row of each client
     return rows.take(len(client) - 1 - from_end)

@@ -1,4 +1,4 @@
-"""MLflow without its noise: imports it, makes a new database whole or not at all, puts its errors into one line."""
+"""Access to MLflow: import it without log lines, create a new database atomically, shorten its errors to one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raysim.common.memory import without_collection
 from raysim.common.text import redacted
 from raysim.tracking.store import PASSWORD, USER, bypass_proxy, database_path, is_loopback
 
-# What requests says about them takes several lines.
+# Short words for errors that the library requests describes in several lines.
 _NO_ANSWER = {
     "timed out": "timed out",
     "Connection refused": "connection refused",
@@ -25,12 +25,12 @@ _NO_ANSWER = {
 
 
 def load_mlflow(uri: str) -> Any:
-    """Import MLflow without its log lines and its telemetry; returns `mlflow.entities`."""
+    """Import MLflow without log lines and telemetry; return `mlflow.entities`."""
     quiet = {
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_LOGGING_LEVEL": "ERROR",
         "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-        # MLflow would ask a dead server for minutes; this tracker retries itself.
+        # MLflow would retry a dead server for minutes; raysim's tracker retries by itself.
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
     }
@@ -38,30 +38,30 @@ def load_mlflow(uri: str) -> Any:
         os.environ.setdefault(name, value)
     if is_loopback(uri):
         bypass_proxy()
-    # Of MLflow's own use of its libraries; a program that turns warnings into errors would lose its run.
+    # MLflow's libraries warn about MLflow's own calls; a program that turns warnings into errors would lose its run.
     warnings.filterwarnings("ignore", category=DeprecationWarning, module="mlflow|sqlalchemy|alembic")
     with without_collection():
         from mlflow import entities
 
-    # alembic logs every migration; urllib3 every retry, which `warnings` sums up.
+    # alembic logs every migration, and urllib3 every retry, which the tracker's `warnings` summarise.
     for name in ("mlflow", "alembic", "urllib3.connectionpool"):
         logging.getLogger(name).setLevel(logging.ERROR)
     return entities
 
 
 def is_new(resolved: str) -> bool:
-    """Whether the database of a resolved `sqlite:` address is still to be made; never of a server."""
+    """Whether the database of a resolved `sqlite:` address does not exist yet; False for a server."""
     database = database_path(resolved)
     return database is not None and not (database.exists() and database.stat().st_size)
 
 
 def ensure_database(resolved: str) -> None:
-    """Make the database of a resolved `sqlite:` address if it is new; nothing for a server. Raises what MLflow does.
+    """Create the database of a resolved `sqlite:` address if it does not exist; do nothing for a server.
 
-    A new database appears whole: MLflow makes one in dozens of steps, and refuses what a process left that was killed
-    between two of them. Two runs do not make it at once: MLflow has a lock of its own, but in the temporary folder,
-    which the two need not share. The lock file stays, because removing one that another process waits for would undo
-    the lock.
+    The database is created under another name and then renamed: MLflow creates it in dozens of steps, and refuses a
+    database whose creation was interrupted. A lock keeps two runs from creating it at once; MLflow's own lock is in
+    the temporary folder, which the two runs may not share. The lock file is not removed, because that would undo the
+    lock for a process that waits for it. Raises MLflow's exceptions.
     """
     path = database_path(resolved)
     if path is None:
@@ -71,10 +71,10 @@ def ensure_database(resolved: str) -> None:
             lock(file.fileno(), wait=True)
         if not is_new(resolved):
             return
-        database = path.resolve()  # of a link: the file that it names
-        for left in database.parent.glob(f".{glob.escape(database.name)}.new-*"):  # by a killed process
+        database = path.resolve()  # the target, if it is a link
+        for left in database.parent.glob(f".{glob.escape(database.name)}.new-*"):  # left by a killed process
             left.unlink(missing_ok=True)
-        # Never the same name: MLflow remembers addresses that it made a database at.
+        # Use a new name each time, because MLflow remembers the addresses at which it created a database.
         new = database.with_name(f".{database.name}.new-{secrets.token_hex(4)}")
         try:
             _make(f"sqlite:///{new}")
@@ -85,19 +85,19 @@ def ensure_database(resolved: str) -> None:
 
 
 def _make(uri: str) -> None:
-    """Have MLflow make a database, and close it."""
+    """Let MLflow create a database, and close it."""
     load_mlflow(uri)
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(uri)
     client.search_experiments()
-    # It keeps a connection, which would hold memory and a file that is about to get another name.
+    # MLflow keeps a connection open, which would hold memory and a file that is about to be renamed.
     with contextlib.suppress(AttributeError):
         client._tracking_client.store.engine.dispose()
 
 
 def in_words(error: BaseException) -> str:
-    """An error of MLflow's in one line; two words where the server did not answer."""
+    """Return an error of MLflow in one line, or in a few words if the server did not answer."""
     text = " ".join(redacted(str(error)).split())
     if getattr(error, "error_code", None) == "UNAUTHENTICATED" or "error code 401" in text:
         return f"it wants a user name and password: set {USER} and {PASSWORD}"

@@ -1,9 +1,9 @@
-"""The run folder: everything a run reports, as files that can be read while it runs and after it failed.
+"""The run folder: all results of a run, as files that can be read while it runs and after it failed.
 
-Rounds are in `tracking.rounds`, client rows in `tracking.client_rows`. `summary.json` says "running" until
-the run ends, so a run that was killed never looks complete. A run is resumed in its folder: `reopen`, then `truncate`
-to the round of its checkpoint, then as a new run. A run that has all its rounds is closed as "closing" first;
-`mark_finished` makes it "finished" once plots and MLflow are complete, too.
+`tracking.rounds` writes the rounds, `tracking.client_rows` the client rows. The status in `summary.json` is "running"
+until the run ends, so a run that was killed never looks complete. To resume a run in its folder, call `reopen`, then
+`truncate` to the round of its checkpoint, then continue as for a new run. A run that has all its rounds is closed with
+the status "closing"; `mark_finished` changes it to "finished" once plots and MLflow data are also complete.
 """
 
 from __future__ import annotations
@@ -31,47 +31,47 @@ from raysim.tracking.rounds import RoundRows
 __all__ = ["CLIENT_SCHEMA", "RunFolder"]
 
 ROUNDS_EVERY_S = 2.0
-"""How long a finished round may wait before `rounds.parquet` shows it, in seconds."""
+"""Minimum time between two writes of `rounds.parquet` while rounds are logged, in seconds."""
 
 _DAMAGE = (MissingRowsError, pa.ArrowException, OSError, KeyError, TypeError, ValueError)
-"""What reading a file raises that is not what was written."""
+"""Exceptions raised by reading a damaged file."""
 
 
 class RunFolder:
-    """The Tracker that owns `<output>/<scenario>/<run id>/`, for one process at a time.
+    """The tracker that owns `<output>/<scenario>/<run id>/`, for one process at a time.
 
     Attributes:
-        path: the folder, absolute.
-        damage: a sentence for each file that `truncate` found damaged and set aside.
+        path: the absolute path of the folder.
+        damage: a sentence for each damaged file that `truncate` renamed.
     """
 
     def __init__(self, path: Path, lock: int) -> None:
-        """See `create` and `reopen`. `lock`: a descriptor that `close` is to close."""
+        """Use `create` or `reopen` instead. lock: the descriptor of the locked file, which `close` closes."""
         self.path = path
         self._inode = _inode(path)
         self.damage: list[str] = []
-        # A folder that is never closed is unlocked when it is collected; until then no other process can resume.
+        # An object that is never closed unlocks the folder when it is collected; until then, no process can resume.
         self._lock = lock
         self._release = weakref.finalize(self, _close, lock)
         self._card: RunCard | None = None
         self._rounds = RoundRows(path)
         self._written = -math.inf  # time.monotonic() of the last rounds.parquet
         self._clients = ClientRows(path)
-        self._restored = True  # whether what is above is what the files hold; not so between `reopen` and `truncate`
+        self._restored = True  # whether memory and files agree; False between `reopen` and `truncate`
 
     @classmethod
     def create(cls, results: Path, run_id: str) -> RunFolder:
-        """Make the folder of a run in that of its scenario's results, and see that it can be written to.
+        """Create the folder of a run below the folder of its scenario, and check that it is writable.
 
         Raises:
-            ScenarioError: the folder exists already, or cannot be made or written.
+            ScenarioError: the folder exists already, or cannot be created or written.
         """
         path = Path(results).absolute() / run_id
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.mkdir()
             (path / "logs").mkdir()
-            # A full disk often lets folders be made, and shows only when bytes reach it, as here.
+            # On a full disk, creating folders often works, but writing bytes, as `hold` does, fails.
             return cls(path, hold(path / LOCK))
         except FileExistsError as error:
             if path.is_dir():
@@ -82,10 +82,10 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path) -> RunFolder:
-        """An existing run folder, to resume in; call `truncate` next.
+        """Open an existing run folder to resume its run; call `truncate` next.
 
         Raises:
-            ScenarioError: it is no run folder, cannot be written, or its run is still running.
+            ScenarioError: it is not a run folder, cannot be written, or its run is still running.
         """
         path = Path(path).absolute()
         try:
@@ -103,11 +103,11 @@ class RunFolder:
         return folder
 
     def truncate(self, t: int) -> dict[int, ClientRow]:
-        """Keep rounds 0 to `t` and forget later ones; -1 keeps nothing.
+        """Keep rounds 0 to `t` and delete later ones; -1 keeps nothing.
 
-        Returns, per client, the last of the rows kept in which it was measured. When this fails or is cut off, all that
-        was to be kept still is in the folder, and `close` leaves it as it is. A file that is damaged, or lacks rounds,
-        does not stop the run, whose state is elsewhere: it gets another name, and `damage` says what is missing.
+        Returns, per client, the last kept row in which it was measured. If this fails or is interrupted, all rows up to
+        `t` are still in the folder, and `close` does not change it. A file that is damaged or lacks rounds does not
+        stop the run, whose state is in its checkpoints: the file is renamed, and `damage` says what is missing.
 
         Raises:
             RunError: the disk fails.
@@ -129,21 +129,21 @@ class RunFolder:
 
     @property
     def rounds(self) -> Sequence[Mapping[str, float]]:
-        """The rounds that are held, each with its number, "round", and the metrics that were measured."""
+        """All logged rounds, each with its number, "round", and the metrics that were measured."""
         return list(self._rounds)
 
     def write_text(self, name: str, text: str) -> None:
-        """Put a text file such as `scenario.yaml` into the folder. Raises `RunError` when that fails."""
+        """Write a text file such as `scenario.yaml` into the folder. Raises `RunError` when that fails."""
         self.write(name, text.encode())
 
     def write(self, name: str, content: bytes) -> None:
-        """Put a file into the folder, or below it. Raises `RunError` when that fails."""
+        """Write a file into the folder or a sub-folder. Raises `RunError` when that fails."""
         with self._writing(self.path / name):
             (self.path / name).parent.mkdir(parents=True, exist_ok=True)
             replace(self.path / name, lambda file: file.write(content))
 
     def open(self, card: RunCard) -> None:
-        """Begin or resume the run. Raises `ScenarioError` when its files cannot be opened."""
+        """Write the status "running", and open the files. Raises `ScenarioError` when that fails."""
         assert self._restored, "open before truncate"
         self._card = card
         try:
@@ -162,7 +162,7 @@ class RunFolder:
                 self._write_rounds()
 
     def sync(self) -> None:
-        """Write every round so far to the disk, safe from a power cut. Raises `RunError` when that fails."""
+        """Write all rounds so far to the disk, so that they survive a power cut. Raises `RunError` when that fails."""
         with self._writing(self._clients.stream):
             self._clients.sync()
         with self._writing(self._rounds.parquet):
@@ -175,13 +175,13 @@ class RunFolder:
             self._write_summary(status, summary)
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
-        """Write all that is left, `summary.json` last, and unlock the folder.
+        """Write the remaining data, `summary.json` last, and unlock the folder.
 
-        A folder that was reopened and never taken back to a round is left as it is.
+        A folder that was reopened but not truncated is not changed.
 
         Raises:
-            RunError: something could not be written; everything else was, and a run that was to be "closing" or
-                "finished" is marked "failed".
+            RunError: a file could not be written. All others were, and the status is "failed" in place of "closing" or
+                "finished".
         """
         try:
             if self._restored:
@@ -191,15 +191,15 @@ class RunFolder:
             self._release()
 
     def mark_finished(self, summary: Mapping[str, object]) -> None:
-        """Let a run that was closed as "closing" be "finished". Raises `RunError` when that cannot be written."""
+        """Change the status from "closing" to "finished". Raises `RunError` when that cannot be written."""
         self.write_summary("finished", summary)
 
     def why_missing(self) -> str:
-        """One sentence on what became of the folder, if it is no longer where this run began; else nothing."""
+        """Return a sentence about a folder that was moved or deleted while the run was running; else an empty text."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             if _inode(self.path) == self._inode:
                 return ""
-        with contextlib.suppress(OSError):  # also where there is no /proc
+        with contextlib.suppress(OSError):  # for example on a system without /proc
             now = Path(f"/proc/self/fd/{self._lock}").readlink().parent.parent
             if _inode(now) == self._inode:
                 return (
@@ -210,10 +210,10 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep the folder locked for this block, even if `close` comes first."""
+        """Keep the folder locked for this block, even if `close` is called in it."""
         with contextlib.ExitStack() as over:
-            with contextlib.suppress(OSError):  # a method closed it
-                # Of the same open file, so the lock ends when both are closed.
+            with contextlib.suppress(OSError):  # the method's code closed the descriptor
+                # A second descriptor of the same open file: the lock ends when both are closed.
                 over.callback(_close, os.dup(self._lock))
             yield
 
@@ -282,13 +282,13 @@ class RunFolder:
         except _DAMAGE as error:
             self._set_aside(path, error, t)
         if path is parquet and stream.exists():
-            return self._truncate_clients(t)  # a process that is killed at the right moment leaves all rows twice
+            return self._truncate_clients(t)  # a process that is killed between two steps leaves all rows in both files
         self._clients.start_after(t)
         return {}
 
     def _set_aside(self, path: Path, error: Exception, t: int) -> None:
-        """Rename a damaged file and note which rows are missing. Raises the error if it is the disk's."""
-        if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):  # pyarrow's own have no number
+        """Rename a damaged file and record which rows are missing. Raises the error if the disk failed."""
+        if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):  # pyarrow's errors have no number
             raise error
         aside = set_aside(path)
         why = f"is damaged and kept as {aside.name}" if aside else "is not there"
@@ -296,14 +296,14 @@ class RunFolder:
 
 
 def summary_text(status: Status, summary: Mapping[str, object]) -> str:
-    """The text of `summary.json`."""
+    """Return the text of `summary.json`."""
     return json.dumps(_plain({**summary, "status": status}), indent=2) + "\n"
 
 
 def _plain(value: object) -> object:
-    """`value` as JSON can hold it: NaN and infinity become null, NumPy's and torch's numbers Python's.
+    """Convert a value for JSON: NaN and infinity become null, numbers of NumPy and torch become Python's.
 
-    Secrets in addresses are left out: an error may quote one.
+    Secrets in addresses are removed, because an error may quote an address.
     """
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
@@ -329,5 +329,5 @@ def _refusal(path: Path, error: OSError) -> str:
 
 
 def _close(descriptor: int) -> None:
-    with contextlib.suppress(OSError):  # a method closed it
+    with contextlib.suppress(OSError):  # the method's code closed it
         os.close(descriptor)

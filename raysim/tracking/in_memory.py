@@ -8,14 +8,14 @@ from raysim.common.results import ClientRow, RunCard, Status
 
 
 class MemoryTracker:
-    """The Tracker that only remembers.
+    """A tracker that stores everything in memory.
 
     Attributes:
-        card: what `open` was given.
+        card: the argument of `open`.
         rounds: one dict per round: "round" and the metrics.
-        clients: all client rows, in the order they came.
-        status: "running" until `close`.
-        summary: what `close` was given.
+        clients: all client rows, in the order in which they were logged.
+        status: "running" until `close`, then its argument.
+        summary: the argument of `close`.
     """
 
     def __init__(self) -> None:
@@ -26,18 +26,18 @@ class MemoryTracker:
         self.summary: dict[str, object] = {}
 
     def open(self, card: RunCard) -> None:
-        """Remember the card."""
+        """Store the card."""
         self.card = card
 
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
-        """Remember a round."""
+        """Store the metrics and client rows of a round."""
         self.rounds.append({"round": t, **values})
         self.clients.extend(clients)
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
-        """Remember how it ended."""
+        """Store the status and the summary."""
         self.status, self.summary = status, dict(summary)
 
     def series(self, metric: str) -> list[float | int]:
-        """A metric over the rounds in which it was measured."""
+        """Return the values of a metric, for the rounds in which it was measured."""
         return [row[metric] for row in self.rounds if metric in row]

@@ -1,9 +1,9 @@
-"""The tracker that writes a run to MLflow, from a thread of its own so that no round waits for it.
+"""The tracker that writes a run to MLflow, from a separate thread so that no round waits for it.
 
-Importing MLflow takes seconds and is therefore left to that thread. The first database is made there too (see
-`raysim.tracking.database`): a run's first round does not wait for either. The import still takes a CPU and Python's
-lock: the round beside it, mostly the second, takes one to two seconds longer. An import that began six seconds later
-made the rounds beside it as much longer.
+The thread also imports MLflow and creates a new database (see `raysim.tracking.database`), which takes seconds, so the
+first round waits for neither. The import still needs a CPU and Python's global lock: the round at the same time, mostly
+the second, takes one to two seconds longer. With an import that started six seconds later, later rounds took as much
+longer.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ ARTIFACTS = (
     "partition.parquet",
     "plots/*.png",
 )
-"""What of the run folder goes to MLflow when the run ends, besides `summary.json`."""
+"""Files of the run folder that are uploaded to MLflow when the run ends, besides `summary.json`."""
 
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "running": "RUNNING"}
 _PER_BATCH = 100  # parameters; MLflow's limit
 _METRICS_PER_BATCH = 1000  # MLflow's limit
 _LONGEST_PARAMETER, _LONGEST_TAG = 6000, 5000  # characters
-# Asking again does not help with these; anything else may be a server or a disk that comes back.
+# Requests with these errors would fail again; with any other error, the server or disk may recover.
 _FINAL = {
     "BAD_REQUEST",
     "INVALID_PARAMETER_VALUE",
@@ -54,15 +54,15 @@ _FINAL = {
     "UNAUTHENTICATED",
 }
 _RESUMED = "raysim.resumed"  # the tag that counts how often a run was resumed
-_SEND_EVERY_S = 1.0  # short rounds go together: a call costs the time of a hundred small trainings, on their CPU
-# Every round that has metrics has one of these: the second is round 0's, in which all clients are evaluated.
+_SEND_EVERY_S = 1.0  # short rounds are sent together: a call takes as much CPU time as a hundred small trainings
+# Each round with metrics has one of these; round 0, in which all clients are evaluated, has the second.
 _EVERY_ROUND = ("time/round_s", "accuracy/all")
-_HOLDOFF_S = (0.2, 5.0)  # the first wait before trying again, and the longest
+_HOLDOFF_S = (0.2, 5.0)  # the first and the longest wait before a retry
 _Round = tuple[int, int, dict[str, float]]  # number, time in ms, metrics
 
 
 def find_experiment(client: Any, uri: str, name: str) -> str:
-    """The id of the experiment of this name, which is made if there is none."""
+    """Return the id of the experiment of this name, and create the experiment if it does not exist."""
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
         database = database_path(uri)
@@ -72,32 +72,33 @@ def find_experiment(client: Any, uri: str, name: str) -> str:
         except Exception as error:
             if getattr(error, "error_code", None) != "RESOURCE_ALREADY_EXISTS":
                 raise
-            # Another run made it meanwhile.
+            # Another run created it at the same time.
             experiment = client.get_experiment_by_name(name)
     if experiment.tags.get(VIEW_TAG) != VIEW:
-        with contextlib.suppress(Exception):  # without the permission, pages show MLflow's own columns
+        with contextlib.suppress(Exception):  # without permission to set it, pages show MLflow's default columns
             client.set_experiment_tag(experiment.experiment_id, VIEW_TAG, VIEW)
     return str(experiment.experiment_id)
 
 
 class MlflowTracker:
-    """The Tracker for MLflow: parameters, tags and data set once, at most one `log_batch` a round, files at the end.
+    """The tracker for MLflow: parameters, tags and data set once, at most one `log_batch` per round, files at the end.
 
-    Close it after the run folder, whose files it uploads. A server that stops answering is asked again for
-    `timeout_s` seconds; then `warnings` says so, the run continues, and rounds are kept until it answers.
+    Close it after the run folder, whose files it uploads. If the server stops answering, requests are retried for
+    `timeout_s` seconds; then `warnings` gets a sentence, the run continues, and rounds are kept until the server
+    answers again.
 
-    MLflow takes a call's metrics as a whole or not at all, and a call carries whole rounds. So of a run whose process
-    was killed it holds whole rounds, and `resume` adds those that it does not hold.
+    MLflow stores all metrics of a call or none, and a call contains complete rounds. So after a run's process was
+    killed, MLflow has complete rounds, and `resume` adds the missing ones.
 
     Attributes:
         uri: the resolved address of the store.
-        warnings: sentences for the user, whole after `close`.
-        run_id: MLflow's id of the run; None until it is made.
+        warnings: sentences for the user, complete after `close`.
+        run_id: MLflow's id of the run; None until the run is created.
         experiment_id: MLflow's id of the experiment; None until it is known.
     """
 
     def __init__(self, uri: str | None, experiment: str, tags: Mapping[str, str], *, timeout_s: float = 30.0) -> None:
-        """Raises `ScenarioError` when the address is no store that is written to; sends no request yet."""
+        """Resolve the address, without sending a request. Raises `ScenarioError` if it is not a supported store."""
         self.uri = resolve_uri(uri)
         self.experiment = experiment
         self.tags = dict(tags)
@@ -109,10 +110,10 @@ class MlflowTracker:
         self._client: Any = None
         self._resumed = False
         self._existing: Any = None  # the run that MLflow already has, if any
-        self._there: frozenset[int] = frozenset()  # rounds that it holds
+        self._there: frozenset[int] = frozenset()  # rounds that MLflow already has
         self._pending: deque[_Round] = deque()
         self._lost = 0
-        self._missing: list[str] = []  # sentences on what did not arrive, and may when the run is resumed
+        self._missing: list[str] = []  # sentences about missing data that a resumed run may add
         self._ending: Status | None = None
         self._summary: Mapping[str, object] = {}
         self._failure: BaseException | None = None
@@ -123,11 +124,10 @@ class MlflowTracker:
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
 
     def resume(self, rounds: Sequence[Mapping[str, float]]) -> None:
-        """Continue the run that MLflow may hold already, and which has done `rounds`; to be called before `open`.
+        """Continue a run that MLflow may already have; call this before `open`. rounds: the rounds done so far.
 
-        The run is known by its tag `raysim.run_id`; where there is none, one is made and gets all of `rounds`. A round
-        that MLflow holds is not sent again, neither from these nor from those that follow. Parameters keep the values
-        that they have there.
+        The run is found by its tag `raysim.run_id`; if there is none, a new run is created and gets all of `rounds`.
+        Rounds that MLflow already has are not sent again. Parameters keep their values in MLflow.
         """
         assert not self._thread.ident, "resume after open"
         self._resumed = True
@@ -135,19 +135,19 @@ class MlflowTracker:
             self._take(int(row["round"]), {name: value for name, value in row.items() if name != "round"})
 
     def open(self, card: RunCard) -> None:
-        """Note that the run begins and return at once; it is made after the first round, or when `ready` asks.
+        """Record the start of the run and return at once. MLflow's run is created after round 1, or by `ready`.
 
-        Importing MLflow and making a store takes seconds of a CPU that the actors need to start; no user looks at a run
-        that has no round yet, and `check_uri` has found the store well before.
+        Importing MLflow and creating a store takes seconds of CPU time that the actors need to start. Users do not look
+        at a run without rounds, and `check_uri` has already checked the store.
         """
         self._card, self._began_ms = card, time.time_ns() // 1_000_000
         self._thread.start()
 
     def ready(self, timeout_s: float | None = None) -> bool:
-        """Wait until the run is there; False when `timeout_s` passed first.
+        """Wait until MLflow's run is created; return False if that takes longer than `timeout_s`.
 
         Raises:
-            ScenarioError: MLflow did not take the run.
+            ScenarioError: the run could not be created.
         """
         self._go.set()
         if not self._opened.wait(timeout_s):
@@ -156,26 +156,26 @@ class MlflowTracker:
         return True
 
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
-        """Hand round `t` to the writer. Raises `ScenarioError` when MLflow did not take the run."""
+        """Pass round `t` to the writer's thread. Raises `ScenarioError` if the run could not be created."""
         self._raise_failure()
         if t > 0:
             self._go.set()
         self._take(t, values)
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
-        """Send what is left and the files, and end the run there.
+        """Send the remaining rounds and the files, and end MLflow's run.
 
         Raises:
-            RunError: something of a run that finished did not arrive, but may if this is repeated. Of any other run,
-                `warnings` says so.
+            RunError: data of a finished run is missing in MLflow, but another attempt may succeed. For a run that did
+                not finish, `warnings` gets a sentence instead.
         """
         if not self._thread.ident:
-            return  # never opened
+            return  # `open` was not called
         with self._wake:
             self._ending, self._summary = status, summary
             self._wake.notify()
         self._go.set()
-        # Opening, sending and ending are each bounded by timeout; files take the time they take.
+        # Opening, sending and ending each have the time limit `timeout_s`; uploads of files have none.
         self._thread.join()
         if self._failure is not None:
             failure, self._failure = self._failure, None
@@ -187,12 +187,12 @@ class MlflowTracker:
 
     @property
     def run_path(self) -> str | None:
-        """The run's page within MLflow's pages, `#/experiments/…`; None until the run is made."""
+        """The address of the run's page on the MLflow server, `#/experiments/…`; None until the run is created."""
         return f"#/experiments/{self.experiment_id}/runs/{self.run_id}?{FOR_TRAINING}" if self.run_id else None
 
     @property
     def where(self) -> str:
-        """What to open, or to type, to see the run."""
+        """The address to open, or the command to type, to see the run."""
         if database_path(self.uri) is not None:
             return f"raysim ui --uri {shlex.quote(self.uri)}"
         return f"{shown(self.uri)}/{self.run_path}" if self.run_path else shown(self.uri)
@@ -203,7 +203,7 @@ class MlflowTracker:
         return self._card.folder
 
     def _take(self, t: int, values: Mapping[str, float | int]) -> None:
-        # The engine's first: should a round be too long for one call, it is the algorithm's that are left out.
+        # The engine's metrics come first: if a round exceeds one call, metrics of the algorithm are left out.
         ordered = sorted(values.items(), key=lambda item: item[0] not in METRICS)
         metrics = {names.mlflow(name): float(v) for name, v in ordered if v is not None and not math.isnan(v)}
         with self._wake:
@@ -216,7 +216,7 @@ class MlflowTracker:
             failure, self._failure = self._failure, None
             raise ScenarioError(str(failure)) from failure
 
-    # All below runs in the writer's thread.
+    # All methods below run in the writer's thread.
 
     def _work(self) -> None:
         self._go.wait()
@@ -231,18 +231,18 @@ class MlflowTracker:
             timeout_s = self.timeout_s if answers else 0.0
             whole = self._upload(timeout_s)
             whole = self._terminate(timeout_s) and whole
-            if whole and not answers:  # it does now: what it still does not take, it never will
+            if whole and not answers:  # the server answers again: rounds that it still refuses are lost
                 self._send_rounds(warned=True)
             self._count_lost(whole)
 
     def _persist(self, action: Callable[[], object], timeout_s: float) -> str | None:
-        """Do `action` until it works or time is up; returns what was wrong at the end, in a few words."""
+        """Retry `action` until it works or time is up; return the last error in a few words, or None."""
         began, holdoff = time.monotonic(), _HOLDOFF_S[0]
         while True:
             try:
                 action()
                 return None
-            except Exception as error:  # MLflow raises those of requests, SQLAlchemy and its own
+            except Exception as error:  # MLflow raises exceptions of requests and SQLAlchemy, and its own
                 over = time.monotonic() - began + holdoff > timeout_s
                 if over or _is_final(error):
                     return in_words(error)
@@ -250,7 +250,7 @@ class MlflowTracker:
             holdoff = min(2 * holdoff, _HOLDOFF_S[1])
 
     def _start(self) -> None:
-        """Open the run, from where a failed attempt stopped."""
+        """Create or continue MLflow's run, from the step at which a failed attempt stopped."""
         entities = load_mlflow(self.uri)
         from mlflow.tracking import MlflowClient
 
@@ -275,7 +275,7 @@ class MlflowTracker:
             for k, v in card.parameters.items()
             if names.mlflow(k) not in present
         ]
-        for i in range(0, len(params), _PER_BATCH):  # MLflow takes the same parameter again
+        for i in range(0, len(params), _PER_BATCH):  # MLflow accepts the same parameter again
             self._client.log_batch(self.run_id, params=params[i : i + _PER_BATCH])
         if self._existing and self._existing.inputs.dataset_inputs:
             return
@@ -308,20 +308,20 @@ class MlflowTracker:
         return find_experiment(self._client, self.uri, self.experiment)
 
     def _find_run(self, run_id: str) -> Any:
-        """MLflow's run of this `raysim.run_id`; None if there is none, or it was deleted there."""
+        """Return MLflow's run with this `raysim.run_id`; None if there is none, or it was deleted."""
         runs = self._client.search_runs([self.experiment_id], f"tags.`raysim.run_id` = '{run_id}'")
-        # Two, if creating the first was answered too late and it was tried again: then the first stayed empty.
+        # There are two if the answer to the first creation came too late and it was retried; one of them is empty.
         return max(runs, key=lambda run: (len(run.data.metrics), len(run.data.params)), default=None)
 
     def _go_on(self, tags: Mapping[str, str]) -> str:
-        """Set the run that was found to running again, with these tags; returns its id."""
+        """Set the existing run to running again, with these tags; return its id."""
         from mlflow.entities import RunTag
 
         run_id = str(self._existing.info.run_id)
         self._client.update_run(run_id, status=_STATUS["running"])
         there = frozenset(m.step for name in _EVERY_ROUND for m in self._client.get_metric_history(run_id, name))
         times = int(self._existing.data.tags.get(_RESUMED, 0)) + 1
-        # Last, because this is what a second attempt would do twice.
+        # Last, because a second attempt would otherwise count the resume twice.
         self._client.log_batch(run_id, tags=[RunTag(k, v) for k, v in {**tags, _RESUMED: str(times)}.items()])
         with self._wake:
             self._there = there
@@ -329,7 +329,7 @@ class MlflowTracker:
         return run_id
 
     def _send_rounds(self, warned: bool = False) -> bool:
-        """Send rounds until the run ends; False when MLflow did not answer at the end."""
+        """Send rounds until the run ends; return False if MLflow did not answer at the end."""
         failing_since: float | None = None
         sent_s = -math.inf  # time.monotonic()
         while True:
@@ -338,7 +338,7 @@ class MlflowTracker:
                 self._wake.wait_for(lambda: self._ending, sent_s + _SEND_EVERY_S - time.monotonic())
                 if not self._pending:
                     return True
-                # One at a time while something fails, so that it is known which round is at fault.
+                # Send one round at a time while requests fail, to identify the round that causes it.
                 batch = list(self._pending)[: 1 if failing_since else None]
             batch = _fitting(batch)
             t = batch[0][0]
@@ -362,8 +362,8 @@ class MlflowTracker:
                         warned = True
                     if self._ending:
                         return False
-                with self._wake:  # a new round, or the end of the run, is a reason to ask again sooner
-                    if warned:  # it may be this round that is at fault: let the others pass
+                with self._wake:  # a new round, or the end of the run, ends the wait early
+                    if warned:  # this round may be the cause: send the others first
                         self._pending.rotate(-1)
                     self._wake.wait(min(_HOLDOFF_S[0] + failing_s, _HOLDOFF_S[1]))
             else:
@@ -378,9 +378,9 @@ class MlflowTracker:
         self._client.log_batch(self.run_id, metrics=batch[:_METRICS_PER_BATCH])
 
     def _upload(self, timeout_s: float) -> bool:
-        """Upload the files; False when MLflow did not take one."""
+        """Upload the files; return False if one could not be uploaded."""
         assert self._ending is not None
-        # What the folder's will say: it says so only once MLflow has everything.
+        # The final content: the file in the run folder gets it only once MLflow has everything.
         text = summary_text(self._ending, {**self._summary, "mlflow": self.where})
         uploads = {"summary.json": functools.partial(self._client.log_text, self.run_id, text, "summary.json")}
         for file in (f for name in ARTIFACTS for f in sorted(self._folder.glob(name))):
@@ -391,11 +391,11 @@ class MlflowTracker:
             problem = self._persist(upload, timeout_s)
             if problem is not None:
                 self._missing.append(f"{name} could not be uploaded to MLflow: {problem}.")
-                return False  # the next would most likely fail too, after as long a wait
+                return False  # the next file would most likely fail too, after another `timeout_s`
         return True
 
     def _terminate(self, timeout_s: float) -> bool:
-        """End the run there; False when MLflow did not take that."""
+        """End MLflow's run; return False if MLflow did not record it."""
         assert self._ending is not None
         status, early = _STATUS[self._ending], self._summary.get("ended_early")
         problem = None
@@ -416,18 +416,18 @@ class MlflowTracker:
 
 
 def _fitting(rounds: Sequence[_Round]) -> list[_Round]:
-    """The first rounds, at least one, that one call can carry."""
+    """Return the first rounds, at least one, that fit into one call."""
     sizes = itertools.accumulate(len(metrics) for _, _, metrics in rounds)
     return [one for i, (one, size) in enumerate(zip(rounds, sizes, strict=True)) if not i or size <= _METRICS_PER_BATCH]
 
 
 def _is_final(error: Exception) -> bool:
     """Whether MLflow would refuse the same request again."""
-    # Two runs that add the same data set at once: one of them meets the other's row, and finds it the next time.
+    # If two runs add the same data set at once, one of them gets an IntegrityError, and succeeds on a retry.
     return getattr(error, "error_code", None) in _FINAL and "IntegrityError" not in str(error)
 
 
 def _text(value: str | int | float | bool | None) -> str:
-    """A parameter as it would stand in the scenario file."""
+    """Return a parameter's value as text, in the form of a scenario file."""
     text = value if isinstance(value, str) else json.dumps(value)
     return text[:_LONGEST_PARAMETER]

@@ -1,6 +1,6 @@
-"""MLflow's parent run of a sweep: what holds for all cells, aggregates and pictures; each cell's run is its child.
+"""The parent run of a sweep in MLflow, with aggregates over all cells and plots; each cell's run is its child.
 
-MLflow's comparison gets slow beyond a hundred runs, so the parent must answer by itself.
+MLflow's comparison page gets slow beyond a hundred runs, so the parent run must show the results by itself.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ SWEEP_TAG = "raysim.sweeps"
 
 
 class ParentRun:
-    """The run of a sweep in MLflow, found again by its tag when the sweep is run again.
+    """The run of a sweep in MLflow; a sweep that is run again finds it by its tag.
 
     Raises:
-        RunError: MLflow does not take it.
+        RunError: MLflow does not answer or refuses a request.
     """
 
     def __init__(self, uri: str, sweep: str, folder: Path) -> None:
@@ -37,11 +37,11 @@ class ParentRun:
             self.client: Any = MlflowClient(uri)
             self.experiment_id = find_experiment(self.client, uri, sweep)
             self.run_id = self._find() or self._create()
-        except Exception as error:  # MLflow raises those of requests, SQLAlchemy and its own
+        except Exception as error:  # MLflow raises exceptions of requests and SQLAlchemy, and its own
             raise self._failure(error) from error
 
     def tags(self) -> dict[str, str]:
-        """What makes a cell's run a child."""
+        """Return the tags that make a cell's run a child of this run."""
         return {PARENT_TAG: self.run_id}
 
     def close(self, finished: bool, metrics: Mapping[str, float], files: Sequence[Path]) -> None:
@@ -60,11 +60,11 @@ class ParentRun:
             raise self._failure(error) from error
 
     def interrupted(self) -> None:
-        """End the run of a sweep that was stopped; MLflow may be what was stopped with it."""
+        """End the run of an interrupted sweep. Ignores errors, because MLflow may have been stopped as well."""
         self._end("KILLED")
 
     def failed(self) -> None:
-        """End the run of a sweep whose comparison was not written; MLflow may be what failed."""
+        """End the run of a sweep whose comparison failed. Ignores errors, because MLflow may be the cause."""
         self._end("FAILED")
 
     def _end(self, status: str) -> None:

@@ -1,4 +1,4 @@
-"""The metrics of every round: a table in memory, and in `rounds.parquet`, which is replaced as a whole."""
+"""The metrics of all rounds: a table in memory and the file `rounds.parquet`, which is replaced as a whole."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from raysim.common.results import METRICS
 
 
 class RoundRows:
-    """The rounds of one run folder: all logged rounds in memory, those until the last `write` in the file.
+    """The rounds of one run folder: all logged rounds in memory, and those up to the last `write` in the file.
 
-    A run may have tens of thousands, so they are packed: nine bytes a metric.
+    A run may have tens of thousands of rounds, so they are kept in an Arrow table: nine bytes per metric.
 
     Attributes:
-        parquet: the file.
-        written: how many rounds it holds.
+        parquet: the path of the file.
+        written: the number of rounds in the file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -30,16 +30,16 @@ class RoundRows:
         self._latest: list[dict[str, float]] = []  # rounds that are not packed yet
 
     def __len__(self) -> int:
-        """How many rounds there are."""
+        """The number of rounds in memory."""
         return len(self._packed) + len(self._latest)
 
     def __iter__(self) -> Iterator[dict[str, float]]:
-        """Every round: its number, "round", and the metrics that were measured and are no NaN."""
+        """Yield each round: its number, "round", and the metrics that were measured and are not NaN."""
         for row in self._table().to_pylist():
             yield {name: value for name, value in row.items() if value is not None and not math.isnan(value)}
 
     def append(self, t: int, values: Mapping[str, float | int | None]) -> None:
-        """Add round `t`; a metric that is absent or None was not measured, which is not the same as NaN."""
+        """Add round `t`. A metric that is missing or None was not measured; NaN is a measured value."""
         self._latest.append({"round": t, **{name: float(v) for name, v in values.items() if v is not None}})
 
     def write(self) -> None:
@@ -49,12 +49,12 @@ class RoundRows:
         self.written = len(self)
 
     def truncate(self, t: int) -> int:
-        """Hold rounds 0 to `t` of the file, and no others; the file stays as it is until `write`.
+        """Replace the rounds in memory by rounds 0 to `t` of the file, which does not change until `write`.
 
-        Returns how many of them the file does not hold.
+        Returns the number of these rounds that the file lacks.
 
         Raises:
-            OSError, pyarrow.ArrowException, KeyError, TypeError, ValueError: the file is not there or damaged.
+            OSError, pyarrow.ArrowException, KeyError, TypeError, ValueError: the file is missing or damaged.
         """
         self._packed, self._latest = _table([]), []
         if t < 0:
@@ -77,14 +77,14 @@ class RoundRows:
         self.written = 0
 
     def _table(self) -> pa.Table:
-        """All rounds, packed."""
+        """Return all rounds as one table."""
         if self._latest:
             self._packed, self._latest = _joined(self._packed, _table(self._latest)), []
         return self._packed
 
 
 def _table(rows: Sequence[Mapping[str, float]]) -> pa.Table:
-    """A table with a column for each of `METRICS`, and for every other metric of the rows."""
+    """Return a table with the column round and a column for each of `METRICS` and each other metric in the rows."""
     names = dict.fromkeys([*METRICS, *(name for row in rows for name in row if name != "round")])
     fields = [pa.field("round", pa.int64(), nullable=False), *(pa.field(name, pa.float64()) for name in names)]
     return pa.Table.from_pylist(list(rows), pa.schema(fields))

@@ -1,6 +1,6 @@
-"""Where MLflow keeps its runs: which addresses are allowed, and whether the one at hand can be used.
+"""Addresses of MLflow stores: which are allowed, and whether a given store can be used.
 
-Needs no MLflow, so that a run with a wrong address is refused before anything slow begins.
+This module does not import MLflow, so that a run with a wrong address is refused before any slow step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ USER, PASSWORD = "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"
 TOKEN = "MLFLOW_TRACKING_TOKEN"
 _SAY_SO = f"name the store with --set tracking.uri=... or {VARIABLE}"
 FOR_TRAINING = "workflowType=machine_learning"
-"""Asks MLflow's pages for what is for training; without it they show what is for language models."""
+"""Query that makes MLflow's pages show training runs; without it, they show views for language models."""
 _VIEW_COLUMNS = (
     "tags.`algorithm`",
     "tags.`seed`",
@@ -34,7 +34,7 @@ _VIEW_COLUMNS = (
     "metrics.`accuracy/best`",
 )
 VIEW_TAG = "mlflow.sharedViewState.raysim"
-"""The tag of an experiment that holds, for MLflow's pages, the shared view `raysim`: which columns tell runs apart."""
+"""Tag of an experiment with the shared view `raysim` for MLflow's pages, which selects the columns of its runs."""
 VIEW = json.dumps(
     {
         "selectedColumns": _VIEW_COLUMNS,
@@ -43,16 +43,16 @@ VIEW = json.dumps(
     }
 )
 ANSWER_S = 3.0
-"""How long an MLflow server may take to say that it is well, in seconds."""
+"""Time limit for the answer of an MLflow server to a health check, in seconds."""
 
 
 def resolve_uri(uri: str | None = None) -> str:
-    """The store's address: `uri`, else `MLFLOW_TRACKING_URI`, else `mlflow.db` in the working directory.
+    """Return the store's address: `uri`, else `MLFLOW_TRACKING_URI`, else `mlflow.db` in the working directory.
 
-    Paths become absolute. The address is logged, kept and shown, so it holds no secrets: a user name and password in
-    `MLFLOW_TRACKING_URI` move to the variables that MLflow has for them.
+    Paths become absolute. The address is logged, stored and shown, so it must not contain secrets: a user name and
+    password in `MLFLOW_TRACKING_URI` are moved to MLflow's variables for them.
 
-    Raises `ScenarioError` for anything but SQLite and http, and for an address with secrets.
+    Raises `ScenarioError` for an address with secrets, or one that is neither SQLite nor http(s).
     """
     _move_credentials()
     address = uri or os.environ.get(VARIABLE) or "sqlite:///mlflow.db"
@@ -73,10 +73,10 @@ def resolve_uri(uri: str | None = None) -> str:
 
 
 def check_uri(uri: str | None = None) -> str:
-    """See in a few seconds that the store can be used; returns its resolved address.
+    """Check within a few seconds that the store can be used; return its resolved address.
 
     Raises:
-        ScenarioError: the server does not answer, or the database file cannot be written or is none.
+        ScenarioError: the server does not answer, or the file is not writable or not an MLflow database.
     """
     resolved = resolve_uri(uri)
     database = database_path(resolved)
@@ -87,10 +87,10 @@ def check_uri(uri: str | None = None) -> str:
 
 
 def check_recorded(uri: str) -> str:
-    """`check_uri` for an address that a run's folder names, not the user who resumes the run.
+    """Check an address that comes from a run folder, not from the user who resumes the run; otherwise as `check_uri`.
 
-    The folder may be another user's. So a database must be there, unless it is the default one here; and a server
-    gets no credentials that were meant for another.
+    The folder may be another user's. So a database must exist, unless it is this user's default one, and a server does
+    not receive credentials that are meant for another server.
     """
     if uri != resolve_uri():
         database = database_path(resolve_uri(uri))
@@ -105,25 +105,25 @@ def check_recorded(uri: str) -> str:
 
 
 def database_path(resolved: str) -> Path | None:
-    """The file of a resolved `sqlite:` address; None for a server."""
+    """Return the file of a resolved `sqlite:` address; None for a server."""
     if not resolved.startswith("sqlite:///"):
         return None
     return Path(resolved.removeprefix("sqlite:///").partition("?")[0])
 
 
 def shown(uri: str) -> str:
-    """`uri` without the user name, password or token that it may hold."""
+    """Return `uri` without any user name, password or token."""
     return redacted(uri)
 
 
 def is_loopback(uri: str) -> bool:
-    """Whether a server is on this machine, where no proxy must stand in between."""
+    """Whether a server is on this machine, so that it must be reached without a proxy."""
     host = urlsplit(uri).hostname or ""
     return host in {"localhost", "::1"} or host.startswith("127.")
 
 
 def bypass_proxy() -> None:
-    """Let this process reach servers on this machine directly: a proxy cannot reach its loopback."""
+    """Let this process reach servers on this machine directly, because a proxy cannot reach its loopback address."""
     hosts = [host for host in os.environ.get("NO_PROXY", os.environ.get("no_proxy", "")).split(",") if host]
     merged = ",".join(dict.fromkeys([*hosts, "localhost", "127.0.0.1", "::1"]))
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = merged
@@ -137,9 +137,9 @@ def _move_credentials() -> None:
 
 
 def experiment_pages(address: str) -> list[tuple[str, str]]:
-    """Name and page of each experiment that raysim made on the MLflow server at `address`, the latest run's first.
+    """Return name and page of each raysim experiment on the MLflow server at `address`, that of the latest run first.
 
-    Raises `OSError`, `ValueError` or `KeyError` when it does not answer as an MLflow server does.
+    Raises `OSError`, `ValueError` or `KeyError` if the server does not answer like an MLflow server.
     """
     experiments = _ask(address, "experiments/search", {"max_results": 1000}).get("experiments", [])
     names = {
@@ -180,7 +180,7 @@ def _server_problem(uri: str) -> str | None:
     except urllib.error.HTTPError as error:
         error.close()
         if error.code in {401, 403}:
-            return None  # it is there and wants a password, which MLflow's client knows how to give
+            return None  # the server exists and wants a password, which MLflow's client sends
         return f"does not look like an MLflow server (/health answers {error.code})"
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
@@ -202,10 +202,10 @@ def _file_problem(database: Path) -> str | None:
     try:
         with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=1)) as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    except sqlite3.OperationalError:  # it is locked, by a run that is being tracked there most likely
+    except sqlite3.OperationalError:  # it is locked, most likely by another run
         return None
     except sqlite3.DatabaseError:
         return f"cannot be opened ({database} is no SQLite database)"
-    if tables and not {"alembic_version", "experiments"} <= tables:  # it would get MLflow's tables
+    if tables and not {"alembic_version", "experiments"} <= tables:  # MLflow would add its tables
         return f"is a database of something else than MLflow ({database})"
     return None

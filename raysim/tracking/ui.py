@@ -1,7 +1,7 @@
-"""Starts MLflow's web pages for a SQLite store, bound to loopback unless asked otherwise.
+"""Serve MLflow's web pages for a SQLite store, by default on the loopback address only.
 
-`mlflow ui` alone would send telemetry, start processes that evaluate language models, and open on a front page for
-those. This prints the addresses of the pages that show runs, and ends all processes of the server with Ctrl-C.
+`mlflow ui` alone would send telemetry, start processes that evaluate language models, and show a front page for these.
+`serve_ui` prints the addresses of the pages with runs, and ends all processes of the server at Ctrl-C.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ _MOST_PAGES = 10
 
 
 def ui_command(uri: str | None, host: str = "127.0.0.1", port: int = 5000) -> list[str]:
-    """The command line of the MLflow server for a `sqlite:` store; run it with `ui_environment()`.
+    """Return the command line of the MLflow server for a `sqlite:` store; run it with `ui_environment()`.
 
     Raises:
-        ScenarioError: the store cannot be used, or is a server, which has its pages already.
+        ScenarioError: the store cannot be used, or is a server, which serves its own pages.
     """
     resolved = check_uri(uri)
     database = database_path(resolved)
     if database is None:
         raise ScenarioError(f"tracking.uri: {shown(resolved)} is a server: open it in a browser.")
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", resolved]
-    # Without it the server would make a folder for artifacts wherever it is started.
+    # Without this, the server would create a folder for artifacts in its working directory.
     command += ["--artifacts-destination", str(database.parent / "mlartifacts")]
-    # One worker starts sooner and is enough for one reader, who does not need a line per request.
+    # One worker starts faster and is enough for one user; a log line per request is not useful.
     command += ["--workers", "1", "--uvicorn-opts", "--log-level=warning"]
     return [*command, "--host", host, "--port", str(port)]
 
 
 def ui_environment() -> dict[str, str]:
-    """This process's environment, with what the pages of a local run do not need turned off."""
+    """Return this process's environment, with MLflow features that local runs do not need turned off."""
     defaults = {
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # evaluation jobs of language models; more processes
         "MLFLOW_LOGGING_LEVEL": "WARNING",
-        "PYTHONWARNINGS": "ignore",  # of the server's own use of its libraries
+        "PYTHONWARNINGS": "ignore",  # about the server's own calls of its libraries
     }
     return {**defaults, **os.environ}
 
 
 def serve_ui(uri: str | None, host: str = "127.0.0.1", port: int = 5000) -> int:
-    """Show the store in MLflow's pages until Ctrl-C; returns the exit status, 0 after Ctrl-C.
+    """Serve MLflow's pages for the store until Ctrl-C; return the exit status, 0 after Ctrl-C.
 
-    Prints the pages that show runs: MLflow's own front page leads to what is for language models.
-    A store that is a server has pages of its own: then this prints their addresses and returns.
+    Prints the addresses of the pages with runs, because MLflow's front page leads to pages for language models.
+    If the store is a server, this only prints the addresses of its pages and returns.
 
     Raises:
         ScenarioError: the store cannot be used, or the port is taken.
@@ -76,7 +76,7 @@ def serve_ui(uri: str | None, host: str = "127.0.0.1", port: int = 5000) -> int:
             raise ScenarioError(f"tracking.uri: {shown(resolved)} cannot be made ({in_words(error)}).") from error
     print(f"MLflow is at http://{host}:{port} (Ctrl-C ends it)", flush=True)
 
-    # The server has children of its own; a session of theirs lets all of them be ended together.
+    # The server starts child processes; in a separate session, all of them can be ended together.
     server = subprocess.Popen(command, env=ui_environment(), start_new_session=True)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -90,14 +90,14 @@ def serve_ui(uri: str | None, host: str = "127.0.0.1", port: int = 5000) -> int:
 
 
 def _when_up(server: subprocess.Popen[bytes], address: str) -> None:
-    """Print the pages once the server answers."""
+    """Print the addresses of the pages once the server answers."""
     end = time.monotonic() + _STARTS_WITHIN_S
     while server.poll() is None and time.monotonic() < end and not _print_pages(address):
         time.sleep(0.2)
 
 
 def _print_pages(address: str) -> bool:
-    """Print where runs are seen, the latest run's experiment first; False when the server does not answer."""
+    """Print the pages of experiments, that of the latest run first; return False if the server does not answer."""
     try:
         pages = experiment_pages(address)
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, AttributeError):
@@ -110,7 +110,7 @@ def _print_pages(address: str) -> bool:
 
 
 def end_group(server: subprocess.Popen[bytes]) -> None:
-    """End a process that was started in a session of its own, and all its children; returns within 10 s."""
+    """End a process that was started in a separate session, and all its children; return within 10 s."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(server.pid, number)
@@ -130,7 +130,7 @@ def _refuse_taken_port(host: str, port: int) -> None:
 
 def _bind(host: str, port: int) -> int:
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        # As the server does: a port whose last connections are still closing is free.
+        # Like the server, treat a port whose last connections are still closing as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((host, port))
         return int(probe.getsockname()[1])

@@ -59,7 +59,7 @@ class UniformSelection:
 
 @dataclass(frozen=True)
 class BySamples:
-    """Clients are drawn one after another, each with a probability that grows with its training samples."""
+    """Clients are drawn one after another, with probabilities proportional to their numbers of training samples."""
 
     def select(self, candidates: Candidates, size: int, rng: np.random.Generator) -> Sequence[ClientId]:
         """See `Selection`."""
@@ -69,10 +69,10 @@ class BySamples:
 
 @dataclass(frozen=True)
 class Fastest:
-    """Of clients that are drawn uniformly, those with the greatest `system.flops_per_s`."""
+    """Candidates are drawn uniformly, and those with the greatest `system.flops_per_s` are selected."""
 
     candidates: Annotated[float, Range(ge=1)] = 2.0
-    """How many are drawn, as a multiple of those that are selected; all, where there are fewer."""
+    """Number of candidates, as a multiple of the clients to select; at most all available clients."""
 
     def select(self, candidates: Candidates, size: int, rng: np.random.Generator) -> Sequence[ClientId]:
         """See `Selection`."""
