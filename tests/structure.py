@@ -27,7 +27,7 @@ PRIVATE_TERMS = {
     r"world": "RunSpec",
     r"elastic": "oversubscribable",
     r"seats|seated|seating|unseated": "placement",
-    r"hurry|patience|impatient": "deadline",
+    r"hurry|impatient": "deadline",
     r"obituary": "failure message",
     r"litter": "orphan files",
     r"outbox": "Broadcast",
