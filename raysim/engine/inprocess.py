@@ -90,8 +90,8 @@ class InProcessBackend:
     def evaluate(
         self, groups: Sequence[Group], coverage: Coverage = "whole"
     ) -> Pending[Mapping[ClientId, ClientEvaluation]]:
-        found = self.worker.evaluate(groups, coverage)
-        return _done({k: found[k] for k in sorted(found)})
+        evaluations = self.worker.evaluate(groups, coverage)
+        return _done({k: evaluations[k] for k in sorted(evaluations)})
 
     def discard(self, ids: Collection[ClientId]) -> Pending[None]:
         self.worker.discard(ids)

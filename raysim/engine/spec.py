@@ -84,13 +84,13 @@ class RunSpec:
         of_arch: dict[str, list[ClientId]] = {}
         for k in cohort:
             of_arch.setdefault(self.arch(k), []).append(k)
-        found: list[tuple[ClientId, ...]] = []
+        groups: list[tuple[ClientId, ...]] = []
         for arch, ids in of_arch.items():
             most = self.together.get(arch, 1)
             count = math.ceil(len(ids) / most) if len(ids) >= min(most, FEW) else len(ids)
             ends = [len(ids) * i // count for i in range(count + 1)]
-            found += [tuple(ids[begin:end]) for begin, end in pairwise(ends)]
-        return sorted(found)
+            groups += [tuple(ids[begin:end]) for begin, end in pairwise(ends)]
+        return sorted(groups)
 
     def local_in(self, t: int) -> LocalTraining:
         """Return the training settings of round `t`; round 0, in which no client trains, has those of round 1."""

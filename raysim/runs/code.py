@@ -71,8 +71,8 @@ class Code:
     def tags(self) -> dict[str, str]:
         """Return tags for MLflow; the first two names are MLflow's own."""
         known = {"mlflow.source.git.commit": self.commit, "mlflow.source.git.dirty": self.dirty}
-        found = {name: str(value).lower() for name, value in known.items() if value is not None}
-        return {**found, "raysim.code": self.method}
+        tags = {name: str(value).lower() for name, value in known.items() if value is not None}
+        return {**tags, "raysim.code": self.method}
 
     def changes(self, now: Code) -> list[str]:
         """Describe the files that differ between this code and `now`, one per entry; none if this code is unknown."""

@@ -38,7 +38,7 @@ class Identity:
     def of(cls, folder: Path) -> Identity:
         """Read the identity of an existing run. Raises `ScenarioError` when `run.json` is missing or invalid."""
         try:
-            found = TypeAdapter(cls).validate_json((folder / "run.json").read_bytes(), strict=True)
+            identity = TypeAdapter(cls).validate_json((folder / "run.json").read_bytes(), strict=True)
         except FileNotFoundError:
             raise ScenarioError(
                 f"{folder} contains no run.json: it is not a run folder, or the run never started"
@@ -49,15 +49,15 @@ class Identity:
             raise ScenarioError(f"{folder / 'run.json'} cannot be read ({where}{first['msg']})") from None
         except OSError as error:
             raise ScenarioError(f"{folder / 'run.json'} cannot be read ({error})") from None
-        if not _RUN_ID.fullmatch(found.run_id):
-            raise ScenarioError(f"{folder / 'run.json'}: run_id: {found.run_id!r} is not a run id")
-        if not _is_of_run(found.checkpoints, found.run_id):
+        if not _RUN_ID.fullmatch(identity.run_id):
+            raise ScenarioError(f"{folder / 'run.json'}: run_id: {identity.run_id!r} is not a run id")
+        if not _is_of_run(identity.checkpoints, identity.run_id):
             raise ScenarioError(
-                f"{folder / 'run.json'}: checkpoints: {found.checkpoints!r} given; allowed: 'checkpoints', in the run "
-                f"folder, or a folder <name>/{found.run_id} of this run alone"
+                f"{folder / 'run.json'}: checkpoints: {identity.checkpoints!r} given; allowed: 'checkpoints', in the "
+                f"run folder, or a folder <name>/{identity.run_id} of this run alone"
             )
         # An earlier version of raysim stored passwords.
-        return replace(found, tracking=redacted(found.tracking), checkpoints=redacted(found.checkpoints))
+        return replace(identity, tracking=redacted(identity.tracking), checkpoints=redacted(identity.checkpoints))
 
     def checkpoints_of(self, folder: Path) -> str:
         """Return the address of the checkpoints of the run in `folder`."""
@@ -105,14 +105,14 @@ class Identity:
             for name, had in self.versions.items()
             if versions.get(name, had) != had
         ]
-        found = []
+        texts = []
         if other:
-            found.append(
+            texts.append(
                 f"different versions than at the start of the run ({', '.join(other)}): last digits may differ"
             )
         if changes := self.code.changes(now):
-            found.append(f"code changed from this round on: {', '.join(changes)}")
-        return found if self.code.files else [*found, UNKNOWN]
+            texts.append(f"code changed from this round on: {', '.join(changes)}")
+        return texts if self.code.files else [*texts, UNKNOWN]
 
 
 def _is_of_run(checkpoints: str, run_id: str) -> bool:

@@ -34,9 +34,9 @@ def find_run(text: str, output: Path = Path("runs")) -> Path:
     path = expanded(text)
     if path.is_dir():
         return path.absolute()
-    found = sorted(output.glob(f"*/{text}")) if "/" not in text else []
-    if len(found) == 1:
-        return found[0].absolute()
+    folders = sorted(output.glob(f"*/{text}")) if "/" not in text else []
+    if len(folders) == 1:
+        return folders[0].absolute()
     known = sorted((p.parent for p in output.glob("*/*/run.json")), key=lambda p: p.name)
     latest = f"; the latest run here: {known[-1]}" if known else ""
     raise ScenarioError(f"{text} given, but there is no such run folder and no such run below {output}{latest}")

@@ -90,9 +90,9 @@ def difference(one: Trace, other: Trace) -> str | None:
 
     If all of these agree, the final digests are compared.
     """
-    for t, (expected, found) in enumerate(zip(one.rounds, other.rounds, strict=True), start=1):
+    for t, (expected, actual) in enumerate(zip(one.rounds, other.rounds, strict=True), start=1):
         for party in expected:  # clients in id order, then the server: the first difference causes the rest
-            had, has = expected[party], found.get(party, {})
+            had, has = expected[party], actual.get(party, {})
             for tensor in dict.fromkeys([*had, *has]):
                 if had.get(tensor) != has.get(tensor):
                     return f"round {t}, {party}, {tensor}: other bits than {one.variation.name}"

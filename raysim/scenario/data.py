@@ -132,21 +132,21 @@ def with_count(
         )
     sizes = dataset.train_size, dataset.train_size + dataset.test_size
     check_split(partition, split, *sizes, dataset.name)
-    found = given_count(partition, split, *sizes, owner_M)
-    if found is None and clients.count == "auto":
+    number = given_count(partition, split, *sizes, owner_M)
+    if number is None and clients.count == "auto":
         raise ScenarioError(
             f"'auto' given, but partition {name} works with any number of clients; give a whole number",
             key="clients.count",
         )
-    if found is not None and clients.count not in ("auto", found):
+    if number is not None and clients.count not in ("auto", number):
         raise ScenarioError(
-            f"{clients.count} given, but partition {name} makes {found} clients; allowed: {found} or auto",
+            f"{clients.count} given, but partition {name} makes {number} clients; allowed: {number} or auto",
             key="clients.count",
         )
-    if found is None:
+    if number is None:
         return parsed
-    settings = parsed.settings.model_copy(update={"clients": clients.model_copy(update={"count": found})})
-    resolved = {**parsed.resolved, "clients": {**parsed.resolved["clients"], "count": found}}
+    settings = parsed.settings.model_copy(update={"clients": clients.model_copy(update={"count": number})})
+    resolved = {**parsed.resolved, "clients": {**parsed.resolved["clients"], "count": number}}
     return replace(parsed, settings=settings, resolved=resolved)
 
 

@@ -114,10 +114,10 @@ def declared(name: str, own_code: OwnCode | None = None) -> Declaration:
     """
     reference = Reference.of(name)
     if own_code is not None and reference is not None and reference.is_file:
-        found = read(own_code.files[reference.place].text, reference.attribute)
-        if found is None:
+        declaration = read(own_code.files[reference.place].text, reference.attribute)
+        if declaration is None:
             own_code.activate()
-        return found or declaration_of(algorithm_class(name))
+        return declaration or declaration_of(algorithm_class(name))
     file, source = algorithm_file(name), None
     if file is not None and f"raysim.algorithms.{name}" not in sys.modules:
         with suppress(OSError):
@@ -179,17 +179,17 @@ def _read_once(name: str, source: bytes) -> Declaration | None:
 
 
 def _imported(name: str, source: bytes | None) -> Declaration:
-    found = declaration_of(algorithm_class(name))
+    imported = declaration_of(algorithm_class(name))
     if (
         source is not None
         and _is_covered(source)
         and (literal := read(source)) is not None
-        and vars(literal) == vars(found)
+        and vars(literal) == vars(imported)
     ):
         with suppress(OSError, RuntimeError):  # without the note, the next call imports the file again
             _note(name).parent.mkdir(parents=True, exist_ok=True)
             _note(name).write_text(_key(source))
-    return found
+    return imported
 
 
 def _note(name: str) -> Path:
@@ -216,7 +216,7 @@ def _surroundings() -> bytes:
 def _is_covered(source: bytes) -> bool:
     """Whether a file can be parsed and imports only modules that `_key` covers."""
     with suppress(SyntaxError, ValueError):
-        return all(is_allowed(found.module) for found in imports_of(ast.parse(source)))
+        return all(is_allowed(statement.module) for statement in imports_of(ast.parse(source)))
     return False
 
 

@@ -124,4 +124,4 @@ def _model_in(annotation: Any) -> Any:
     """The pydantic model inside an annotation such as `list[Override]`, or None."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    return next((found for arg in get_args(annotation) if (found := _model_in(arg)) is not None), None)
+    return next((model for arg in get_args(annotation) if (model := _model_in(arg)) is not None), None)

@@ -80,7 +80,7 @@ def read_system(parsed: ParsedScenario) -> tuple[System | None, dict[str, Any] |
     trace: Mapping[str, Floats] = {}
     if given.trace is not None:
         trace, section["trace_sha256"] = _trace(parsed, given.trace)
-    found: dict[str, Floats] = {}
+    properties: dict[str, Floats] = {}
     for name, (allowed, absent) in PROPERTIES.items():
         value, key = getattr(given, name), ("system", name)
         if name in trace:
@@ -102,8 +102,8 @@ def read_system(parsed: ParsedScenario) -> tuple[System | None, dict[str, Any] |
         if refused:
             k = refused[0]
             raise origin.error(key, f"client {k} has the {name} {each[k]:g}; allowed: a number {allowed}")
-        found[name] = each
-    return System(**found), section
+        properties[name] = each
+    return System(**properties), section
 
 
 def _trace(parsed: ParsedScenario, name: str) -> tuple[dict[str, Floats], str]:

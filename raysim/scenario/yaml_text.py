@@ -32,6 +32,8 @@ class Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
+            if key_node.tag == MERGE:  # `<<: *other`, which PyYAML replaces by the keys of the other mapping
+                continue
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, str | int | float) and key in seen:
                 raise yaml.constructor.ConstructorError(
@@ -45,7 +47,7 @@ class Dumper(yaml.SafeDumper):
     """Safe YAML dumper that quotes text which `Loader` or another reader would take for a number or another type."""
 
 
-INT, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+INT, FLOAT, MERGE = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:merge"
 # Decimal numbers only. YAML 1.1 also knows octal (010 is 8), base 60 (1:30 is 90) and 1_000, which no scenario means.
 NUMBERS = {
     INT: re.compile(r"^[-+]?(0|[1-9][0-9]*)$"),

@@ -485,3 +485,11 @@ def test_a_sweep_is_no_scenario(tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text("base: quickstart.yaml\nseeds: 1..3\n")
     with pytest.raises(ScenarioError, match=r"sweep\.yaml: is a sweep, not a scenario; `raysim sweep` runs it"):
         parse_scenario(tmp_path / "sweep.yaml")
+
+
+def test_a_mapping_may_be_merged_into_another(tmp_path: Path):
+    text = QUICKSTART.read_text()
+    merged = text.replace("training:\n", "training:\n  <<: {lr: 9.0, weight_decay: 0.5}\n")
+    assert merged != text
+    loaded = parse_scenario(written(tmp_path, merged))
+    assert (loaded.training.weight_decay, loaded.training.lr) == (0.5, 0.05)  # its own keys count more

@@ -77,13 +77,13 @@ def read_file(storage: Storage, file: CheckpointFile) -> bytes:
 
 def read_clients(data: bytes, wanted: Collection[ClientId]) -> dict[ClientId, Weights]:
     """Return the states of the wanted clients in a file of `client_files`. Raises `DamageError` for any other file."""
-    found: dict[ClientId, Weights] = {k: {} for k in wanted}
+    tensors: dict[ClientId, Weights] = {k: {} for k in wanted}
     with _malformed():
         for name, tensor in load(data).items():
             k, _, inner = name.partition("/")
-            if int(k) in found:
-                found[int(k)][inner] = tensor
-    return found
+            if int(k) in tensors:
+                tensors[int(k)][inner] = tensor
+    return tensors
 
 
 def read_server(data: bytes) -> tuple[Serialized, dict[str, Any]]:

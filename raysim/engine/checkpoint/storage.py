@@ -69,8 +69,8 @@ class Storage:
         """Return the names of all files, sorted; none if the folder does not exist yet."""
         with self._errors() as (fs, root):
             fs.invalidate_cache()
-            found = fs.ls(root, detail=True) if fs.exists(root) else []
-        return sorted(str(one["name"]).rpartition("/")[2] for one in found if one["type"] != "directory")
+            entries = fs.ls(root, detail=True) if fs.exists(root) else []
+        return sorted(str(one["name"]).rpartition("/")[2] for one in entries if one["type"] != "directory")
 
     def remove(self, name: str) -> None:
         """Remove a file, if it exists."""
@@ -107,8 +107,8 @@ class LocalStorage(Storage):
     def names(self) -> list[str]:
         if not Path(self.where).is_dir():
             return []
-        with os.scandir(self.where) as found:  # fsspec would ask for the size of each file
-            return sorted(one.name for one in found if not one.is_dir(follow_symlinks=False))
+        with os.scandir(self.where) as entries:  # fsspec would ask for the size of each file
+            return sorted(one.name for one in entries if not one.is_dir(follow_symlinks=False))
 
     def fsync(self, names: Iterable[str]) -> None:
         for name in names:

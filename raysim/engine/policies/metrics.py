@@ -76,10 +76,10 @@ class Spread:
 
     def total(self, f: Callable[[float], float] = lambda value: value) -> float:
         """Return the sum of `f` over all values."""
-        found = Sum()
+        total = Sum()
         for value, times in self.times.items():
-            found.add(f(value), times)
-        return found.total
+            total.add(f(value), times)
+        return total.total
 
     @property
     def mean(self) -> float | None:
@@ -152,15 +152,15 @@ class Latest:
         for row in rows:
             if row.client in self.measured:
                 self._count(self.measured[row.client], -1)
-            found = self.measured[row.client] = Measured.of(row)
-            self._count(found, 1)
+            measured = self.measured[row.client] = Measured.of(row)
+            self._count(measured, 1)
 
-    def _count(self, found: Measured, times: int) -> None:
+    def _count(self, measured: Measured, times: int) -> None:
         sums: tuple[Sum | Spread, ...] = (self.accuracy, self.macro_f1, self.loss, self.validation)
-        for total, value in zip(sums, found, strict=False):
+        for total, value in zip(sums, measured, strict=False):
             if value is not None:
                 total.add(value, times)
-        self.without_validation += times * found.without_validation
+        self.without_validation += times * measured.without_validation
 
 
 def by_class(label_M: Labels, predicted_M: Labels, num_classes: int) -> tuple[float | None, list[int]]:
@@ -208,5 +208,5 @@ ALL_CLIENTS: Mapping[str, Callable[[Latest], float | None]] = {
 
 def compute_metrics(functions: Mapping[str, Callable[[T], float | int | None]], given: T) -> dict[str, float | int]:
     """Apply every function and return the results by metric, without those that are None."""
-    found = {name: f(given) for name, f in functions.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    values = {name: f(given) for name, f in functions.items()}
+    return {name: value for name, value in values.items() if value is not None}

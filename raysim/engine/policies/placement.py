@@ -165,7 +165,7 @@ def place_actors(groups: Sequence[ActorGroup], nodes: Sequence[Node], pack: bool
     """
     cpus = [node.cpus for node in nodes]
     gpus = [[1.0] * int(node.gpus) for node in nodes]  # the free share of each
-    found: list[list[Node]] = [[] for _ in groups]
+    placed: list[list[Node]] = [[] for _ in groups]
     for g in sorted(range(len(groups)), key=lambda g: (-groups[g].gpus_per_actor, -groups[g].cpus_per_actor, g)):
         group = groups[g]
         for _ in range(group.actors):
@@ -176,9 +176,9 @@ def place_actors(groups: Sequence[ActorGroup], nodes: Sequence[Node], pack: bool
                     continue
                 cpus[i] -= group.cpus_per_actor
                 gpus[i] = taken
-                found[g].append(nodes[i])
+                placed[g].append(nodes[i])
                 break
-    return found
+    return placed
 
 
 def check_fits(plan: Plan, nodes: Sequence[Node], pack: bool = False) -> None:
@@ -244,7 +244,7 @@ def assign(
 
 def parse_ranges(text: str, count: int) -> set[int]:
     """Parse ranges of ids below `count`: `"0-9,12"` -> {0, ..., 9, 12}. Raises `ValueError` for any other text."""
-    found: set[int] = set()
+    ids: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
@@ -253,8 +253,8 @@ def parse_ranges(text: str, count: int) -> set[int]:
             raise ValueError(f"{part.strip()} is in descending order")
         if max(int(first), int(last or first)) >= count:
             raise ValueError(f"there is no client {max(int(first), int(last or first))}")
-        found |= set(range(int(first), int(last or first) + 1))
-    return found
+        ids |= set(range(int(first), int(last or first) + 1))
+    return ids
 
 
 def _gpus_per_actor(request: ResourceRequest, machine: ClusterResources, notes: list[str]) -> float:

@@ -121,12 +121,12 @@ def cohort(
     try:
         selected: Any = given.selection.select(candidates, size, rng)
         # At most one more than allowed, since user code may return an endless generator.
-        found = list(islice(selected, size + 1)) if isinstance(selected, Iterable) else None
+        drawn = list(islice(selected, size + 1)) if isinstance(selected, Iterable) else None
     except FAILURES as error:
         raise RunError(f"{name} fails: {where(error)}") from error
-    chosen = [k for k in map(whole_number, found or ()) if k is not None and _holds(ids, k)]
-    if found is None or len(found) != size or len({*chosen}) != size:
-        count = "" if found is None else f"{f'more than {size}' if len(found) > size else len(found)} clients, "
+    chosen = [k for k in map(whole_number, drawn or ()) if k is not None and _holds(ids, k)]
+    if drawn is None or len(drawn) != size or len({*chosen}) != size:
+        count = "" if drawn is None else f"{f'more than {size}' if len(drawn) > size else len(drawn)} clients, "
         raise RunError(
             f"{name} returned {count}{quoted(selected)}; it must return the ids of {size} different "
             f"clients among the {len(ids)} candidates"

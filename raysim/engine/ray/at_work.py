@@ -32,13 +32,13 @@ def at_work(processes: Mapping[str, Collection[int]]) -> dict[str, Collection[in
         watch = ray.remote(at_work_here).options(num_cpus=0, max_retries=0, scheduling_strategy=where)
         watched[watch.remote(pids)] = node
     answered, _ = ray.wait(list(watched), num_returns=len(watched), timeout=WATCH_S + ANSWER_S)
-    found: dict[str, Collection[int]] = {}
+    working: dict[str, Collection[int]] = {}
     for answer in answered:
         try:
-            found[watched[answer]] = ray.get(answer)
+            working[watched[answer]] = ray.get(answer)
         except RayError:  # for example, the node is gone
             continue
-    return found
+    return working
 
 
 def at_work_here(pids: Collection[int]) -> list[int]:

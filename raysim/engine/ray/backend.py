@@ -158,8 +158,10 @@ class RayBackend:
             ]
 
         def result() -> dict[ClientId, ClientEvaluation]:
-            found = {k: one for part in self.calls.get(parts, "the evaluation of clients") for k, one in part.items()}
-            return {k: found[k] for k in sorted(found)}
+            evaluations = {
+                k: one for part in self.calls.get(parts, "the evaluation of clients") for k, one in part.items()
+            }
+            return {k: evaluations[k] for k in sorted(evaluations)}
 
         return Pending(result)
 
@@ -190,15 +192,15 @@ class RayBackend:
     def fingerprints(self, ids: Sequence[ClientId]) -> tuple[dict[ClientId, dict[str, str]], dict[str, str]]:
         where = "the fingerprints"
         parts = [worker.actor.fingerprints.remote(part) for worker, part in self._spread(ids).items()]
-        found = {k: one for part in self.calls.get(parts, where) for k, one in part.items()}
-        return found, self.calls.get(self.pool.server.actor.fingerprints.remote(), where)
+        clients = {k: one for part in self.calls.get(parts, where) for k, one in part.items()}
+        return clients, self.calls.get(self.pool.server.actor.fingerprints.remote(), where)
 
     def digests(self) -> tuple[dict[ClientId, str], str]:
         where = "the digest"
         everyone = self._spread_thin(range(self.spec.num_clients))
         parts = [worker.actor.digests.remote(ids) for worker, ids in everyone.items()]
-        found = {k: sha for part in self.calls.get(parts, where) for k, sha in part.items()}
-        return found, self.calls.get(self.pool.server.actor.digest.remote(), where)
+        clients = {k: sha for part in self.calls.get(parts, where) for k, sha in part.items()}
+        return clients, self.calls.get(self.pool.server.actor.digest.remote(), where)
 
     def memory(self) -> MemoryReport:
         used = [worker.usage for worker in self.pool.workers if worker.usage is not None]

@@ -152,12 +152,12 @@ def _workers() -> list[psutil.Process]:
 
     This process may also have started another Ray, which the user's own code still needs.
     """
-    found: list[psutil.Process] = []
+    processes: list[psutil.Process] = []
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process().children():
             if process.name() == "raylet" and any(str(_folder) in word for word in process.cmdline()):
-                found += process.children(recursive=True)
-    return found
+                processes += process.children(recursive=True)
+    return processes
 
 
 def set_environment(values: Mapping[str, str | None]) -> None:

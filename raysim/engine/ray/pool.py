@@ -111,19 +111,19 @@ class ActorPool:
     @property
     def initial_workers(self) -> list[Worker]:
         """Client actors with work before round 1: one per participant in groups with pinned clients, else all."""
-        found: list[Worker] = []
+        chosen: list[Worker] = []
         for group, workers in self._groups():
-            found += workers[: self.participants] if group.pinned else workers
-        return found
+            chosen += workers[: self.participants] if group.pinned else workers
+        return chosen
 
     def default_owner(self, ids: Iterable[ClientId]) -> dict[ClientId, Worker]:
         """Return the actor for each client that has not trained yet: round-robin over the actors of its group."""
         groups = list(self._groups())
-        found = {}
+        worker_of = {}
         for k in ids:
             place, workers = next((group.place[k], workers) for group, workers in groups if k in group.place)
-            found[k] = workers[place % len(workers)]
-        return found
+            worker_of[k] = workers[place % len(workers)]
+        return worker_of
 
     def begin(self, spec: Any, raw: Any) -> None:
         """Wait until all actors have started, and reset each to its state before round 1.
@@ -179,11 +179,11 @@ class ActorPool:
             return
         self._checked_s = perf_counter()
         self.calls.wait_for_gcs("looking for new nodes")
-        found = nodes(self.head)
-        new = [node for node in found if node.id not in self._known_nodes]
-        self._known_nodes = {node.id for node in found}
+        present = nodes(self.head)
+        new = [node for node in present if node.id not in self._known_nodes]
+        self._known_nodes = {node.id for node in present}
         if new:
-            self._start_on_new_nodes(found, new)
+            self._start_on_new_nodes(present, new)
 
     def close(self) -> None:
         """End all actors and release their inputs; safe to call twice."""
@@ -321,11 +321,11 @@ class ActorPool:
         ready, _ = ray.wait(answers, num_returns=len(answers), timeout=RETRY_S)
         return len(ready) == len(answers)
 
-    def _start_on_new_nodes(self, found: Sequence[Node], new: Sequence[Node]) -> None:
+    def _start_on_new_nodes(self, present: Sequence[Node], new: Sequence[Node]) -> None:
         """Start actors on the new nodes: those that a plan for all nodes has beyond this pool."""
         assert self.replan is not None
         try:
-            wanted = self.replan(ClusterResources.of(found))
+            wanted = self.replan(ClusterResources.of(present))
         except ScenarioError:
             return
         starting = Counter(worker.group for worker, _ in self.starting)

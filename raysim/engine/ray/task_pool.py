@@ -95,22 +95,22 @@ class TaskPool:
         """Wait until a task ends, at most for `POLL_S`, and return the tasks that ended."""
         busy = {one.answer: one for one in self._workers if one.name is not None}
         ready, _ = ray.wait(list(busy), num_returns=1, timeout=POLL_S) if busy else ([], [])
-        found = []
+        ended = []
         for reference in ready:
             worker = busy[reference]
             assert worker.name is not None
             try:
-                found.append(Ended(worker.name, ray.get(reference)))
+                ended.append(Ended(worker.name, ray.get(reference)))
             except ray.exceptions.RayError as error:
                 memory = isinstance(error, ray.exceptions.OutOfMemoryError)
                 why = (
                     "its node ran out of memory; take fewer at a time" if memory else str(error).strip().splitlines()[0]
                 )
-                found.append(Ended(worker.name, None, f"its worker process died ({why})"))
+                ended.append(Ended(worker.name, None, f"its worker process died ({why})"))
                 self._workers.remove(worker)
             worker.name = None
         self._ask()
-        return found
+        return ended
 
     def end(self) -> None:
         """Make every task end early."""

@@ -52,10 +52,10 @@ class Evaluation:
 
     def evaluate(self, groups: Iterable[Group], coverage: Coverage) -> dict[ClientId, ClientEvaluation]:
         """Test clients in their current state, each group by one call."""
-        found: dict[ClientId, ClientEvaluation] = {}
+        evaluations: dict[ClientId, ClientEvaluation] = {}
         for group in groups:
-            found |= self._together(group, coverage) if len(group) > 1 else self._one_by_one(group, coverage)
-        return found
+            evaluations |= self._together(group, coverage) if len(group) > 1 else self._one_by_one(group, coverage)
+        return evaluations
 
     def evaluate_one(self, k: ClientId, coverage: Coverage) -> ClientEvaluation:
         """Test one client in its current state."""
@@ -94,11 +94,13 @@ class Evaluation:
             none = [part[:0] for part in val]
             published = [score.tested for score in self._scores(outputs, [spec.global_test] * len(group), none)]
         share_s = (perf_counter() - start) / len(group)
-        found = {}
+        evaluations = {}
         for k, score, of_all, test_M, val_M in zip(group, own, published, test, val, strict=True):
             f1, class_correct = by_class(spec.labels[test_M], score.predicted_M, spec.num_classes)
-            found[k] = ClientEvaluation(score.tested, score.val_correct, len(val_M), of_all, share_s, f1, class_correct)
-        return found
+            evaluations[k] = ClientEvaluation(
+                score.tested, score.val_correct, len(val_M), of_all, share_s, f1, class_correct
+            )
+        return evaluations
 
     def _scores(self, outputs: Outputs, test: Sequence[Ints], val: Sequence[Ints]) -> list[Score]:
         """Return the score of each client of a group. test, val: positions of each client's samples."""

@@ -55,8 +55,8 @@ class Handle(NamedTuple):
     @classmethod
     def of(cls, file: IO[bytes]) -> Handle:
         """Return the handle of a file that this process has open."""
-        found = os.fstat(file.fileno())
-        return cls(f"/proc/{os.getpid()}/fd/{file.fileno()}", found.st_dev, found.st_ino)
+        status = os.fstat(file.fileno())
+        return cls(f"/proc/{os.getpid()}/fd/{file.fileno()}", status.st_dev, status.st_ino)
 
 
 Handles = tuple[Handle, ...]

@@ -32,22 +32,22 @@ def digests(states: ClientStates, ids: Iterable[ClientId]) -> dict[ClientId, str
         with states.reading(k) as net:
             return digest(net)
 
-    found = {}
+    digests = {}
     for k in ids:
         if not states.is_untrained(k):
-            found[k] = of_client(k)
+            digests[k] = of_client(k)
             continue
         arch = states.arch(k)
         if arch not in untrained:
             untrained[arch] = of_client(k)
-        found[k] = untrained[arch]
-    return found
+        digests[k] = untrained[arch]
+    return digests
 
 
 def fingerprints(states: ClientStates, ids: Iterable[ClientId]) -> dict[ClientId, dict[str, str]]:
     """Return the SHA-256 of each tensor of each client."""
-    found = {}
+    fingerprints = {}
     for k in ids:
         with states.reading(k) as net:
-            found[k] = {name: digest(value) for name, value in state_tensors(net).items()}
-    return found
+            fingerprints[k] = {name: digest(value) for name, value in state_tensors(net).items()}
+    return fingerprints

@@ -169,8 +169,8 @@ class ClientStates:
         shell = self.opened.pop(k)
         if not shell.intact:
             net, form, shell = shell.net, shell.form, self._shell(self.arch(k))
-            if (found := _form(net)) != form:
-                name = min(name for name, _ in found.items() ^ form.items())
+            if (present := _form(net)) != form:
+                name = min(name for name, _ in present.items() ^ form.items())
                 raise RunError(
                     f"client {k} with model {self.arch(k)}: the shape or type of {name} in its network's state_dict "
                     "changed; they must stay as client_model created them"

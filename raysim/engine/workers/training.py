@@ -153,9 +153,9 @@ class Training:
         works = [partial(self._train_one, k, t, down, evaluate_before, ask_to_fit) for k, down in downs.items()]
         # Device contexts are per thread, but these hooks exit in another order than they entered.
         with nullcontext() if self.device.type == "cpu" else self.device:
-            found = in_lockstep(works, fit_all)
-        share_s = (perf_counter() - start) / len(found)
-        return [(k, up, replace(report, train_s=share_s)) for k, up, report in found]
+            results = in_lockstep(works, fit_all)
+        share_s = (perf_counter() - start) / len(results)
+        return [(k, up, replace(report, train_s=share_s)) for k, up, report in results]
 
     def _train_one(
         self,
