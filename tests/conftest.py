@@ -96,6 +96,11 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracking_store: s
     return tmp_path
 
 
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The messages of raysim's own loggers: Ray reports dead workers in between."""
+    return [record.getMessage() for record in caplog.records if record.name.startswith("raysim")]
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A real file system of four MiB."""

@@ -37,7 +37,7 @@ def assembled(data: dict, **changes: object) -> Assembly:
 def test_columns_of_numbers(workplace: Path, suffix: str) -> None:
     table(workplace / f"mine{suffix}")
     made = assembled({"name": suffix[1:], "path": f"mine{suffix}", "features": ["b", "[ac]"]})
-    spec, raw_M = made.checked.dataset, made.data.raw_M
+    spec, raw_M = made.scenario.dataset, made.data.raw_M
     x, y = features()
     assert str(spec.input_spec) == "3 features" and (spec.num_classes, spec.train_size, spec.test_size) == (3, 60, 0)
     assert raw_M.dtype == np.float32 and np.allclose(raw_M, x[:, [1, 0, 2]], rtol=1e-6)  # in the order asked for
@@ -52,11 +52,11 @@ def test_a_train_and_a_test_part(workplace: Path) -> None:
     table(workplace / "set" / "test.csv", 20, seed=2)
     table(workplace / "set" / "val.csv", 6, seed=3)  # not read: there is a test part
     whole = assembled({"name": "csv", "path": "set", "features": "[abc]", "split": "published"})
-    spec = whole.checked.dataset
+    spec = whole.scenario.dataset
     assert (spec.train_size, spec.test_size) == (40, 20)
     assert np.allclose(spec.mean, whole.data.raw_M[:40].mean(0), rtol=1e-5)  # of the train part alone
     two = assembled({"name": "csv", "path": ["set/train-a.csv", "set/test.csv"], "features": "[abc]"})
-    assert (two.checked.dataset.train_size, two.checked.dataset.test_size) == (30, 20)
+    assert (two.scenario.dataset.train_size, two.scenario.dataset.test_size) == (30, 20)
     assert sum(map(len, (two.partition.train.index, two.partition.val.index, two.partition.test.index))) == 50
 
 
@@ -76,7 +76,7 @@ def test_a_cifar10_of_the_hub(workplace: Path) -> None:
         clients={"count": 2, "models": ["cnn5", "hks_resnet8"]} | {"feature_dim": 20},
     )
     assert np.array_equal(made.data.raw_M, image) and made.data.class_names == tuple(names)
-    spec = made.checked.dataset
+    spec = made.scenario.dataset
     assert (spec.train_size, spec.test_size, str(spec.input_spec)) == (9, 5, "3x32x32 images")
     assert np.allclose(spec.mean, (image[:9] / 255).mean((0, 1, 2))) and np.allclose(
         spec.std, (image[:9] / 255).std((0, 1, 2))
@@ -134,8 +134,8 @@ def test_the_clients_are_the_ids(workplace: Path) -> None:
     table(workplace / "mine.parquet", 62, users=4)
     data = {"name": "parquet", "path": "mine.parquet", "partition": {"name": "natural", "by": "user"}}
     made = assembled(data)
-    assert made.checked.clients.number == 4
-    assert made.checked.resolved["clients"]["count"] == 4
+    assert made.scenario.clients.number == 4
+    assert made.scenario.resolved["clients"]["count"] == 4
     assert made.partition.ids == ("u0", "u1", "u2", "u3")
     for k, shard in enumerate(made.partition.train.of(k) for k in range(4)):
         assert (shard % 4 == k).all()  # row r is of user r % 4
@@ -193,7 +193,7 @@ def test_leaf(workplace: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> No
     clients = {"count": "auto", "models": [model]}
     data = {"name": name, "root": str(workplace), "partition": {"name": "natural"}, "split": "published"}
     made = assembled(data, clients=clients)
-    spec = made.checked.dataset
+    spec = made.scenario.dataset
     assert (spec.train_size, spec.test_size, made.partition.ids) == (15, 6, ("w0", "w1", "w2"))
     assert [len(made.partition.test.of(k)) for k in range(3)] == [2, 2, 2]
     if name == "femnist":

@@ -13,6 +13,7 @@ from raysim.sweeps.definition import Cell, Sweep, load_sweep, placed
 from raysim.sweeps.display import print_plan
 from raysim.sweeps.estimate import PHASES, Cost, Estimator
 from raysim.sweeps.state import CellState, states_of
+from tests.conftest import said
 from tests.engine.scenarios import digits
 
 
@@ -25,7 +26,7 @@ def sweep_of(folder: Path, **content: Any) -> Sweep:
 def test_bytes_are_those_of_a_run(workplace: Path, caplog: pytest.LogCaptureFixture) -> None:
     sweep = sweep_of(workplace, seeds="1..2", grid={"algorithm.name": ["lg_fedavg", "standalone"]})
     first, second, *alone = Estimator(sweep).of(states_of(sweep))
-    assert [text.split()[1] for text in caplog.messages] == ["lg_fedavg", "standalone"]  # once for all seeds
+    assert [text.split()[1] for text in said(caplog)] == ["lg_fedavg", "standalone"]  # once for all seeds
     assert first == second and alone == [Cost(first.seconds, 0.0)] * 2  # the same steps, and nothing is sent
     result = run(placed(sweep.cells[0], sweep), quiet=True)
     assert first.sent == result.summary["final"]["comm/total_bytes"]

@@ -23,6 +23,7 @@ from raysim.sweeps.state import counts
 from raysim.sweeps.worker import Outcome, Task, run_cell
 from raysim.tracking.mlflow import MlflowTracker
 from tests.cli.command import run
+from tests.conftest import said
 from tests.sweeps.test_loop import run_folders, sweep_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
@@ -99,7 +100,7 @@ def test_a_full_disk(workplace: Path, small_disk: Path, caplog: pytest.LogCaptur
     failed, waiting = run_sweep(sweep, parallel=1, show=fill)
     assert failed.state != "done" and "no space left on device" in failed.reason
     assert waiting.state == "waiting" and "no space left on device" in waiting.reason
-    assert [note.partition(":")[0] for note in caplog.messages] == names
+    assert [note.partition(":")[0] for note in said(caplog)] == names
     (small_disk / "filler").unlink()
     again = run_sweep(sweep, parallel=2, retry_failed=True)
     assert counts(again) == "2 done"

@@ -21,6 +21,7 @@ from raysim.sweeps.definition import Sweep, load_sweep
 from raysim.sweeps.loop import Progress, run_sweep
 from raysim.sweeps.state import CellState, counts, states_of
 from raysim.tracking.parent import SWEEP_TAG
+from tests.conftest import said
 from tests.engine.scenarios import digits
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
@@ -67,20 +68,20 @@ def test_a_cell_that_fails_stops_no_other(workplace: Path, caplog: pytest.LogCap
     sweep = sweep_of(workplace, grid={"clients.count": [5000, 8]})
     failed, done = run_sweep(sweep, parallel=1)
     assert (failed.state, done.state) == ("failed", "done")
-    assert failed.reason and failed.reason in caplog.messages[0]
-    assert caplog.messages[0].startswith("clients.count=5000: ")
+    assert failed.reason and failed.reason in said(caplog)[0]
+    assert said(caplog)[0].startswith("clients.count=5000: ")
     assert states_of(sweep)[0] == failed
     assert [one.state for one in run_sweep(sweep, parallel=1)] == ["failed", "done"]
-    assert len(caplog.messages) == 1  # it was not tried again
+    assert len(said(caplog)) == 1  # it was not tried again
     run_sweep(sweep, parallel=1, retry_failed=True)
-    assert len(caplog.messages) == 2
+    assert len(said(caplog)) == 2
 
 
 def test_a_worker_that_dies_costs_its_cell_nothing_but_time(workplace: Path, caplog: pytest.LogCaptureFixture) -> None:
     sweep = sweep_of(workplace, "rounds=40", "checkpoint.every=1", grid={"algorithm.name": ["fedgh"]})
 
     def kill(progress: Progress) -> None:
-        if not caplog.messages and progress.running and progress.running[0][1] >= 1:
+        if not said(caplog) and progress.running and progress.running[0][1] >= 1:
             from ray._private.state import actors
 
             for actor in actors().values():
@@ -89,9 +90,9 @@ def test_a_worker_that_dies_costs_its_cell_nothing_but_time(workplace: Path, cap
 
     (state,) = run_sweep(sweep, parallel=1, show=kill)
     assert state.state == "interrupted"
-    assert caplog.messages[0].startswith("fedgh: its worker process died")
+    assert said(caplog)[0].startswith("fedgh: its worker process died")
     (again,) = run_sweep(sweep, parallel=1)
-    assert again.state == "done", caplog.messages
+    assert again.state == "done", said(caplog)
     assert len(run_folders(sweep)) == 1
     alone = parse_scenario(digits(training={"batch_size": 64}, rounds=40))
     assert digest(again) == run(alone, quiet=True).state_digest

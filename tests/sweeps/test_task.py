@@ -12,6 +12,7 @@ from raysim.sweeps.definition import Sweep, load_sweep
 from raysim.sweeps.loop import _ended, _task
 from raysim.sweeps.state import CellState, states_of
 from raysim.sweeps.worker import Outcome
+from tests.conftest import said
 from tests.engine.scenarios import digits
 
 
@@ -56,5 +57,5 @@ def test_a_run_that_never_began_is_begun_anew(sweep: Sweep, tmp_path: Path) -> N
 
 def test_a_run_on_a_disk_of_another_node(sweep: Sweep, caplog: pytest.LogCaptureFixture) -> None:
     state = _ended(Outcome(Path("/of/node2/r1")), sweep.cells[0], sweep)
-    assert (state.state, caplog.messages) == ("waiting", [f"base: {state.reason}"])
+    assert (state.state, said(caplog)) == ("waiting", [f"base: {state.reason}"])
     assert state.reason.startswith("/of/node2/r1 is not here, but on another node; `output` must be on a disk that all")

@@ -26,7 +26,7 @@ from raysim.runs.backend import make_backend
 from raysim.runs.preview import preview
 from raysim.runs.run import run
 from raysim.scenario.scenario import Scenario
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, said
 from tests.engine.ray.deaths import wait_until_dead
 from tests.engine.scenarios import digits, loaded
 
@@ -132,7 +132,7 @@ def test_startup_counts_only_the_first_start(caplog: pytest.LogCaptureFixture) -
         backend.recover()
         assert len(backend.pids()) == 3
         assert backend.pool.startup is first
-        assert not [text for text in caplog.messages if "per actor" in text]  # two are not worth a word
+        assert not [text for text in said(caplog) if "per actor" in text]  # two are not worth a word
     finally:
         backend.close()
 

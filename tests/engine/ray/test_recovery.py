@@ -27,7 +27,7 @@ from raysim.engine.ray.calls import ActorCalls
 from raysim.engine.ray.pool import ActorPool
 from raysim.engine.run import run_round
 from raysim.engine.workers.rows import StateLimits
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, said
 from tests.engine.ray.deaths import GIVEN, Killing, kill
 from tests.engine.scenarios import ROUNDS, loaded, outcome, spec_for
 
@@ -58,8 +58,8 @@ def test_client_and_server_actors_are_killed(
     killing = Killing(backend, [1, 2, 4], kill_one)
     assert outcome(loaded(GIVEN), backend, checkpoints) == expected  # type: ignore[arg-type]
     assert not killing.left
-    assert sum("are kept on disk" in text for text in caplog.messages) == 1
-    notes = [text for text in caplog.messages if "are kept on disk" not in text]
+    assert sum("are kept on disk" in text for text in said(caplog)) == 1
+    notes = [text for text in said(caplog) if "are kept on disk" not in text]
     assert len(notes) == 3, notes
     assert notes[0].startswith(
         "round 1: client actor 1 of 2 died: its process ended unexpectedly; going back to the start"
@@ -168,7 +168,7 @@ def test_lost_images_are_shared_again(backend: RayBackend, expected: Any, caplog
     killing = Killing(backend, [3], lose)
     assert outcome(loaded(GIVEN), backend, None) == expected  # type: ignore[arg-type]
     assert not killing.left
-    notes = [text for text in caplog.messages if "are kept on disk" not in text]
+    notes = [text for text in said(caplog) if "are kept on disk" not in text]
     assert len(notes) == 1
     # The actor that is killed may have done its part of round 3 already.
     assert re.fullmatch(
