@@ -1,7 +1,7 @@
-"""The commands that look into a run: tsne, attack, tree.
+"""Commands that inspect a run: tsne, attack, tree.
 
-They are commands and not scripts in a folder `examples/`, because an installed raysim contains no such folder and two
-of them reproduce published results (FedRAL's Table 5, HKS's Figure 3): their numbers are tested.
+They are commands rather than scripts in `examples/`, because an installed raysim does not contain that folder, and two
+of them reproduce published results (FedRAL's Table 5, HKS's Figure 3) with tested numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _ids(context: click.Context, parameter: click.Parameter, given: str) -> list[int]:
-    """0,5,9 as numbers, each once."""
+    """Parse client ids such as 0,5,9, without repetitions."""
     parts = [part.strip() for part in given.split(",")]
     if not all(part.isdigit() for part in parts):
         raise click.BadParameter(f"{given!r} given; allowed: client numbers with commas, such as 0,5,9")
@@ -45,9 +45,9 @@ PART = click.Choice(["train", "val", "test"])
 @SEED
 @_output("tsne.png")
 def tsne(runs: tuple[str, ...], clients: list[int], part: str, seed: int, output: str) -> None:
-    """Draw clients' representations in the plane by t-SNE, a panel for each RUN.
+    """Draw clients' representations in the plane by t-SNE, one panel per RUN.
 
-    Each client's own network reads its own samples. Colours are classes, markers are clients.
+    Each client's network maps the client's own samples. Colours are classes, markers are clients.
 
     \b
     Example:
@@ -84,12 +84,12 @@ def tsne(runs: tuple[str, ...], clients: list[int], part: str, seed: int, output
 def attack(
     run: str, pairs: int, round_: int | None, knowledge: Knowledge, convention: Convention, seed: int, output: str
 ) -> None:
-    """Try to see a client's image in what it sends: gradient inversion (DLG), measured in PSNR.
+    """Try to reconstruct clients' images from their uploads: gradient inversion (DLG), measured in PSNR.
 
-    Random clients train one step of plain SGD on one random image and send what their method sends. The attacker varies
-    an image until its model of the client would send the same. The higher the PSNR, the more was seen; what one gets
-    without any information is printed beside it. Networks with BatchNorm cannot train on one image, so clients that
-    have one are attacked only where their outputs are sent.
+    Random clients train one step of plain SGD on one random image each, and upload what their method uploads. The
+    attacker varies an image until its model of the client would upload the same. A higher PSNR means that more was
+    reconstructed; the PSNR without any information is printed below it. Networks with BatchNorm cannot train on one
+    image, so clients with such networks are attacked only if their method uploads outputs.
 
     \b
     Example:
@@ -128,7 +128,8 @@ def attack(
 def tree(run: str, sample: int, output: str) -> None:
     """Show the clusters around a training sample in a run of HKS, from its first merge to the top.
 
-    The mean logits of one of them, or of all, taught the sample. The picture shows which samples join at each level.
+    The mean logits of one of these clusters, or of all of them, taught the sample. The picture shows which samples join
+    at each level.
 
     \b
     Example:
