@@ -291,7 +291,7 @@ def measure_memory(work: Workload, rounds: int, processes: int, every_s: float =
         notes = Arrivals()
         with MemorySampler(notes, every_s) as sampler:
             run_raysim(work, rounds, processes, Path(name), notes)
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as apart:  # a process without raysim's run
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as apart:  # a fresh process
         handwritten_gb = apart.submit(_handwritten_gb, work, rounds, processes, every_s).result()
     return {
         "workload": work.name,
