@@ -48,9 +48,9 @@ def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, 
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="List the cells with their states, seconds and bytes, for which clients of each variant train for an epoch.",
+    help="List the cells with their states and estimated seconds and bytes; a few clients train to measure them.",
 )
-@click.option("--status", is_flag=True, help="How far the sweep is, also while another process runs it.")
+@click.option("--status", is_flag=True, help="Show the sweep's progress, also while another process runs it.")
 @ADDRESS
 def sweep(
     file: str,
@@ -119,7 +119,11 @@ def _folders(runs: tuple[str, ...]) -> list[Path]:
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path())
 @click.option(
-    "--target", "targets", multiple=True, type=float, help="Accuracy to which rounds, MiB and FLOP are counted."
+    "--target",
+    "targets",
+    multiple=True,
+    type=float,
+    help="Target accuracy: also show the rounds, MiB and FLOP needed to reach it.",
 )
 @click.option("--baseline", metavar="METHOD", help="Also show paired differences to this method or run name.")
 @click.option(

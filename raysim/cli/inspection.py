@@ -32,7 +32,9 @@ def _output(name: str) -> Callable[[Any], Any]:
     )
 
 
-SEED = click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Of what is random here.")
+SEED = click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Seed of this command's random choices."
+)
 PART = click.Choice(["train", "val", "test"])
 
 
@@ -41,7 +43,7 @@ PART = click.Choice(["train", "val", "test"])
 @click.option(
     "--clients", default="0,1,2", show_default=True, callback=_ids, metavar="K,K", help="Clients whose samples to show."
 )
-@click.option("--part", default="test", show_default=True, type=PART, help="Which of their samples.")
+@click.option("--part", default="test", show_default=True, type=PART, help="Which part of their samples to show.")
 @SEED
 @_output("tsne.png")
 def tsne(runs: tuple[str, ...], clients: list[int], part: str, seed: int, output: str) -> None:
@@ -63,13 +65,15 @@ def tsne(runs: tuple[str, ...], clients: list[int], part: str, seed: int, output
 @click.option(
     "--pairs", default=20, show_default=True, type=click.IntRange(min=1), help="How many (client, image) pairs."
 )
-@click.option("--round", "round_", type=int, metavar="T", help="State after this round. Default: 10 or the latest.")
+@click.option(
+    "--round", "round_", type=int, metavar="T", help="Start from the state after this round. Default: 10 or the latest."
+)
 @click.option(
     "--knowledge",
     default="white",
     show_default=True,
     type=click.Choice(["white", "blind"]),
-    help="Whether the attacker has the client's private weights, or the smallest architecture, fresh, in their place.",
+    help="white: the attacker has the client's private weights; blind: a fresh network of the smallest architecture.",
 )
 @click.option(
     "--psnr",
@@ -77,7 +81,7 @@ def tsne(runs: tuple[str, ...], clients: list[int], part: str, seed: int, output
     default="psnr",
     show_default=True,
     type=click.Choice(["psnr", "pfllib"]),
-    help="pfllib: with the mean square divided by 3, 4.77 dB more.",
+    help="pfllib: divide the mean square by 3, which adds 4.77 dB.",
 )
 @SEED
 @_output("attack.png")
@@ -109,7 +113,7 @@ def attack(
         seed=seed,
         progress=lambda done: echo(f"image {done} of {pairs}", err=True),
     )
-    echo("client  sample  PSNR dB  left of what was seen")
+    echo("client  sample  PSNR dB  relative distance")
     for one, value in zip(found.images, found.psnrs, strict=True):
         echo(f"{one.client:6d}  {one.sample:6d}  {value:7.2f}  {one.distance:.1e}")
     when = f"round {found.round}, from the state after {found.round - 1}"
@@ -122,7 +126,7 @@ def attack(
 @click.command()
 @click.argument("run", metavar="RUN")
 @click.option(
-    "--sample", required=True, type=click.IntRange(min=0), help="Place in the data set, as in partition.parquet."
+    "--sample", required=True, type=click.IntRange(min=0), help="Position in the data set, as in partition.parquet."
 )
 @_output("tree.png")
 def tree(run: str, sample: int, output: str) -> None:
@@ -142,7 +146,7 @@ def tree(run: str, sample: int, output: str) -> None:
     found = sample_tree(run, sample)
     echo(f"{found.run.name}, after round {found.round}: sample {sample} of client {found.client}, {found.label}")
     if not found.clusters:
-        echo("no cluster: it is still alone at the top, and its own logits teach it")
+        echo("no cluster contains this sample yet; its own logits teach it")
     else:
         echo("cluster  samples  clients  mean logits say  classes")
     for level, cluster in enumerate(found.clusters, 1):

@@ -38,7 +38,7 @@ ADDRESS = click.option(
 CODE_CHANGED = click.option(
     "--code-changed",
     is_flag=True,
-    help="Resume although the code of the method, or of raysim, is not what the run began with; what changed is noted.",
+    help="Resume even if the code of the method or of raysim has changed since the run began; changes are noted.",
 )
 
 
@@ -55,14 +55,14 @@ CODE_CHANGED = click.option(
 @click.option(
     "--wait",
     is_flag=True,
-    help="Show what the job prints until it ends, and end with its exit code. Ctrl-C ends the printing, not the job.",
+    help="Show the job's output until it ends, and return its exit code. Ctrl-C ends the output, not the job.",
 )
 @click.option(
     "--resume",
     "run_",
     metavar="RUN",
-    help="Resume this run from its last checkpoint: the ID of the job that ran it, or its folder or run id on the "
-    "cluster. Without SCENARIO, as it was; rounds may be raised, and places and resources may change.",
+    help="Resume this run from its last checkpoint: its job's ID, or its folder or run id on the "
+    "cluster. SCENARIO is then optional; rounds may be raised, and folders and resources may change.",
 )
 @CODE_CHANGED
 @click.option("--id", "job", metavar="ID", help="The job's id. Default: made of the scenario's name and the time.")
@@ -70,8 +70,8 @@ CODE_CHANGED = click.option(
     "--env",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Environment variable of the job and its actors, for example RAYSIM_DATA=/data; a user who sees the dashboard "
-    "can read it. Of this shell's own only MLFLOW_TRACKING_URI is sent, if it is a server's. May be given often.",
+    help="Environment variable of the job and its actors, for example RAYSIM_DATA=/data; users of the dashboard can "
+    "read it. Of this shell's variables, only MLFLOW_TRACKING_URI is sent, if it names a server. May be given often.",
 )
 def submit(
     scenario: str | None,
@@ -113,13 +113,13 @@ def submit(
     from raysim.sweeps.definition import files_of, load_sweep
 
     if scenario is None and run_ is None:
-        raise click.UsageError("Missing argument 'SCENARIO'; only --resume can do without.")
+        raise click.UsageError("Missing argument 'SCENARIO'; it is optional only with --resume.")
     if code_changed and run_ is None:
         raise click.UsageError("--code-changed is for a run that is resumed: give --resume RUN as well.")
     # Report every error that does not need the cluster before connecting to it.
     files = [] if scenario is None else files_of(Path(scenario))
     if files and run_ is not None:
-        raise click.UsageError("--resume is for a run; a sweep that is submitted again runs what is left of it.")
+        raise click.UsageError("--resume is for a run; to continue a sweep, submit it again without --resume.")
     facts, own_code = {}, OwnCode()
     if scenario is not None and files:
         sweep = load_sweep(scenario, sets=sets)
@@ -244,7 +244,7 @@ def jobs(address: str | None) -> None:
 @click.option(
     "--output", "-o", type=click.Path(file_okay=False), help="Folder to put it in. Default: ./runs/<scenario>/<run id>."
 )
-@click.option("--checkpoints", is_flag=True, help="Bring the checkpoints as well, which can be large.")
+@click.option("--checkpoints", is_flag=True, help="Also download the checkpoints, which can be large.")
 @ADDRESS
 def fetch(job: str, output: str | None, checkpoints: bool, address: str | None) -> None:
     """Download the run folder of a job on a cluster.
@@ -280,7 +280,7 @@ def _follow(cluster: Cluster, job: str) -> Job:
     try:
         return follow(cluster, job, write)
     except KeyboardInterrupt:
-        echo(f"{job} continues without being watched (raysim stop {job} ends it)", err=True)
+        echo(f"{job} continues on the cluster (raysim stop {job} ends it)", err=True)
         sys.exit(130)
 
 

@@ -51,7 +51,9 @@ def cli() -> None:
 @cli.command()
 @SCENARIO
 @SETS
-@click.option("--dry-run", is_flag=True, help="Show where clients would live and what a round would take, then stop.")
+@click.option(
+    "--dry-run", is_flag=True, help="Show the placement of clients and the estimated time and memory, without running."
+)
 @QUIET
 @click.option("--resume", "run_", metavar="RUN", help="Resume this run: its folder, or its id below ./runs.")
 @CODE_CHANGED
@@ -266,7 +268,7 @@ def schema(output: str | None) -> None:
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Address to listen on; others than this machine may see it if you change it.",
+    help="Address to listen on; with another address, other machines may reach the UI.",
 )
 @click.option("--port", default=5000, show_default=True, type=click.IntRange(1, 65535), help="Port to listen on.")
 def ui(uri: str | None, host: str, port: int) -> None:
@@ -339,7 +341,7 @@ def _refuse_unusable(word: str) -> None:
     except UnicodeEncodeError:
         usable = False
     if not usable:
-        raise ScenarioError(f"{quoted(word)} holds a NUL or half of a character; give a word without it")
+        raise ScenarioError(f"{quoted(word)} contains a NUL or an incomplete character; remove it")
 
 
 def main(args: Sequence[str] | None = None) -> Any:

@@ -31,9 +31,7 @@ def read_images(source: Source, settings: Files) -> Decoded:
     images = Images(len(paths), settings.size)
     for path in paths:
         if path.parent == source.folder:
-            raise ScenarioError(
-                f"{path} is not in a sub-folder; put the images of each class into a folder of their own"
-            )
+            raise ScenarioError(f"{path} is not in a sub-folder; put the images of each class into a separate folder")
         with one_sentence(path):
             images.add(path.read_bytes(), str(path))
     label_M, names = to_classes([np.array([path.parent.name for path in paths])], source.folder)
@@ -59,7 +57,7 @@ def _ids(source: Source, settings: Files) -> NDArray[Any]:
             if id_of.setdefault(table.parent / name, one) != one:
                 raise ScenarioError(f"{table}: {name} has two values of {by}; give each image one")
     if unknown := [path for path in paths if path not in id_of]:
-        raise ScenarioError(f"{unknown[0]} has no row in {source.extra[0]}; allowed: each image's {by}")
+        raise ScenarioError(f"{unknown[0]} has no row in {source.extra[0]}; add a row with its {by}")
     return np.array([id_of[path] for path in paths])
 
 
@@ -91,7 +89,7 @@ def _rows(path: Path, by: str) -> Iterator[tuple[str, str]]:
                 )
         for number, row in enumerate(rows, 1):
             if not row["file_name"] or not row[by]:
-                raise ScenarioError(f"{path}: row {number}, column file_name or {by} is empty; it is an id")
+                raise ScenarioError(f"{path}: row {number}, column file_name or {by} is empty; give every image an id")
             yield row["file_name"], row[by]
 
 

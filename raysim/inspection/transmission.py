@@ -74,7 +74,7 @@ def attackable(opened: OpenedRun, checkpoint: Checkpoint) -> list[ClientId]:
         clients = [k for k in spec.eligible if spec.arch(k) not in normed or spec.arch(k) in fits]
     if not clients:
         raise ScenarioError(
-            "the networks of all clients that hold samples have BatchNorm, with which "
+            "all clients with samples have networks with BatchNorm, and with BatchNorm "
             f"{_name(spec.algorithm)} exposes no single image in round {t}; attack a run with other networks"
         )
     return clients

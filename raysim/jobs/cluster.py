@@ -164,9 +164,7 @@ def connect(address: Address) -> Cluster:
             "RAY_AUTH_TOKEN_PATH names, or ~/.ray/auth_token (and leave RAY_AUTH_MODE unset or set it to token)"
         )
     if status == 403:
-        raise address.error(
-            f"refuses the token in {_token_origin()}: it needs the one that the cluster was started with"
-        )
+        raise address.error(f"refuses the token in {_token_origin()}: use the token that the cluster was started with")
     version = facts.get("ray_version") if isinstance(facts, dict) else None
     if not isinstance(version, str):
         raise address.error(f"answers, but is not a Ray dashboard; use {ALLOWED}")
@@ -180,7 +178,7 @@ def connect(address: Address) -> Cluster:
         try:
             client = JobSubmissionClient(address.url, headers=headers)
         except (OSError, RuntimeError) as error:
-            raise address.error(f"does not answer as it should ({_reason(error)})") from None
+            raise address.error(f"gives an unexpected answer ({_reason(error)})") from None
         except (
             AuthenticationError
         ):  # the cluster needs no token, but with RAY_AUTH_MODE=token Ray's client looks for one

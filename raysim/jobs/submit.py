@@ -78,7 +78,8 @@ def environment(variables: Mapping[str, str], cluster: str) -> tuple[dict[str, s
     if MLFLOW not in variables and server.startswith(("http://", "https://")):
         if is_loopback(server) and not is_loopback(cluster):
             notes.append(
-                f"{MLFLOW}={server} means this machine and is not sent; --env {MLFLOW}=... names one for the cluster"
+                f"{MLFLOW}={server} is an address of this machine and is not sent; "
+                f"set --env {MLFLOW}=... to a server that the cluster can reach"
             )
         else:
             sent[MLFLOW] = server

@@ -43,7 +43,7 @@ class Claims:
             raise ScenarioError(text, key=f"{place}.rows.{wrong}", origin=str(path))
         rows = [row for row in every if row.matches(patterns)]
         if not rows:
-            text = f"{raw['file']} has no such row; allowed: values of its columns"
+            text = f"{raw['file']} has no row that matches; give values of its columns"
             raise ScenarioError(text, key=f"{place}.rows", origin=str(path))
         metrics = dict.fromkeys(row.columns["metric"] for row in rows)
         for metric, measure in measures.items():

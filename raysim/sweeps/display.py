@@ -170,7 +170,7 @@ def run_and_show(sweep: Sweep, parallel: int | None = None, retry_failed: bool =
     print_states(states)
     print(f"Compare the cells:  raysim compare {sweep.output}", flush=True)
     if left := sum(state.state != "done" for state in states):
-        rest = "the same command runs the rest, with --retry-failed also what failed"
+        rest = "the same command runs the rest; with --retry-failed it also runs failed cells again"
         problems.insert(0, f"{left} of {len(states)} cells are not done; {rest}")
     for problem in problems:
         print(f"raysim: {problem}", file=sys.stderr, flush=True)

@@ -262,7 +262,7 @@ class TestRuns:
             "evil.py: cannot be imported: ModuleNotFoundError: ",
         ),
         ("algorithm.name=no_such_package:Mine", {}, "no_such_package: cannot be imported: ModuleNotFoundError: "),
-        ("algorithm.name=mine", {}, "unknown algorithm 'mine' (there are: "),
+        ("algorithm.name=mine", {}, "unknown algorithm 'mine' (available: "),
         (
             "clients.models=[./nets.py, digits_mlp64]",
             {},
@@ -645,7 +645,7 @@ def test_data_in_the_place_of_code(folder: Path, capsys: pytest.CaptureFixture[s
     with (folder / "nets.py").open("wb") as file:
         file.truncate(3 << 30)  # takes no disk
     said = ran("validate", str(folder / "s.yaml"), capsys=capsys, code=2)
-    assert "nets.py: has more than 10000000 bytes; keep data in files of their own" in said
+    assert "nets.py: has more than 10000000 bytes; keep data in separate files" in said
 
 
 def test_a_metric_that_has_no_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
