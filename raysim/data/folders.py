@@ -70,8 +70,8 @@ def _client_folder(path: Path, settings: Files) -> str:
         folders = folders[1:]
     if len(folders) != 3:
         raise ScenarioError(
-            f"'folder' given, but {path} is not in the folders of a client and a class; use <client>/<class>/<image> "
-            f"below {root}, or below train and test in it",
+            f"'folder' given, but {path} is not in a folder <client>/<class>; put images into "
+            f"<client>/<class>/ below {root}, or below train and test in it",
             key="data.partition.by",
         )
     return folders[0]
@@ -129,7 +129,7 @@ def read_function(load: Callable[[], Any], settings: Files, where: Path) -> Deco
     if num_train is None or not 1 <= num_train <= len(arrays["y"]):
         raise ScenarioError(
             f"{where}: num_train is {quoted(returned['num_train'])}; "
-            f"allowed: 1 to {len(arrays['y'])}, the train part first"
+            f"give 1 to {len(arrays['y'])}, the number of training samples, which come first"
         )
     return _decoded({name: [array] for name, array in arrays.items()}, num_train, settings, where, where)
 
