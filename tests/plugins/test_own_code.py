@@ -749,7 +749,7 @@ class TestData:
             ("not_arrays", "evil.py:not_arrays: must return a mapping with the arrays x and y"),
             ("fails", "evil.py:fails: fails: ZeroDivisionError: division by zero (evil.py, line "),
             ("ragged", "evil.py:ragged: x has 3, y has 2 samples; all arrays need the same number, at least one"),
-            ("no_part", "evil.py:no_part: num_train is 0; allowed: 1 to 200"),
+            ("no_part", "evil.py:no_part: num_train is 0; give 1 to 200"),
             ("none", "evil.py: has no class or function 'none'"),
         ],
     )
