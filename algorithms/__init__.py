@@ -1,1 +1,1 @@
-"""One paper, one file. Each holds one `Algorithm`; `raysim list algorithms` finds it by its file name."""
+"""Methods, one paper per file. A file contains one `Algorithm`; scenarios name it by the name of its file."""

@@ -1,9 +1,9 @@
-"""DC-PFL: FedGH, plus a pull towards global class means at clients and a header refitted on virtual samples.
+"""DC-PFL: FedGH, with a pull towards global class means at clients, and a header that is refitted on virtual samples.
 
 Tang, Yu, Tang, Ren, Li, Li. IJCAI 2024. https://doi.org/10.24963/ijcai.2024/551
-A participant replaces its header with the server's, trains everything while each representation is drawn towards the
-global mean of its class, and sends mean, covariance and count of each class it owns. The server trains its header on
-the clients' class means, pools a Gaussian per class, and trains the header again on samples of these Gaussians.
+A participant replaces its header with the server's, trains its whole network with each representation pulled towards
+the global mean of its class, and sends mean, covariance and count of each class it owns. The server trains its header
+on the clients' class means, pools a Gaussian per class, and trains the header again on samples from these Gaussians.
 
 Shapes: C classes, S classes one client owns, K classes whose global mean is known, D representation width, N samples
 of one client, B batch, R rows of a factor F of a covariance F^T F, G virtual samples.
@@ -37,14 +37,14 @@ from raysim.core.ops import by_class, class_means, cross_entropy, header_step
 
 @message
 class Global:
-    """The global header, and the global class means as far as they are known."""
+    """The global header, and the known global class means."""
 
     w: Weights  # weight [C, D], bias [C]
     class_K: Tensor | None  # int32, ascending; None: clients do not use means (lambda_ = 0)
     mean_KD: Tensor | None
 
     def counted(self) -> "Global":
-        """C*D + C + K*D numbers. The paper's formula leaves out the ids of known classes, and so does this count."""
+        """Count C*D + C + K*D numbers; like the paper's formula, this omits the ids of known classes."""
         return Global(self.w, None, self.mean_KD)
 
 
@@ -52,17 +52,17 @@ class Global:
 class ClassStatistics:
     """A client's statistics per class: count, mean and covariance of the representations.
 
-    A covariance travels as a factor F [min(n, D), D] with F^T F = covariance, which it determines up to a rotation: the
-    same message in the basis that pooling and sampling need. What is counted is its triangle, D*(D+1)/2 numbers.
+    A covariance is sent as a factor F [min(n, D), D] with F^T F = covariance, because pooling and sampling need F. F
+    has the same information up to a rotation, so the count is the covariance's triangle, D*(D+1)/2 numbers.
     """
 
     class_S: Tensor  # int32: ids of the classes it owns, ascending
-    count_S: Tensor  # int32: training samples of each
+    count_S: Tensor  # int32: training samples of each class
     mean_SD: Tensor
     factor_RD: Tensor | None  # the factors of all classes, one below the other; None: the server does not refit
 
     def counted(self) -> "ClassStatistics":
-        """S * (D + D*(D+1)/2 + 2) numbers, as the paper sends them."""
+        """Count S * (D + D*(D+1)/2 + 2) numbers, as in the paper; without covariances, the tensors themselves."""
         if self.factor_RD is None:
             return self
         num_classes, width = self.mean_SD.shape
@@ -70,9 +70,9 @@ class ClassStatistics:
         return ClassStatistics(self.class_S, self.count_S, self.mean_SD, triangle)
 
     def gaussians(self) -> "list[Gaussian]":
-        """One per class; without a covariance their factors are empty."""
+        """Return one Gaussian per class; without covariances, their factors are empty."""
         factor_RD = self.mean_SD[:0] if self.factor_RD is None else self.factor_RD
-        # Ranks follow from counts, so that they need not travel.
+        # Ranks follow from counts, so they are not sent.
         ranks = [0 if self.factor_RD is None else min(n, self.mean_SD.shape[1]) for n in self.count_S.tolist()]
         return [
             Gaussian(*parts) for parts in zip(self.count_S.tolist(), self.mean_SD, factor_RD.split(ranks), strict=True)
@@ -80,11 +80,11 @@ class ClassStatistics:
 
 
 class Gaussian(NamedTuple):
-    """Some samples in two moments."""
+    """The number, mean and covariance of samples."""
 
-    size: int  # samples
+    size: int  # number of samples
     mean_D: Tensor
-    factor_RD: Tensor  # F^T F is the covariance: divided by size - 1, zero for one sample
+    factor_RD: Tensor  # F^T F is the covariance, with divisor size - 1; zero for one sample
 
 
 @dataclass(frozen=True)
@@ -94,23 +94,23 @@ class DCPFL(Algorithm[Global, ClassStatistics, Global]):
     paper: ClassVar[str] = "Tang et al., IJCAI 2024, https://doi.org/10.24963/ijcai.2024/551"
 
     lambda_: NonNegative = 0.1
-    """Weight of the pull towards the global class means; 0 leaves it out and sends no means (the paper's w/o AL)."""
+    """Weight of the pull towards the global class means; 0 omits the pull and sends no means (the paper's w/o AL)."""
     squared: bool = False
-    """Pull with the squared distance instead of the distance."""
+    """Use the squared distance to the class mean instead of the distance."""
     header_lr: Positive = 0.01
-    """Learning rate of the server's step on the class means of one client."""
+    """Learning rate of the server's step on each client's class means."""
     virtual_samples: NonNegativeInt = 1000
-    """Virtual representations of a refit, over all classes; 0 leaves the refit out (the paper's w/o GC)."""
+    """Number of virtual representations for the refit, over all classes; 0 omits the refit (the paper's w/o GC)."""
     refit_epochs: Count = 10
-    """Passes over the virtual representations."""
+    """Passes of the refit over the virtual representations."""
     refit_lr: Positive = 0.01
     """Learning rate of the refit."""
     refit_batch: Count = 64
     """Batch size of the refit."""
     stale: Literal["keep", "drop"] = "keep"
-    """What becomes of the global mean of a class that no participant holds in a round."""
+    """Keep or drop the global mean of a class that no participant of a round owns."""
     relu_samples: bool = False
-    """Set negative entries of virtual representations to 0; real ones, which come from a ReLU, have none."""
+    """Set negative entries of virtual representations to 0; real ones come from a ReLU and have none."""
 
     def server_start(self, server: Server[Global], registrations: Mapping[ClientId, Any]) -> Global:
         width, num_classes = server.task.feature_dim, server.task.num_classes
@@ -139,14 +139,14 @@ class DCPFL(Algorithm[Global, ClassStatistics, Global]):
     def pulled_loss(self, net: Any, batch: Batch, given: tuple[Tensor, Tensor]) -> Tensor:
         """Cross-entropy + lambda * distance to the global mean of the sample's class, a scalar.
 
-        given: mean_CD, and known_C (bool). A sample of a class without a known mean adds 0 to the second term, which
-        is divided by the whole batch all the same.
+        given: mean_CD, and known_C (bool). A sample of a class without a known mean adds 0 to the second term; the
+        divisor is still the whole batch.
         """
         mean_CD, known_C = given
         feature_BD = net.features(batch.x)
         pull_B = (feature_BD - mean_CD[batch.y]).square().sum(1)
         if not self.squared:
-            pull_B = (pull_B + 1e-12).sqrt()  # the root alone has no gradient where a sample sits on its mean
+            pull_B = (pull_B + 1e-12).sqrt()  # sqrt has no finite gradient at 0
         per_sample_B = F.cross_entropy(net.header(feature_BD), batch.y, reduction="none")
         # Eq. A
         return batch.mean(per_sample_B + self.lambda_ * known_C[batch.y] * pull_B)
@@ -167,7 +167,7 @@ class DCPFL(Algorithm[Global, ClassStatistics, Global]):
         draws = shares([sum(part.size for part in held[c]) for c in classes], self.virtual_samples)
         mean_D, virtual_D, trace = {}, [], 0.0
         for c, num_draws in zip(classes, draws, strict=True):
-            # One class at a time: the factors of all of them in float64 would be twice all uploads.
+            # One class at a time: the factors of all classes in float64 would need twice the memory of all uploads.
             pooled = pool(held[c])
             mean_D[c] = pooled.mean_D.float()
             trace += float(pooled.factor_RD.square().sum())
@@ -180,7 +180,7 @@ class DCPFL(Algorithm[Global, ClassStatistics, Global]):
         server.state = Global(w, *self._known(server.state, mean_D))
 
     def exposed(self, client: Client, up: ClassStatistics) -> OutputOf:
-        # The covariance of one sample is zero.
+        # The attack trains on one sample, whose covariance is zero.
         return OutputOf(client.net.features, up.mean_SD)
 
     def _refit(self, header: Weights, virtual_GD: Tensor, label_G: Tensor, rng: torch.Generator) -> float:
@@ -197,7 +197,7 @@ class DCPFL(Algorithm[Global, ClassStatistics, Global]):
         return loss_sum.item() / len(label_G)
 
     def _known(self, before: Global, fresh: Mapping[int, Tensor]) -> tuple[Tensor | None, Tensor | None]:
-        """class_K and mean_KD of the next broadcast."""
+        """Return class_K and mean_KD of the next broadcast."""
         if before.class_K is None or before.mean_KD is None:
             return None, None
         old = dict(zip(before.class_K.tolist(), before.mean_KD, strict=True)) if self.stale == "keep" else {}
@@ -207,7 +207,7 @@ class DCPFL(Algorithm[Global, ClassStatistics, Global]):
 
 
 def class_statistics(feature_ND: Tensor, label_N: Tensor, covariance: bool) -> ClassStatistics:
-    """Counts, means and, if asked for, factors of the covariances of representations, centred in float64."""
+    """Return counts, means and, if `covariance`, factors of the covariances of representations, centred in float64."""
     class_S, mean_SD, count_S = class_means(feature_ND, label_N)  # Eq. 6
     if not covariance:
         return ClassStatistics(class_S.int(), count_S.int(), mean_SD, None)
@@ -223,13 +223,14 @@ def class_statistics(feature_ND: Tensor, label_N: Tensor, covariance: bool) -> C
 
 
 def pool(parts: Sequence[Gaussian]) -> Gaussian:
-    """The moments of all samples together, in float64.
+    """Pool Gaussians: return the moments of all their samples together, in float64.
 
-    Centred, so that no large numbers cancel: (n-1) Sigma = sum (n_k-1) Sigma_k + sum n_k (mu_k - mu)(mu_k - mu)^T,
-    as rows of a factor. Eq. 11 has n_k in place of n_k - 1 in its last line, which inflates the covariance.
+    The rows of the factor follow (n-1) Sigma = sum (n_k-1) Sigma_k + sum n_k (mu_k - mu)(mu_k - mu)^T, which is
+    centred, so that no large numbers cancel. The last line of Eq. 11 has n_k instead of n_k - 1, which inflates the
+    covariance.
     """
     size = sum(part.size for part in parts)
-    # Eq. 10, divided once, at the end, so that whole numbers stay exact.
+    # Eq. 10, with a single division at the end, so that integers stay exact.
     mean_D = torch.stack([part.size * part.mean_D.double() for part in parts]).sum(0) / size
     rows = []
     for part in parts:
@@ -240,10 +241,10 @@ def pool(parts: Sequence[Gaussian]) -> Gaussian:
 
 
 def shares(counts: Sequence[int], total: int) -> list[int]:
-    """`total` split in proportion to `counts` by largest remainder; ties go to the earlier one."""
+    """Split `total` in proportion to `counts` by largest remainder; the earlier wins a tie."""
     whole = sum(counts)
     found = [total * n // whole for n in counts]  # Eq. C
-    # `sorted` is stable. Whole numbers: no rounding can decide a tie.
+    # `sorted` is stable, and integers cannot lose a tie to rounding.
     by_remainder = sorted(range(len(counts)), key=lambda i: -(total * counts[i] % whole))
     for i in by_remainder[: total - sum(found)]:
         found[i] += 1
@@ -251,7 +252,7 @@ def shares(counts: Sequence[int], total: int) -> list[int]:
 
 
 def draw(gaussian: Gaussian, num_draws: int, rng: torch.Generator) -> Tensor:
-    """Samples [num_draws, D] float64, also of a singular covariance: with fewer samples than D, all are singular."""
+    """Draw samples [num_draws, D] in float64. The covariance may be singular, as it is with fewer than D samples."""
     if not num_draws:
         return gaussian.mean_D.new_empty(0, len(gaussian.mean_D))
     noise_GR = torch.randn(num_draws, len(gaussian.factor_RD), generator=rng, dtype=torch.float64)

@@ -1,10 +1,10 @@
-"""FD: clients exchange the mean logits of each class and are taught by all others'.
+"""FD: clients exchange the mean logits of each class, and distil from the mean of all other clients.
 
 Jeong, Oh, Kim, Park, Bennis, Kim. 2018. https://arxiv.org/abs/1811.11479 (HKS calls it FedDistill)
-A participant distils from the global mean logits of each sample's class while it trains, and sends the mean logits of
-each class it owns. The server averages them; a contributor to a mean gets it without its own part.
+While a participant trains, it distils from the global mean logits of each sample's class; then it sends the mean logits
+of each class it owns. The server averages them, and sends each contributor the mean without its own part.
 
-Shapes: C classes, S classes one client owns, K of them that have a teacher, N samples of one client, B batch.
+Shapes: C classes, S classes one client owns, K of them with a teacher, N samples of one client, B batch.
 """
 
 from collections.abc import Mapping
@@ -21,17 +21,17 @@ from raysim.core.ops import by_class, class_means, cross_entropy, kl
 
 @message
 class Teachers:
-    """Mean logits of the receiver's classes, as far as there are any."""
+    """The known mean logits of the receiver's classes."""
 
-    class_K: Tensor | None  # int32, ascending; None only where the message is counted
+    class_K: Tensor | None  # int32, ascending; None only to count the message
     teacher_KC: Tensor
 
     def counted(self) -> "Teachers":
-        """K*C numbers, with K = S once all is known. The formula leaves out their ids, and so does this count."""
+        """Count K*C numbers, with K = S once all are known; like the paper's formula, this omits the ids."""
         return Teachers(None, self.teacher_KC)
 
     def table(self, num_classes: int) -> tuple[Tensor, Tensor]:
-        """The teachers by class id: teacher_CC, zero where there is none, and known_C (bool)."""
+        """Return the teachers by class id: teacher_CC, zero without a teacher, and known_C (bool)."""
         assert self.class_K is not None
         return by_class(self.class_K, self.teacher_KC, num_classes)
 
@@ -45,13 +45,13 @@ class ClassLogits:
 
 @dataclass
 class Table:
-    """What the server keeps: the latest mean of each class, and the last round's uploads to take a client out again."""
+    """The server's state: the latest mean of each class, and the last round's uploads, to subtract a client's own."""
 
     class_S: dict[ClientId, Tensor]  # the classes of each client; rows of messages are in their order
     mean_CC: Tensor  # row c: mean logits of class c
     known_C: Tensor  # bool: some client has sent this class
-    sum_CC: Tensor  # float64: of the last round's uploads
-    count_C: Tensor  # int64: how many of them have the class
+    sum_CC: Tensor  # float64: sum of the last round's uploads
+    count_C: Tensor  # int64: number of these uploads with the class
     last: dict[ClientId, Tensor]  # [S, C] each: the last round's uploads
 
 
@@ -65,20 +65,20 @@ class FD(Algorithm[Teachers, ClassLogits, Table]):
     }
 
     gamma: NonNegative = 1.0
-    """Weight of the distillation beside the classification loss; 0 leaves it out."""
+    """Weight of the distillation loss, added to the classification loss; 0 omits it."""
     leave_one_out: bool = True
-    """A participant of the last round gets means without its own logits, and no teacher for a class that it alone
-    sent; `false`: all clients get the plain means, as in HtFLlib."""
+    """Send a participant of the last round the means without its own logits, and no teacher for a class that only it
+    sent; `false`: send all clients the plain means, as HtFLlib does."""
     distillation: Literal["kl", "squared_error", "raw_logits"] = "kl"
-    """The distance between a sample's logits and its teacher. `kl`: KL divergence from the softmax of the teacher, with
-    the gradient of PFLlib's cross-entropy between 2024-04-22 and 2025-11-29. `squared_error`: mean squared difference
-    of the logits, as PFLlib had it before. `raw_logits`: cross-entropy with the teacher's logits as targets, as PFLlib
-    has it since then; this loss has no lower bound."""
+    """The distance between a sample's logits and its teacher. `kl`: KL divergence from the teacher's softmax; its
+    gradient is that of PFLlib's cross-entropy from 2024-04-22 to 2025-11-29. `squared_error`: mean squared difference
+    of the logits, as in PFLlib before that time. `raw_logits`: cross-entropy with the teacher's logits as targets, as
+    in PFLlib after it; this loss has no lower bound."""
     collect: Literal["eval_pass", "last_epoch"] = "eval_pass"
-    """Which logits are averaged and sent: those of a pass in eval mode after training, or those that the last epoch's
-    training steps gave, which cost nothing."""
+    """The logits to average and send: those of a pass in eval mode after training, or those of the last epoch's
+    training steps, which need no extra computation."""
     rebuild: bool = False
-    """Forget the mean of a class that no participant sent in a round, as HtFLlib does."""
+    """Drop the mean of a class that no participant sent in a round, as HtFLlib does."""
 
     def server_start(self, server: Server[Table], registrations: Mapping[ClientId, Any]) -> Table:
         num_classes = server.task.num_classes
@@ -95,7 +95,7 @@ class FD(Algorithm[Teachers, ClassLogits, Table]):
         state, class_S = server.state, server.state.class_S[to]
         teacher_SC, known_S = state.mean_CC[class_S], state.known_C[class_S]
         if self.leave_one_out and to in state.last:
-            # Eq. C. M_c - 1 is 0 for a single holder: unguarded, that is 0/0, probably why the papers print "-" for FD.
+            # Eq. C. For a single holder, M_c - 1 is 0, and 0/0 is probably why papers print "-" for FD.
             others_S = state.count_C[class_S] - 1
             sum_SC = state.sum_CC[class_S] - state.last[to].double()
             teacher_SC, known_S = (sum_SC / others_S.clamp(min=1)[:, None]).float(), others_S > 0
@@ -112,8 +112,8 @@ class FD(Algorithm[Teachers, ClassLogits, Table]):
     def loss(self, net: Any, batch: Batch, given: tuple[Tensor, Tensor] | None) -> Tensor | tuple[Tensor, Tensor]:
         """CE + gamma * distance(teacher of the sample's class, z); with `last_epoch` the logits z too.
 
-        given: teacher_CC, and known_C (bool). A sample of a class without a teacher adds 0 to the second term, which is
-        divided by the whole batch all the same.
+        given: teacher_CC, and known_C (bool). A sample of a class without a teacher adds 0 to the second term; the
+        divisor is still the whole batch.
         """
         logits_BC = net(batch.x)
         total = cross_entropy(lambda _: logits_BC, batch, None)

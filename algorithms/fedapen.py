@@ -1,9 +1,9 @@
-"""FedAPEN: a private and a small shared model teach each other, and each client learns how to weigh the two.
+"""FedAPEN: a private and a small shared model teach each other, and each client learns their weights in an ensemble.
 
 Qin, Deng, Zhao, Yan. KDD 2023. https://doi.org/10.1145/3580305.3599344
-Participants replace their shared model with the server's, learn on samples kept aside how much their private model
-counts in the ensemble, train both models (on labels, on each other, and as an ensemble), and send back the shared
-one. The server averages the shared models uniformly. Clients predict with the ensemble.
+Participants replace their shared model with the server's, learn the weight of their private model in the ensemble on
+samples set aside for it, train both models (on labels, on each other, and as an ensemble), and send back the shared
+model. The server averages the shared models uniformly. Clients predict with the ensemble.
 
 Shapes: N samples, B batch, C classes; M = 2 models, the private one first.
 """
@@ -22,7 +22,7 @@ from raysim.core.ops import cross_entropy, kl, weighted_mean
 
 
 class Ensemble(nn.Module):
-    """A client's two models, and how much the private one counts."""
+    """A client's private and shared model, and the weight of the private one."""
 
     def __init__(self, private: Any, shared: Any) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Ensemble(nn.Module):
         self.register_buffer("trained", torch.tensor(False))  # whether this client ever took part
 
     def both(self, x: Tensor) -> Tensor:
-        """The logits of the private and of the shared model, [B, M, C]."""
+        """Return the logits of the private and the shared model, [B, M, C]."""
         return torch.stack([self.private(x), self.shared(x)], 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -43,26 +43,26 @@ class Ensemble(nn.Module):
 
 
 def ensemble(lambda_: Tensor, private_BC: Tensor, shared_BC: Tensor) -> Tensor:
-    """e = lambda z + (1 - lambda) z_s."""
+    """Return the ensemble's logits [B, C], lambda z + (1 - lambda) z_s."""
     # Eq. A
     return lambda_ * private_BC + (1 - lambda_) * shared_BC
 
 
 @dataclass(frozen=True)
 class FedAPEN(Algorithm[Model, Model, Model]):
-    """Mutual learning of a private and a shared model with a learnt ensemble of the two."""
+    """Mutual learning of a private and a shared model, with a learnt ensemble of the two."""
 
     paper: ClassVar[str] = "Qin et al., KDD 2023, https://doi.org/10.1145/3580305.3599344"
 
     small: str | None = None
-    """Architecture of the shared model; `null`: the smallest of the clients'."""
+    """Architecture of the shared model; `null`: the clients' architecture with the fewest parameters."""
     adaptability: Annotated[float, Range(ge=0, lt=1)] = 0.05
-    """Part of a client's training data, rounded down, that only teaches it the weight of its private model: every 20th
-    sample in data order at 0.05. Where that is no sample, the weight stays at 0.5."""
+    """Share of a client's training data, rounded down, that only trains the weight of its private model: at 0.05, every
+    20th sample in data order. If that gives no sample, the weight stays at 0.5."""
     lambda_epochs: Count = 10
-    """Passes over that part in every round."""
+    """Passes over that share in every round."""
     lambda_lr: Positive = 0.001
-    """Rate of the SGD on the weight."""
+    """Learning rate of the SGD on the weight."""
 
     def check(self, task: Task) -> None:
         task.small_model(self.small)
@@ -79,7 +79,7 @@ class FedAPEN(Algorithm[Model, Model, Model]):
     def client_receive(self, client: Client, down: Model) -> None:
         net: Ensemble = client.net
         net.shared.load_state_dict(down.w)
-        if bool(net.trained):  # there is nothing to learn from a private model that never trained
+        if bool(net.trained):  # an untrained private model would only give a meaningless weight
             self.learn_lambda(client, self.split(client.data)[0])
 
     def client_update(self, client: Client, down: Model | None) -> Model:
@@ -96,18 +96,18 @@ class FedAPEN(Algorithm[Model, Model, Model]):
         return UpdateOf(client.net.shared, up.w)
 
     def split(self, data: Samples) -> tuple[Samples, Samples]:
-        """(The adaptability set, the rest), both in data order; the rest is never empty."""
+        """Split data into (adaptability set, rest), both in data order; the rest is never empty."""
         position_N = torch.arange(len(data) + 1, dtype=torch.float64)
-        # How many of the first n samples are kept aside; 1e-9: 0.29 * 100 is a little less than 29 to a computer.
+        # The number of samples set aside among the first n. Without 1e-9, 0.29 * 100 would round down to 28.
         aside_N = (self.adaptability * position_N + 1e-9).floor()
         picked_N = aside_N.diff() > 0
         return data.subset(picked_N.nonzero().flatten()), data.subset((~picked_N).nonzero().flatten())
 
     def learn_lambda(self, client: Client, held: Samples) -> None:
-        """SGD on CE(lambda z + (1 - lambda) z_s, y) with both models frozen, clipped to [0, 1] after every step.
+        """Train lambda by SGD on CE(lambda z + (1 - lambda) z_s, y), and clip it to [0, 1] after every step.
 
-        The models do not move, so that their logits are asked for once; the gradient is
-        mean over samples of (softmax(e) - onehot(y)) . (z - z_s).
+        Both models are frozen, so their logits are computed once. The gradient is the mean over samples of
+        (softmax(e) - onehot(y)) . (z - z_s).
         """
         if not len(held):
             return
@@ -125,10 +125,11 @@ class FedAPEN(Algorithm[Model, Model, Model]):
 
 
 def mutual_loss(net: Any, batch: Batch, given: Any) -> Tensor:
-    """The private model's loss plus the shared one's, a scalar.
+    """The private model's loss plus the shared model's, a scalar.
 
-    Private: CE(z, y) + KL(softmax(z_s) || softmax(z)) + CE(lambda z + (1 - lambda) z_s, y), with z_s as a constant;
-    the shared model's is the mirror image, with z as a constant. Their sum gives each model its own gradient.
+    The private model's loss is CE(z, y) + KL(softmax(z_s) || softmax(z)) + CE(lambda z + (1 - lambda) z_s, y), with z_s
+    as a constant. The shared model's is the same with the models exchanged, and z as a constant. So the gradient of the
+    sum is, for each model, the gradient of its own loss.
     """
     private_BC, shared_BC = net.private(batch.x), net.shared(batch.x)
 

@@ -21,8 +21,8 @@ class FedAvg(Algorithm[Model, Model, Weights]):
     one_architecture: ClassVar[bool] = True
 
     avg_bn_buffers: bool = True
-    """Average BatchNorm's running mean and variance with the parameters. `false` leaves each client's
-    own, as libraries do that average parameters only."""
+    """Also average BatchNorm's running mean and variance. `false`: clients keep their own, as in libraries that average
+    only parameters."""
 
     def server_start(self, server: Server[Weights], registrations: Mapping[ClientId, Any]) -> Weights:
         # The weights that every client of the one architecture starts from.

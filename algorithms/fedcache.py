@@ -1,10 +1,10 @@
-"""FedCache: each sample is taught by the latest logits of the samples most like it, of any client.
+"""FedCache: each sample is taught by the latest logits of the most similar samples of all clients.
 
 Wu, Sun, Wang, Liu, Xu, Wang, Jiang, Gao, Lu. FedCache: A Knowledge Cache-driven Federated Learning Architecture for
 Personalized Edge Intelligence. IEEE Transactions on Mobile Computing, 2024. https://arxiv.org/abs/2308.07816
-Before round 1 every client sends a hash of each of its images, made by a frozen encoder, and its label. The server
-finds each sample's R nearest ones of the same label, of any client, and keeps the latest logits of every sample.
-A participant gets the logits of its samples' neighbours, is taught by their mean, and sends its own logits back.
+Before round 1, every client sends the label of each of its images and a hash, computed by a frozen encoder. The server
+finds each sample's R nearest neighbours with the same label, from all clients, and keeps the latest logits of every
+sample. A participant gets the logits of its samples' neighbours, distils from their mean, and sends its own logits.
 
 Shapes: N samples (of one client, or at the server of all), C classes, B batch, R neighbours, h width of a hash,
 M samples of one class, U samples without logits.
@@ -23,12 +23,12 @@ from raysim.core import Algorithm, Client, ClientId, Count, NonNegative, OutputO
 from raysim.core.ops import cross_entropy, kl
 
 BLOCK = 1 << 22
-"""Similarities that the search holds at once: 32 MB, and as much again to rank them."""
+"""Number of similarities to compute at once: 32 MB, and 32 MB more to rank them."""
 
 
 @message
 class Hashes:
-    """Sent once: a hash of each of a client's samples, in data order."""
+    """A hash and the label of each of a client's samples, in data order; sent once."""
 
     hash_Nh: Tensor
     label_N: Tensor  # int32
@@ -39,58 +39,58 @@ class Means:
     """The mean of the neighbours' logits of each of a client's samples, in data order."""
 
     logits_NC: Tensor
-    known_N: Tensor | None  # bool: which samples are taught; None: all
+    known_N: Tensor | None  # bool: samples with a teacher; None: all
 
 
 @message
 class Neighbours:
-    """The neighbours' logits themselves, nearest first."""
+    """The logits of each neighbour of a client's samples, nearest first."""
 
     logits_NRC: Tensor
-    known_NR: Tensor | None  # bool: which of them count; None: all
+    known_NR: Tensor | None  # bool: neighbours that count; None: all
 
 
 @message
 class Logits:
-    """The logits of a client's samples when it last trained on them, in data order."""
+    """The logits of a client's samples from its last training steps on them, in data order."""
 
     logits_NC: Tensor
-    unseen_U: Tensor | None  # int32 positions that it did not train on, whose rows are zeros; None: none
+    unseen_U: Tensor | None  # int32: positions of samples without a training step, with zeros as logits; None: none
 
 
 @dataclass
 class Cache:
-    """The server's knowledge of every sample; clients' samples stand one after another."""
+    """The server's state: neighbours and latest logits of every sample, client after client."""
 
-    span: dict[ClientId, tuple[int, int]]  # where a client's samples begin and end
-    near_NR: Tensor  # int32: the nearest samples of the same label, nearest first; -1: there are not so many
-    logits_NC: Tensor  # the latest; zeros before there are any
-    written_N: Tensor  # bool
+    span: dict[ClientId, tuple[int, int]]  # first and one past the last position of each client's samples
+    near_NR: Tensor  # int32: the nearest samples with the same label, nearest first; -1: no more neighbours
+    logits_NC: Tensor  # the latest logits; zeros before the first
+    written_N: Tensor  # bool: whether the sample has logits
     hash_width: int
 
 
 @dataclass(frozen=True)
 class FedCache(Algorithm[Means | Neighbours, Logits, Cache]):
-    """Distillation from the cached logits of each sample's nearest neighbours of the same label."""
+    """Distillation from the cached logits of each sample's nearest neighbours with the same label."""
 
     paper: ClassVar[str] = "Wu et al., IEEE TMC 2024, https://arxiv.org/abs/2308.07816"
 
     neighbours: Count = 16
-    """R: how many of the nearest samples of the same label teach a sample; where there are fewer, all of them."""
+    """R, the number of nearest samples with the same label that teach a sample; all of them, if there are fewer."""
     alpha: NonNegative = 1.5
-    """Weight of distillation beside the classification loss; 0 trains exactly as `standalone` does."""
+    """Weight of the distillation loss, added to the classification loss; 0 trains exactly as `standalone` does."""
     temperature: Positive = 3.0
-    """T, by which teachers' and students' logits are divided; the distillation loss is multiplied by T^2."""
+    """Temperature T of teachers' and students' softmax; the distillation loss is multiplied by T^2."""
     encoder: Literal["mobilenet_v3_small", "pixels"] = "pixels"
-    """What makes the hashes: MobileNetV3-small with ImageNet weights (the paper's, h = 576), which no run downloads and
-    which is refused where its file is not in torch's hub cache; or the image itself less its mean, which every machine
-    has, and which hides nothing from the server."""
+    """The encoder of the hashes. `mobilenet_v3_small`: MobileNetV3-small with ImageNet weights (the paper, h = 576);
+    runs do not download it, so its file must be in torch's hub cache. `pixels`: the image minus its mean, which needs
+    no file, and hides nothing from the server."""
     cold: Literal["zeros", "wait"] = "zeros"
-    """Before samples have logits: zeros, which teach the uniform distribution (the released code), or no distillation
-    for a sample until all of its neighbours have logits."""
+    """Teachers before samples have logits. `zeros`: zero logits, which teach the uniform distribution (the released
+    code). `wait`: a sample has no teacher until all of its neighbours have logits."""
     server_averages: bool = True
-    """The server sends the mean of the neighbours' logits, N * C numbers, not the R of them, which are R times as many
-    and are averaged by the client (the paper). The training is the same."""
+    """Send the mean of the neighbours' logits, N * C numbers; `false`: send the logits of all R neighbours, R times as
+    many numbers, and let the client average them (the paper). The training is the same."""
 
     def check(self, task: Task) -> None:
         task.encoder(self.encoder)  # raises ValueError if its weights are missing
@@ -123,7 +123,7 @@ class FedCache(Algorithm[Means | Neighbours, Logits, Cache]):
         if not self.server_averages:
             logits_NRC = cache.logits_NC[near_NR] * known_NR[:, :, None]
             return Neighbours(logits_NRC, None if bool(known_NR.all()) else known_NR)
-        # One neighbour of every sample at a time: R times N * C numbers could be gigabytes.
+        # One neighbour of every sample at a time, because R * N * C numbers could be gigabytes.
         return mean_of((cache.logits_NC[near_N] for near_N in near_NR.T), known_NR)
 
     def client_update(self, client: Client, down: Means | Neighbours | None) -> Logits | None:
@@ -136,13 +136,16 @@ class FedCache(Algorithm[Means | Neighbours, Logits, Cache]):
         if row_NC is None:  # a single sample, on which BatchNorm cannot train
             return None
         unseen_U = row_NC.isnan().any(1).nonzero().flatten()
-        # If the loss is not finite either, training diverged: the logits go up as they are, for the engine to refuse.
+        # If the loss is not finite either, training diverged: send the logits unchanged, and the engine refuses them.
         if not len(unseen_U) or not isfinite(client.stats.loss_sum):
             return Logits(row_NC, None)
         return Logits(row_NC.index_fill(0, unseen_U, 0.0), unseen_U.int())
 
     def loss(self, net: Any, batch: Any, given: Means | None) -> tuple[Tensor, Tensor]:
-        """CE + alpha T^2 KL(softmax(teacher / T) || softmax(z / T)), and the logits z. Untaught samples count as 0."""
+        """CE + alpha T^2 KL(softmax(teacher / T) || softmax(z / T)), and the logits z.
+
+        A sample without a teacher adds 0 to the second term.
+        """
         logits_BC = net(batch.x)
         ce = cross_entropy(lambda _: logits_BC, batch, None)
         if given is None:
@@ -171,9 +174,10 @@ class FedCache(Algorithm[Means | Neighbours, Logits, Cache]):
 
 
 def mean_of(logits: Iterable[Tensor], known_NR: Tensor) -> Means:
-    """The mean over neighbours: the r-th tensor holds the r-th neighbours' logits [N, C] of all samples.
+    """Average over neighbours; `logits` yields the logits [N, C] of all samples' r-th neighbours, for r = 1 to R.
 
-    They are added one after another, so that both ends compute the same bits. Without any that count: zeros, not known.
+    They are added in order, so that server and clients compute the same bits. A sample without known neighbours gets
+    zeros, and is not known.
     """
     total_NC: Tensor | None = None
     for logits_NC, known_N in zip(logits, known_NR.unbind(1), strict=True):
@@ -187,9 +191,9 @@ def mean_of(logits: Iterable[Tensor], known_NR: Tensor) -> Means:
 
 
 def nearest_of_label(hashes: Sequence[Tensor], labels: Sequence[Tensor], count: int) -> Tensor:
-    """The `count` nearest other samples of the same label for each sample of all clients: int32 [N, count].
+    """Find, for each sample, the `count` nearest other samples with the same label, of all clients: int32 [N, count].
 
-    Samples are numbered through, client after client; -1 where a label has too few.
+    Samples are numbered client after client; -1 stands for missing neighbours.
     """
     label_N = torch.cat([*labels])
     near_NR = torch.full((len(label_N), count), -1, dtype=torch.int32)
@@ -203,10 +207,11 @@ def nearest_of_label(hashes: Sequence[Tensor], labels: Sequence[Tensor], count: 
 
 
 def nearest(hash_Mh: Tensor, count: int) -> Tensor:
-    """The `count` other rows of the greatest cosine to each row, nearest first: int64 [M, count], -1 for missing.
+    """Find, for each row, the `count` other rows with the greatest cosine, nearest first: int64 [M, count].
 
-    Exact, in float64. The row itself is left out by its number, so that a duplicate of it is a neighbour; of rows whose
-    cosines are equal to 12 digits, the earlier is nearer. A row of zeros has cosine 0 to all.
+    -1 stands for missing neighbours. The search is exact, in float64. The row itself is excluded by its index, so a
+    duplicate counts as a neighbour. If cosines agree to 12 digits, the earlier row is nearer. A row of zeros has cosine
+    0 to all rows.
     """
     size = len(hash_Mh)
     near_MR = torch.full((size, count), -1)
@@ -218,7 +223,7 @@ def nearest(hash_Mh: Tensor, count: int) -> Tensor:
     earlier_M = torch.arange(size).flip(0)
     for own_B in torch.arange(size).split(max(1, BLOCK // size)):
         cosine_BM = unit_Mh[own_B] @ unit_Mh.T
-        # Whole numbers, all different in a row: what comes out does not depend on how a sort treats equals.
+        # Integers that all differ within a row, so the result does not depend on how the sort orders ties.
         rank_BM = (cosine_BM * 2**40).round_().long().mul_(size).add_(earlier_M)
         rank_BM[torch.arange(len(own_B)), own_B] = torch.iinfo(torch.int64).min
         near_MR[own_B, :found] = rank_BM.topk(found, dim=1).indices

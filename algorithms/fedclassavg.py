@@ -1,9 +1,9 @@
-"""FedClassAvg: headers are averaged and held near the average; private extractors learn from two views of each image.
+"""FedClassAvg: averaged headers with a proximal term, and private extractors that learn from two views of each image.
 
 Jang, Ha, Jung, Yoon. ICPP 2022. https://arxiv.org/abs/2210.14226
-Participants replace their header with the server's, train everything, and send the header back; the server averages
-headers by sample counts. Their loss adds to the classification loss a supervised contrastive one over two augmented
-views of a batch, which needs no other party, and the distance between the header and the one received.
+Participants replace their header with the server's, train their whole network, and send the header back; the server
+averages headers by sample counts. The clients' loss is the classification loss, plus a supervised contrastive loss over
+two augmented views of the batch, plus the distance between the header and the received one.
 
 Shapes: B batch, A = 2B anchors (the first views, then the second), C classes, D representation width.
 """
@@ -34,7 +34,7 @@ from raysim.core.ops import cross_entropy, weighted_mean
 
 @dataclass(frozen=True)
 class FedClassAvg(Algorithm[Header, Header, Header]):
-    """Average the linear headers; train with a proximal and a supervised contrastive loss beside the usual one."""
+    """Average the linear headers; train with an additional proximal and supervised contrastive loss."""
 
     paper: ClassVar[str] = "Jang et al., ICPP 2022, https://arxiv.org/abs/2210.14226"
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -42,18 +42,18 @@ class FedClassAvg(Algorithm[Header, Header, Header]):
     }
 
     rho: NonNegative = 0.1
-    """Weight of the distance between the header and the one received (the released code's mu)."""
+    """Weight of the distance between the header and the received one (the released code's mu)."""
     prox: Literal["mean_square", "norm"] = "mean_square"
-    """That distance: half the mean square of the differences, weights plus biases (the released code), or the norm of
-    all differences (the paper)."""
+    """That distance. `mean_square`: half the mean square of the weights' differences plus half that of the biases' (the
+    released code). `norm`: the norm of all differences (the paper)."""
     contrastive: bool = True
-    """Add the contrastive loss; `false` leaves averaging and the proximal term, and draws a single view."""
+    """Add the contrastive loss; `false`: only averaging and the proximal term, with a single view per image."""
     temperature: Positive = 0.07
-    """What similarities of representations are divided by; the released code takes 100, and Adam at 1e-4."""
+    """Divisor of the similarities of representations; the released code uses 100, with Adam at 1e-4."""
     base_temperature: Positive = 0.07
     """The contrastive loss is multiplied by temperature / base_temperature."""
     normalise: bool = True
-    """Compare directions of representations (length 1); `false`: their dot products as they are."""
+    """Scale representations to length 1 before their dot products; `false`: use them unscaled."""
 
     def server_start(self, server: Server[Header], registrations: Mapping[ClientId, Any]) -> Header:
         return Header(weights(nn.Linear(server.task.feature_dim, server.task.num_classes)))
@@ -70,9 +70,9 @@ class FedClassAvg(Algorithm[Header, Header, Header]):
         return Header(weights(client.net.header))
 
     def loss(self, net: Any, batch: Batch, given: Weights | None) -> Tensor:
-        """CE of the first view + contrastive loss of both + rho * distance to the header received (`given`).
+        """CE of the first view + contrastive loss of both views + rho * distance to the received header (`given`).
 
-        Both views pass through the network as one batch, so that BatchNorm sees them together, as in the released code.
+        Both views pass through the network as one batch, so BatchNorm sees them together, as in the released code.
         """
         if self.contrastive:
             assert batch.second is not None
@@ -87,9 +87,9 @@ class FedClassAvg(Algorithm[Header, Header, Header]):
     def contrast(self, feature_AD: Tensor, batch: Batch) -> Tensor:
         """The supervised contrastive loss of each sample, [B]: the mean over its two views.
 
-        For an anchor a with positives P (all other views of its class, its own second one among them):
-        -(temperature / base_temperature) * mean over p in P of log softmax(similarity(a, .))[p], where the softmax
-        goes over all other views. Padding (weight 0) is no candidate.
+        For an anchor a with positives P, which are all other views of its class, including its own other view:
+        -(temperature / base_temperature) * mean over p in P of log softmax(similarity(a, .))[p]. The softmax is over
+        all other views, without padding (weight 0).
         """
         if self.normalise:
             feature_AD = F.normalize(feature_AD, dim=1)
@@ -100,13 +100,13 @@ class FedClassAvg(Algorithm[Header, Header, Header]):
             other_AA = other_AA & (batch.weight.repeat(2) > 0)
         positive_AA = other_AA & (label_A[:, None] == label_A)
         log_p_AA = similar_AA.masked_fill(~other_AA, -torch.inf).log_softmax(1)
-        # Clamped for padding alone: everything real has its own other view.
+        # The clamp is only for padding: every real view has its own other view as a positive.
         mean_A = log_p_AA.where(positive_AA, 0.0).sum(1) / positive_AA.sum(1).clamp(min=1)
         # Eq. B
         return -self.temperature / self.base_temperature * mean_A.view(2, -1).mean(0)
 
     def distance(self, header: nn.Linear, received: Weights) -> Tensor:
-        """The proximal term, a scalar; no gradient where the headers are equal."""
+        """The proximal term, a scalar; its gradient is 0 if the headers are equal."""
         differences = [parameter - received[name] for name, parameter in header.named_parameters()]
         # Eq. C
         if self.prox == "norm":
@@ -119,5 +119,5 @@ class FedClassAvg(Algorithm[Header, Header, Header]):
         server.log("header_norm", float(torch.linalg.vector_norm(server.state.w["weight"])))
 
     def exposed(self, client: Client, up: Header) -> UpdateOf:
-        # In the first step, neither contrast nor distance to the received header has a gradient for the header.
+        # In the first step, the contrastive loss and the proximal term have no gradient with respect to the header.
         return UpdateOf(client.net.header, up.w, loss=cross_entropy)

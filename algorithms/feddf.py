@@ -1,8 +1,8 @@
-"""FedDF: the server averages the models of each architecture, then distils all of them from the ensemble.
+"""FedDF: the server averages the models of each architecture, then distils each average from the ensemble of all.
 
 Lin, Kong, Stich, Jaggi. NeurIPS 2020. https://arxiv.org/abs/2006.07242
 Participants start from the server's model of their architecture, train it and send it back whole. The server averages
-those of each architecture, and trains each mean on public data towards the mean logits of all received models.
+the models of each architecture, and trains each average on public data towards the mean logits of all received models.
 
 Shapes: P public samples, B batch, C classes.
 """
@@ -32,18 +32,18 @@ from raysim.core import (
 from raysim.core.ops import cross_entropy, kl, weighted_mean
 
 Received = Mapping[str, list[tuple[int, Weights]]]
-"""Architecture -> the received models of it, each with its client's number of samples."""
+"""Architecture -> its received models, each with its client's number of samples."""
 
 
 @dataclass(frozen=True)
 class FedDF(Algorithm[Model, Model, dict[str, Model]]):
-    """Average the models of each architecture, and distil the means from the ensemble of all models on public data."""
+    """Average the models of each architecture, and distil the averages from the ensemble of all on public data."""
 
     paper: ClassVar[str] = "Lin et al., NeurIPS 2020, https://arxiv.org/abs/2006.07242"
     public_data: ClassVar[bool] = True
 
     distill_epochs: NonNegativeInt = 1
-    """Passes of the server over the public data for each architecture; 0: none, which is FedAvg per architecture."""
+    """The server's passes over the public data for each architecture; 0 gives FedAvg per architecture."""
     distill_lr: Positive = 1e-3
     """Learning rate of the server's Adam."""
     distill_batch: Count = 128
@@ -76,7 +76,10 @@ class FedDF(Algorithm[Model, Model, dict[str, Model]]):
         return UpdateOf(client.net, up.w)
 
     def ensemble(self, server: Server[Any], received: Received) -> Tensor:
-        """The mean of all received models' logits on the public data [P, C], with one network per architecture."""
+        """Return the mean of all received models' logits on the public data, [P, C].
+
+        The models of an architecture share one network.
+        """
         assert server.task.public is not None
         total_PC = torch.zeros(())
         for name, models in received.items():
@@ -87,7 +90,7 @@ class FedDF(Algorithm[Model, Model, dict[str, Model]]):
         return (total_PC / sum(map(len, received.values()))).float()  # Eq. C
 
     def distilled(self, server: Server[Any], name: str, mean: Weights, teacher_PC: Tensor) -> Weights:
-        """The mean of an architecture's models, trained towards the ensemble."""
+        """Return the average of an architecture's models after training it towards the ensemble."""
         assert server.task.public is not None
         net = server.task.model(name)
         net.load_state_dict(mean)

@@ -1,8 +1,8 @@
 """FedGH: the server trains one header for all clients, on class means of their representations.
 
 Yi, Wang, Liu, Shi, Yu. ACM MM 2023. https://arxiv.org/abs/2303.13137
-A participant replaces its header with the server's, trains everything, and sends the mean representation of each
-class it owns. The server trains its header on those means with their labels; next round clients start from it.
+A participant replaces its header with the server's, trains its whole network, and sends the mean representation of each
+class it owns. The server trains its header on those means and their labels; the next participants start from it.
 
 Shapes: C classes, S classes one client owns, D representation width, N samples of one client.
 """
@@ -23,7 +23,7 @@ class ClassMeans:
     """A client's mean representation per class (the paper: local averaged representations, LARs)."""
 
     class_S: Tensor  # int32: ids of the classes it owns, ascending
-    mean_SD: Tensor  # mean representation of each
+    mean_SD: Tensor  # mean representation of each class
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class FedGH(Algorithm[Header, ClassMeans, Header]):
     header_lr: Positive = 0.01
     """Learning rate of the server's SGD on the class means (the paper's eta_theta)."""
     server_mode: Literal["per_lar", "per_client", "frozen_random"] = "per_lar"
-    """What one server step learns from: one class mean (the paper's text), or all means of one client, as in DC-PFL;
-    `frozen_random` never trains the header, which is what the authors' released code does."""
+    """The data of one server step. `per_lar`: one class mean (the paper's text). `per_client`: all means of one client,
+    as in DC-PFL. `frozen_random`: the header is never trained, as in the authors' released code."""
     server_epochs: Count = 1
     """Passes of the server over a round's class means."""
     mask_absent: bool = False
-    """Leave classes without a class mean in this round out of the server's softmax, so that their rows stay."""
+    """Exclude classes without a class mean in this round from the server's softmax, so that their rows stay."""
     first: Literal["broadcast", "local"] = "broadcast"
-    """Round 1: participants start from the server's random header, or (`local`, the released code) from their own."""
+    """Header of participants in round 1: the server's random header, or their own (`local`, the released code)."""
 
     @property
     def static_downlink(self) -> bool:
@@ -86,7 +86,7 @@ class FedGH(Algorithm[Header, ClassMeans, Header]):
         return OutputOf(client.net.features, up.mean_SD)
 
     def _steps(self, ups: Mapping[ClientId, ClassMeans]) -> Iterator[tuple[Tensor, Tensor]]:
-        """What each server step sees: clients in id order, classes ascending."""
+        """Yield the data of each server step: clients in the order of their ids, classes in ascending order."""
         for up in ups.values():
             if self.server_mode == "per_client":
                 yield up.class_S, up.mean_SD  # Eq. D

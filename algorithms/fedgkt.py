@@ -1,4 +1,4 @@
-"""FedGKT: clients train the first stage of a network and send what it gives; the server trains the rest, larger.
+"""FedGKT: clients train small networks and send outputs of the first stage; the server trains later stages.
 
 He, Annavaram, Avestimehr. NeurIPS 2020. https://arxiv.org/abs/2007.14513
 A participant trains its small network, with the server's logits as teachers, and sends the outputs of its first stage,
@@ -40,7 +40,7 @@ class Teacher:
 
 @message
 class Stage:
-    """What the client's first stage gives for its samples, its own logits, and their labels."""
+    """The outputs of the client's first stage for its samples, the client's logits, and the labels."""
 
     out_N: Tensor  # [N, ...]
     logits_NC: Tensor
@@ -55,35 +55,35 @@ class Rest(nn.Module):
         self.stages, self.header = nn.Sequential(*net.stages[1:]), net.header
 
     def forward(self, out_B: Tensor) -> Tensor:
-        """Logits [B, C] of what a first stage gave."""
+        """Return the logits [B, C] for the outputs of a first stage."""
         return self.header(self.stages(out_B))
 
 
 @dataclass
 class Kept:
-    """The server's network, and its logits of each participant's samples so far."""
+    """The server's state: its network, and its logits for the samples of every participant so far."""
 
     net: Rest
-    logits: dict[ClientId, Tensor] = field(default_factory=dict)  # [N, C] each
+    logits: dict[ClientId, Tensor] = field(default_factory=dict)  # [N, C] per client
 
 
 @dataclass(frozen=True)
 class FedGKT(Algorithm[Teacher, Stage, Kept]):
-    """Train a large network at the server on what small ones of clients extract."""
+    """Train a large network at the server on features that the clients' small networks extract."""
 
     paper: ClassVar[str] = "He et al., NeurIPS 2020, https://arxiv.org/abs/2007.14513"
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"official": {"server_distill": False, "server_epochs": 20}}
 
     server_model: str | None = None
-    """Architecture whose later stages the server trains; `null`: the largest of the clients'."""
+    """Architecture whose later stages the server trains; `null`: the clients' architecture with the most parameters."""
     server_epochs: Count = 1
-    """Passes of the server over what it received."""
+    """The server's passes over the uploads of a round."""
     server_distill: bool = True
-    """The server learns from the clients' logits too; `false`: from the labels alone, as in the released scripts."""
+    """Train the server also on the clients' logits; `false`: only on the labels, as in the released scripts."""
     temperature: Positive = 3.0
-    """Of both distillations."""
+    """Temperature of the distillation at clients and server."""
     alpha: NonNegative = 1.0
-    """Weight of both distillations beside the classification loss."""
+    """Weight of the distillation loss at clients and server, added to the classification loss."""
 
     def check(self, task: Task) -> None:
         large = self.large(task)
@@ -97,7 +97,7 @@ class FedGKT(Algorithm[Teacher, Stage, Kept]):
                 )
 
     def large(self, task: Task) -> str:
-        """The architecture of the server's network."""
+        """Return the architecture of the server's network."""
         size = {name: sum(w.numel() for w in task.model(name).parameters()) for name in task.architectures}
         return self.server_model or max(size, key=lambda name: size[name])
 
@@ -113,7 +113,7 @@ class FedGKT(Algorithm[Teacher, Stage, Kept]):
         return Stage(client.outputs(client.net.stages[0]), client.outputs(client.net), client.data.y.int())
 
     def loss(self, net: Any, batch: Batch, teacher_NC: Tensor | None) -> Tensor:
-        """Cross-entropy, and the distance to the teacher's softened prediction where there is a teacher."""
+        """Cross-entropy plus, with a teacher, alpha T^2 KL(softmax(teacher / T) || softmax(logits / T)), a scalar."""
         logits_BC = net(batch.x)
         labels = cross_entropy(lambda _: logits_BC, batch, None)
         if teacher_NC is None:
@@ -131,14 +131,14 @@ class FedGKT(Algorithm[Teacher, Stage, Kept]):
             server.state.logits[k] = server.outputs(net, tensors(up.out_N))  # Eq. E
 
     def exposed(self, client: Client, up: Stage) -> OutputOf:
-        # The logits add little to what the first stage gives.
+        # The logits reveal little beyond the outputs of the first stage.
         return OutputOf(client.net.stages[0], up.out_N)
 
 
 def channels(task: Task, name: str, key: str) -> int:
-    """How many channels the first stage of an architecture gives: the rows of its last parameter.
+    """Return the number of output channels of an architecture's first stage: the length of its last parameter.
 
-    key: the setting that names the architecture, for the error.
+    key: the setting that names the architecture, for the error. Raises `ValueError` if the architecture has no stages.
     """
     try:
         stages: Any = getattr(task.model(name), "stages", ())

@@ -1,12 +1,12 @@
-"""FedKD: a private mentor and a small shared mentee teach each other; updates of the mentee travel as a few factors.
+"""FedKD: a private mentor and a small shared mentee teach each other; the mentee's updates are sent in low rank.
 
 Wu, Wu, Lyu, Huang, Xie. Communication-efficient federated learning via knowledge distillation. Nature Communications
 13, 2032 (2022). https://doi.org/10.1038/s41467-022-29763-x
-A participant trains both on labels, on each other's predictions and on each other's representations, and sends how the
-mentee changed, each matrix cut to the singular values that hold most of its energy. The server averages the changes and
-sends the mean, cut in the same way.
+A participant trains both on labels, on each other's predictions and on each other's representations. It sends the
+change of the mentee, each matrix truncated to the singular values with most of its energy. The server averages the
+changes and sends the mean, truncated in the same way.
 
-Shapes: B batch, C classes, D representation width, M x N a tensor as a matrix, R its rank as sent.
+Shapes: B batch, C classes, D representation width, M x N a tensor as a matrix, R its rank after truncation.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from raysim.core import Algorithm, Batch, Client, ClientId, Fraction, Server, Task, UpdateOf, Weights, message, weights
 from raysim.core.ops import cross_entropy, kl, weighted_mean
 
-SMALLEST_DIFFICULTY = torch.finfo(torch.float32).eps  # by which a loss is divided
+SMALLEST_DIFFICULTY = torch.finfo(torch.float32).eps  # avoids division by zero
 
 
 # -- messages and their versions ---------------------------------------------------------------------
@@ -36,17 +36,17 @@ class Factors:
 
 
 Tensors = dict[str, Tensor | Factors]
-"""By name, each dense or as factors; one that is all zeros is left out."""
+"""Name -> tensor, dense or as factors; tensors of zeros are omitted."""
 
 
 @message
 class Update:
-    """What is to be added to the mentee that the receiver has."""
+    """A change to add to the receiver's mentee."""
 
     tensors: Tensors
 
     def applied_to(self, mentee: Weights) -> Weights:
-        """The next mentee."""
+        """Return the next mentee, given the one that the receiver has."""
         return {name: mentee[name] + change for name, change in restored(self.tensors, mentee).items()}
 
 
@@ -57,25 +57,26 @@ class Mentee:
     tensors: Tensors
 
     def applied_to(self, mentee: Weights) -> Weights:
-        """The next mentee, whatever the one before."""
+        """Return the next mentee; `mentee` only gives names and shapes."""
         return restored(self.tensors, mentee)
 
 
 @dataclass
 class Shared:
-    """The mentee at the server, and the version of it that each client has."""
+    """The server's state: the mentee, and the version of it that each client has."""
 
     mentee: Weights
-    holds: dict[ClientId, int]  # version that a client has; missing: not known
-    version: int = 0  # how often the mentee was updated
-    news: Update | Mentee | None = None  # what makes the last version the present one
+    holds: dict[ClientId, int]  # each client's version; missing: unknown
+    version: int = 0  # number of updates so far
+    news: Update | Mentee | None = None  # message that turns the previous version into this one
 
     def message_to(self, client: ClientId, any_version: bool) -> Update | Mentee | None:
-        """What brings a client to the present version. any_version: `news` does so from each version.
+        """Return the message that brings a client to the current version; None if it has that version.
 
-        An update fits only the version that it was made for: last round's participants have that, and in round 2 all
-        clients. Others get the mentee itself. Until a client answers, its version is not known; if it never does (its
-        upload is not finite), it gets the mentee itself the next time.
+        any_version: whether `news` applies to every version. An update applies only to the version before it. The last
+        round's participants have that version, and in round 2 all clients do. Other clients get the mentee itself. A
+        client's version is unknown until it answers; if it does not, because its upload is not finite, it gets the
+        mentee itself the next time.
         """
         held = self.holds.pop(client, None)
         if held == self.version:
@@ -83,7 +84,7 @@ class Shared:
         return self.news if held == self.version - 1 or any_version else Mentee({**self.mentee})
 
     def advance(self, news: Update | Mentee, mentee: Weights, participants: Iterable[ClientId]) -> None:
-        """Make `mentee` the next version; the participants have the one before it."""
+        """Make `mentee` the next version, and record that the participants have the previous one."""
         self.holds.update(dict.fromkeys(participants, self.version))
         self.mentee, self.news, self.version = mentee, news, self.version + 1
 
@@ -92,22 +93,22 @@ class Shared:
 
 
 class MentorMentee(nn.Module):
-    """A client's own model (the mentor), which predicts, the small one (the mentee), and what maps between the two."""
+    """A client's own model (the mentor), which predicts, a small model (the mentee), and a projection between both."""
 
     def __init__(self, model: Any, small: Any, width: int) -> None:
         super().__init__()
         self.model = model
-        self.small = small  # between rounds: as the client last received it
-        self.projection = nn.Linear(width, width, bias=False)  # the mentee's representation to the mentor's; stays here
+        self.small = small  # between rounds: the mentee as last received
+        self.projection = nn.Linear(width, width, bias=False)  # mentee's to mentor's representation; never sent
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits [B, C] of the mentor."""
+        """Return the mentor's logits [B, C]."""
         return self.model(x)
 
 
 @dataclass(frozen=True)
 class FedKD(Algorithm[Update | Mentee, Update | Mentee, Shared]):
-    """Adaptive mutual distillation with a small model, whose updates are compressed by singular values."""
+    """Adaptive mutual distillation with a small model, whose updates are compressed by truncated SVD."""
 
     paper: ClassVar[str] = "Wu et al., Nature Communications 2022, https://doi.org/10.1038/s41467-022-29763-x"
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -117,21 +118,22 @@ class FedKD(Algorithm[Update | Mentee, Update | Mentee, Shared]):
     scheduled: ClassVar[bool] = True
 
     small: str | None = None
-    """Architecture of the mentee; `null`: the clients' one with the fewest parameters."""
+    """Architecture of the mentee; `null`: the clients' architecture with the fewest parameters."""
     detach: bool = True
-    """A teacher and the divisor of the distillation losses are constants; `false`, as in the released code: gradients
-    flow through both, so that each model also learns from the other's losses."""
+    """Treat teachers and the divisor of the distillation losses as constants; `false`: gradients flow through both, so
+    each model also learns from the other's losses, as in the released code."""
     kl_reduction: Literal["batchmean", "mean"] = "batchmean"
-    """As in `torch.nn.KLDivLoss`: the divergence of a batch is divided by its size (the paper), or by the number of
-    classes too (the released codes): with 100 classes it is 100 times smaller."""
+    """Reduction of the divergence, as in `torch.nn.KLDivLoss`. `batchmean`: divide by the batch size (the paper).
+    `mean`: divide by the number of classes too (the released codes), which makes it 100 times smaller with 100
+    classes."""
     compress: Literal["update", "parameters"] = "update"
-    """What is cut to its greatest singular values: changes of the mentee, or the mentee itself (HtFLlib)."""
+    """Truncate the changes of the mentee, or the mentee itself (HtFLlib), to the greatest singular values."""
     energy_start: Fraction = 0.95
-    """Share of the squared singular values that is kept at least, before round 1 (the paper's T_start)."""
+    """Minimum share of the squared singular values to keep, before round 1 (the paper's T_start)."""
     energy_end: Fraction = 0.98
-    """The same in the last round (T_end); in between it grows in equal steps."""
+    """Minimum share in the last round (the paper's T_end); between the two it grows linearly."""
     agg: Literal["uniform", "weighted"] = "uniform"
-    """How clients' changes are averaged: all alike, or by sample counts."""
+    """Weights of clients in the mean: all equal, or by sample counts."""
 
     def check(self, task: Task) -> None:
         task.small_model(self.small)
@@ -140,7 +142,7 @@ class FedKD(Algorithm[Update | Mentee, Update | Mentee, Shared]):
         return MentorMentee(model, task.small_model(self.small), task.feature_dim)
 
     def server_start(self, server: Server[Shared], registrations: Mapping[ClientId, Any]) -> Shared:
-        # Every client can build the first mentee, so it is never sent.
+        # Every client can build the initial mentee, so it is never sent.
         return Shared(floats(weights(server.task.small_model(self.small))), dict.fromkeys(server.num_samples, 0))
 
     def server_send(self, server: Server[Shared], to: ClientId) -> Update | Mentee | None:
@@ -157,7 +159,7 @@ class FedKD(Algorithm[Update | Mentee, Update | Mentee, Shared]):
         received = weights(small)
         client.fit(self.loss)
         trained = floats(weights(small))
-        # What was trained lives on in the update alone: the server's next one adds to what was received.
+        # Restore the received mentee, because the server's next update is added to it. The training is in the upload.
         small.load_state_dict(received)
         energy = self.energy(client.t, client.task)
         if self.compress == "parameters":
@@ -165,7 +167,7 @@ class FedKD(Algorithm[Update | Mentee, Update | Mentee, Shared]):
         return Update(compressed({name: new - received[name] for name, new in trained.items()}, energy))
 
     def loss(self, net: Any, batch: Batch, given: Any) -> Tensor:
-        """The sum of mentor's and mentee's losses: with `detach`, each model gets the gradient of its own loss."""
+        """The sum of mentor's and mentee's loss; with `detach`, each model gets the gradient of its own loss."""
         feature_BD, small_BD = net.model.features(batch.x), net.small.features(batch.x)
         logits_BC, small_BC = net.model.header(feature_BD), net.small.header(small_BD)
         projected_BD = net.projection(small_BD)
@@ -173,12 +175,12 @@ class FedKD(Algorithm[Update | Mentee, Update | Mentee, Shared]):
         small_labels = cross_entropy(lambda _: small_BC, batch, None)
         # Eq. A plus Eq. B
         from_labels = labels + small_labels
-        # The worse both models are, the less they teach each other.
+        # The greater the losses of both models, the less they teach each other.
         difficulty = from_labels.clamp(min=SMALLEST_DIFFICULTY)
         if self.detach:
             difficulty = difficulty.detach()
             predictions_B = kl(logits_BC, small_BC) + kl(small_BC, logits_BC)
-            # The first term moves the mentor, the second the mentee and the projection.
+            # The first term trains the mentor, the second the mentee and the projection.
             hidden_B = distance(feature_BD, projected_BD.detach()) + distance(feature_BD.detach(), projected_BD)
         else:
             predictions_B = divergence(logits_BC, small_BC) + divergence(small_BC, logits_BC)
@@ -193,7 +195,7 @@ class FedKD(Algorithm[Update | Mentee, Update | Mentee, Shared]):
         mean = weighted_mean(
             (server.num_samples[k] if weighted else 1, restored(up.tensors, state.mentee)) for k, up in ups.items()
         )
-        # Eq. E. The server changes its mentee by what it sends, not by the exact mean: so all have the same.
+        # Eq. E. The server applies the message that it sends, not the exact mean, so all have the same mentee.
         sent = compressed(mean, energy)
         news = Mentee(sent) if self.compress == "parameters" else Update(sent)
         state.advance(news, news.applied_to(state.mentee), ups)
@@ -202,18 +204,18 @@ class FedKD(Algorithm[Update | Mentee, Update | Mentee, Shared]):
         return UpdateOf(client.net.small, up.applied_to(floats(client.net.small.state_dict())))
 
     def energy(self, t: int, task: Task) -> float:
-        """The share of the squared singular values that is kept in round t."""
+        """The minimum share of the squared singular values to keep in round t."""
         # Eq. D
         return self.energy_start + (self.energy_end - self.energy_start) * min(t / task.num_rounds, 1.0)
 
 
 def floats(w: Weights) -> Weights:
-    """Without BatchNorm's counters of batches, which nothing depends on."""
+    """Drop BatchNorm's batch counters, which do not affect the results."""
     return {name: tensor for name, tensor in w.items() if tensor.is_floating_point()}
 
 
 def divergence(logits_BC: Tensor, teacher_BC: Tensor) -> Tensor:
-    """KL(softmax(teacher) || softmax(logits)) of each sample, [B], with gradients to both."""
+    """KL(softmax(teacher) || softmax(logits)) of each sample, [B], with gradients for both."""
     log_p_BC, log_teacher_BC = F.log_softmax(logits_BC, dim=1), F.log_softmax(teacher_BC, dim=1)
     return F.kl_div(log_p_BC, log_teacher_BC, reduction="none", log_target=True).sum(1)
 
@@ -227,37 +229,38 @@ def distance(one_BD: Tensor, other_BD: Tensor) -> Tensor:
 
 
 def compressed(w: Weights, energy: float) -> Tensors:
-    """Each tensor as it travels: of two dimensions or more as factors where they are smaller, else dense."""
+    """Compress tensors for a message: as factors if they are smaller, else dense. Omit tensors of zeros."""
     return {name: factors(tensor, energy) or tensor for name, tensor in w.items() if bool(tensor.any())}
 
 
 def factors(tensor: Tensor, energy: float) -> Factors | None:
-    """A tensor [M, ...] as M x N matrix of the least rank R with sum(sigma_i^2, i <= R) >= energy * sum(sigma_i^2).
+    """Factor a tensor [M, ...], as an M x N matrix, by truncated SVD; None if that saves no numbers.
 
-    None where that takes as many numbers as the tensor has, or more.
+    The rank R is the least with sum(sigma_i^2, i <= R) >= energy * sum(sigma_i^2). Also None for a tensor with fewer
+    than two dimensions, or with NaN or infinity.
     """
-    # A NaN or infinity travels as it is: the engine refuses it with a clearer error than LAPACK's.
+    # Send a NaN or infinity unchanged: the engine refuses it with a clearer error than LAPACK's.
     if tensor.dim() < 2 or not bool(tensor.isfinite().all()):
         return None
     matrix_MN = tensor.flatten(1)
     u, sigma, v = torch.linalg.svd(matrix_MN, full_matrices=False)
     kept = sigma.double().square().cumsum(0)
     # Eq. C
-    rank = 1 + int((kept < energy * kept[-1]).sum())  # the full rank is among the choices
+    rank = 1 + int((kept < energy * kept[-1]).sum())  # at most the full rank
     if rank * (sum(matrix_MN.shape) + 1) >= matrix_MN.numel():
         return None
     return Factors(u[:, :rank].clone(), sigma[:rank].clone(), v[:rank].clone())
 
 
 def restored(tensors: Tensors, like: Weights) -> Weights:
-    """The dense tensors of a message; `like` has all names and shapes."""
+    """Return the dense tensors of a message; `like` gives their names, shapes and dtypes."""
     dense: Weights = {}
     for name, template in like.items():
         part = tensors.get(name)
         if part is None:
             dense[name] = torch.zeros_like(template)
         elif isinstance(part, Factors):
-            # In float64, so that the server and its clients round to the same numbers on whatever device.
+            # In float64, so that server and clients round to the same numbers on every device.
             product_MN = (part.u_MR.double() * part.sigma_R.double()) @ part.v_RN.double()
             dense[name] = product_MN.to(template.dtype).view(template.shape)
         else:

@@ -1,10 +1,10 @@
-"""FedMD: clients score public samples, and each learns from the mean of all scores.
+"""FedMD: clients send logits of public samples, and each learns from the mean of all logits.
 
 Li, Wang. NeurIPS workshop on federated learning, 2019. https://arxiv.org/abs/1910.03581
-Participants send logits of a random part of the public data. In the next round they first train towards the mean of
-those logits (digest), then on their own data (revisit).
+Participants send logits of a random part of the public data. In the next round, participants first train towards the
+mean of those logits (digest), then on their own data (revisit).
 
-Shapes: S public samples that are scored in a round, C classes, B batch.
+Shapes: S public samples per round, C classes, B batch.
 """
 
 from collections.abc import Mapping
@@ -32,16 +32,16 @@ from raysim.core.ops import cross_entropy
 
 @message
 class Request:
-    """The public samples that participants score in this round, and what the last round's gave."""
+    """The public samples of this round, and the public samples of the last round with their mean logits."""
 
-    index_S: Tensor  # int32: places in the public data
-    past_S: Tensor | None  # int32: those of the last round
-    mean_SC: Tensor | None  # their mean logits
+    index_S: Tensor  # int32: positions in the public data
+    past_S: Tensor | None  # int32: the last round's positions
+    mean_SC: Tensor | None  # mean logits of the last round's samples
 
 
 @message
 class Scores:
-    """A client's logits of the public samples that were asked for."""
+    """A client's logits of this round's public samples."""
 
     logits_SC: Tensor
 
@@ -54,13 +54,13 @@ class FedMD(Algorithm[Request, Scores, Request]):
     public_data: ClassVar[bool] = True
 
     scored: Count = 5000
-    """Public samples that are scored in a round, drawn anew each time; all, if there are fewer."""
+    """Number of public samples per round, drawn anew each time; all of them, if there are fewer."""
     digest_epochs: NonNegativeInt = 1
-    """Passes over them, towards the mean logits, before a participant trains on its own data; 0: none, so that all
-    learn alone."""
+    """A participant's passes over the last round's public samples, towards their mean logits, before it trains on its
+    own data; 0: none, so every client learns alone."""
     transfer_epochs: NonNegativeInt = 0
-    """Passes over the public data with its labels, then over the own data, before a client's first round; 0: none. The
-    public data must be a share of the data set: of another one there are no labels."""
+    """Passes over the labelled public data, and then over the client's own data, before its first round; 0: none. The
+    public data must be a share of the data set, because the labels of another data set are not used."""
 
     def check(self, task: Task) -> None:
         if self.transfer_epochs and bool((public(task).y < 0).any()):
@@ -71,7 +71,7 @@ class FedMD(Algorithm[Request, Scores, Request]):
 
     def client_model(self, model: Any, task: Task) -> nn.Module:
         if self.transfer_epochs:
-            model.register_buffer("transferred", torch.zeros((), dtype=torch.bool))  # whether it learned from labels
+            model.register_buffer("transferred", torch.zeros((), dtype=torch.bool))  # trained on the public labels
         return model
 
     def server_start(self, server: Server[Request], registrations: Mapping[ClientId, Any]) -> Request:
@@ -93,7 +93,7 @@ class FedMD(Algorithm[Request, Scores, Request]):
         return Scores(client.outputs(client.net, data.subset(down.index_S.long())))  # Eq. A
 
     def digest(self, net: Any, batch: Batch, mean_SC: Tensor) -> Tensor:
-        """The mean absolute difference of logits from the consensus."""
+        """The mean absolute difference between the network's logits and the mean logits, a scalar."""
         return batch.mean((net(batch.x) - mean_SC[batch.index]).abs().mean(1))  # Eq. C
 
     def server_update(self, server: Server[Request], ups: Mapping[ClientId, Scores]) -> None:
@@ -105,12 +105,12 @@ class FedMD(Algorithm[Request, Scores, Request]):
         return Unexposed("uploads logits of public samples only")
 
     def draw(self, server: Server[Any]) -> Tensor:
-        """Places of the public samples of a round, ascending."""
+        """Draw the positions of a round's public samples, ascending."""
         order = torch.randperm(len(public(server.task)), generator=server.rng)
         return order[: self.scored].sort().values.int()
 
 
 def public(task: Task) -> Samples:
-    """The public data, which the engine gives every method that declares `public_data`."""
+    """Return the public data, which the engine provides to every method with `public_data`."""
     assert task.public is not None
     return task.public

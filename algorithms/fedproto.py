@@ -1,8 +1,9 @@
-"""FedProto: clients exchange the mean representation of each class and draw their own towards the global ones.
+"""FedProto: clients exchange the mean representation of each class, and pull their own towards the global means.
 
 Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. AAAI 2022. https://arxiv.org/abs/2105.00243
-A participant trains everything while each representation is drawn towards the global prototype of its class, and sends
-the prototype (mean representation) of each class it owns. The server averages them over the clients that own the class.
+A participant trains its whole network with each representation pulled towards the global prototype of its class, and
+sends the prototype (mean representation) of each class it owns. The server averages each class's prototypes over the
+clients that own the class.
 
 Shapes: C classes, S classes one client owns, K classes whose global prototype is sent, D representation width, N
 samples of one client, B batch.
@@ -19,22 +20,22 @@ from raysim.core import Algorithm, Batch, Client, ClientId, NonNegative, OutputO
 from raysim.core.ops import by_class, class_means, cross_entropy
 
 UNKNOWN = -1e9
-"""Logit of a class without a prototype: below all distances, but finite."""
+"""Logit of a class without a prototype: below all negative distances, but finite."""
 
 
 @message
 class GlobalPrototypes:
-    """Global prototypes as far as they are known: of the receiver's classes, or of all if it searches them."""
+    """The known global prototypes, of the receiver's classes, or of all classes with `nearest: all`."""
 
-    class_K: Tensor | None  # int32, ascending; None only where the message is counted
+    class_K: Tensor | None  # int32, ascending; None only to count the message
     prototype_KD: Tensor
 
     def counted(self) -> "GlobalPrototypes":
-        """K*D numbers, with K = S or C once all is known. The formula leaves out their ids, and so does this count."""
+        """Count K*D numbers, with K = S or C once all are known; like the paper's formula, this omits the ids."""
         return GlobalPrototypes(None, self.prototype_KD)
 
     def table(self, num_classes: int) -> tuple[Tensor, Tensor]:
-        """The prototypes by class id: prototype_CD, zero where unknown, and known_C (bool)."""
+        """Return the prototypes by class id: prototype_CD, zero if unknown, and known_C (bool)."""
         assert self.class_K is not None
         return by_class(self.class_K, self.prototype_KD, num_classes)
 
@@ -44,11 +45,11 @@ class Prototypes:
     """The prototype of each class that a client owns, in ascending order of the classes."""
 
     prototype_SD: Tensor
-    count_S: Tensor | None  # int32: training samples of each, with `agg: weighted`
+    count_S: Tensor | None  # int32: training samples of each class; only with `agg: weighted`
 
 
 class Nearest(nn.Module):
-    """A client's own model that predicts the class of the nearest global prototype, once it has any."""
+    """A client's own model, which predicts the class of the nearest global prototype once it has received any."""
 
     def __init__(self, model: Any, num_classes: int, width: int) -> None:
         super().__init__()
@@ -60,15 +61,15 @@ class Nearest(nn.Module):
 
     @property
     def header(self) -> Any:
-        """The model's own classifier, which is trained and predicts until there are prototypes."""
+        """The model's own classifier, which is trained, and predicts until prototypes are received."""
         return self.model.header
 
     def features(self, x: Tensor) -> Tensor:
-        """The representation [B, D]."""
+        """Return the representation [B, D]."""
         return self.model.features(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits [B, C]; in eval mode the negative distances to the prototypes."""
+        """Return the logits [B, C]; in eval mode, the negative distances to the prototypes."""
         feature_BD = self.features(x)
         logits_BC: Tensor = self.header(feature_BD)
         if self.training:
@@ -80,17 +81,17 @@ class Nearest(nn.Module):
 
 @dataclass
 class Table:
-    """What the server keeps: the classes of each client, and the global prototypes."""
+    """The server's state: the classes of each client, and the global prototypes."""
 
-    class_S: dict[ClientId, Tensor]  # rows of messages are in their order
+    class_S: dict[ClientId, Tensor]  # messages have their rows in this order
     prototype_CD: Tensor
     known_C: Tensor  # bool
-    everything: GlobalPrototypes | None = None  # all that is known, ready for `nearest: all`
+    everything: GlobalPrototypes | None = None  # message with all known prototypes, for `nearest: all`
 
 
 @dataclass(frozen=True)
 class FedProto(Algorithm[GlobalPrototypes, Prototypes, Table]):
-    """Draw representations towards the global mean representation of their class."""
+    """Pull representations towards the global mean representation of their class."""
 
     paper: ClassVar[str] = "Tan et al., AAAI 2022, https://arxiv.org/abs/2105.00243"
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -98,20 +99,20 @@ class FedProto(Algorithm[GlobalPrototypes, Prototypes, Table]):
     }
 
     lambda_: NonNegative = 1.0
-    """Weight of the pull towards the global prototypes; 0 leaves it out. The released code takes 0.1 for CIFAR-10."""
+    """Weight of the pull towards the global prototypes; 0 omits it. The released code uses 0.1 for CIFAR-10."""
     agg: Literal["uniform", "weighted"] = "uniform"
-    """How a class is averaged over the participants that own it: alike (the released code), or by sample counts (the
-    paper), which then travel too."""
+    """Weights of the participants that own a class in its mean: all equal (the released code), or by sample counts (the
+    paper), which are then sent too."""
     rebuild: bool = False
-    """Forget the prototype of a class that no participant owns in a round, as the released code does."""
+    """Drop the prototype of a class that no participant owns in a round, as the released code does."""
     inference: Literal["classifier", "nearest"] = "classifier"
-    """What a client predicts with: its own classifier, or the nearest global prototype, as last received."""
+    """Predict with the client's own classifier, or with the nearest of the global prototypes last received."""
     nearest: Literal["own", "all"] = "own"
-    """Which prototypes `inference: nearest` searches: those of the client's own classes (the released code), or those
-    of all classes (HtFLlib), which then are all sent down."""
+    """The prototypes to search with `inference: nearest`: those of the client's own classes (the released code), or of
+    all classes (HtFLlib), which are then all sent to clients."""
     prototypes: Literal["eval_pass", "last_epoch"] = "eval_pass"
-    """Which representations are averaged and sent: those of a pass in eval mode after training, or those that the last
-    epoch's training steps gave (the released code), which cost nothing."""
+    """The representations to average and send: those of a pass in eval mode after training, or those of the last
+    epoch's training steps (the released code), which need no extra computation."""
 
     @property
     def searches_all(self) -> bool:
@@ -149,8 +150,8 @@ class FedProto(Algorithm[GlobalPrototypes, Prototypes, Table]):
     def loss(self, net: Any, batch: Batch, given: tuple[Tensor, Tensor] | None) -> Tensor | tuple[Tensor, Tensor]:
         """CE + lambda * mean square of f - prototype, over batch and dimensions; with `last_epoch` the features f too.
 
-        given: prototype_CD, and known_C (bool). A sample of a class without a prototype adds 0 to the second term,
-        which is divided by the whole batch all the same.
+        given: prototype_CD, and known_C (bool). A sample of a class without a prototype adds 0 to the second term; the
+        divisor is still the whole batch.
         """
         feature_BD = net.features(batch.x)
         total = cross_entropy(lambda _: net.header(feature_BD), batch, None)
@@ -185,6 +186,6 @@ class FedProto(Algorithm[GlobalPrototypes, Prototypes, Table]):
 
 
 def distances(feature_BD: Tensor, prototype_CD: Tensor) -> Tensor:
-    """Euclidean distances [B, C]. From norms and products, which may fall a little below zero: hence the clamp."""
+    """Return Euclidean distances [B, C], from norms and products, clamped because rounding may make them negative."""
     norm_B1, norm_C = feature_BD.square().sum(1, keepdim=True), prototype_CD.square().sum(1)
     return (norm_B1 - 2 * feature_BD @ prototype_CD.T + norm_C).clamp_min(1e-12).sqrt()

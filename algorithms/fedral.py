@@ -1,10 +1,11 @@
 """FedRAL: all clients train a square matrix between extractor and header, and only its diagonal blocks are sent.
 
 Yi, Yu, Wang, Liu, Li. Federated Representation Angle Learning, ICCV 2025.
-A participant adds to each representation its product with the matrix, trains extractor, matrix and header together,
-and sends the diagonal blocks of the matrix. The server averages them; entries outside all blocks become zero.
+A participant adds the product of each representation with the matrix to the representation, trains extractor, matrix
+and header together, and sends the diagonal blocks of the matrix. The server averages them; entries outside all blocks
+become zero.
 
-Shapes: B batch, D representation width, E entries of the matrix that travel.
+Shapes: B batch, D representation width, E entries of the matrix in a message.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from raysim.core.exposed import known_at
 from raysim.core.ops import cross_entropy
 
 SIDE = 5
-"""Side of a block where nothing else is asked for: the paper's 2,500 numbers at a width of 500 on CIFAR-100."""
+"""Default side of a block, which gives the paper's 2,500 numbers at a width of 500 on CIFAR-100."""
 
 
 @message
@@ -27,7 +28,7 @@ class Matrix:
     """Entries of the square matrix, row by row: all of them, or those inside the blocks."""
 
     entry_E: Tensor
-    blocks: tuple[int, ...] = ()  # numbers of blocks whose union it is; empty: all clients have the same number
+    blocks: tuple[int, ...] = ()  # numbers of blocks; the entries are the union of their masks; (): one for all clients
 
 
 class Angled(nn.Module):
@@ -39,17 +40,17 @@ class Angled(nn.Module):
         self.inference = inference
         self.matrix_DD = nn.Parameter(torch.zeros(width, width), requires_grad=train_matrix)
         self.blocks: Tensor
-        self.register_buffer("blocks", torch.ones((), dtype=torch.int64))  # of this client
+        self.register_buffer("blocks", torch.ones((), dtype=torch.int64))  # number of blocks of this client
         self.received_DD: Tensor
         if inference == "global":
             self.register_buffer("received_DD", torch.zeros(width, width))
 
     def features(self, x: Tensor) -> Tensor:
-        """The representation [B, D], before the matrix."""
+        """Return the representation [B, D], before the matrix."""
         return self.model.features(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits [B, C]."""
+        """Return the logits [B, C]."""
         feature_BD = self.features(x)
         matrix_DD: Tensor | None = self.matrix_DD
         if not self.training:
@@ -59,7 +60,7 @@ class Angled(nn.Module):
         return self.model.header(feature_BD)
 
     def matrix_of_predictions(self) -> Tensor | None:
-        """What stands between extractor and header when the client predicts."""
+        """Return the matrix that the client predicts with; None: no matrix."""
         if self.inference == "none":
             return None
         if self.inference == "global":
@@ -71,26 +72,28 @@ class Angled(nn.Module):
 
 @dataclass(frozen=True)
 class FedRAL(Algorithm[Matrix, Matrix, Matrix]):
-    """Share the diagonal blocks of a trainable matrix that turns representations."""
+    """Share the diagonal blocks of a trainable matrix that rotates representations."""
 
     paper: ClassVar[str] = "Yi et al., ICCV 2025: Federated Representation Angle Learning"
 
     blocks: int | list[int] | dict[str, int] | None = None
-    """Diagonal blocks that a client sends, each of side width / blocks: one number, a list (client k has
-    blocks[k % length]), or a number per architecture. `null`: blocks of side 5, or the next smaller divisor."""
+    """Number of diagonal blocks, of side width / blocks, that a client sends: one number, a list (client k has
+    blocks[k % length]), or a number per architecture. `null`: blocks of side 5, or of the next smaller divisor of the
+    width."""
     init: Literal["uniform", "zeros", "xavier", "normal"] = "uniform"
-    """The first matrix, drawn by the server: uniform within +-1/sqrt(width), zeros, Xavier's uniform, or normal."""
+    """Distribution of the server's initial matrix: uniform within +-1/sqrt(width), zeros, Xavier uniform, or normal."""
     init_std: Positive | None = None
     """Standard deviation of `init: normal`; `null`: 1/sqrt(width)."""
     matrix_lr: Positive | None = None
-    """Learning rate of the matrix (the paper's eta_A); `null`: `training.lr`, as both rates are 0.01 in the paper."""
+    """Learning rate of the matrix (the paper's eta_A); `null`: `training.lr`, because both are 0.01 in the paper."""
     agg: Literal["weighted", "naive"] = "weighted"
-    """`weighted`: by sample counts, entries that a client does not send count as zero (Eq. 7); `naive`: the plain mean
-    over the clients that send the entry."""
+    """`weighted`: the mean by sample counts, with zero for entries that a client does not send (Eq. 7). `naive`: the
+    plain mean over the clients that send the entry."""
     inference: Literal["dense", "sparse", "global", "none"] = "dense"
-    """The matrix a client predicts with: its own whole one, its blocks only, the server's as last received, or none."""
+    """The matrix that a client predicts with. `dense`: its own. `sparse`: only the blocks of its own. `global`: the
+    server's, as last received. `none`: no matrix."""
     train_matrix: bool = True
-    """Train the matrix; `false` leaves it as the server sends it."""
+    """Train the matrix; `false`: keep the matrix that the server sends."""
 
     @property
     def static_downlink(self) -> bool:
@@ -146,10 +149,10 @@ class FedRAL(Algorithm[Matrix, Matrix, Matrix]):
         total = sum(server.num_samples[k] for k in ups)
         numbers = []
         for k, up in ups.items():
-            blocks = width * width // len(up.entry_E)  # a client's r^2 / m entries determine its m
+            blocks = width * width // len(up.entry_E)  # width^2 / blocks entries were sent
             mask_DD = block_mask(width, blocks)
             weight = server.num_samples[k] / total if self.agg == "weighted" else 1.0
-            # Eq. 7; Eq. D divides by the number of senders below
+            # Eq. 7; for Eq. D, the sum is divided by the number of senders below.
             sum_DD[mask_DD] += weight * up.entry_E.double()
             count_DD += mask_DD
             numbers.append(blocks)
@@ -165,7 +168,7 @@ class FedRAL(Algorithm[Matrix, Matrix, Matrix]):
         return UpdateOf(client.net, {"matrix_DD": known_at(mask_DD, up.entry_E, like=matrix_DD)})
 
     def _dense(self, msg: Matrix, task: Task) -> Tensor:
-        """The matrix [D, D] of a message, with zeros outside the sent blocks."""
+        """Return the matrix [D, D] of a message, with zeros outside the sent blocks."""
         width = task.feature_dim
         if len(msg.entry_E) == width * width:
             return msg.entry_E.view(width, width)
@@ -176,14 +179,14 @@ class FedRAL(Algorithm[Matrix, Matrix, Matrix]):
         return matrix_DD
 
     def _blocks(self, client: Client) -> int:
-        """m_k: in how many blocks this client sends."""
+        """Return the number of blocks that this client sends, m_k."""
         if isinstance(self.blocks, dict):
             return self.blocks[client.arch]
         numbers = self._numbers(client.task)
         return numbers[client.id % len(numbers)]
 
     def _numbers(self, task: Task) -> list[int]:
-        """Every number of blocks that a client of this task may have."""
+        """Return every number of blocks that clients of this task may have."""
         if self.blocks is None:
             side = max(side for side in range(1, SIDE + 1) if task.feature_dim % side == 0)
             return [task.feature_dim // side]
@@ -193,7 +196,10 @@ class FedRAL(Algorithm[Matrix, Matrix, Matrix]):
 
 
 def block_mask(width: int, blocks: int) -> Tensor:
-    """Which entries [D, D] of a matrix lie in its diagonal blocks: i and j of the same floor(i * blocks / width)."""
+    """Return the mask [D, D] of a matrix's diagonal blocks.
+
+    Entry (i, j) is in a block if floor(i * blocks / width) = floor(j * blocks / width).
+    """
     block_D = torch.arange(width) * blocks // width
     # Eq. B
     return block_D[:, None] == block_D[None, :]

@@ -1,8 +1,8 @@
-"""FedSSA: header rows are averaged class by class, and each client eases from its own rows to the global ones.
+"""FedSSA: header rows are averaged per class, and each client moves gradually from its own rows to the global ones.
 
 Yi, Yu, Shi, Wang, Liu, Cui, Li. IJCAI 2024. https://arxiv.org/abs/2312.09006
 A participant sends the header rows of the classes it owns; the server averages each row over the clients that own
-the class. Before training, a client adds its own old rows to the global ones, with a weight that falls to zero.
+the class. Before training, a client adds its own old rows to the global ones, with a weight that decays to zero.
 
 Shapes: C classes, S classes one client owns, D representation width.
 """
@@ -30,7 +30,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class State:
-    """What the server keeps: the global header, the classes of each client, and the rows that count."""
+    """The server's state: the global header, the classes of each client, and the clients' last rows."""
 
     header: nn.Linear  # [C, D]
     class_S: dict[ClientId, Tensor]
@@ -39,25 +39,26 @@ class State:
 
 @dataclass(frozen=True)
 class FedSSA(Algorithm[Rows, Rows, State]):
-    """Average the header row of each class over its owners; ease in with a weight that decays."""
+    """Average the header row of each class over its owners; clients fuse it with their own, with a decaying weight."""
 
     paper: ClassVar[str] = "Yi et al., IJCAI 2024, https://arxiv.org/abs/2312.09006"
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"official": {"agg": "official"}}
 
     fusion: Literal["sum", "convex"] = "sum"
-    """How global and own rows are fused: `sum` is global + mu * own (Eq. 4, which makes rows grow), `convex` divides
-    that by 1 + mu and keeps their scale; better for any t_stable above 10."""
+    """Fusion of global and own rows. `sum`: global + mu * own (Eq. 4), which makes rows grow. `convex`: that sum
+    divided by 1 + mu, which keeps the rows' scale, and is better for t_stable above 10."""
     mu0: Fraction = 0.5
-    """Weight of a client's own rows in the first round; 0 replaces them by the global ones."""
+    """Weight of a client's own rows in the first round; 0 replaces them by the global rows."""
     t_stable: Count = 2
-    """Rounds until that weight has fallen to 0, along a quarter of a cosine."""
+    """Number of rounds in which that weight decays to 0, along a quarter of a cosine."""
     agg: Literal["cached", "participants", "official"] = "cached"
-    """Whose rows the server averages: the last ones of every client that ever took part, those of the round's
-    participants, or those of all clients, initial ones included (the released code)."""
+    """The rows that the server averages. `cached`: the last rows of every client that ever participated.
+    `participants`: the rows of the round's participants. `official`: the last rows of all clients, including initial
+    rows (the released code)."""
     fuse_first: bool = True
-    """Fuse in round 1 already, with the server's random rows; `false`: participants start from their own."""
+    """Fuse in round 1 too, with the server's random rows; `false`: participants start from their own rows."""
     t0: Literal[0, 1] = 0
-    """Number of the first round in the schedule of the weight: 0 in the released code, 1 in the paper's notation."""
+    """Number of the first round in the weight's schedule: 0 in the released code, 1 in the paper's notation."""
 
     def mu(self, t: int) -> float:
         """The weight of a client's own rows in round t (counted from 1): mu0 * cos(pi t / 2 t_stable), then 0."""
@@ -105,13 +106,13 @@ class FedSSA(Algorithm[Rows, Rows, State]):
 
 
 def rows_of(header: nn.Linear, class_S: Tensor) -> Rows:
-    """A copy of these rows of a header."""
+    """Copy the rows of a header for these classes."""
     return Rows(header.weight.detach()[class_S], header.bias.detach()[class_S])
 
 
 @torch.no_grad()
 def average_rows(header: nn.Linear, owned: list[tuple[Tensor, Rows]]) -> None:
-    """Each row becomes the unweighted mean over its owners (Eq. 3), in float64; rows without an owner stay."""
+    """Replace each row by the unweighted mean over its owners (Eq. 3), in float64; keep rows without an owner."""
     count_C = torch.zeros(len(header.bias), dtype=torch.float64)
     weight_CD = torch.zeros(header.weight.shape, dtype=torch.float64)
     bias_C = torch.zeros(header.bias.shape, dtype=torch.float64)

@@ -1,9 +1,9 @@
-"""FedTGP: FedProto whose global prototypes a small network at the server learns, to keep the classes apart.
+"""FedTGP: FedProto with global prototypes from a network that the server trains to separate the classes.
 
 Zhang, Liu, Hua, Cao. AAAI 2024. https://arxiv.org/abs/2401.03230
-A participant trains everything while each representation is drawn towards the global prototype of its class, and sends
-the mean representation of each class it owns. The server trains a network that turns each class into a prototype, near
-the clients' means of the class and, by a margin that grows with their distances, far from those of other classes.
+A participant trains its whole network with each representation pulled towards the global prototype of its class, and
+sends the mean representation of each class it owns. The server trains a network that maps each class to a prototype:
+close to the clients' means of that class and, by a margin that grows with the means' distances, far from other classes.
 
 Shapes: C classes, S classes one client owns, K classes sent in a round, P prototypes sent in a round, D
 representation width, N samples of one client, B batch.
@@ -43,20 +43,20 @@ class PrototypeNetwork(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self) -> Tensor:
-        """The prototypes of all classes, [C, D]."""
+        """Return the prototypes of all classes, [C, D]."""
         # Eq. A
         return self.out(self.hidden(self.embedding_CD).relu())
 
 
 @message
 class GlobalPrototypes:
-    """What the server's network makes of every class."""
+    """The prototype of every class, from the server's network."""
 
     prototype_CD: Tensor
-    known_C: Tensor | None  # bool: some client has sent the class; None only where the message is counted
+    known_C: Tensor | None  # bool: whether a client has sent the class; None only to count the message
 
     def counted(self) -> "GlobalPrototypes":
-        """C*D numbers. The formula leaves out which classes are known, and so does this count."""
+        """Count C*D numbers; like the paper's formula, this omits `known_C`."""
         return GlobalPrototypes(self.prototype_CD, None)
 
 
@@ -68,7 +68,7 @@ class Prototypes:
 
 
 class Nearest(nn.Module):
-    """A client's own model that predicts the class of the nearest global prototype, once it has received them."""
+    """A client's own model, which predicts the class of the nearest global prototype once it has received any."""
 
     def __init__(self, model: Any, num_classes: int, width: int) -> None:
         super().__init__()
@@ -80,15 +80,15 @@ class Nearest(nn.Module):
 
     @property
     def header(self) -> Any:
-        """The model's own classifier, which is trained and predicts until there are prototypes."""
+        """The model's own classifier, which is trained, and predicts until prototypes are received."""
         return self.model.header
 
     def features(self, x: Tensor) -> Tensor:
-        """The representation [B, D]."""
+        """Return the representation [B, D]."""
         return self.model.features(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits [B, C]; in eval mode the negative distances to the prototypes."""
+        """Return the logits [B, C]; in eval mode, the negative distances to the prototypes."""
         feature_BD = self.features(x)
         logits_BC: Tensor = self.header(feature_BD)
         if self.training:
@@ -99,12 +99,12 @@ class Nearest(nn.Module):
 
 @dataclass
 class Trained:
-    """What the server keeps: its network, the classes of each client, and what it sends next."""
+    """The server's state: its network, the classes of each client, and the next message."""
 
     network: PrototypeNetwork
-    class_S: dict[ClientId, Tensor]  # rows of messages are in their order
-    known_C: Tensor  # bool: some client has sent the class
-    ready: GlobalPrototypes | None = None  # None: no client has sent anything yet
+    class_S: dict[ClientId, Tensor]  # messages have their rows in this order
+    known_C: Tensor  # bool: whether a client has sent the class
+    ready: GlobalPrototypes | None = None  # the next message; None before the first upload
 
 
 @dataclass(frozen=True)
@@ -117,10 +117,10 @@ class FedTGP(Algorithm[GlobalPrototypes, Prototypes, Trained]):
     }
 
     lambda_: NonNegative = 10.0
-    """Weight of the pull towards the global prototypes; 0 leaves it out."""
+    """Weight of the pull towards the global prototypes; 0 omits it."""
     server_epochs: Count = 100
-    """Passes of the server over a round's client prototypes (the paper's S). The released script takes 100; left out,
-    the released code takes 1000."""
+    """The server's passes over a round's client prototypes (the paper's S). The released script uses 100; the default
+    of the released code is 1000."""
     tau: NonNegative = 100.0
     """Upper limit of the margin."""
     server_lr: Positive | None = None
@@ -128,8 +128,8 @@ class FedTGP(Algorithm[GlobalPrototypes, Prototypes, Trained]):
     server_batch: Count = 64
     """Client prototypes per server step."""
     inference: Literal["classifier", "nearest"] = "classifier"
-    """What a client predicts with: its own classifier, or the nearest global prototype it last received, of any class
-    (the released code)."""
+    """Predict with the client's own classifier, or with the nearest of the global prototypes last received, of all
+    classes (the released code)."""
 
     def client_model(self, model: Any, task: Task) -> nn.Module:
         return Nearest(model, task.num_classes, task.feature_dim) if self.inference == "nearest" else model
@@ -159,8 +159,8 @@ class FedTGP(Algorithm[GlobalPrototypes, Prototypes, Trained]):
     def pulled_loss(self, net: Any, batch: Batch, given: tuple[Tensor, Tensor]) -> Tensor:
         """CE + lambda * mean square of f - prototype, over batch and dimensions.
 
-        given: prototype_CD, and known_C (bool). A sample of a class that no client ever sent adds 0 to the second term,
-        which is divided by the whole batch all the same.
+        given: prototype_CD, and known_C (bool). A sample of a class that no client has sent adds 0 to the second term;
+        the divisor is still the whole batch.
         """
         prototype_CD, known_C = given
         feature_BD = net.features(batch.x)
@@ -202,10 +202,10 @@ class FedTGP(Algorithm[GlobalPrototypes, Prototypes, Trained]):
 
 
 def adaptive_margin(mean_KD: Tensor, tau: float) -> float:
-    """The greatest of the classes' distances to their nearest other class, at most tau; 0 with a single class."""
+    """The greatest distance of a class mean to its nearest other class mean, at most tau; 0 with a single class."""
     if len(mean_KD) < 2:
         return 0.0
-    # Each pair by itself, in float64: norms and products would blur means that lie close together.
+    # Pair by pair, in float64: distances from norms and products would be inaccurate for close means.
     gap_KK = torch.cdist(mean_KD.double(), mean_KD.double(), compute_mode="donot_use_mm_for_euclid_dist")
     # Eq. C
     return min(float(gap_KK.fill_diagonal_(torch.inf).amin(1).max()), tau)
@@ -220,7 +220,9 @@ def margin_loss(prototype_PD: Tensor, label_P: Tensor, global_CD: Tensor, margin
 
 
 def distances(value_BD: Tensor, prototype_CD: Tensor) -> Tensor:
-    """Euclidean distances [B, C]. From norms and products, which may fall a little below zero: the clamp keeps the
-    square root and its gradient finite."""
+    """Return Euclidean distances [B, C], from norms and products.
+
+    Rounding may make the squares negative; the clamp keeps the square root and its gradient finite.
+    """
     norm_B1, norm_C = value_BD.square().sum(1, keepdim=True), prototype_CD.square().sum(1)
     return (norm_B1 - 2 * value_BD @ prototype_CD.T + norm_C).clamp_min(1e-12).sqrt()

@@ -1,4 +1,4 @@
-"""FML: beside its own model every client trains a small one that all share, and the two learn from each other.
+"""FML: every client trains its own model and a small shared one, and the two learn from each other.
 
 Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu. Federated Mutual Learning, 2020. https://arxiv.org/abs/2006.16765
 A participant takes the server's small model (the meme), trains it together with its own on labels and on each other's
@@ -18,7 +18,7 @@ from raysim.core.ops import cross_entropy, kl, weighted_mean
 
 
 class Pair(nn.Module):
-    """A client's own model, which predicts, and the small one, which travels."""
+    """A client's own model, which predicts, and the small model, which is sent."""
 
     def __init__(self, model: Any, small: Any) -> None:
         super().__init__()
@@ -26,24 +26,25 @@ class Pair(nn.Module):
         self.small = small
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits [B, C] of the client's own model."""
+        """Return the logits [B, C] of the client's own model."""
         return self.model(x)
 
 
 @dataclass(frozen=True)
 class FML(Algorithm[Model, Model, Weights]):
-    """Mutual distillation between each client's own model and a small one that is averaged."""
+    """Mutual distillation between each client's own model and a small model that is averaged."""
 
     paper: ClassVar[str] = "Shen et al., 2020, https://arxiv.org/abs/2006.16765"
 
     a: Fraction = 0.5
-    """Weight of the labels in a client's own model's loss; the small model's predictions have the rest."""
+    """Weight of the labels in the loss of a client's own model; the small model's predictions have weight 1 - a."""
     b: Fraction = 0.5
-    """Weight of the labels in the small model's loss (the paper's beta); the own model's predictions have the rest."""
+    """Weight of the labels in the loss of the small model (the paper's beta); the own model's predictions have weight
+    1 - b."""
     agg: Literal["weighted", "uniform"] = "weighted"
-    """How small models are averaged: by sample counts, or all alike."""
+    """Weights of small models in the mean: by sample counts, or all equal."""
     small: str | None = None
-    """Architecture of the small model; `null`: the clients' one with the fewest parameters."""
+    """Architecture of the small model; `null`: the clients' architecture with the fewest parameters."""
 
     def check(self, task: Task) -> None:
         task.small_model(self.small)
@@ -65,7 +66,7 @@ class FML(Algorithm[Model, Model, Weights]):
         return Model(weights(client.net.small))
 
     def loss(self, net: Any, batch: Batch, given: Any) -> Tensor:
-        """The sum of both models' losses: no gradient reaches a teacher, so each model gets that of its own loss."""
+        """The sum of both models' losses; teachers get no gradient, so each model gets the gradient of its own loss."""
         logits_BC, small_BC = net.model(batch.x), net.small(batch.x)
         labels = cross_entropy(lambda _: logits_BC, batch, None)
         small_labels = cross_entropy(lambda _: small_BC, batch, None)

@@ -1,8 +1,9 @@
 """HeteroFL: narrow clients train the first channels of one wide network.
 
 Diao, Ding, Tarokh. ICLR 2021. https://arxiv.org/abs/2010.01264
-All architectures are one network in several widths: each tensor of a narrower one is a leading block of the widest's.
-A participant gets its block, trains it and sends it back; the server averages each number over those who have it.
+All architectures are one network in several widths: each tensor of a narrow network is a leading block of the tensor in
+the widest network. A participant receives its blocks, trains them and sends them back; the server averages each number
+over the participants that have it.
 """
 
 from collections.abc import Mapping
@@ -33,12 +34,12 @@ class HeteroFL(Algorithm[Model, Model, dict[str, Model]]):
     paper: ClassVar[str] = "Diao et al., ICLR 2021, https://arxiv.org/abs/2010.01264"
 
     scaler: bool = True
-    """Divide a narrow layer's outputs by its share of the widest one's."""
+    """Divide a narrow layer's outputs by its share of the widest layer's outputs."""
     masked: bool = True
-    """A client's logits of classes that it does not have are 0, and its header's rows of them are left out of the
+    """Set a client's logits of classes that it does not own to 0, and omit its header rows of these classes from the
     mean."""
     agg: Literal["uniform", "weighted"] = "uniform"
-    """How clients count in the mean: all alike (the paper), or by their samples."""
+    """Weights of clients in the mean: all equal (the paper), or by sample counts."""
 
     def check(self, task: Task) -> None:
         check_nested(initial(task))

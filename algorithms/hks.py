@@ -1,9 +1,9 @@
-"""HKS: each sample is taught by the groups of similar logits, from fine to coarse, that it falls into.
+"""HKS: each sample is taught by its clusters of samples with similar logits, from fine to coarse.
 
 Tam, Li, Abdelmoniem. Hierarchical Knowledge Structuring for Effective Federated Learning in Heterogeneous
 Environments, 2025. https://arxiv.org/abs/2504.03505
-Clients send the logits of their own training samples. The server clusters all of them from the bottom up, into a tree;
-the mean logits of one of the clusters around a sample, or of all of them, are its teacher in the next local epoch.
+Clients send the logits of their own training samples. The server clusters the samples of all clients bottom-up into a
+tree. The mean logits of one of the clusters around a sample, or of all of them, teach it when its client trains next.
 
 Shapes: N samples (of one client, or at the server of all), C classes, B batch, V nodes of the tree (samples first, then
 clusters).
@@ -42,7 +42,7 @@ from raysim.core.ward import ward
 class Teachers:
     """The teacher of each of a client's samples, in data order."""
 
-    teacher_NC: Tensor  # mean logits of one cluster each; for `all` the mean of the distributions of all its clusters
+    teacher_NC: Tensor  # mean logits of a cluster; with `all`, the mean of the distributions of the sample's clusters
 
 
 @message
@@ -54,10 +54,10 @@ class Logits:
 
 @dataclass
 class Knowledge:
-    """The server's knowledge of every client that ever sent logits."""
+    """The server's state: logits and teachers of every client that has sent logits."""
 
-    logits: dict[ClientId, Tensor] = field(default_factory=dict)  # [N, C] each, the latest
-    teachers: dict[ClientId, Tensor] = field(default_factory=dict)  # [N, C] each
+    logits: dict[ClientId, Tensor] = field(default_factory=dict)  # latest logits [N, C] per client
+    teachers: dict[ClientId, Tensor] = field(default_factory=dict)  # [N, C] per client
 
 
 @dataclass(frozen=True)
@@ -67,36 +67,37 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
     paper: ClassVar[str] = "Tam, Li, Abdelmoniem, 2025, https://arxiv.org/abs/2504.03505"
 
     granularity: Literal["top", "middle", "bottom", "all"] = "all"
-    """Which clusters around a sample teach it: the one when C clusters are left, the one half-way up, the first, or all
-    of them alike."""
+    """The clusters around a sample that teach it. `top`: its cluster when C clusters are left. `middle`: the cluster
+    half-way up. `bottom`: the first cluster. `all`: all of them, with equal weights."""
     alpha: NonNegative = 1.5
-    """Weight of distillation beside the classification loss."""
+    """Weight of the distillation loss, added to the classification loss."""
     temperature: Positive = 3.0
-    """T, by which teachers' and students' logits are divided. The paper prints no value; FedCache's code has 3."""
+    """Temperature T of teachers' and students' softmax. The paper prints no value; FedCache's code uses 3."""
     square_temperature: bool = False
-    """Multiply the distillation loss by T^2, as FedCache's code does, so that its gradients do not shrink with T. The
+    """Multiply the distillation loss by T^2, so that its gradients do not shrink with T, as FedCache's code does. The
     paper's formula has no such factor."""
     warmup: WarmupRounds = 10
-    """Rounds of plain local training; logits first go up at the end of the last one."""
+    """Rounds of plain local training; clients first send logits at the end of the last of them."""
     warmup_extra: bool = False
-    """The warm-up comes on top of the scenario's rounds: in its first, a client trains for that many more."""
+    """Add the warm-up to the scenario's rounds: in its first round, a client trains for the warm-up's rounds too."""
     literal_alg1: bool = False
-    """Logits first go up one round later, so that the first round after the warm-up has no teachers either. Not
-    together with `warmup_extra`, which has no rounds of warm-up."""
+    """Send the first logits one round later, so that the first round after the warm-up has no teachers either. It
+    cannot be combined with `warmup_extra`, which has no rounds of warm-up."""
     logits: Literal["training", "eval_pass"] = "training"
-    """Which logits go up: those of the last epoch's training steps, or those of a pass in eval mode after it."""
+    """The logits to send: those of the last epoch's training steps, or those of a pass in eval mode after it."""
     linkage: Literal["ward", "average", "complete", "single"] = "ward"
-    """Which two clusters merge next; see `memory_gb`."""
+    """Linkage of the clustering, which decides the next two clusters to merge; see `memory_gb`."""
     space: Literal["logits", "softmax"] = "logits"
-    """Cluster the logits, or softmax(logits / T), which hides that architectures differ in scale."""
+    """Cluster the logits, or softmax(logits / T), which removes differences in scale between architectures."""
     middle: Literal["path", "cut"] = "path"
-    """Half-way up: in the list of clusters around each sample, or where sqrt(N C) clusters are left."""
+    """Meaning of half-way up for `granularity: middle`. `path`: half-way in the list of clusters around each sample.
+    `cut`: the cluster when sqrt(N C) clusters are left."""
     leaf: bool = False
-    """The list of clusters around a sample begins with the sample itself. So `bottom` is its own last logits, `all` has
-    them beside the clusters, and `middle: path` counts them; `top` and `middle: cut` are what they are without."""
+    """Begin the list of clusters around a sample with the sample itself. Then `bottom` is the sample's own last logits,
+    `all` includes them, and `middle: path` counts them; `top` and `middle: cut` do not change."""
     memory_gb: Positive = 2.0
-    """What the server may spend on the distances of all pairs, which SciPy's clustering keeps. Above it `ward` is
-    computed without them, to the same tree (but for the order of equal distances); other linkages are refused."""
+    """The server's memory for the distances of all pairs, which SciPy's clustering keeps. If they need more, `ward` is
+    computed without them, with the same tree (except for the order of equal distances); other linkages are refused."""
 
     def check(self, task: Task) -> None:
         if self.literal_alg1 and self.warmup_extra:
@@ -120,7 +121,7 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
 
     def client_update(self, client: Client, down: Teachers | None) -> Logits | None:
         epochs = client.local.epochs
-        if self.warmup_extra and down is None:  # its first round: it sent logits at the end of all others
+        if self.warmup_extra and down is None:  # the client's first round: later it has teachers
             epochs *= 1 + self.warmup
         given = None if down is None or not self.alpha else self.distribution(down.teacher_NC)
         row_NC = client.fit(self.loss, given, epochs=epochs)
@@ -131,8 +132,8 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
     def loss(self, net: Any, batch: Batch, given: Tensor | None) -> tuple[Tensor, Tensor]:
         """CE + alpha tau KL(teacher || softmax(z / T)), and the logits z. given: teachers' distributions [N, C].
 
-        For `all` the paper averages KL(q_l || p) over the clusters l. That is KL(q || p) with q the mean of the q_l
-        but for a term without p: the gradients are the same, and only q travels.
+        With `all`, the paper averages KL(q_l || p) over the clusters l. This equals KL(q || p), where q is the mean of
+        the q_l, up to a term without p. So the gradients are the same, and only q is sent.
         """
         logits_BC = net(batch.x)
         ce = cross_entropy(lambda _: logits_BC, batch, None)
@@ -148,7 +149,7 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
     def server_update(self, server: Server[Knowledge], ups: Mapping[ClientId, Logits]) -> None:
         state = server.state
         state.logits.update({k: up.logits_NC for k, up in ups.items()})
-        known = sorted(state.logits)  # absent clients, too: their last logits stay
+        known = sorted(state.logits)  # includes absent clients, with their last logits
         logits_NC = torch.cat([state.logits[k] for k in known])
         tree = self.tree(logits_NC, server.task.num_classes)
         server.log("path_length", float(tree.length_N.mean()))
@@ -160,32 +161,32 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
         return OutputOf(client.net, up.logits_NC)
 
     def clustered_logits(self, server: Server[Knowledge]) -> Mapping[ClientId, Tensor]:
-        """For `raysim tree`: the latest logits of each client's samples, [N, C]."""
+        """Return the latest logits [N, C] of each client's samples, for `raysim tree`."""
         return server.state.logits
 
     # -- the parts -----------------------------------------------------------------------------------
     @property
     def first_upload(self) -> int:
-        """The first round, from 1 on, after which logits go up."""
+        """The first round, from 1, in which clients send logits."""
         return 1 if self.warmup_extra else max(1, self.warmup + self.literal_alg1)
 
     def distribution(self, teacher_NC: Tensor) -> Tensor:
-        """Teachers as distributions, from what was sent."""
+        """Convert the teachers of a message to distributions [N, C]."""
         return teacher_NC if self.granularity == "all" else (teacher_NC / self.temperature).softmax(1)
 
     def tree(self, logits_NC: Tensor, num_classes: int) -> "Tree":
-        """The clusters of these samples until `num_classes` are left."""
+        """Cluster samples by their logits until `num_classes` clusters are left."""
         point_NC = logits_NC.double()
         if self.space == "softmax":
             point_NC = (point_NC / self.temperature).softmax(1)
-        # `server_start` refuses other linkages than Ward's where the distances do not fit.
+        # If the distances do not fit, the linkage is Ward's: `server_start` refuses the others.
         fits = distances_gb(len(point_NC)) <= self.memory_gb
         points = point_NC.cpu().numpy()
         merges = _scipy_linkage(points, self.linkage) if fits else ward(points)  # Eq. A
         return Tree.of(merges, num_classes)
 
     def teachers(self, logits_NC: NDArray[np.float64], tree: "Tree") -> NDArray[np.float64]:
-        """What to send for each sample, [N, C]. One that is still alone where the tree ends is taught by itself."""
+        """Return the teacher of each sample, [N, C]; a sample without a cluster is taught by its own logits."""
         if self.granularity == "all":
             return tree.path_means(_softmax(tree.means(logits_NC) / self.temperature), self.leaf)
         # Eq. C
@@ -203,15 +204,15 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
 
 @dataclass(frozen=True)
 class Tree:
-    """Clusters of samples until few are left. Nodes 0 to N-1 are the samples; each cluster comes after its parts."""
+    """A tree of clusters of samples. Nodes 0 to N-1 are the samples; each cluster comes after its parts."""
 
-    parent_V: NDArray[np.int64]  # -1: a cluster (or lone sample) of the top
-    depth_V: NDArray[np.int64]  # clusters above and including: 1 at the top, 0 for a sample alone at the top
+    parent_V: NDArray[np.int64]  # -1 for a cluster or single sample at the top
+    depth_V: NDArray[np.int64]  # number of clusters from the top to the node, including it; 0 for a sample at the top
     num_samples: int
 
     @classmethod
     def of(cls, linkage: NDArray[np.float64], num_clusters: int) -> "Tree":
-        """From SciPy's matrix, cut where `num_clusters` are left."""
+        """Build the tree from SciPy's linkage matrix, ending when `num_clusters` are left."""
         num_samples = len(linkage) + 1
         merges = max(num_samples - num_clusters, 0)
         parent_V = np.full(num_samples + merges, -1, dtype=np.int64)
@@ -224,11 +225,11 @@ class Tree:
 
     @property
     def length_N(self) -> NDArray[np.int64]:
-        """How many clusters are around each sample."""
+        """The number of clusters around each sample."""
         return self.depth_V[: self.num_samples]
 
     def ancestors(self, steps_N: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The node that many steps above each sample."""
+        """Return the node that is `steps_N` steps above each sample."""
         node_N = np.arange(self.num_samples)
         for step in range(int(steps_N.max())):
             (going,) = np.nonzero(steps_N > step)
@@ -236,9 +237,9 @@ class Tree:
         return node_N
 
     def cut(self, num_clusters: int) -> NDArray[np.int64]:
-        """The cluster of each sample where this many are left (at least as many as the tree ends with)."""
+        """Return the node of each sample when `num_clusters` are left, or at the end of the tree if that has more."""
         left = int((self.parent_V < 0).sum())
-        end = len(self.parent_V) - max(0, min(num_clusters, self.num_samples) - left)  # clusters that are not yet made
+        end = len(self.parent_V) - max(0, min(num_clusters, self.num_samples) - left)  # later clusters do not exist yet
         node_N = np.arange(self.num_samples)
         while True:
             above_N = self.parent_V[node_N]
@@ -248,7 +249,7 @@ class Tree:
             node_N = np.where(going_N, above_N, node_N)
 
     def means(self, value_NC: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The mean over each node's samples, [V, C]."""
+        """Return the mean over each node's samples, [V, C]."""
         nodes = len(self.parent_V)
         sum_VC = np.zeros((nodes, value_NC.shape[1]))
         sum_VC[: self.num_samples] = value_NC
@@ -262,9 +263,9 @@ class Tree:
         return sum_VC / count_V[:, None]
 
     def path_means(self, value_VC: NDArray[np.float64], leaf: bool) -> NDArray[np.float64]:
-        """The mean over the clusters around each sample, [N, C]; of a sample alone at the top, its own value.
+        """Return the mean over the clusters around each sample, [N, C]; for a sample without a cluster, its own value.
 
-        leaf: the sample itself counts as one of its clusters.
+        leaf: whether the sample itself counts as one of its clusters.
         """
         total_VC = value_VC.copy()
         if not leaf:
@@ -278,7 +279,7 @@ class Tree:
 
 
 def distances_gb(num_samples: int) -> float:
-    """What SciPy needs for the distances of all pairs: 8 bytes each, and it works on a copy."""
+    """The memory that SciPy needs for the distances of all pairs: 8 bytes each, twice because it works on a copy."""
     return 2 * 8 * num_samples * (num_samples - 1) / 2 / 1e9
 
 
@@ -287,6 +288,6 @@ def _softmax(value_VC: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _scipy_linkage(point_NC: NDArray[np.float64], method: str) -> NDArray[np.float64]:
-    from scipy.cluster import hierarchy  # here: clients import this file, too, and do not need it
+    from scipy.cluster import hierarchy  # imported here, because clients import this file too and do not need SciPy
 
     return hierarchy.linkage(point_NC, method) if len(point_NC) > 1 else np.zeros((0, 4))

@@ -1,7 +1,7 @@
-"""Standalone: every client trains alone, and nothing is ever sent. The yardstick for all other methods.
+"""Standalone: every client trains alone, and nothing is ever sent. The baseline for all other methods.
 
-The papers call it Standalone or Local-T. Only the sampled participants train in a round, so that every client
-gets the same number of local epochs as under the method it is compared with.
+The papers call it Standalone or Local-T. Only the sampled participants train in a round, so every client trains for as
+many epochs as with the method that is compared with it.
 """
 
 from dataclasses import dataclass

@@ -1,12 +1,12 @@
-"""What one server step of DC-PFL costs, its refit included.
+"""Time one server step of DC-PFL, including its refit.
 
 python benchmarks/dc_pfl_server.py [--steps N] [--classes C] [--width D] [--clients K] [--owned S] [--per-class N]
                                    [--threads T]
 
-Random representations after a ReLU: each client owns S of C classes, in turn, with about N samples of each. Timed is
-`server_update` alone: header step, pooling, drawing and refit (defaults: 100 classes, 500 wide, 10 clients with 10
-classes of 45 samples, 1,000 virtual samples). Several threads that share cores with other work can be ten
-times slower than one: compare with --threads 1, which is what the engine gives its server.
+The representations are random, after a ReLU; each client owns S of C classes, in turn, with about N samples per class.
+Only `server_update` is timed: header step, pooling, drawing and refit (defaults: 100 classes, width 500, 10 clients
+with 10 classes of 45 samples, 1,000 virtual samples). On a busy machine, several threads can be ten times slower than
+one: compare with --threads 1, which the engine uses for its server.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from raysim.core.algorithm import ClientId
 
 
 def uploads(given: argparse.Namespace) -> dict[ClientId, ClassStatistics]:
-    """What the clients of a round send."""
+    """Make the uploads of a round's clients."""
     rng = torch.Generator().manual_seed(0)
     found = {}
     for k in range(given.clients):
@@ -40,7 +40,7 @@ def uploads(given: argparse.Namespace) -> dict[ClientId, ClassStatistics]:
 
 
 def measure(given: argparse.Namespace, ups: dict[ClientId, ClassStatistics]) -> list[float]:
-    """Seconds of each step."""
+    """Return the seconds of each step."""
     algorithm = DCPFL()
     task = Task(given.classes, given.width, ("none",), lambda name: nn.Identity())
     server = Server(task, torch.Generator().manual_seed(1), t=1)
@@ -54,7 +54,7 @@ def measure(given: argparse.Namespace, ups: dict[ClientId, ClassStatistics]) -> 
 
 
 def main() -> None:
-    """Measure and print a line."""
+    """Measure, and print the median."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     for name, value in (("steps", 3), ("classes", 100), ("width", 500), ("clients", 10), ("owned", 10)):
         parser.add_argument(f"--{name}", type=int, default=value)

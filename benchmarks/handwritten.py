@@ -1,12 +1,11 @@
-"""What raysim is measured against: LG-FedAvg over a process pool, as one would write it without a framework.
+"""Baseline for raysim's overhead: LG-FedAvg over a process pool, as one would write it without a framework.
 
-Not run by itself: `python benchmarks/overhead.py` runs it and raysim on the same work and compares them.
+Not run directly: `python benchmarks/overhead.py` runs it and raysim on the same work and compares them.
 
-One process per core with one thread each. Clients' weights lie in one block of shared memory; a process that
-gets a client from the work queue points its one network of that architecture at the client's weights and
-trains them in place, so that nothing is copied and any process can serve any client. Only ids and scores go
-through pipes. It draws what raysim draws (who takes part, initial weights, order of samples), so both do the
-same steps; tests/bench compares their results.
+There is one process per core, with one thread each. Clients' weights are in one block of shared memory. A process that
+gets a client from the work queue points its network of that architecture at the client's weights and trains them in
+place, so nothing is copied and any process can serve any client. Only ids and scores go through pipes. Cohorts, initial
+weights and the order of samples are drawn as in raysim, so both do the same steps; tests/bench compares their results.
 
 Shapes: N clients, M images, K participants, H numbers of a header.
 """
@@ -36,7 +35,7 @@ from raysim.models import build_model, common_feature_dim
 
 @dataclass(frozen=True)
 class Workload:
-    """The work that both sides do."""
+    """A workload for both sides."""
 
     name: str
     dataset: str
@@ -55,7 +54,7 @@ class Workload:
         return self.models[k % len(self.models)]
 
     def build(self, name: str) -> Any:
-        """A network as the clients with this architecture start."""
+        """Build a network with the initial weights of the clients with this architecture."""
         spec = DATASETS[self.dataset]
         dim = common_feature_dim(self.models)
         with global_seed(self.seed, "init", name):
@@ -64,16 +63,16 @@ class Workload:
         return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def cohort(self, t: int) -> list[int]:
-        """Who takes part in round t."""
+        """Draw the participants of round t."""
         rng = np.random.default_rng(seed_for(self.seed, "cohort", t))
         return sorted(rng.choice(self.clients, self.participants, replace=False).tolist())
 
 
 class Score(NamedTuple):
-    """One client's turn."""
+    """The result of one client round."""
 
     client: int
-    samples: int  # trained on
+    samples: int  # number of training samples
     train_loss: float  # mean per sample
     correct: int
     tested: int
@@ -89,13 +88,13 @@ class ShardTensors:
     offset: list[int]  # [N+1]
 
     def of(self, k: int) -> Tensor:
-        """One client's."""
+        """Return the samples of one client."""
         return self.index[self.offset[k] : self.offset[k + 1]]
 
 
 @dataclass(frozen=True)
 class Shared:
-    """What all processes see, in shared memory."""
+    """The data of all processes, in shared memory."""
 
     image_MHWC: Tensor  # uint8
     label_M: Tensor
@@ -104,16 +103,16 @@ class Shared:
     test: ShardTensors
     weights: Tensor  # float32, client after client
     offset: list[int]  # [N+1]: where each client's weights begin
-    header_H: Tensor  # what the server sends
+    header_H: Tensor  # the server's header
 
 
 @dataclass
 class Loop:
-    """The run: `round` after `round`, then `close`."""
+    """The hand-written run: call `round` for every round, then `close`."""
 
     work: Workload
     processes: int
-    niceness: int = 0  # of the processes
+    niceness: int = 0  # niceness of the processes
     shared: Shared = field(init=False)
 
     def __post_init__(self) -> None:
@@ -141,12 +140,12 @@ class Loop:
             offset=offset,
             header_H=torch.cat([_flat(p.detach()) for p in drawn.parameters()]).share_memory_(),
         )
-        # The header is each network's last layer, so it ends the client's weights.
+        # The header is each network's last layer, so it is at the end of the client's weights.
         size = len(self.shared.header_H)
         self.headers = [self.shared.weights[end - size : end] for end in offset[1:]]
         self.samples = dealt.train.size_N.tolist()
         self.cost = [self.samples[k] * len(start[work.arch(k)]) for k in range(work.clients)]
-        # Spawned, not forked: forking a process that has run torch or Ray threads can hang.
+        # Spawn, because forking a process that has run torch or Ray threads can hang.
         context = mp.get_context("spawn")
         self.tasks: Any = context.SimpleQueue()
         self.results: list[Connection] = []
@@ -156,14 +155,14 @@ class Loop:
             ours, theirs = context.Pipe(duplex=False)
             worker = context.Process(target=_serve, args=(*job, theirs), daemon=True)
             worker.start()
-            theirs.close()  # so that a dead worker's pipe ends, instead of staying silent
+            theirs.close()  # so that the pipe of a dead worker raises EOFError
             self.results.append(ours)
             self.workers.append(worker)
 
     def round(self, t: int) -> list[Score]:
         """Train and test the cohort of round t, and average its headers."""
         cohort = self.work.cohort(t)
-        # Longest first keeps the cores busy to the end; many small clients share a message.
+        # Longest first, to keep all cores busy to the end; small clients are sent several per message.
         order = sorted(cohort, key=lambda k: -self.cost[k])
         grain = max(1, len(order) // (4 * self.processes))
         parts = [order[i : i + grain] for i in range(0, len(order), grain)]
@@ -193,7 +192,7 @@ class Loop:
 
 
 class _Trainer:
-    """One process's networks, one per architecture, pointed at one client's weights after another."""
+    """The networks of one process, one per architecture, which use the weights of one client after another."""
 
     def __init__(self, work: Workload, shared: Shared) -> None:
         self.work, self.shared = work, shared
@@ -242,7 +241,7 @@ class _Trainer:
         return x, shared.label_M.index_select(0, index)
 
     def _views(self, k: int) -> list[Tensor]:
-        """The client's weights in the shapes of its network, without a copy."""
+        """Return the client's weights as views with the shapes of its network's parameters."""
         if k not in self.views:
             shared, views = self.shared, []
             left = shared.weights[shared.offset[k] : shared.offset[k + 1]]
@@ -263,12 +262,12 @@ def _serve(work: Workload, shared: Shared, niceness: int, tasks: Any, results: C
 
 
 def _flat(parameter: Tensor) -> Tensor:
-    """All numbers in a row; filters channels last, which is how CPU convolutions are fastest."""
+    """Flatten a parameter; filters with channels last, which is the fastest layout for CPU convolutions."""
     return (parameter.permute(0, 2, 3, 1) if parameter.dim() == 4 else parameter).reshape(-1)
 
 
 def _shaped(flat: Tensor, shape: Sequence[int]) -> Tensor:
-    """The inverse of `_flat`, a view."""
+    """Invert `_flat`; returns a view."""
     if len(shape) == 4:
         out, channels, height, width = shape
         return flat.view(out, height, width, channels).permute(0, 3, 1, 2)

@@ -1,18 +1,18 @@
-"""What raysim costs over a hand-written loop that does the same work, and what it holds in memory.
+"""Measure raysim's time and memory against a hand-written loop that does the same work.
 
 python benchmarks/overhead.py [--workload w1|w2|both|none] [--rounds N] [--processes P] [--data FOLDER]
                               [--memory [w1|w2]] [--memory-rounds N] [--checkpoint] [--start] [--json PATH]
 
 W1: CIFAR-100, 100 clients, 10 per round, five CNNs, one epoch of batch 64, LG-FedAvg: seconds per round.
 W2: digits, 1,000 clients, 100 per round, a small perceptron, one batch each: client trainings per second.
-Each runs on raysim and hand-written alternately, in blocks of a few rounds, while the other side waits; both do
-the same rounds (same clients, same steps) with P processes of one thread. Other load on the machine so meets
-both alike. The ratio is the median over blocks.
---memory: PSS of raysim's whole process tree, on W1 if nothing is said: its peak, also of the hand-written side, and
-how it grows.
---checkpoint: W1 with checkpoints (at the default cadence; after every round) over W1 with none, the same rounds in six
-runs alternately.
---start: from command to round 0 of W1, and to the first round and the end of the quickstart.
+raysim and the hand-written loop run alternately, in blocks of a few rounds, so that other load on the machine affects
+both equally. Both do the same rounds (same clients, same steps), with P processes of one thread. The ratio is the
+median over blocks.
+--memory: PSS of raysim's whole process tree, by default on W1: the peak, compared with the hand-written loop's, and the
+growth over rounds.
+--checkpoint: time of W1 with checkpoints, at the default cadence and after every round, relative to W1 without; the
+same rounds in six runs, alternately.
+--start: seconds from the command to round 0 of W1, and to the first round and the end of the quickstart.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from raysim.report.load import read_rounds
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 WARM_UP = 2
-NICENESS = 15  # Ray's default for its workers; without it for ours, other load would hold up one side only
-SAMPLE_EVERY_S = 5.0  # reading PSS takes the time of the process that is read
+NICENESS = 15  # Ray's default for its workers; with another value, other load would slow only one side
+SAMPLE_EVERY_S = 5.0  # reading PSS slows down the process that is measured
 W1 = Workload(
     name="w1",
     dataset="cifar100",
@@ -68,13 +68,13 @@ W2 = Workload(
     models=("digits_mlp64",),
     batch_size=32,
 )
-ROUNDS = {"w1": 25, "w2": 200}  # timed ones, unless --rounds says otherwise
+ROUNDS = {"w1": 25, "w2": 200}  # timed rounds, by default
 BLOCK = {"w1": 5, "w2": 20}
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the table."""
+    """A row of the table: a measured number and its target."""
 
     name: str
     target: str
@@ -83,61 +83,61 @@ class Figure:
 
 @dataclass
 class Arrivals:
-    """A tracker that notes when results arrive, and nothing else: it must not grow where growth is measured."""
+    """A tracker that only records when results arrive, because its own growth would distort memory measurements."""
 
-    arrived_s: list[float] = field(default_factory=list)  # round 0, 1, ...
+    arrived_s: list[float] = field(default_factory=list)  # times of rounds 0, 1, ...
 
     def open(self, card: RunCard) -> None:
-        """Nothing to prepare."""
+        """Do nothing."""
 
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
-        """Note round `t`."""
+        """Record the time of round `t`."""
         self.arrived_s.append(time.perf_counter())
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
-        """Nothing to end."""
+        """Do nothing."""
 
 
 @dataclass
 class Notes(Arrivals):
-    """A tracker that also notes what was done."""
+    """A tracker that also records the participants' results."""
 
-    rows: list[list[ClientRow]] = field(default_factory=list)  # of the participants
+    rows: list[list[ClientRow]] = field(default_factory=list)  # per round, the participants' rows
 
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
-        """Note round `t`."""
+        """Record the time and the participants' rows of round `t`."""
         super().log(t, values, clients)
         self.rows.append([row for row in clients if row.participated])
 
 
 @dataclass
 class Alternating:
-    """Lets raysim and the hand-written loop run the same rounds alternately, a block of them at a time.
+    """Runs the same rounds alternately on raysim and on the hand-written loop, a block at a time.
 
-    A tracker could not: trackers hear of a round while the next one runs. So raysim is held where it begins
-    a round, which is also where its rounds are timed: a block takes from the beginning of its first round to
-    the beginning of the round after its last, whatever raysim does in between.
+    A tracker could not do this, because trackers receive a round while the next one runs. So raysim is paused at the
+    beginning of a round. Its blocks are timed there too, from the beginning of the first round to the beginning of the
+    round after the last, including everything that raysim does in between.
     """
 
     loop: Loop
-    storage: Path  # of MLflow, an SQLite file
-    size: int  # rounds of a block
+    storage: Path  # MLflow's SQLite file
+    size: int  # rounds per block
     blocks: int
-    handwritten_s: list[float] = field(default_factory=list)  # seconds per round, by block
+    handwritten_s: list[float] = field(default_factory=list)  # seconds per round, for each block
     raysim_s: list[float] = field(default_factory=list)
-    handwritten_cpu_s: float = 0.0  # of all blocks together
+    handwritten_cpu_s: float = 0.0  # sum over all blocks
     raysim_cpu_s: float = 0.0
-    scores: list[list[Score]] = field(default_factory=list)  # of rounds 1, 2, ...
-    _own_s: float = 0.0  # CPU of this process for the loop
+    scores: list[list[Score]] = field(default_factory=list)  # for rounds 1, 2, ...
+    _own_s: float = 0.0  # CPU seconds of this process for the loop
 
     @property
     def rounds(self) -> int:
-        """What raysim has to be asked for; the end of the last block is the beginning of one more round."""
+        """The number of rounds to run on raysim; the last block ends at the beginning of one more round."""
         return WARM_UP + self.size * self.blocks + 1
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Run the hand-written side before rounds that raysim begins."""
+        """Run the hand-written loop whenever raysim is about to begin a block."""
         from raysim.engine.ray.backend import RayBackend
 
         send = RayBackend.send  # a round begins with it
@@ -150,11 +150,11 @@ class Alternating:
             yield
 
     def _before(self, t: int) -> None:
-        """raysim is about to begin round `t`."""
+        """Time blocks, and run the hand-written loop, when raysim is about to begin round `t`."""
         if t <= WARM_UP:
             self._run([t])
         elif t == WARM_UP + 1:
-            # MLflow starts behind the first round; from when it writes, it is in its steady state too.
+            # MLflow starts during the first round; once it writes, it is in its steady state.
             _wait_for_store(self.storage)
             self._cpu(-1)
             self._begin_s = time.perf_counter()
@@ -179,7 +179,7 @@ class Alternating:
 
 @dataclass
 class MemorySampler:
-    """A thread that notes the memory of this process tree now and then, with the round that was running."""
+    """A thread that samples the memory of this process tree, with the number of rounds done."""
 
     notes: Arrivals
     every_s: float = SAMPLE_EVERY_S
@@ -201,19 +201,20 @@ class MemorySampler:
 
     @property
     def peak_gb(self) -> float:
-        """The greatest sample."""
+        """The greatest sample, in GB."""
         return max((gb for _, gb in self.samples), default=0.0)
 
     @property
     def slope_gb(self) -> tuple[float, float] | None:
-        """Growth per 100 rounds over their last two thirds, and half its 95 % interval; None if samples are too few.
+        """Growth in GB per 100 rounds over the last two thirds of the rounds, and half its 95 % interval.
 
-        By least squares, as if samples erred independently. They do not quite, so the interval is a little narrow.
+        None if there are too few samples. The fit by least squares assumes independent errors; they are not quite
+        independent, so the interval is a little too narrow.
         """
-        from scipy import stats  # here, so that the process that is measured does not hold it
+        from scipy import stats  # imported here, to keep it out of the memory that is measured
 
         last = max((t for t, _ in self.samples), default=0)
-        # After the last round actors end, which is no growth.
+        # Without samples after the last round, when actors end.
         late = np.array([sample for sample in self.samples if last / 3 < sample[0] < last])
         if len({t for t, _ in late.tolist()}) < 3:
             return None
@@ -224,7 +225,7 @@ class MemorySampler:
 def scenario(
     work: Workload, rounds: int, processes: int, folder: Path, checkpoint: int | str = "auto"
 ) -> dict[str, Any]:
-    """The workload as raysim is told it."""
+    """Return the workload as the content of a scenario."""
     return {
         "name": f"bench_{work.name}",
         "seed": work.seed,
@@ -250,13 +251,13 @@ def scenario(
 
 
 def run_raysim(work: Workload, rounds: int, processes: int, folder: Path, notes: Arrivals) -> raysim.Run:
-    """Run the workload on raysim, on a Ray of its own."""
+    """Run the workload on raysim, which starts its own Ray."""
     loaded = raysim.Scenario.load(scenario(work, rounds, processes, folder))
     return raysim.run(loaded, quiet=True, trackers=[notes])
 
 
 def compare(work: Workload, rounds: int, processes: int) -> dict[str, Any]:
-    """Seconds per round on both sides, block by block, and CPU seconds of all blocks."""
+    """Measure seconds per round on both sides, for each block, and CPU seconds of all blocks."""
     loop = Loop(work, processes, NICENESS)
     notes = Notes()
     try:
@@ -285,12 +286,12 @@ def compare(work: Workload, rounds: int, processes: int) -> dict[str, Any]:
 
 
 def measure_memory(work: Workload, rounds: int, processes: int, every_s: float = SAMPLE_EVERY_S) -> dict[str, Any]:
-    """Memory of this process and all of Ray's while raysim runs the workload."""
+    """Measure the memory of this process and all of Ray's while raysim runs the workload."""
     with tempfile.TemporaryDirectory(prefix="raysim-bench-") as name:
         notes = Arrivals()
         with MemorySampler(notes, every_s) as sampler:
             run_raysim(work, rounds, processes, Path(name), notes)
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as apart:  # where only the loop is imported
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as apart:  # a fresh process
         handwritten_gb = apart.submit(_handwritten_gb, work, rounds, processes, every_s).result()
     return {
         "workload": work.name,
@@ -303,7 +304,7 @@ def measure_memory(work: Workload, rounds: int, processes: int, every_s: float =
 
 
 def _handwritten_gb(work: Workload, rounds: int, processes: int, every_s: float) -> float:
-    """The hand-written side's peak PSS over as many rounds."""
+    """Return the peak PSS of the hand-written loop over the same number of rounds, in GB."""
     with MemorySampler(Arrivals(), every_s) as sampler:
         loop = Loop(work, processes, NICENESS)
         for t in range(1, rounds + 1):
@@ -313,13 +314,13 @@ def _handwritten_gb(work: Workload, rounds: int, processes: int, every_s: float)
 
 
 def measure_checkpoints(work: Workload, rounds: int, processes: int) -> dict[str, Any]:
-    """Seconds of each round, from its beginning to the next, for each value of `checkpoint.every`; and their ratios."""
+    """Measure the seconds from one round to the next with each value of `checkpoint.every`, and their ratios."""
     found: dict[int | str, list[np.ndarray[Any, Any]]] = {"auto": [], 1: [], 0: []}
     for every in [*found, *found]:
         with tempfile.TemporaryDirectory(prefix="raysim-bench-") as name:
             loaded = raysim.Scenario.load(scenario(work, rounds, processes, Path(name), every))
             result = raysim.run(loaded, quiet=True)
-            # Not time/round_s: a round also waits for the checkpoint of the one before.
+            # Not time/round_s, because a round also waits for the previous round's checkpoint.
             total_s = read_rounds(result.folder)["time/total_s"].to_numpy()
             found[every].append(np.diff(total_s[1 + WARM_UP :]))
     default_s, each_s, none_s = (np.mean(seconds, axis=0) for seconds in found.values())
@@ -328,13 +329,13 @@ def measure_checkpoints(work: Workload, rounds: int, processes: int) -> dict[str
         "default_s": default_s.tolist(),
         "each_s": each_s.tolist(),
         "none_s": none_s.tolist(),
-        "default_ratio": float(default_s.sum() / none_s.sum()),  # of sums: few rounds have a checkpoint
+        "default_ratio": float(default_s.sum() / none_s.sum()),  # ratio of sums, as few rounds have a checkpoint
         "each_ratio": float(np.median(each_s / none_s)),
     }
 
 
 def measure_start(work: Workload, processes: int) -> dict[str, float | None]:
-    """Seconds from `raysim launch` to round 0 of the workload, and to round 1 and the end of the quickstart."""
+    """Measure seconds from `raysim launch` to round 0 of the workload, and to round 1 and the end of the quickstart."""
     with tempfile.TemporaryDirectory(prefix="raysim-bench-") as name:
         path = Path(name) / f"{work.name}.yaml"
         path.write_text(yaml.safe_dump(scenario(work, 1, processes, Path(name))))
@@ -347,7 +348,10 @@ def measure_start(work: Workload, processes: int) -> dict[str, float | None]:
 
 
 def _seconds_until(line: str | None, path: str, folder: str | None = None, timeout_s: float = 300.0) -> float | None:
-    """Seconds from `raysim launch` to a line of this form, or to its end; None if there was none."""
+    """Return the seconds from `raysim launch` to a line that matches, or to the end if `line` is None.
+
+    None if no line matched, or the command failed.
+    """
     command = [str(Path(sys.executable).with_name("raysim")), "launch", path]
     if folder is not None:
         command += ["--set", f"output={folder}/runs", "--set", f"tracking.uri=sqlite:///{folder}/mlflow.db"]
@@ -368,10 +372,10 @@ def _seconds_until(line: str | None, path: str, folder: str | None = None, timeo
 
 
 def tree_pss_gb(root: int) -> float:
-    """Proportional memory, in GB, of a process, its descendants and all of the Ray session that it started.
+    """Return the proportional memory, in GB, of a process, its descendants and the Ray session that it started.
 
-    Shared pages count once in the sum, and so do the files in memory that hold clients' states, which no process maps.
-    What ends, or is another user's, while being read counts as nothing.
+    Shared pages count once. In-memory files with clients' states are added, because no process maps them. Processes
+    that end meanwhile, or that belong to another user, count as 0.
     """
     tree = _tree(root)
     files = {inode: size for pid in tree for inode, size in _memory_files(pid)}
@@ -394,7 +398,7 @@ def _tree(root: int) -> set[int]:
         return found
 
     tree = below({root})
-    # Ray may have detached some of its processes; they name the session's folder. Others' sessions differ.
+    # Ray may have detached some processes; their command lines contain the name of the session's folder.
     sessions = {name for pid in tree for name in re.findall(r"/session_[\d_-]+", command.get(pid, ""))}
     return below(tree | {pid for pid, text in command.items() if any(name in text for name in sessions)})
 
@@ -409,7 +413,7 @@ def _pss_kb(pid: int) -> int:
 
 
 def _memory_files(pid: int) -> Iterator[tuple[int, int]]:
-    """(inode, bytes) of the files in memory that a process has open."""
+    """Yield (inode, bytes) of the in-memory files that a process has open."""
     with contextlib.suppress(OSError):
         for link in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
@@ -419,7 +423,7 @@ def _memory_files(pid: int) -> Iterator[tuple[int, int]]:
 
 
 def _cpu_s(pids: Iterable[int]) -> float:
-    """CPU seconds of these processes so far."""
+    """Return the CPU seconds of these processes so far."""
     total = 0.0
     for pid in pids:
         with contextlib.suppress(psutil.Error):
@@ -429,7 +433,7 @@ def _cpu_s(pids: Iterable[int]) -> float:
 
 
 def _wait_for_store(storage: Path, timeout_s: float = 120.0) -> None:
-    """Until MLflow has taken round 0: from then on its writer is in its steady state too."""
+    """Wait until MLflow has written round 0; from then on its writer is in its steady state."""
     begin = time.monotonic()
     while time.monotonic() - begin < timeout_s:
         with (
@@ -520,11 +524,11 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure what was asked for and print the table."""
+    """Run the selected measurements and print the table."""
     given = _arguments()
     report: dict[str, Any] = {"cores": os.cpu_count(), "load_before": os.getloadavg()}
     w1 = Workload(**{**W1.__dict__, "root": given.data})
-    if given.memory:  # first, before this process holds anything else
+    if given.memory:  # first, while this process is small
         report["memory"] = measure_memory(W2 if given.memory == "w2" else w1, given.memory_rounds, processes=2)
     if given.checkpoint:
         report["checkpoint"] = measure_checkpoints(w1, given.checkpoint_rounds, processes=2)

@@ -1,12 +1,13 @@
-"""What many clients cost: rounds, memory and resumption with 100,000 small ones, and with more state than memory.
+"""Measure rounds, memory and resuming with 100,000 small clients (W3), or with more client state than memory (W4).
 
 python benchmarks/scale.py [w3|w4] [--clients N] [--rounds N] [--memory-gb GB] [--data FOLDER]
 
-W3: 100,000 clients with a 64-32-10 perceptron, 1,000 per round, beside the same with 2,000.
-W4: 10,000 clients with CNN-5 (25 GB of state), 100 per round, `resources.memory_gb: 8`, beside 100 clients in memory.
-The small federation runs first, then the large one, which `kill -9` ends halfway through its rounds and `raysim resume`
-continues, and then the large one again without an end: the digests of these two must be equal, else the exit code is 1.
-Only the one that is killed writes checkpoints.
+W3: 100,000 clients with a 64-32-10 perceptron, 1,000 per round, compared with 2,000 clients.
+W4: 10,000 clients with CNN-5 (25 GB of state), 100 per round, `resources.memory_gb: 8`, compared with 100 clients in
+memory.
+There are three runs: the small federation; the large one, which is ended by `kill -9` after half of its rounds and
+continued by `raysim resume`; and the large one again, without interruption. Only the interrupted run writes
+checkpoints. Exit code 1: the digests of the two large runs differ.
 """
 
 from __future__ import annotations
@@ -43,22 +44,22 @@ W4 = replace(
     models=("cnn5",),
     batch_size=32,
 )
-SMALL = {"w3": 2_000, "w4": 100}  # clients of the federation beside it
+SMALL = {"w3": 2_000, "w4": 100}  # clients of the small federation
 ROUNDS = {"w3": 100, "w4": 120}
 
 
 @dataclass
 class Ran:
-    """A command that ended, or was ended."""
+    """Measurements of a command that ended, or was killed."""
 
     seconds: float
-    start_s: float  # until the line of its first round, which is then done
+    start_s: float  # until it printed the line of its first finished round
     peak_gb: float
-    last: int  # round of which it printed a line
+    last: int  # the last round that it printed
 
 
 def watch(command: list[str], folder: Path, kill_after: int | None = None) -> Ran:
-    """Run a raysim command; after the line of round `kill_after`, end it and all that it started by SIGKILL."""
+    """Run a raysim command; after the line of round `kill_after`, end it by SIGKILL."""
     begin = time.perf_counter()
     with subprocess.Popen(
         [*RAYSIM, *command], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0
@@ -88,9 +89,9 @@ def watch(command: list[str], folder: Path, kill_after: int | None = None) -> Ra
 
 
 def run(work: Workload, rounds: int, folder: Path, memory_gb: float | None, kill: bool) -> tuple[list[Ran], Path]:
-    """The workload in a folder of its own; with `kill`, as two commands."""
+    """Run the workload in a new folder; with `kill`, kill it after half of the rounds and resume it."""
     folder.mkdir()
-    # No checkpoint where rounds are timed: one writes all clients that changed, 25 GB of 10,000 with CNN-5.
+    # Without checkpoints if rounds are timed: each writes all clients that changed, 25 GB for 10,000 with CNN-5.
     given = scenario(work, rounds, os.cpu_count() or 1, folder, 10 if kill else 0)
     if memory_gb is not None:
         given["resources"]["memory_gb"] = memory_gb
@@ -103,7 +104,7 @@ def run(work: Workload, rounds: int, folder: Path, memory_gb: float | None, kill
 
 
 def per_round_s(run: Path) -> float:
-    """Median seconds from one round to the next, after the first ones."""
+    """Return the median seconds from one round to the next, without the warm-up rounds."""
     return float(np.median(np.diff(read_rounds(run)["time/total_s"].to_numpy())[WARM_UP:]))
 
 
@@ -125,7 +126,7 @@ def main() -> int:
         folder = Path(name)
         (first,), beside = run(small, rounds, folder / "small", None, kill=False)
         (killed, resumed), broken = run(work, rounds, folder / "killed", memory_gb, kill=True)
-        os.sync()  # or the disk would still be writing the checkpoints of the killed run
+        os.sync()  # finish writing the killed run's checkpoints before the next run is timed
         (whole,), at_once = run(work, rounds, folder / "whole", memory_gb, kill=False)
         small_s, large_s = per_round_s(beside), per_round_s(at_once)
         digests = [read_summary(run)["state_digest"] for run in (broken, at_once)]

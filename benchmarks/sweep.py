@@ -1,14 +1,14 @@
-"""What a sweep costs over the work of its cells: sixteen methods with three seeds each of the quickstart.
+"""Measure the overhead of a sweep over the work of its cells: the quickstart with sixteen methods and three seeds each.
 
 python benchmarks/sweep.py [--methods N] [--seeds N] [--rounds N] [--parallel N] [--kill]
 
-Runs `raysim sweep` in an empty folder and compares its wall-clock with the cells' own train, aggregate and evaluate
-seconds, shared by all cores: what is left is the start of the workers, data, MLflow, files and the comparison. Then it
-times `raysim compare` on the sweep.
---kill: see that nothing is lost, too. `kill -9` ends the driver once half of the cells are done, and the same command
-runs the rest; the wall-clock is that of both. Then every cell must have one finished run, those of before unchanged,
-and three cells, drawn with a fixed seed, must have the digest that `raysim launch` of the same scenario gives. Exit
-code 1 if not.
+Runs `raysim sweep` in an empty folder, and compares its wall-clock time with the cells' seconds for training,
+aggregation and evaluation, divided by the number of cores. The difference is the time for starting workers, reading
+data, MLflow, files and the comparison. Then `raysim compare` on the sweep is timed.
+--kill: also check that a kill loses nothing. `kill -9` ends the driver once half of the cells are done, and the same
+command runs the rest; the wall-clock time is the sum of both. Afterwards, every cell must have exactly one finished
+run, cells that were done must not have run again, and three cells, drawn with a fixed seed, must have the same digest
+as `raysim launch` of their scenario. Exit code 1: one of these checks failed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CHECKED = 3  # cells that `raysim launch` repeats
 
 
 def write_sweep(folder: Path, methods: int | None, seeds: int, rounds: int | None) -> Path:
-    """The sweep file; methods, rounds: None for all of them."""
+    """Write the sweep file. methods, rounds: None for all of them."""
     runs = yaml.safe_load((SCENARIOS / "sweeps" / "digits.yaml").read_text())["runs"]
     content: dict[str, Any] = {
         "base": str(SCENARIOS / "quickstart.yaml"),
@@ -50,7 +50,7 @@ def write_sweep(folder: Path, methods: int | None, seeds: int, rounds: int | Non
 
 
 def environment() -> dict[str, str]:
-    """This process's, without what would send the runs elsewhere."""
+    """Return this process's environment, without variables that would redirect the runs."""
     return {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "MLFLOW_TRACKING_URI")}
 
 
@@ -64,7 +64,7 @@ def finished_runs(sweep: Sweep) -> dict[str, list[Path]]:
 
 
 def work_s(sweep: Sweep) -> float:
-    """Seconds in which the cells trained, aggregated and evaluated."""
+    """Return the seconds that the cells spent on training, aggregation and evaluation."""
     summaries = [read_summary(folder) for folders in finished_runs(sweep).values() for folder in folders]
     return sum(float(summary["seconds"][phase]) for summary in summaries for phase in PHASES)
 
@@ -79,7 +79,7 @@ def run_until_half_done(command: list[str], folder: Path, sweep: Sweep) -> None:
 
 
 def launch_digest(folder: Path, sets: tuple[str, ...]) -> str:
-    """The digest of a run by itself with the same overrides."""
+    """Return the digest of a single run with the same overrides."""
     options = [word for item in (*sets, f"output={folder / 'alone'}") for word in ("--set", item)]
     command = [*RAYSIM, "launch", str(SCENARIOS / "quickstart.yaml"), *options, "--quiet"]
     before = set(folder.glob("alone/*/*"))
@@ -89,7 +89,7 @@ def launch_digest(folder: Path, sets: tuple[str, ...]) -> str:
 
 
 def problems(sweep: Sweep, before: dict[str, list[Path]], folder: Path) -> list[str]:
-    """What is not as it should be; before: the finished runs when the driver was killed."""
+    """Return failed checks, a sentence each. before: the runs that were finished when the driver was killed."""
     after = finished_runs(sweep)
     found = [f"{name}: {len(runs)} finished runs" for name, runs in after.items() if len(runs) != 1]
     found += [f"{name}: was done, and ran again" for name, runs in before.items() if runs and runs != after[name]]
@@ -102,14 +102,14 @@ def problems(sweep: Sweep, before: dict[str, list[Path]], folder: Path) -> list[
 
 
 def timed(command: list[str], folder: Path) -> float:
-    """Seconds that the command takes. Raises: CalledProcessError."""
+    """Run a command and return its seconds. Raises `CalledProcessError`."""
     begin_s = time.perf_counter()
     subprocess.run(command, cwd=folder, env=environment(), check=True)
     return time.perf_counter() - begin_s
 
 
 def main() -> None:
-    """Measure the ratio, or see that a kill loses nothing."""
+    """Measure the overhead and, with --kill, check that a kill loses nothing."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--methods", type=int, help="the first so many, to try it; default: all sixteen")
     parser.add_argument("--seeds", type=int, default=3, help="default: 3")

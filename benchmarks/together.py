@@ -1,9 +1,9 @@
-"""Clients trained by one call against one by one: where `training.together` pays, on one thread of this machine.
+"""Compare training clients by one call with training them one by one, on one thread, to see if `together` pays off.
 
 python benchmarks/together.py [MODEL ...]
 
-Each row is one architecture and batch size: seconds of `Client.fit` per client, together over one by one, for 8 and 32
-clients with equally many samples. Beside it: what `training.together: auto` chooses for it.
+Each row is one architecture and batch size. It shows the seconds of `Client.fit` per client, together divided by one by
+one, for 8 and 32 clients with the same number of samples; and the choice of `training.together: auto`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ REPEATS = 5
 
 
 def jobs(name: str, reads: InputSpec, clients: int, batch_size: int) -> list[FitJob]:
-    """Each client's training: some full batches of random samples."""
+    """Make each client's training job: `STEPS` full batches of random samples."""
     local, count = LocalTraining(batch_size=batch_size), STEPS * batch_size
     found = []
     for seed in range(clients):
@@ -56,12 +56,12 @@ def jobs(name: str, reads: InputSpec, clients: int, batch_size: int) -> list[Fit
 
 
 def width(name: str) -> int:
-    """The architecture's own representation width."""
+    """Return the architecture's native representation width."""
     return MODELS[name].native_dim or 64
 
 
 def least_s(work: Callable[[], object]) -> float:
-    """The shortest of some runs, in seconds; the first one warms up."""
+    """Return the seconds of the fastest of several calls, after a warm-up call."""
     seconds = []
     for _ in range(REPEATS + 1):
         start = time.perf_counter()
@@ -71,7 +71,7 @@ def least_s(work: Callable[[], object]) -> float:
 
 
 def ratio(name: str, reads: InputSpec, clients: int, batch_size: int) -> float:
-    """Time together over time one by one. Raises `RuntimeError` where no call does it for several."""
+    """Return the time together over the time one by one. Raises `RuntimeError` if the clients cannot be grouped."""
     work = jobs(name, reads, clients, batch_size)
     if apart := [one for one in fit_all(work) if isinstance(one, str)]:
         raise RuntimeError(f"{name} is not trained together: {apart[0]}")

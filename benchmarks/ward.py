@@ -1,10 +1,10 @@
-"""What clustering many logits costs: seconds and peak memory of fastcluster's Ward, and of SciPy's where it fits.
+"""Measure time and peak memory of clustering many logits by fastcluster's Ward, and by SciPy's if it fits.
 
 python benchmarks/ward.py [--points N] [--coordinates C] [--scipy-gb GB]
 
-The points are a mixture of C Gaussians in C dimensions, as logits of a half-trained network are. Each side runs in a
-process of its own, so that its peak is its own; what the process held before the clustering is taken off. SciPy holds
-two copies of N(N-1)/2 distances of 8 bytes and is left out above --scipy-gb. The heights of both are compared.
+The points are a mixture of C Gaussians in C dimensions, similar to the logits of a half-trained network. Each side runs
+in a separate process; its memory before the clustering is subtracted from the peak. SciPy keeps two copies of N(N-1)/2
+distances of 8 bytes, and is skipped if they need more than --scipy-gb. The merge heights of both are compared.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from raysim.core.ward import ward
 
 
 def mixture(points: int, coordinates: int) -> torch.Tensor:
-    """Points [N, C], the same ones each time."""
+    """Draw points [N, C]; the same points for the same arguments."""
     rng = torch.Generator().manual_seed(0)
     centre_CC = 4 * torch.randn(coordinates, coordinates, generator=rng)
     at_N = torch.randint(0, coordinates, (points,), generator=rng)
@@ -32,8 +32,8 @@ def mixture(points: int, coordinates: int) -> torch.Tensor:
 
 
 def measure(side: str, points: int, coordinates: int, found: Queue[Any]) -> None:
-    """Cluster once; puts (seconds, peak MB, heights [N-1])."""
-    ward(mixture(300, coordinates).numpy())  # whatever is made once
+    """Cluster once, and put (seconds, peak MB, heights [N-1]) into the queue `found`."""
+    ward(mixture(300, coordinates).numpy())  # warm-up
     if side == "scipy":
         from scipy.cluster.hierarchy import linkage
     point_NC = mixture(points, coordinates).double().numpy()

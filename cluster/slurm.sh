@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A run on Slurm: the job starts a Ray cluster of its own on all of its nodes, and ends it after the run.
+# A run on Slurm: the job starts a Ray cluster on all of its nodes, and stops it after the run.
 #     source .venv/bin/activate
 #     sbatch cluster/slurm.sh scenarios/cifar100_hetero.yaml --set output=runs
 # The script's arguments are those of `raysim launch`. All nodes must share the folder, with .venv and data.
@@ -21,17 +21,17 @@ fi
 # Ports from the job's id, below the ephemeral range, so that jobs on the same node rarely collide.
 port=$((20000 + SLURM_JOB_ID % 3000 * 4))
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-read -r head_ip _ < <(hostname -I) # this script runs on the first node; HEAD_IP says which of several networks
+read -r head_ip _ < <(hostname -I) # this script runs on the first node; set HEAD_IP to choose a network
 head_ip=${HEAD_IP:-$head_ip}
 temp=/tmp/raysim-$SLURM_JOB_ID
 cpus=${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}
 
-# Any program with the token can run code as you: so each job has its own, in a file that only you can read.
+# Any program with the token can run code as you, so each job has its own token, in a file that only you can read.
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$HOME/.ray/slurm-$SLURM_JOB_ID.token
 mkdir -p "$HOME/.ray"
 (umask 077 && od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"$RAY_AUTH_TOKEN_PATH")
 
-on() { # NODES COUNT COMMAND...: run once on each of these nodes, beside other steps. Replaces the shell.
+on() { # NODES COUNT COMMAND...: run once on each of these nodes, in parallel with other steps. Replaces the shell.
     exec srun --export=ALL --overlap --nodelist="$1" --nodes="$2" --ntasks="$2" --cpus-per-task="$cpus" "${@:3}"
 }
 
@@ -45,7 +45,7 @@ cleanup() {
 }
 trap cleanup EXIT
 
-alive() { # COUNT: wait until so many nodes have joined
+alive() { # COUNT: wait until this number of nodes has joined
     timeout 300 python - "$1" <<'PYTHON' || { echo "raysim: waited for $1 Ray node(s) in vain" >&2 && exit 1; }
 import sys, time, ray
 while not ray.is_initialized():
@@ -58,7 +58,7 @@ while sum(node["Alive"] for node in ray.nodes()) < int(sys.argv[1]):
 PYTHON
 }
 
-# The head node has clients too, as the job pays for it. Ray chooses the ports that are 0.
+# The head node runs clients too, because the job has reserved it. Ray chooses the ports that are 0.
 export RAY_ADDRESS=$head_ip:$port
 common=(--block --num-cpus="$cpus" --dashboard-agent-listen-port=$((port + 2))
     --min-worker-port=0 --max-worker-port=0 --disable-usage-stats)
@@ -80,7 +80,7 @@ stopped=
 trap 'stopped=1; kill -TERM "$run"' TERM INT
 code=0
 wait "$run" || code=$?
-if [[ $stopped ]]; then # the signal ended that wait: wait for the run, which ends as with Ctrl-C
+if [[ $stopped ]]; then # the signal ended the first wait: wait for the run, which stops as with Ctrl-C
     code=0
     wait "$run" || code=$?
 fi

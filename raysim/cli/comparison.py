@@ -1,4 +1,4 @@
-"""The commands for many runs: sweep, compare."""
+"""Commands for many runs: sweep, compare, report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from raysim.common.logs import show_logs
 
 
 def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, list[Any]]:
-    """--grid KEY=V1,V2 as a key and its values."""
+    """Parse `--grid KEY=V1,V2` as a key and its values."""
     from raysim.scenario.yaml_text import UNREADABLE, load_value
 
     found: dict[str, list[Any]] = {}
@@ -48,9 +48,9 @@ def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, 
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="List the cells with their states, seconds and bytes, for which clients of each variant train for an epoch.",
+    help="List the cells with their states and estimated seconds and bytes; a few clients train to measure them.",
 )
-@click.option("--status", is_flag=True, help="How far the sweep is, also while another process runs it.")
+@click.option("--status", is_flag=True, help="Show the sweep's progress, also while another process runs it.")
 @ADDRESS
 def sweep(
     file: str,
@@ -66,12 +66,13 @@ def sweep(
 ) -> None:
     """Run many scenarios, each once: the cells of a sweep file, or of a scenario and a grid.
 
-    The same command again skips cells that are done, resumes those that were cut off and runs the rest. A cell that
-    fails stops no other. Exit code 1: a cell is not done, or the comparison is not written. Exit code 2 of --dry-run: a
-    cell can never run, such as one whose data is damaged; data or weights that are still to be downloaded are noted.
+    Repeating the command skips finished cells, resumes interrupted ones and runs the rest. A failed cell does not stop
+    the others. Exit code 1: a cell is not done, or the comparison could not be written. Exit code 2 of --dry-run: a
+    cell can never run, for example because its data is damaged; missing downloads are only noted.
 
-    A cell runs whole in a worker process, unless it says `backend: ray` or, in `resources`, how many client actors
-    there are to be, or is too large for a worker's share of the memory: then it has client actors, a cell at a time.
+    Cells run in worker processes, several at a time. A cell with `backend: ray`, with a number of client actors in
+    `resources`, or too large for a worker's share of the memory runs with client actors instead, one such cell at a
+    time.
 
     \b
     Examples:
@@ -109,7 +110,7 @@ def sweep(
 
 
 def _folders(runs: tuple[str, ...]) -> list[Path]:
-    """The run folders given, with its output folder in place of a sweep file."""
+    """The arguments as folders; a sweep file stands for its output folder."""
     from raysim.sweeps.definition import load_sweep
 
     return [load_sweep(run).output if Path(run).suffix in {".yaml", ".yml"} else Path(run) for run in runs]
@@ -118,16 +119,20 @@ def _folders(runs: tuple[str, ...]) -> list[Path]:
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path())
 @click.option(
-    "--target", "targets", multiple=True, type=float, help="Accuracy to which rounds, MiB and FLOP are counted."
+    "--target",
+    "targets",
+    multiple=True,
+    type=float,
+    help="Target accuracy: also show the rounds, MiB and FLOP needed to reach it.",
 )
 @click.option("--baseline", metavar="METHOD", help="Also show paired differences to this method or run name.")
 @click.option(
     "-o", "--output", metavar="FOLDER", help="Write tables (.md, .tex, .csv) and pictures (.svg, .png) there."
 )
 def compare(runs: tuple[str, ...], targets: tuple[float, ...], baseline: str | None, output: str | None) -> None:
-    """Compare runs: groups that differ in their seed alone, with 95% confidence intervals over seeds.
+    """Compare runs: group those that differ only in their seed, with 95% confidence intervals over seeds.
 
-    RUNS are run folders, folders with run folders in them, such as a sweep's, or sweep files.
+    RUNS are run folders, folders that contain run folders, such as a sweep's, or sweep files.
 
     \b
     Example:
@@ -151,9 +156,9 @@ def compare(runs: tuple[str, ...], targets: tuple[float, ...], baseline: str | N
 @click.option("--baseline", metavar="METHOD", help="Also show paired differences to this method or run name.")
 @click.option("-o", "--output", default="report.html", show_default=True, metavar="FILE", help="The HTML file.")
 def report(runs: tuple[str, ...], baseline: str | None, output: str) -> None:
-    """Write a comparison of runs as one HTML file, a part for each of RUNS, that opens without a network.
+    """Write a comparison of runs as one self-contained HTML file, with a part for each of RUNS.
 
-    RUNS are run folders, folders with run folders in them, such as a sweep's, or sweep files.
+    RUNS are run folders, folders that contain run folders, such as a sweep's, or sweep files.
 
     \b
     Example:

@@ -1,7 +1,7 @@
-"""The commands that look into a run: tsne, attack, tree.
+"""Commands that inspect a run: tsne, attack, tree.
 
-They are commands and not scripts in a folder `examples/`, because an installed raysim contains no such folder and two
-of them reproduce published results (FedRAL's Table 5, HKS's Figure 3): their numbers are tested.
+They are commands rather than scripts in `examples/`, because an installed raysim does not contain that folder, and two
+of them reproduce published results (FedRAL's Table 5, HKS's Figure 3) with tested numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _ids(context: click.Context, parameter: click.Parameter, given: str) -> list[int]:
-    """0,5,9 as numbers, each once."""
+    """Parse client ids such as 0,5,9, without repetitions."""
     parts = [part.strip() for part in given.split(",")]
     if not all(part.isdigit() for part in parts):
         raise click.BadParameter(f"{given!r} given; allowed: client numbers with commas, such as 0,5,9")
@@ -32,7 +32,9 @@ def _output(name: str) -> Callable[[Any], Any]:
     )
 
 
-SEED = click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Of what is random here.")
+SEED = click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Seed of this command's random choices."
+)
 PART = click.Choice(["train", "val", "test"])
 
 
@@ -41,13 +43,13 @@ PART = click.Choice(["train", "val", "test"])
 @click.option(
     "--clients", default="0,1,2", show_default=True, callback=_ids, metavar="K,K", help="Clients whose samples to show."
 )
-@click.option("--part", default="test", show_default=True, type=PART, help="Which of their samples.")
+@click.option("--part", default="test", show_default=True, type=PART, help="Which part of their samples to show.")
 @SEED
 @_output("tsne.png")
 def tsne(runs: tuple[str, ...], clients: list[int], part: str, seed: int, output: str) -> None:
-    """Draw clients' representations in the plane by t-SNE, a panel for each RUN.
+    """Draw clients' representations in the plane by t-SNE, one panel per RUN.
 
-    Each client's own network reads its own samples. Colours are classes, markers are clients.
+    Each client's network maps the client's own samples. Colours are classes, markers are clients.
 
     \b
     Example:
@@ -63,13 +65,15 @@ def tsne(runs: tuple[str, ...], clients: list[int], part: str, seed: int, output
 @click.option(
     "--pairs", default=20, show_default=True, type=click.IntRange(min=1), help="How many (client, image) pairs."
 )
-@click.option("--round", "round_", type=int, metavar="T", help="State after this round. Default: 10 or the latest.")
+@click.option(
+    "--round", "round_", type=int, metavar="T", help="Start from the state after this round. Default: 10 or the latest."
+)
 @click.option(
     "--knowledge",
     default="white",
     show_default=True,
     type=click.Choice(["white", "blind"]),
-    help="Whether the attacker has the client's private weights, or the smallest architecture, fresh, in their place.",
+    help="white: the attacker has the client's private weights; blind: a fresh network of the smallest architecture.",
 )
 @click.option(
     "--psnr",
@@ -77,19 +81,19 @@ def tsne(runs: tuple[str, ...], clients: list[int], part: str, seed: int, output
     default="psnr",
     show_default=True,
     type=click.Choice(["psnr", "pfllib"]),
-    help="pfllib: with the mean square divided by 3, 4.77 dB more.",
+    help="pfllib: divide the mean square by 3, which adds 4.77 dB.",
 )
 @SEED
 @_output("attack.png")
 def attack(
     run: str, pairs: int, round_: int | None, knowledge: Knowledge, convention: Convention, seed: int, output: str
 ) -> None:
-    """Try to see a client's image in what it sends: gradient inversion (DLG), measured in PSNR.
+    """Try to reconstruct clients' images from their uploads: gradient inversion (DLG), measured in PSNR.
 
-    Random clients train one step of plain SGD on one random image and send what their method sends. The attacker varies
-    an image until its model of the client would send the same. The higher the PSNR, the more was seen; what one gets
-    without any information is printed beside it. Networks with BatchNorm cannot train on one image, so clients that
-    have one are attacked only where their outputs are sent.
+    Random clients train one step of plain SGD on one random image each, and upload what their method uploads. The
+    attacker varies an image until its model of the client would upload the same. A higher PSNR means that more was
+    reconstructed; the PSNR without any information is printed below it. Networks with BatchNorm cannot train on one
+    image, so clients with such networks are attacked only if their method uploads outputs.
 
     \b
     Example:
@@ -109,7 +113,7 @@ def attack(
         seed=seed,
         progress=lambda done: echo(f"image {done} of {pairs}", err=True),
     )
-    echo("client  sample  PSNR dB  left of what was seen")
+    echo("client  sample  PSNR dB  relative distance")
     for one, value in zip(found.images, found.psnrs, strict=True):
         echo(f"{one.client:6d}  {one.sample:6d}  {value:7.2f}  {one.distance:.1e}")
     when = f"round {found.round}, from the state after {found.round - 1}"
@@ -122,13 +126,14 @@ def attack(
 @click.command()
 @click.argument("run", metavar="RUN")
 @click.option(
-    "--sample", required=True, type=click.IntRange(min=0), help="Place in the data set, as in partition.parquet."
+    "--sample", required=True, type=click.IntRange(min=0), help="Position in the data set, as in partition.parquet."
 )
 @_output("tree.png")
 def tree(run: str, sample: int, output: str) -> None:
     """Show the clusters around a training sample in a run of HKS, from its first merge to the top.
 
-    The mean logits of one of them, or of all, taught the sample. The picture shows which samples join at each level.
+    The mean logits of one of these clusters, or of all of them, taught the sample. The picture shows which samples join
+    at each level.
 
     \b
     Example:
@@ -141,7 +146,7 @@ def tree(run: str, sample: int, output: str) -> None:
     found = sample_tree(run, sample)
     echo(f"{found.run.name}, after round {found.round}: sample {sample} of client {found.client}, {found.label}")
     if not found.clusters:
-        echo("no cluster: it is still alone at the top, and its own logits teach it")
+        echo("no cluster contains this sample yet; its own logits teach it")
     else:
         echo("cluster  samples  clients  mean logits say  classes")
     for level, cluster in enumerate(found.clusters, 1):

@@ -1,4 +1,4 @@
-"""The commands for runs on a cluster: submit, status, logs, stop, jobs, fetch. IDs are those that `submit` prints."""
+"""Commands for runs on a cluster: submit, status, logs, stop, jobs, fetch. `submit` prints the IDs of jobs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ADDRESS = click.option(
 CODE_CHANGED = click.option(
     "--code-changed",
     is_flag=True,
-    help="Resume although the code of the method, or of raysim, is not what the run began with; what changed is noted.",
+    help="Resume even if the code of the method or of raysim has changed since the run began; changes are noted.",
 )
 
 
@@ -55,14 +55,14 @@ CODE_CHANGED = click.option(
 @click.option(
     "--wait",
     is_flag=True,
-    help="Show what the job prints until it ends, and end with its exit code. Ctrl-C ends the printing, not the job.",
+    help="Show the job's output until it ends, and return its exit code. Ctrl-C ends the output, not the job.",
 )
 @click.option(
     "--resume",
     "run_",
     metavar="RUN",
-    help="Resume this run from its last checkpoint: the ID of the job that ran it, or its folder or run id on the "
-    "cluster. Without SCENARIO, as it was; rounds may be raised, and places and resources may change.",
+    help="Resume this run from its last checkpoint: its job's ID, or its folder or run id on the "
+    "cluster. SCENARIO is then optional; rounds may be raised, and folders and resources may change.",
 )
 @CODE_CHANGED
 @click.option("--id", "job", metavar="ID", help="The job's id. Default: made of the scenario's name and the time.")
@@ -70,8 +70,8 @@ CODE_CHANGED = click.option(
     "--env",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Environment variable of the job and its actors, for example RAYSIM_DATA=/data; a user who sees the dashboard "
-    "can read it. Of this shell's own only MLFLOW_TRACKING_URI is sent, if it is a server's. May be given often.",
+    help="Environment variable of the job and its actors, for example RAYSIM_DATA=/data; users of the dashboard can "
+    "read it. Of this shell's variables, only MLFLOW_TRACKING_URI is sent, if it names a server. May be given often.",
 )
 def submit(
     scenario: str | None,
@@ -85,15 +85,15 @@ def submit(
 ) -> None:
     """Run a scenario or a sweep on a Ray cluster, or resume a run there.
 
-    The scenario is checked here; then it and the code (raysim, algorithms) are sent to the cluster's dashboard, and a
-    driver on the head node runs it. Data is not sent: name its place on the cluster in data.root or RAYSIM_DATA.
-    Relative paths of the scenario, such as the results in ./runs, mean ~/raysim on the head node; `raysim fetch` brings
-    the results here. The run continues without this terminal.
+    The scenario is checked on this machine. Then the scenario and the code (raysim, algorithms) are sent to the
+    cluster's dashboard, and a driver on the head node runs it; the run continues without this terminal. Data is not
+    sent: set data.root or RAYSIM_DATA to its folder on the cluster. Relative paths in the scenario, such as ./runs for
+    results, are relative to ~/raysim on the head node; `raysim fetch` downloads the results.
 
-    SCENARIO may be a sweep file: a sweep is one job, whose cells are spread over the nodes, so that its `output` must
-    be on a disk that all nodes share. The same sweep submitted again runs what is left.
+    SCENARIO may be a sweep file. A sweep is one job, and its cells are spread over the nodes, so `output` must be on a
+    disk that all nodes share. Submitting the same sweep again runs the cells that are left.
 
-    A cluster that asks for a token gets the one in RAY_AUTH_TOKEN, in the file that RAY_AUTH_TOKEN_PATH names, or in
+    If the cluster asks for a token, raysim sends the one in RAY_AUTH_TOKEN, in the file at RAY_AUTH_TOKEN_PATH, or in
     ~/.ray/auth_token.
 
     \b
@@ -113,13 +113,13 @@ def submit(
     from raysim.sweeps.definition import files_of, load_sweep
 
     if scenario is None and run_ is None:
-        raise click.UsageError("Missing argument 'SCENARIO'; only --resume can do without.")
+        raise click.UsageError("Missing argument 'SCENARIO'; it is optional only with --resume.")
     if code_changed and run_ is None:
         raise click.UsageError("--code-changed is for a run that is resumed: give --resume RUN as well.")
-    # Every error that needs no cluster is reported before the cluster is asked.
+    # Report every error that does not need the cluster before connecting to it.
     files = [] if scenario is None else files_of(Path(scenario))
     if files and run_ is not None:
-        raise click.UsageError("--resume is for a run; a sweep that is submitted again runs what is left of it.")
+        raise click.UsageError("--resume is for a run; to continue a sweep, submit it again without --resume.")
     facts, own_code = {}, OwnCode()
     if scenario is not None and files:
         sweep = load_sweep(scenario, sets=sets)
@@ -163,10 +163,10 @@ def submit(
 @ID
 @ADDRESS
 def status(job: str, address: str | None) -> None:
-    """Show how a job on a cluster stands: its state, progress or result.
+    """Show the state of a job on a cluster, and its progress or result.
 
-    ID is what `raysim submit` printed; `raysim jobs` lists all. The state is PENDING, RUNNING, SUCCEEDED, FAILED or
-    STOPPED.
+    ID is the id that `raysim submit` printed; `raysim jobs` lists all. The state is PENDING, RUNNING, SUCCEEDED, FAILED
+    or STOPPED.
     """
     from raysim.jobs.watch import look
 
@@ -179,9 +179,9 @@ def status(job: str, address: str | None) -> None:
 @click.option("--follow", "-f", is_flag=True, help="Print until the job ends; Ctrl-C ends the printing, not the job.")
 @ADDRESS
 def logs(job: str, follow: bool, address: str | None) -> None:
-    """Print what a job on a cluster has printed: a line a round, notes, how it ended.
+    """Print the output of a job on a cluster: a line per round, notes and the result.
 
-    ID is what `raysim submit` printed; `raysim jobs` lists all.
+    ID is the id that `raysim submit` printed; `raysim jobs` lists all.
     """
     from raysim.jobs.job_log import visible
 
@@ -197,10 +197,10 @@ def logs(job: str, follow: bool, address: str | None) -> None:
 @ID
 @ADDRESS
 def stop(job: str, address: str | None) -> None:
-    """End a job on a cluster, in seconds; what its run has done until then is kept.
+    """Stop a job on a cluster within seconds; finished rounds are kept.
 
-    The round that is being run is finished if it takes no longer than some seconds. `raysim fetch` brings the results,
-    `raysim submit --resume ID` resumes the run. ID is what `raysim submit` printed; `raysim jobs` lists all.
+    The current round is finished if that takes only a few seconds. `raysim fetch` downloads the results, `raysim submit
+    --resume ID` resumes the run. ID is the id that `raysim submit` printed; `raysim jobs` lists all.
     """
     from raysim.jobs.watch import look
     from raysim.jobs.watch import stop as stop_job
@@ -225,7 +225,7 @@ def stop(job: str, address: str | None) -> None:
 @click.command()
 @ADDRESS
 def jobs(address: str | None) -> None:
-    """List raysim's jobs on a cluster, newest first: their IDs, states and how long they have been there."""
+    """List raysim's jobs on a cluster, newest first, with their IDs, states and durations."""
     from raysim.jobs.watch import Job
     from raysim.report.units import human_seconds
 
@@ -244,14 +244,14 @@ def jobs(address: str | None) -> None:
 @click.option(
     "--output", "-o", type=click.Path(file_okay=False), help="Folder to put it in. Default: ./runs/<scenario>/<run id>."
 )
-@click.option("--checkpoints", is_flag=True, help="Bring the checkpoints as well, which can be large.")
+@click.option("--checkpoints", is_flag=True, help="Also download the checkpoints, which can be large.")
 @ADDRESS
 def fetch(job: str, output: str | None, checkpoints: bool, address: str | None) -> None:
-    """Bring the run folder of a job on a cluster here.
+    """Download the run folder of a job on a cluster.
 
-    It holds rounds.parquet, clients.parquet, summary.json and the plots, and comes through the dashboard alone. It can
-    be fetched while the run is running, and again when it has ended. ID is what `raysim submit` printed; `raysim jobs`
-    lists all.
+    The folder contains rounds.parquet, clients.parquet, summary.json and the plots; only the dashboard is needed. It
+    can be fetched while the run is in progress, and again after its end. ID is the id that `raysim submit` printed;
+    `raysim jobs` lists all.
     """
     from raysim.jobs.fetch import fetch as fetch_folder
 
@@ -260,7 +260,7 @@ def fetch(job: str, output: str | None, checkpoints: bool, address: str | None) 
 
 
 def _rest(address: str | None) -> str:
-    """How a command that is proposed to the user ends."""
+    """The `--address` option of the commands that are suggested to the user."""
     return "" if address is None else f" --address {address}"
 
 
@@ -280,12 +280,12 @@ def _follow(cluster: Cluster, job: str) -> Job:
     try:
         return follow(cluster, job, write)
     except KeyboardInterrupt:
-        echo(f"{job} continues without being watched (raysim stop {job} ends it)", err=True)
+        echo(f"{job} continues on the cluster (raysim stop {job} ends it)", err=True)
         sys.exit(130)
 
 
 def _print_end(cluster: Cluster, job: Job) -> None:
-    """Print how a failed job ended, unless its own log has it."""
+    """Print why a job failed, unless its log says so already."""
     from raysim.jobs.watch import look, why
 
     _, report = look(cluster, job.id)
@@ -316,7 +316,7 @@ def _status_rows(job: Job, report: Any) -> list[tuple[str, str]]:
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as lines; never folded, as ids and paths are for copying."""
+    """Format rows as lines, never folded, so that users can copy ids and paths."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
@@ -328,4 +328,4 @@ def _when(seconds: float) -> str:
 
 
 COMMANDS: list[click.Command] = [submit, status, logs, stop, jobs, fetch]
-"""For the group in `raysim.cli.main`."""
+"""Commands to add to the group in `raysim.cli.main`."""

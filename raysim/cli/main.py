@@ -1,6 +1,6 @@
-"""The `raysim` command: runs and checks here; its other commands are in the files beside this one.
+"""The `raysim` command, with its commands to run and check scenarios; the other files of this package have the rest.
 
-Exit codes: 0 done; 1 a run that had begun could not continue, or MLflow did not take all of it; 2 invalid request;
+Exit codes: 0 done; 1 a run failed after it had begun, or could not be logged to MLflow completely; 2 invalid request;
 70 a defect of raysim; 130 stopped by Ctrl-C.
 """
 
@@ -51,7 +51,9 @@ def cli() -> None:
 @cli.command()
 @SCENARIO
 @SETS
-@click.option("--dry-run", is_flag=True, help="Show where clients would live and what a round would take, then stop.")
+@click.option(
+    "--dry-run", is_flag=True, help="Show the placement of clients and the estimated time and memory, without running."
+)
 @QUIET
 @click.option("--resume", "run_", metavar="RUN", help="Resume this run: its folder, or its id below ./runs.")
 @CODE_CHANGED
@@ -112,11 +114,11 @@ def launch(
 @CODE_CHANGED
 @ADDRESS
 def resume_(run_: str, sets: tuple[str, ...], quiet: bool, code_changed: bool, address: str | None) -> None:
-    """Resume a run that was stopped or failed, or whose machine did, from its last checkpoint.
+    """Resume a run from its last checkpoint, after it was stopped, failed, or lost its machine.
 
-    RUN is its folder, or its id below ./runs. The result is that of a run that nothing happened to, bit for bit.
-    Resources and places may be overridden, and `rounds` raised; what would change the result, the method's code
-    included, is refused.
+    RUN is the run's folder, or its id below ./runs. The result equals that of an uninterrupted run, bit for bit.
+    Resources and folders may be overridden, and `rounds` raised; changes that would alter the result are refused, also
+    in the method's code.
 
     \b
     Examples:
@@ -138,10 +140,10 @@ def resume_(run_: str, sets: tuple[str, ...], quiet: bool, code_changed: bool, a
 @click.option("--actors", default="1,4", show_default=True, help="Numbers of actors to try, with commas.")
 @click.option("--kill", is_flag=True, help="Also kill an actor in the middle of a round.")
 def verify(scenario: str, sets: tuple[str, ...], actors: str, kill: bool) -> None:
-    """Run a scenario in several places and compare every bit of the clients and the server after every round.
+    """Run a scenario on several backends, and compare all state of clients and server bit by bit after every round.
 
-    It is run in this process, and on Ray with so many actors each. Says which round, client and tensor differ first,
-    if any does. Take few rounds: nothing of these runs is kept.
+    The scenario runs once in this process, and once on Ray for each number of actors. If states differ, the command
+    names the first round, client and tensor that do. Choose few rounds: the results of these runs are discarded.
 
     \b
     Example:
@@ -165,8 +167,8 @@ def verify(scenario: str, sets: tuple[str, ...], actors: str, kill: bool) -> Non
 def validate(scenario: str, sets: tuple[str, ...]) -> None:
     """Check a scenario without running it, and print it with every default filled in.
 
-    Nothing is read but the scenario: data files and free memory are looked at by `launch`. Code of your own that the
-    scenario names is not run, but told.
+    Only the scenario is read; `launch` checks data files and free memory. Custom code that the scenario names is
+    reported, but not run.
     """
     from raysim.scenario.parse import parse_scenario
     from raysim.scenario.scenario import Scenario
@@ -191,7 +193,7 @@ def validate(scenario: str, sets: tuple[str, ...]) -> None:
 
 
 class _WouldRunError(Exception):
-    """Files of a user's own that a command does not run."""
+    """Custom code that a command would have to run, but must not."""
 
 
 def _refuse_to_run(places: Sequence[str]) -> None:
@@ -225,9 +227,9 @@ def list_(what: str) -> None:
 def describe(name: str) -> None:
     """Explain an algorithm, model, dataset, partition, metric, or a section of a scenario such as `clients`.
 
-    For an algorithm: its paper, whether architectures may differ, what is sent, and every field with default, range and
-    meaning. `algorithms`, `models`, `datasets`, `partitions`, `selections`, `schedules` and `metrics` explain all of
-    them, `clients.parquet` and `rounds.parquet` a file's columns.
+    For an algorithm: its paper, whether clients' architectures may differ, its messages, and every field with default,
+    range and meaning. The names `algorithms`, `models`, `datasets`, `partitions`, `selections`, `schedules` and
+    `metrics` each explain all of a kind; `clients.parquet` and `rounds.parquet` explain a file's columns.
     """
     from raysim.cli.show import show_description
 
@@ -266,11 +268,11 @@ def schema(output: str | None) -> None:
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Address to listen on; others than this machine may see it if you change it.",
+    help="Address to listen on; with another address, other machines may reach the UI.",
 )
 @click.option("--port", default=5000, show_default=True, type=click.IntRange(1, 65535), help="Port to listen on.")
 def ui(uri: str | None, host: str, port: int) -> None:
-    """Start the MLflow UI on the store that runs are tracked in, and print the pages to open; Ctrl-C stops it."""
+    """Start the MLflow UI for the store with your runs, and print the pages to open; Ctrl-C stops it."""
     from raysim.tracking.ui import serve_ui
 
     sys.exit(serve_ui(uri, host, port))
@@ -297,13 +299,13 @@ def completion(shell: str) -> None:
 
 
 def _attach(address: str | None) -> None:
-    """Let this command join a running Ray. Before Ray is imported, which reads some of its settings then."""
+    """Make this command join a running Ray. Call it before Ray is imported, because Ray reads settings on import."""
     if address is not None:
         os.environ["RAY_ADDRESS"] = address
 
 
 def _close(summary: Mapping[str, Any], uri: str | None) -> None:
-    """What a run that ended well leaves on the terminal."""
+    """Print the closing table of a finished run, and the command to see it in the browser."""
     from raysim.report.table import print_closing_table
 
     print_closing_table(summary)
@@ -325,7 +327,7 @@ def _skip_last_collection() -> None:
 
 
 def _exit_for_defect(error: BaseException, args: Sequence[str] | None) -> NoReturn:
-    """Leave with what is said of an exception that raysim should have caught."""
+    """Print the report of an exception that raysim should have caught, and exit."""
     from raysim.cli.unexpected import EXIT_CODE, describe_unexpected
 
     echo(describe_unexpected(error, sys.argv[1:] if args is None else args), err=True)
@@ -333,17 +335,17 @@ def _exit_for_defect(error: BaseException, args: Sequence[str] | None) -> NoRetu
 
 
 def _refuse_unusable(word: str) -> None:
-    """Raise `ScenarioError` for a word that no shell passes, and that Click and the system take for no path."""
+    """Raise `ScenarioError` for a word with a NUL or a lone surrogate, which cannot be a path or a shell argument."""
     try:
         usable = b"\0" not in os.fsencode(word)
     except UnicodeEncodeError:
         usable = False
     if not usable:
-        raise ScenarioError(f"{quoted(word)} holds a NUL or half of a character; give a word without it")
+        raise ScenarioError(f"{quoted(word)} contains a NUL or an incomplete character; remove it")
 
 
 def main(args: Sequence[str] | None = None) -> Any:
-    """Run the command. An error is one sentence and an exit code; only that of a user's own code shows a traceback."""
+    """Run the command. Errors are one sentence and an exit code; only errors in custom code also show a traceback."""
     _announced.clear()
     atexit.register(_skip_last_collection)
     try:
@@ -368,8 +370,8 @@ def main(args: Sequence[str] | None = None) -> Any:
     except OSError as error:
         if error.filename is None:
             _exit_for_defect(error, args)
-        # A file or folder that the user named: it does not exist, its name is too long, it cannot be written.
+        # A file or folder of the user does not exist, has a name that is too long, or cannot be written.
         echo(f"raysim: {sentence(str(error.filename))}: {reason(error)}; give another file or folder", err=True)
         sys.exit(2)
-    except BaseException as error:  # a user's own exceptions need not be of `Exception`
+    except BaseException as error:  # custom code may raise exceptions that are no `Exception`
         _exit_for_defect(error, args)

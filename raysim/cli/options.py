@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have."""
+"""Arguments and options shared by several commands."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ ADDRESS = click.option(
     "--address",
     metavar="ADDRESS",
     help="Attach to a running Ray: `auto` for the one on this machine, or HOST:PORT. "
-    "Default: the variable RAY_ADDRESS; without it, a Ray of the run's own.",
+    "Default: the variable RAY_ADDRESS; without it, the run starts its own Ray.",
 )

@@ -1,4 +1,4 @@
-"""What commands print: text that a terminal shows and does not obey, whatever names of files and runs it holds."""
+"""Output of commands, without control characters: names of files and runs cannot send commands to the terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def echo(text: object, err: bool = False, nl: bool = True) -> None:
 
 
 def show_error(error: click.ClickException) -> None:
-    """Print what Click says of a wrong command line, with the words given cut where they are long."""
+    """Print Click's message about a wrong command line, with long words shortened."""
     text = io.StringIO()
     error.show(text)
     echo("\n".join(map(sentence, text.getvalue().splitlines())), err=True)

@@ -1,4 +1,4 @@
-"""What `list`, `describe` and `--dry-run` print."""
+"""Output of `list`, `describe`, `verify` and `--dry-run`."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ KINDS = {
     "between 0 and 1. Methods add `client/<name>` and `server/<name>`.",
 }
 FILES = {"rounds.parquet": {"round": "round; 0: before the first", **METRICS}, "clients.parquet": field_docs(ClientRow)}
-"""The columns of a run's files."""
+"""File -> column -> meaning."""
 
 
 def show_list(what: str) -> None:
-    """Names and a line each."""
+    """Print the names of a kind, or of all kinds, each with its summary."""
     console = Console()
     for kind in KINDS if what == "all" else (what,):
         _show_entries(console, kind.capitalize() if what == "all" else None, _entries(kind))
 
 
 def show_description(name: str) -> None:
-    """Everything there is to say of one name. Raises `ScenarioError` when nothing has it."""
+    """Print the description of a name. Raises `ScenarioError` if nothing has this name."""
     console = Console()
     if name in algorithm_names() or Reference.of(name) is not None:
         _show_algorithm(console, name)
@@ -120,7 +120,7 @@ def _show_algorithm(console: Console, name: str) -> None:
 
 
 def show_preview(found: Preview, scenario: Scenario) -> None:
-    """The placement plan and the estimate of `--dry-run`."""
+    """Print the placement plan and the estimate of `--dry-run`."""
     console = Console()
     machine = found.machine
     console.print(
@@ -169,14 +169,14 @@ def show_preview(found: Preview, scenario: Scenario) -> None:
 
 
 def _start(found: Preview, scenario: Scenario) -> str:
-    """What a run does before its first round, which is not measured here."""
+    """The steps before a run's first round, which the estimate does not include."""
     if scenario.backend == "in_process":
         return "reading the data"
     return f"reading the data, Ray, and {found.plan.num_actors + 1} processes that import torch: many seconds"
 
 
 def show_traces(traces: Sequence[Trace]) -> None:
-    """What `raysim verify` found."""
+    """Print the result of `raysim verify`."""
     console = Console()
     table = _table(None, "placement", "rounds", "seconds", "restarts", "state digest", "")
     for i, trace in enumerate(traces):
@@ -223,7 +223,7 @@ def _show_entries(console: Console, title: str | None, entries: Iterable[tuple[s
 
 
 def _algorithm(name: str) -> str:
-    """What a method is, with its facts in a second line, or what is wrong with its file, which may be unfinished."""
+    """A method's summary and, on a second line, its facts; or the error in its file, which may be unfinished."""
     try:
         method = declared(name)
     except ScenarioError as error:
@@ -266,7 +266,7 @@ def _show_section(console: Console, name: str) -> None:
 
 
 def _section_of(field: FieldInfo, optional: bool = False) -> type[Section] | None:
-    """The section that a key holds (optional: or may hold), or None when it holds a value."""
+    """The section that is a key's value, or None if the value is no section. optional: also accept `Section | None`."""
     kinds = (field.annotation, *(get_args(field.annotation) if optional else ()))
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
 
@@ -286,7 +286,7 @@ def _plain(value: Any) -> str:
 
 
 def _text(text: str, **options: Any) -> Text:
-    """Text that moves no cursor, whatever another person's file says."""
+    """Convert text for rich, without control characters, because another person may have written the file."""
     return Text(printable(text).encode(errors="replace").decode(), **options)
 
 

@@ -1,4 +1,4 @@
-"""The commands to begin with: init copies the scenarios, new writes a method, model or data set to change."""
+"""Commands to begin with: init copies the scenarios, new writes a template of a method, model or data set."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def init(folder: Path) -> None:
 @click.argument("kind", type=click.Choice(list(CHECKS)))
 @click.argument("name")
 def new(kind: str, name: str) -> None:
-    """Write a method, model or data set that runs, to be changed: NAME.py, with NAME.yaml and test_NAME.py.
+    """Write a working method, model or data set to modify: NAME.py, with NAME.yaml and test_NAME.py.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""An exception that is a defect of raysim: one sentence for the user, and a file with the traceback to report."""
+"""Report of an unexpected exception, a defect of raysim: one sentence for the user, and a file with the traceback."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from importlib.metadata import version
 from raysim.common.text import cause, printable, redacted
 
 EXIT_CODE = 70
-"""That of a defect in a program itself (`EX_SOFTWARE` in sysexits.h)."""
+"""The exit code of an internal error (`EX_SOFTWARE` in sysexits.h)."""
 
 
 def describe_unexpected(error: BaseException, words: Sequence[str]) -> str:
     """Write the traceback to a file that only its owner can read, and return what to print.
 
-    words: the command line. Addresses lose their passwords in the file, too. Where no file can be written, the text has
-    the traceback itself.
+    words: the command line. Passwords in addresses are removed, in the file too. If no file can be written, the
+    returned text contains the traceback.
     """
     report = (
         f"raysim {version('raysim')}, Python {platform.python_version()}, {platform.platform()}\n"
@@ -26,7 +26,7 @@ def describe_unexpected(error: BaseException, words: Sequence[str]) -> str:
     )
     problem = f"raysim: unexpected error: {redacted(printable(cause(error)))}"
     try:
-        # Its mode is 0600, and it stays.
+        # The file has mode 0600 and is kept.
         with tempfile.NamedTemporaryFile(
             "w", prefix="raysim-error-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace"
         ) as file:

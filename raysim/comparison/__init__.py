@@ -1,1 +1,1 @@
-"""Comparing runs: what they have in common, what differs, and what of their results a reader may believe."""
+"""Comparison of runs: measures, intervals over seeds, differences between variants, and notes on their fairness."""

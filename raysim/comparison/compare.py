@@ -1,4 +1,4 @@
-"""A comparison: runs in groups that differ in their seed alone, each measure with its interval, and what is unfair."""
+"""Comparison of runs: variants with several seeds each, an interval for every measure, and notes on fairness."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ if TYPE_CHECKING:
     import pandas as pd
 
 BUDGET = ("rounds", "clients.count", "clients.participation", "training.epochs", "training.batch_size")
-"""Keys that say how much work a run does: where they differ, the variant with more of it has an advantage."""
+"""Keys that decide how much work a run does. If they differ, the variant that does more work has an advantage."""
 
 
 class Reached(NamedTuple):
-    """How many runs reach a target, of how many."""
+    """The number of runs that reach a target, and the number of all runs."""
 
     runs: int
     of: int
 
     @property
     def all(self) -> bool:
-        """Whether every run does."""
+        """Whether every run reaches the target."""
         return self.runs == self.of
 
 
 @dataclass(frozen=True)
 class Variant:
-    """The runs that differ in nothing that decides a result but their seed."""
+    """Runs with the same settings, apart from their seeds and keys that cannot change a result."""
 
-    keys: Mapping[str, Any]  # those in which the variants of a comparison differ, and their values in this one
+    keys: Mapping[str, Any]  # the keys in which the variants of a comparison differ, and this variant's values
     runs: Sequence[RunRecord]
-    called: str  # its algorithm's name in tables
-    label: str = ""  # its name in the sweep's file
+    called: str  # the algorithm's name in tables
+    label: str = ""  # the variant's name in the sweep file
     is_baseline: bool = False
 
     @property
     def name(self) -> str:
-        """What tells it from the others: the method first, then the other keys with their values."""
+        """The variant's name in tables: its label, or the method followed by the differing keys and their values."""
         if self.label:
             return self.label
         parts = [self.called] if "algorithm.name" in self.keys else []
@@ -68,46 +68,46 @@ class Variant:
 
     @property
     def task(self) -> tuple[str, ...]:
-        """The data and the clients that it is tried on, where the variants of the comparison differ in them."""
+        """The variant's data and client settings, `key=value`, in which the variants of the comparison differ."""
         return tuple(f"{key}={value!s}" for key, value in self.keys.items() if _is_task(key))
 
     @property
     def method(self) -> str:
-        """Its name without its task."""
+        """The variant's name without its task."""
         own = [f"{_short(key)}={v!s}" for key, v in self.keys.items() if key != "algorithm.name" and not _is_task(key)]
         return clean_name(" ".join([self.called, *own]))
 
     @property
     def counted(self) -> Mapping[Any, RunRecord]:
-        """(seed, partition digest) -> the run that counts: the last one."""
+        """(seed, partition digest) -> the run that is compared: the last one."""
         return {run.pair: run for run in self.runs}
 
     @property
     def algorithm(self) -> str:
-        """Its name in the scenario."""
+        """The algorithm's name in the scenario."""
         return self.runs[0].algorithm
 
     @property
     def run_names(self) -> list[str]:
-        """What a sweep's file calls it: its label, and the names in `runs` that make it."""
+        """The variant's names in the sweep file: its label, and the names in `runs` that define it."""
         cells = [run.cell for run in self.runs if run.cell]
         return list(dict.fromkeys(name for cell in cells for name in (cell.label, *cell.runs) if name))
 
     @property
     def published(self) -> Sequence[Published]:
-        """What a paper printed for it."""
+        """The values that a paper printed for this variant."""
         return next((run.cell.published for run in self.runs if run.cell), ())
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Variants in the order of their first runs, and what a reader must know before believing the numbers."""
+    """Variants, in the order of their first runs, and notes on how fair and how certain the numbers are."""
 
     variants: Sequence[Variant]
     targets: Sequence[float]
-    baseline: str | None = None  # what is compared with, as it was named
+    baseline: str | None = None  # the name of the baseline
     notes: Sequence[str] = field(default_factory=list)
-    targets_on: str = "all"  # whose mean accuracy must reach a target
+    targets_on: str = "all"  # the clients, one of `CURVES`, whose mean accuracy must reach a target
 
     @cached_property
     def measured(self) -> Mapping[str, Mapping[str, Mapping[Any, float]]]:
@@ -121,18 +121,18 @@ class Comparison:
         return by_variant
 
     def pairs(self, variant: str) -> list[tuple[int, str]]:
-        """The (seed, partition digest) of a variant's runs, each once."""
+        """The distinct (seed, partition digest) pairs of a variant's runs."""
         (chosen,) = (one for one in self.variants if one.name == variant)
         return list(dict.fromkeys(run.pair for run in chosen.runs))
 
     def published(self, variant: str) -> Mapping[str, Published]:
-        """Measure -> what a paper printed for a variant."""
+        """Measure -> the value that a paper printed for a variant."""
         (chosen,) = (one for one in self.variants if one.name == variant)
         return by_measure(chosen.published)
 
     @property
     def by_task(self) -> dict[str, Comparison]:
-        """Task -> the variants that are tried on it, named by their methods."""
+        """Task -> a comparison of the variants with that task, named by their methods."""
         variants_of: dict[str, list[Variant]] = {}
         for variant in self.variants:
             variants_of.setdefault(" ".join(variant.task), []).append(replace(variant, label=variant.method))
@@ -140,16 +140,16 @@ class Comparison:
 
     @property
     def measures(self) -> list[str]:
-        """The measures that any run has or a paper printed, in the order of tables."""
+        """The measures that at least one run or paper has, in the order of tables."""
         available = {measure for of_variant in self.measured.values() for measure in of_variant}
         available |= {measure for variant in self.variants for measure in by_measure(variant.published)}
         reached = [f"{what}_to_{target:g}" for target in self.targets for what in TO_TARGET]
         return [measure for measure in [*MEASURES, *reached] if measure in available]
 
     def estimate(self, variant: str, measure: str) -> Estimate | None:
-        """The mean over a variant's seeds; None where no run has the measure, or not every run reaches its target.
+        """The mean over a variant's seeds; None if no run has the measure, or if a run does not reach its target.
 
-        The mean cost of those runs alone that reach a target would be the smaller, the more runs fail to.
+        A mean cost over only the runs that reach a target would look better the more runs fail to reach it.
         """
         values = self.measured[variant].get(measure)
         if not values or (is_cost_to_target(measure) and not self.reached(variant, measure).all):
@@ -157,20 +157,21 @@ class Comparison:
         return estimate(list(values.values()))
 
     def reached(self, variant: str, measure: str) -> Reached:
-        """How many of a variant's runs reach the target of a cost such as `rounds_to_0.5`."""
+        """The number of a variant's runs that reach the target of a cost such as `rounds_to_0.5`."""
         count = len(self.pairs(variant))
         return Reached(len(self.measured[variant].get(f"rounds_to_{measure.partition('_to_')[2]}", {})), count)
 
     def difference(self, variant: str, measure: str) -> Estimate | None:
         """The paired difference to the baseline on the same task, over the seeds and partitions that both have.
 
-        None for the baseline itself, without any such seed, or without a baseline.
+        None for the baseline itself, if there is no baseline, if the two share no seed and partition, or if a run of
+        either does not reach its target.
         """
         pair = self._pair(variant, measure)
         return paired_difference(*pair) if pair else None
 
     def _pair(self, variant: str, measure: str) -> tuple[Mapping[Any, float], Mapping[Any, float]] | None:
-        """A measure's values of a variant and of the baseline on the same task, or of the only baseline there is."""
+        """A measure's values for a variant and for the baseline: the one on the same task, or the only one."""
         (one,) = (one for one in self.variants if one.name == variant)
         baselines = [other for other in self.variants if other.is_baseline]
         others = [other for other in baselines if other.task == one.task or len(baselines) == 1]
@@ -182,9 +183,9 @@ class Comparison:
 
     @cached_property
     def p_values(self) -> Mapping[str, Mapping[str, float]]:
-        """Measure -> variant -> p-value of its difference to the baseline; without those of fewer than three pairs.
+        """Measure -> variant -> p-value of the difference to the baseline, for variants with at least three pairs.
 
-        Two-sided, of the paired t-test, and corrected by Holm for all differences of that measure.
+        p-values are two-sided, from the paired t-test, with Holm's correction for all differences of that measure.
         """
         corrected = {}
         for measure in self.measures:
@@ -232,7 +233,7 @@ class Comparison:
 
     @property
     def runs(self) -> list[dict[str, str]]:
-        """Each run with its digest and the command that repeats it."""
+        """One row per run, with its digest and the command that repeats it."""
         return [
             {
                 "variant": variant.name,
@@ -246,9 +247,9 @@ class Comparison:
         ]
 
     def over_tasks(self, measure: str = "last") -> pd.DataFrame | None:
-        """Per method over several data sets and partitions: interquartile mean, probability of improvement.
+        """One row per method over all tasks (data sets and partitions): interquartile mean, probability of improvement.
 
-        None with a single data set and partition, or when no two variants differ in their method.
+        None if there are fewer than two tasks, or fewer than two methods with runs on every task.
         """
         import pandas as pd
 
@@ -276,14 +277,15 @@ class Comparison:
 
 
 def compare(*runs: Path | str, targets: Iterable[float] | None = None, baseline: str | None = None) -> Comparison:
-    """Compare runs: groups that differ in their seed alone, each measure with its 95 % interval over seeds.
+    """Compare runs: group those that differ only in their seed, and give each measure a 95 % interval over seeds.
 
-    runs: run folders, or folders with run folders at any depth. targets: mean accuracies in (0, 1] to which rounds,
-    MiB and FLOP are counted; default: the sweep's, or the papers' for this data. baseline: the method that others are
-    compared with, each on its own data and clients; default: the sweep's, or none.
+    runs: run folders, or folders with run folders at any depth. targets: mean accuracies in (0, 1]; the rounds, MiB
+    and FLOP that a run needs to reach them become measures; default: the sweep's targets, or the papers' for this
+    data. baseline: the method that others are compared with, on the same data and clients; default: the sweep's, or
+    none.
 
     Raises:
-        ScenarioError: no run, a damaged one, a target out of range, or no such baseline.
+        ScenarioError: no run, a damaged run, a target out of range, or an unknown baseline.
     """
     all_runs = find_runs(runs)
     if not all_runs:
@@ -296,7 +298,7 @@ def compare(*runs: Path | str, targets: Iterable[float] | None = None, baseline:
     if targets is None and sweep is not None:
         targets = sweep.targets
     chosen = sorted({target for run in measured for target in run.targets}) if targets is None else list(targets)
-    chosen = list({f"{target:g}": target for target in chosen}.values())  # as their columns are called
+    chosen = list({f"{target:g}": target for target in chosen}.values())  # columns are named with %g
     for target in chosen:
         if not 0 < target <= 1:
             raise ScenarioError(f"--target: {target:g} given; allowed: an accuracy greater than 0 and at most 1")
@@ -324,7 +326,7 @@ def _variants(runs: Sequence[RunRecord]) -> list[Variant]:
     first = [repeats[0].deciding for repeats in by_settings.values()]
     keys = dict.fromkeys(key for deciding in first for key in deciding)
     differing = [key for key in keys if len({repr(deciding.get(key)) for deciding in first}) > 1]
-    # A key says nothing that the method's name does not, unless it differs between runs of a method.
+    # Omit a key that has one value per method: the method's name already implies that value.
     by_method: dict[Any, list[dict[str, Any]]] = {}
     for deciding in first:
         by_method.setdefault(deciding.get("algorithm.name"), []).append(deciding)
@@ -352,14 +354,14 @@ def _variants(runs: Sequence[RunRecord]) -> list[Variant]:
 
 
 def _called(runs: Sequence[RunRecord]) -> dict[str, str]:
-    """Algorithm -> what tables call it: two classes of one name also by their files."""
+    """Algorithm -> its name in tables. Two classes with the same name also show the algorithm's name, with its file."""
     method_of = {run.algorithm: run.method for run in runs}
     methods = list(method_of.values())
     return {name: clean_name(f"{of} ({name})") if methods.count(of) > 1 else of for name, of in method_of.items()}
 
 
 def _named_apart(variants: Sequence[Variant]) -> list[Variant]:
-    """The variants with clean names, of which no two are the same."""
+    """The variants with clean, unique names."""
     labels = apart((variant.name for variant in variants), clean_name)
     return [replace(variant, label=label) for variant, label in zip(variants, labels, strict=True)]
 
@@ -369,9 +371,10 @@ def _differs(key: str, scenarios: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def _baselines(variants: Sequence[Variant], baseline: str) -> tuple[str, list[Variant]]:
-    """The variants that a baseline names, at most one per task, and what tables call it. Raises `ScenarioError`.
+    """The baseline's name in tables, and its variants, at most one per task. Raises `ScenarioError`.
 
-    baseline: a name in the sweep's `runs`; or that of a method, an algorithm or a variant, whose method it then is.
+    baseline: a name in the sweep's `runs`, or the name of a method, an algorithm or a variant; the last two stand for
+    their method.
     """
     named = [variant for variant in variants if baseline in variant.run_names]
     if named and len({variant.task for variant in named}) == len(named):
@@ -393,7 +396,7 @@ def _baselines(variants: Sequence[Variant], baseline: str) -> tuple[str, list[Va
 
 
 def _cells_without_runs(runs: Sequence[RunRecord]) -> list[str]:
-    """How many cells of the sweeps that these runs are of have none among them."""
+    """One sentence for each sweep of these runs that has cells without a run."""
     begun: dict[Path, set[str]] = {}
     cards: dict[Path, SweepCard] = {}
     for run in runs:
@@ -412,7 +415,7 @@ def _cells_without_runs(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def _same_results(variants: Sequence[Variant]) -> list[str]:
-    """Variants that ended in the same bits, such as a method that is still in its warm-up and Standalone."""
+    """A sentence for variants with identical final states, such as Standalone and a method still in its warm-up."""
     of_digest: dict[tuple[int, object], list[str]] = {}
     for variant in variants:
         for run in variant.runs:
@@ -429,7 +432,7 @@ def _same_results(variants: Sequence[Variant]) -> list[str]:
 
 
 def _notes(variants: Sequence[Variant]) -> list[str]:
-    """What makes the comparison less fair or less certain than it looks, a sentence each."""
+    """One sentence for each reason why the comparison is less fair or less certain than it looks."""
     notes = []
     for key in BUDGET:
         values = {str(run.keys.get(key)) for variant in variants for run in variant.runs}
@@ -474,7 +477,7 @@ def _notes(variants: Sequence[Variant]) -> list[str]:
 
 
 def _unequal_code(runs: Sequence[RunRecord]) -> list[str]:
-    """The files of the method that are not the same in all runs that have them."""
+    """The method's files whose contents differ between runs."""
     digests: dict[str, set[str]] = {}
     for run in runs:
         for name, digest in run.code_files.items():
@@ -483,7 +486,7 @@ def _unequal_code(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def _unequal_settings(variants: Sequence[Variant]) -> list[str]:
-    """A sentence for every key, of no method and of no variant's name, in which the methods differ."""
+    """One sentence for every key in which methods differ, except the method's own keys and those in variants' names."""
     scenarios = [variant.runs[0].deciding for variant in variants]
     mentioned = {*BUDGET, *(key for variant in variants for key in variant.keys)}
     notes = []
@@ -499,11 +502,11 @@ def _unequal_settings(variants: Sequence[Variant]) -> list[str]:
 
 
 def _is_task(key: str) -> bool:
-    """Whether a key says on which data and clients a method is tried."""
+    """Whether a key belongs to the task, the data and clients of a run."""
     return key.startswith(("data.", "clients."))
 
 
 def _short(key: str) -> str:
-    """The last part of a dotted key; with the one before it where that says more."""
+    """The last part of a dotted key, or the last two parts if the last is `name`."""
     parts = key.split(".")
     return ".".join(parts[-2:]) if parts[-1] == "name" else parts[-1]

@@ -1,4 +1,4 @@
-"""What runs are compared by: the measures, their units and the papers' target accuracies."""
+"""Measures of a comparison, their units, and the target accuracies of papers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TARGETS: Mapping[tuple[str, str], tuple[float, ...]] = {
     ("cifar10", "dirichlet"): (0.4,),
     ("cifar100", "dirichlet"): (0.09,),
 }
-"""Data set and partition -> the mean accuracies to which papers count rounds (FedGH, Table 3; FedRAL, Table 4)."""
+"""(data set, partition) -> target mean accuracies for which papers report rounds (FedGH, Table 3; FedRAL, Table 4)."""
 
 MEASURES: Mapping[str, str] = {
     "last": "mean test accuracy of all clients, each client's own latest network as it was last tested, "
@@ -37,7 +37,7 @@ MEASURES: Mapping[str, str] = {
     "virtual_s": "virtual seconds of all rounds, where the scenario has `system`",
     "dropped": "how often a selected client dropped out or was late, where the scenario has `system`",
 }
-"""What is compared, besides those of `TO_TARGET` for each target accuracy A, such as `rounds_to_0.5`."""
+"""Measure -> meaning. `TO_TARGET` adds measures for each target accuracy A, such as `rounds_to_0.5`."""
 
 TO_TARGET: Mapping[str, str] = {
     "rounds": "rounds until the mean test accuracy is A, of all clients or of those that `targets_on` names",
@@ -48,7 +48,7 @@ TO_TARGET: Mapping[str, str] = {
 }
 
 CURVES = ("all", "participants")
-"""Whose mean test accuracy must reach a target: that of all clients, or that of a round's participants."""
+"""Clients whose mean test accuracy must reach a target: all clients, or a round's participants."""
 
 ACCURACIES = frozenset(
     {
@@ -71,10 +71,10 @@ _TO_TARGET = re.compile(rf"({'|'.join(TO_TARGET)})_to_0\.\d+")
 
 
 def is_cost_to_target(measure: str) -> bool:
-    """Whether it is one of `TO_TARGET`, which a run has only once it reaches the target."""
+    """Whether a measure is a cost to a target (`TO_TARGET`); a run has such a measure only if it reaches the target."""
     return "_to_" in measure
 
 
 def is_measure(name: str) -> bool:
-    """Whether a comparison knows this measure."""
+    """Whether `name` is a measure of a comparison."""
     return name in MEASURES or _TO_TARGET.fullmatch(name) is not None

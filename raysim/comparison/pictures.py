@@ -1,4 +1,4 @@
-"""A comparison as pictures: curves with intervals, the clients' spread, performance profiles, accuracy over a key."""
+"""Figures of a comparison: curves with intervals, clients' accuracies, performance profiles, accuracy over a key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c8c00")
-"""Okabe and Ito's, which people with any colour vision tell apart; the line style changes when they are used up."""
+"""Okabe and Ito's colours, which colour-blind readers can distinguish; after the last, the line style changes."""
 STYLES = ("-", "--", ":", "-.")
 
 AXES = {"round": ("round", 1.0), "comm/total_bytes": ("MiB in both directions", MIB)}
@@ -31,17 +31,17 @@ class Picture(NamedTuple):
     """A figure of a comparison."""
 
     kind: str  # such as "curves"
-    task: str  # that it is about; empty: all
+    task: str  # the task that the figure shows; empty: all tasks
     figure: Figure
 
     @property
     def name(self) -> str:
-        """As a file's name, without suffix."""
+        """The file name, without suffix."""
         return names.file(f"{self.kind}-{self.task}" if self.task else self.kind)
 
 
 def pictures(comparison: Comparison) -> list[Picture]:
-    """Every picture that the runs allow; those with a mark per variant for each task apart, where there are many."""
+    """Every figure that the runs have data for; with more variants than colours, one figure per task."""
     parts = {"": comparison}
     if len(comparison.variants) > len(COLOURS):
         parts = comparison.by_task
@@ -61,7 +61,10 @@ def pictures(comparison: Comparison) -> list[Picture]:
 
 
 def draw(comparison: Comparison, folder: Path, suffixes: Sequence[str] = (".svg", ".png")) -> list[Path]:
-    """Draw every picture that the runs allow into a folder, which is made; returns the files. Raises `OSError`."""
+    """Save every figure that the runs have data for in a folder, created if missing; returns the files.
+
+    Raises `OSError`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     drawn = pictures(comparison)
@@ -74,8 +77,8 @@ def draw(comparison: Comparison, folder: Path, suffixes: Sequence[str] = (".svg"
 
 
 def save(figure: Figure, file: Path | IO[Any], **options: Any) -> None:
-    """`Figure.savefig` without a line on standard error for every character of a name that the font lacks."""
-    # Without the date two drawings of the same runs are the same bytes.
+    """Save a figure as `Figure.savefig` does, without a warning for every character that the font lacks."""
+    # Without the date, two drawings of the same runs have the same bytes.
     metadata = {"Date": None} if options["format"] == "svg" else None
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
@@ -110,7 +113,7 @@ def _legend(figure: Figure, axes: Axes) -> None:
 
 
 def curves(comparison: Comparison) -> Figure | None:
-    """Mean accuracy of all clients over each of `AXES` that is measured; the band is the 95 % interval over seeds."""
+    """Mean accuracy of all clients over each measured axis in `AXES`; the band is the 95 % interval over seeds."""
     runs = [run for variant in comparison.variants for run in variant.runs]
     measured = [metric for metric in AXES if metric == "round" or any(len(run.series(metric)[0]) for run in runs)]
     figure, grid = _figure(len(measured), width=4.0 * len(measured), height=4.6)
@@ -135,7 +138,7 @@ def curves(comparison: Comparison) -> Figure | None:
 
 
 def _mean_curve(variant: Variant, metric: str, unit: float) -> np.ndarray[Any, Any]:
-    """[points, (x, mean, low, high)] over the rounds that all runs of a variant measured."""
+    """The mean curve [points, (x, mean, low, high)] over the rounds that all runs of a variant measured."""
     by_round: dict[int, list[tuple[float, float]]] = {}
     for run in variant.runs:
         t, accuracy = run.series("accuracy/all")
@@ -158,7 +161,7 @@ def _of_clients(variant: Variant) -> np.ndarray[Any, Any]:
 
 
 def boxes(comparison: Comparison) -> Figure | None:
-    """How the clients' accuracies spread: median, quartiles, whiskers at 1.5 interquartile ranges, mean as a dot."""
+    """Box plots of clients' accuracies: median, quartiles, whiskers at 1.5 interquartile ranges, mean as a dot."""
     accuracies = {variant.name: _of_clients(variant) for variant in comparison.variants}
     accuracies = {name: values for name, values in accuracies.items() if len(values)}
     if not accuracies:
@@ -183,7 +186,7 @@ def boxes(comparison: Comparison) -> Figure | None:
 
 
 def profile(comparison: Comparison) -> Figure | None:
-    """The performance profile: the share of clients, of all seeds, whose accuracy is greater than x."""
+    """The performance profile: the share of clients, over all seeds, with an accuracy greater than x."""
     figure, (axes,) = _figure()
     at = np.linspace(0, 1, 201)
     for place, variant in enumerate(comparison.variants):
@@ -228,7 +231,7 @@ def architectures(comparison: Comparison) -> Figure | None:
 
 
 def swept(comparison: Comparison) -> list[str]:
-    """The differing keys whose values are numbers, and at least three of them."""
+    """The differing keys with at least three values, all of them numbers."""
     values: dict[str, set[Any]] = {}
     for variant in comparison.variants:
         for key, value in variant.keys.items():
@@ -238,7 +241,7 @@ def swept(comparison: Comparison) -> list[str]:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300  # nor infinite
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300  # excludes infinity
 
 
 def over_key(comparison: Comparison, key: str) -> Figure | None:

@@ -1,4 +1,4 @@
-"""Values that papers printed, and the measures that they are compared with."""
+"""Published values of papers, and the measures that they are compared with."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from raysim.common.files import refuse_special
 from raysim.comparison.measures import ACCURACIES
 
 MIB_IN = {"_KB": 1 / 1024, "_MB": 1.0, "_GB": 1024.0}
-"""MiB in the units in which papers print bytes; their numbers show that they count 1,024 bytes as one KB."""
+"""MiB per unit of papers' byte counts; the papers' numbers show that their KB is 1,024 bytes."""
 
 NOTHING = "-"
-"""What stands in place of a value where a paper printed none."""
+"""The text of a missing value: the paper printed none."""
 
 
 @dataclass(frozen=True)
@@ -24,22 +24,22 @@ class Published:
     """One value of a paper."""
 
     source: str  # such as "FedSSA, Table 1"
-    line: int  # of the file with the values, from 1
-    metric: str  # as the file calls it
-    text: str  # as printed
-    measure: str | None  # what it is compared with; None: no measure of a run
-    value: float | None  # in the measure's unit; None without a measure, and where the paper printed none
+    line: int  # line of the file with the values, from 1
+    metric: str  # the metric's name in the file
+    text: str  # the value as printed
+    measure: str | None  # the measure that it is compared with; None: it is not compared
+    value: float | None  # in the measure's unit; None without a measure, or if the paper printed no value
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a file of published values: a metric's value, and what it is the value of."""
+    """A row of a file of published values: a metric, its value, and columns that identify the experiment."""
 
     columns: Mapping[str, str]
-    line: int  # in the file, from 1
+    line: int  # line of the file, from 1
 
     def matches(self, patterns: Mapping[str, str]) -> bool:
-        """Whether every column that has a pattern matches it: equal to it, or as a shell pattern."""
+        """Whether every column with a pattern equals it, or matches it as a shell pattern."""
         return all(
             self.columns[name] == pattern or fnmatchcase(self.columns[name], pattern)
             for name, pattern in patterns.items()
@@ -48,9 +48,9 @@ class Row:
 
 
 def read_rows(path: Path, origin: str) -> list[Row]:
-    """The rows of a CSV file with the columns `metric` and `value`, and others that say what they are values of.
+    """Read a CSV file with the columns `metric` and `value`, and others that identify the experiment.
 
-    Raises `ScenarioError`, for the file `origin` that names it, when it is no such file.
+    Raises `ScenarioError` if it is not such a file; the error names `origin`, the file that refers to it.
     """
     refuse_special(path, "published.file", origin)
     try:
@@ -66,9 +66,9 @@ def read_rows(path: Path, origin: str) -> list[Row]:
 
 
 def published(row: Row, measures: Mapping[str, str]) -> Published:
-    """A row as a value that is compared with a measure of a run, where `measures` (metric -> measure) names one.
+    """Convert a row to a published value; `measures` (metric -> measure) says which measure it is compared with.
 
-    Raises `ValueError` when it is compared and no number.
+    Raises `ValueError` if the value has a measure and is not a number.
     """
     columns = row.columns
     source = ", ".join(columns[name] for name in ("paper", "table") if columns.get(name))
@@ -85,5 +85,5 @@ def _unit(metric: str, measure: str) -> float:
 
 
 def by_measure(values: Iterable[Published]) -> dict[str, Published]:
-    """Measure -> the value that was published for it."""
+    """Measure -> its published value."""
     return {one.measure: one for one in values if one.measure is not None}

@@ -1,4 +1,4 @@
-"""A comparison as one HTML file: tables, pictures, notes, and each run's digest and command. It loads nothing else."""
+"""Comparison as a self-contained HTML file: tables, figures, notes, and each run's digest and command."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Part:
     """One comparison in the report."""
 
     name: str
-    about: str  # the comment that opens the scenario, unless an earlier part shows the same
+    about: str  # the comment at the top of the scenario, unless an earlier part shows the same comment
     comparison: Comparison
 
     @property
@@ -52,9 +52,9 @@ class Part:
 
     @property
     def settings(self) -> list[list[str]]:
-        """The table of every key that decides a result, defaults included: its values and the variants that have them.
+        """The table of every key that decides a result, with its values, defaults included, and their variants.
 
-        Without the seed, which the table of the runs has.
+        The table of runs has the seeds.
         """
         of_variant = {variant.name: variant.runs[0].deciding for variant in self.comparison.variants}
         table = [["key", "value", "variants"]]
@@ -70,17 +70,17 @@ class Part:
 
     @property
     def over_tasks(self) -> list[list[str]]:
-        """The methods over all data sets and partitions, where there are several."""
+        """The table of methods over all data sets and partitions, if there are several."""
         return task_rows(self.comparison)
 
     @property
     def legend(self) -> str:
-        """What the tables' signs mean."""
+        """The explanation of the tables' signs."""
         return legend(self.comparison)
 
     @property
     def figures(self) -> list[tuple[str, str]]:
-        """(SVG, caption) of every picture that the runs allow."""
+        """(SVG, caption) of every figure that the runs have data for."""
         figures = []
         for picture in pictures(self.comparison):
             text = io.StringIO()
@@ -93,23 +93,23 @@ class Part:
 
 
 def inline(svg: str, prefix: str) -> str:
-    """An SVG picture as an element of a page that may hold others: ids are made unique, XML declarations go."""
+    """Convert an SVG file to an element of a page with several: make its ids unique and drop XML declarations."""
     prefix = re.sub(r"[^\w-]", "-", prefix)
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
     svg = re.sub(r'href="#', f'href="#{prefix}-', svg).replace("url(#", f"url(#{prefix}-")
-    # As wide as it was drawn where there is room for it; the height follows from the view box.
+    # At most as wide as drawn; the height follows from the view box.
     return re.sub(r'width="([\d.]+)pt" height="[\d.]+pt"', r'style="max-width: \1pt"', svg, count=1)
 
 
 def report(*sources: Path | str, output: Path | str, baseline: str | None = None) -> Path:
-    """Write a report on runs, a part per source, into one HTML file; returns its path.
+    """Write a report on runs, one part per source, into one HTML file; returns its path.
 
     sources: run folders, or folders with runs in them, such as a sweep's.
 
     Raises:
-        ScenarioError: as `compare`.
+        ScenarioError: see `compare`.
         OSError: the file cannot be written.
     """
     parts: list[Part] = []
@@ -129,7 +129,7 @@ def report(*sources: Path | str, output: Path | str, baseline: str | None = None
 
 
 def _clean(value: object) -> object:
-    """What the page shows of a value, before it is escaped: of plain text, no control characters."""
+    """Remove control characters from plain text, before the page escapes it; other values stay as they are."""
     return printable(value) if type(value) is str else value
 
 
@@ -140,7 +140,7 @@ def _part(source: Path, baseline: str | None) -> Part:
 
 
 def _about(runs: Sequence[RunRecord]) -> str:
-    """The comment that opens the sweep's file, or else the first run's scenario, where it has one."""
+    """The comment at the top of the sweep file or, without a sweep, of the first run's scenario; may be empty."""
     scenario = runs[0].folder / "scenario.yaml"
     refuse_special(scenario)
     try:

@@ -1,4 +1,4 @@
-"""Finished and unfinished runs as they are compared: what decided each, and its measures."""
+"""Runs in a comparison, finished or not: their settings and measures, read from run folders."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from raysim.scenario.yaml_text import parse, read_text
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run folder holds, read once: what decided the run, and its measures."""
+    """A run folder's settings, summary and measures, read once."""
 
     folder: Path
     summary: Mapping[str, Any]
-    keys: Mapping[str, Any]  # of the resolved scenario, dotted
-    sweep: SweepCard | None = None  # that it is a cell of
+    keys: Mapping[str, Any]  # the resolved scenario by dotted key
+    sweep: SweepCard | None = None  # the sweep that the run belongs to
     cell: CellCard | None = None
 
     @classmethod
     def read(cls, folder: Path, sweep: SweepCard | None = None) -> RunRecord:
-        """Raises `ScenarioError` when the folder is no run's, or it is damaged."""
+        """Read a run folder. Raises `ScenarioError` if it is not a run folder or is damaged."""
         summary = read_summary(folder)
         path = folder / "resolved.yaml"
         keys = dict(flatten(parse(read_text(path), str(path))))
@@ -46,17 +46,17 @@ class RunRecord:
 
     @cached_property
     def rounds(self) -> pa.Table:
-        """`rounds.parquet`."""
+        """The table in `rounds.parquet`."""
         return read_rounds(self.folder)
 
     @cached_property
     def clients(self) -> pa.Table:
-        """`clients.parquet`."""
+        """The table in `clients.parquet`."""
         return read_clients(self.folder)
 
     @property
     def place(self) -> int:
-        """Where it stands in the order of its sweep; 0 without a sweep."""
+        """The run's position in its sweep; 0 without a sweep."""
         return list(self.sweep.cells).index(self.folder.resolve().parent.name) if self.sweep else 0
 
     @property
@@ -66,34 +66,34 @@ class RunRecord:
 
     @property
     def algorithm(self) -> str:
-        """The name of its algorithm in its scenario: `fedgh`, or `mine.py:Mine` for a user's own."""
+        """The algorithm's name in the scenario: `fedgh`, or `mine.py:Mine` for a custom method."""
         return str(self.keys.get("algorithm.name"))
 
     @property
     def method(self) -> str:
-        """What tables call its algorithm: the class's name where it is in a user's own file."""
+        """The algorithm's name in tables; for a custom method, the name of its class."""
         return clean_name(self.summary.get("method") or self.algorithm)
 
     @property
     def pair(self) -> tuple[int, str]:
-        """What two runs share that see the same data: seed and partition."""
+        """(seed, partition digest): equal for runs that train on the same data."""
         return self.seed, str(self.summary.get("partition_digest"))
 
     @property
     def deciding(self) -> dict[str, Any]:
-        """The scenario's keys that decide a result, but the seed."""
+        """The scenario's keys that decide a result, except the seed."""
         return {key: value for key, value in self.keys.items() if key != "seed" and decides(key)}
 
     @property
     def code_changes(self) -> list[Any]:
-        """After which rounds the run went on with other code than before."""
+        """The rounds after which the run was resumed with different code."""
         code = self.summary.get("code")
         changes = code.get("changes") if isinstance(code, Mapping) else None
         return [one.get("after_round") for one in changes or () if isinstance(one, Mapping)]
 
     @property
     def code_files(self) -> dict[str, str]:
-        """The method's files, those of raysim's engine apart, and their SHA-256."""
+        """The method's files, without raysim's engine, and their SHA-256 digests."""
         code = self.summary.get("code")
         files = code.get("files") if isinstance(code, Mapping) else None
         items = files.items() if isinstance(files, Mapping) else ()
@@ -101,7 +101,7 @@ class RunRecord:
 
     @property
     def divergence(self) -> list[str]:
-        """What was not finite in this run, in sentences without a subject."""
+        """Phrases that say which losses or uploads of this run were not finite."""
         sentences = [] if self.diverged is None else [f"its loss is not finite in round {self.diverged}"]
         counts = {name: self.summary.get(name) for name in ("uploads", "rejected_uploads", "diverged_clients")}
         number = {name: value if isinstance(value, int) else 0 for name, value in counts.items()}
@@ -114,7 +114,7 @@ class RunRecord:
 
     @property
     def diverged(self) -> int | None:
-        """The first round whose training or test loss is NaN or infinite; None: none is."""
+        """The first round with a NaN or infinite training or test loss; None if all are finite."""
         names = [name for name in ("loss/train", "loss/test") if name in self.rounds.column_names]
         for row in self.rounds.select(["round", *names]).to_pylist():
             if any(row[name] is not None and not math.isfinite(row[name]) for name in names):
@@ -127,7 +127,7 @@ class RunRecord:
         return TARGETS.get((str(self.keys.get("data.name")), str(self.keys.get("data.partition.name"))), ())
 
     def series(self, metric: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """(rounds, values) of a metric, where it was measured."""
+        """(rounds, values) of a metric, in the rounds with a finite value."""
         if metric not in self.rounds.column_names:
             return np.empty(0, dtype=np.int64), np.empty(0)
         t = self.rounds["round"].to_numpy()
@@ -140,9 +140,9 @@ class RunRecord:
         return last_measured(self.clients)
 
     def measures(self, targets: Sequence[float], targets_on: str = "all") -> dict[str, float]:
-        """Each measure that this run has; a target that it never reaches has none.
+        """Measure -> value, for each measure that this run has; targets that it never reaches have no measures.
 
-        targets_on: one of `CURVES`, whose mean test accuracy must reach the targets.
+        targets_on: the clients, one of `CURVES`, whose mean test accuracy must reach the targets.
         """
         dropped = self.series("engine/dropped_clients")[1]
         values = {
@@ -180,14 +180,14 @@ class RunRecord:
         return {name: value for name, value in values.items() if value is not None}
 
     def _per_participant(self, metric: str, unit: float, until: int | None = None) -> float | None:
-        """The mean over rounds, all of them or those up to `until`."""
+        """The mean of a metric per participant over all rounds, or over the rounds up to `until`."""
         t, value = self.series(metric)
         count = self.summary.get("participants_per_round")
         trained = value[(t >= 1) & (t <= (until or t[-1]))] if len(t) else value
         return float(trained.mean()) / count / unit if count and len(trained) else None
 
     def _total(self, metric: str, unit: float, until: int | None = None) -> float | None:
-        """Of a metric that accumulates: its value in the last round, or in round `until`."""
+        """The value of a cumulative metric after the last round, or after round `until`."""
         t, value = self.series(metric)
         if until is not None:
             value = value[t <= until]
@@ -195,15 +195,15 @@ class RunRecord:
 
 
 def find_runs(paths: Sequence[Path | str]) -> list[RunRecord]:
-    """The runs in these folders, each a run's own or one with run folders at any depth, in the order of their paths.
+    """Find the runs in these paths: run folders, or folders with run folders at any depth, in the order of the paths.
 
     Raises:
-        ScenarioError: a path without a run, or a run that is damaged.
+        ScenarioError: a path without a run, or a damaged run.
     """
     runs: dict[Path, RunRecord] = {}
     sweep_of = cache(SweepCard.read)
     for path in map(Path, paths):
-        # `Path.exists` raises where a name is too long.
+        # `Path.exists` raises if a name is too long.
         folders = [path] if os.path.exists(path / "summary.json") else list(_below(path))  # noqa: PTH110
         if not folders:
             raise ScenarioError(f"{path}: no run found; give a run folder, or a folder that contains run folders")
@@ -214,7 +214,7 @@ def find_runs(paths: Sequence[Path | str]) -> list[RunRecord]:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Run folders below this one, without looking into them."""
+    """Run folders below this folder; does not search inside run folders."""
     left = [folder]
     while left:
         inner = left.pop()

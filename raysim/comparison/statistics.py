@@ -1,4 +1,4 @@
-"""The statistics of a comparison: pure functions of numbers, one per seed.
+"""Statistics of a comparison: pure functions of one number per seed.
 
 Sources: Student's t interval; for the paired difference, the t interval of the differences; the interquartile mean
 and the probability of improvement follow Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical
@@ -15,14 +15,14 @@ import numpy as np
 from scipy import special
 
 MIN_SEEDS = 3
-"""With fewer values no interval is given: the t distribution with one degree of freedom says nothing of use."""
+"""Minimum number of values for an interval: with two, the t distribution has one degree of freedom and is too wide."""
 
 CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds, with its 95 % confidence interval where there are enough of them."""
+    """A mean over seeds, with its 95 % confidence interval if there are at least `MIN_SEEDS` values."""
 
     n: int
     mean: float
@@ -60,7 +60,7 @@ def paired_difference(values: Mapping[object, float], baseline: Mapping[object, 
 def paired_p_value(values: Mapping[object, float], baseline: Mapping[object, float]) -> float | None:
     """The two-sided p-value of the paired t-test over the keys that both have (`scipy.stats.ttest_rel`).
 
-    None with fewer than three of them.
+    None if they share fewer than three keys.
     """
     shared = [key for key in values if key in baseline]
     if len(shared) < MIN_SEEDS:
@@ -74,10 +74,10 @@ def paired_p_value(values: Mapping[object, float], baseline: Mapping[object, flo
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """The p-values corrected for their number by Holm's step-down procedure (S. Holm, Scand. J. Statist., 1979).
+    """Correct p-values for multiple tests by Holm's step-down procedure (S. Holm, Scand. J. Statist., 1979).
 
-    Those below alpha are the tests that the procedure rejects at a family-wise error rate of alpha: of m p-values in
-    ascending order, the i-th, from 0, is multiplied by m - i, and is no less than the corrected one before it.
+    Of m p-values in ascending order, the i-th, from 0, is multiplied by m - i, and raised to the corrected value
+    before it if it is smaller. Rejecting those below alpha gives a family-wise error rate of at most alpha.
     """
     corrected: dict[str, float] = {}
     least = 0.0
@@ -95,13 +95,13 @@ def interquartile_mean(values: Sequence[float]) -> float:
 
 
 def probability_of_improvement(tasks: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float:
-    """The probability that a random run of one variant is better than one of the other, averaged over tasks.
+    """The probability that a random run of the first variant is better than one of the second, averaged over tasks.
 
-    tasks: for each, the values of the first and of the second variant. A tie counts one half: it is the Mann-Whitney
-    statistic U / (n · m).
+    tasks: for each task, the values of the first and of the second variant, n and m of them. The probability is the
+    Mann-Whitney statistic U / (n · m), in which a tie counts one half.
 
     Raises:
-        ValueError: no tasks, or one without values.
+        ValueError: no tasks, or a task without values.
     """
     from scipy import stats
 

@@ -1,4 +1,4 @@
-"""`sweep.json` in a sweep's folder: what its comparison needs to know about the cells besides their runs."""
+"""`sweep.json` in a sweep's folder: labels, baseline, targets and published values for the comparison of its cells."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ SWEEP_CARD = "sweep.json"
 
 @dataclass(frozen=True)
 class CellCard:
-    """One cell: all seeds of a variant have the same label."""
+    """A cell of a sweep; all seeds of a variant have the same label."""
 
     label: str
     published: Sequence[Published] = ()
-    runs: Sequence[str] = ()  # the names in the sweep's `runs` that make it
+    runs: Sequence[str] = ()  # the names in the sweep's `runs` that define the cell
 
 
 @dataclass(frozen=True)
 class SweepCard:
-    """A sweep, as its comparison sees it."""
+    """The facts about a sweep that its comparison needs."""
 
-    about: str  # the comments that open the sweep's file and its base
+    about: str  # the comments at the top of the sweep file and its base
     cells: Mapping[str, CellCard]  # name of the cell's folder -> cell
     baseline: str | None = None
     targets: Sequence[float] | None = None
-    notes: Sequence[str] = field(default_factory=list)  # what makes the runs other than the sweep's file says
-    targets_on: str = "all"  # whose mean accuracy must reach a target
+    notes: Sequence[str] = field(default_factory=list)  # how the runs differ from the sweep file
+    targets_on: str = "all"  # the clients, one of `CURVES`, whose mean accuracy must reach a target
 
     @classmethod
     def read(cls, folder: Path) -> SweepCard | None:
-        """The card in a sweep's folder; None where there is none. Raises `ScenarioError` when it is damaged."""
+        """Read the card of a sweep's folder; None if there is none. Raises `ScenarioError` if it is damaged."""
         path = folder / SWEEP_CARD
         files.refuse_special(path)
         try:

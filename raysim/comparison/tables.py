@@ -1,4 +1,4 @@
-"""A comparison as tables: in the terminal, in Markdown, in LaTeX (booktabs) and in CSV."""
+"""Tables of a comparison: in the terminal, in Markdown, in LaTeX (booktabs) and in CSV."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 COLUMNS = (
     "last", "at_best_val", "best_participants", "worst_decile", "total_mib", "total_gflop", "virtual_s", "dropped",
 )  # fmt: skip
-"""The measures of the terminal's table, besides rounds and virtual seconds to a target; files have all."""
+"""Measures of the terminal's table, besides rounds and virtual seconds to a target; files have all measures."""
 
 TITLES = {
     "last": "last", "at_best_val": "at best val.", "best": "best", "best_participants": "best part.",
@@ -34,7 +34,7 @@ TITLES = {
 
 
 SIGNIFICANT = 0.05
-"""Corrected p-values below it get a mark."""
+"""Corrected p-values below this level get a mark."""
 
 
 def title(measure: str) -> str:
@@ -47,7 +47,7 @@ def title(measure: str) -> str:
 
 
 def cell(measure: str, estimate: Estimate | None, sign: bool = False) -> str:
-    """A mean, and half of its interval where there is one: accuracies in per cent; "-" where nothing was measured."""
+    """Format a mean, with ± half of its interval if it has one; accuracies in per cent; "-" if nothing was measured."""
     if estimate is None:
         return "-"
     plus = "+" if sign else ""
@@ -65,12 +65,11 @@ def _number(value: float, plus: str = "") -> str:
 
 
 def variant_rows(comparison: Comparison, measures: Sequence[str], differences: Collection[str]) -> list[list[str]]:
-    """The table: a title row, then a row per variant.
+    """The table of variants: a title row, then a row per variant.
 
-    differences: the measures after which the paired difference to the baseline stands, where there is a baseline. A
-    measure that some of a variant's runs lack, as a target that they never reached, says how many have it; so does a
-    difference to a baseline that lacks some of the variant's seeds. Where a
-    paper printed a value, it follows in a column of its own, with the measured mean less it in brackets.
+    differences: the measures that are followed by the paired difference to the baseline, if there is a baseline. If
+    only n of a variant's N runs have a measure, or only n share seed and partition with the baseline, the cell says
+    "(n of N)". A published value has its own column; in brackets, the measured mean minus that value.
     """
     if comparison.baseline is None:
         differences = ()
@@ -110,7 +109,7 @@ def variant_rows(comparison: Comparison, measures: Sequence[str], differences: C
 
 
 def _cost(comparison: Comparison, variant: str, measure: str, estimate: Estimate | None) -> str:
-    """How many runs reach the target, and where all do, at what mean cost."""
+    """The number of runs that reach the target and, if all do, their mean cost."""
     if measure.startswith("virtual_s_") and "virtual_s" not in comparison.measured[variant]:
         return "-"
     reached = comparison.reached(variant, measure)
@@ -119,7 +118,7 @@ def _cost(comparison: Comparison, variant: str, measure: str, estimate: Estimate
 
 
 def _p(value: float | None) -> str:
-    """A p-value, with a mark where it is significant."""
+    """Format a p-value, with a mark if it is significant."""
     if value is None:
         return "-"
     text = "<0.001" if value < 0.001 else f"{value:.3f}"
@@ -127,7 +126,7 @@ def _p(value: float | None) -> str:
 
 
 def task_rows(comparison: Comparison) -> list[list[str]]:
-    """The methods over all data sets and partitions, where there are several: a title row, then one per method."""
+    """The table of methods over all tasks: a title row, then one per method; empty unless there are several tasks."""
     frame = comparison.over_tasks()
     if frame is None:
         return []
@@ -145,7 +144,7 @@ TASKS = "IQM is the interquartile mean of the last accuracy over all seeds and t
 
 
 def _published(measure: str, estimate: Estimate | None, paper: Published | None) -> str:
-    """A paper's value, and the measured mean less it."""
+    """Format a paper's value and, in brackets, the measured mean minus that value."""
     if paper is None or paper.value is None:
         return "-"
     text = cell(measure, Estimate(1, paper.value))
@@ -162,14 +161,14 @@ def short(comparison: Comparison) -> list[str]:
 
 
 def print_table(comparison: Comparison, file: TextIO | None = None) -> None:
-    """The table for a terminal, and below it what makes the comparison less fair than it looks."""
+    """Print the table for a terminal, followed by the notes on fairness."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console(file=file)
     if not console.is_terminal:
-        console.width = 10_000  # a pipe has no width of its own
+        console.width = 10_000  # a pipe has no width
 
     def show(rows: list[list[str]], meaning: str) -> None:
         head, *body = rows
@@ -191,7 +190,7 @@ def print_table(comparison: Comparison, file: TextIO | None = None) -> None:
 
 
 def legend(comparison: Comparison) -> str:
-    """What ±, the differences, their p-values and costs to a target mean."""
+    """The explanation of ±, differences, their p-values and costs to a target."""
     estimates = (comparison.estimate(variant.name, "last") for variant in comparison.variants)
     text = ""
     if any(one is not None and one.half_width is not None for one in estimates):
@@ -250,7 +249,7 @@ def latex(comparison: Comparison) -> str:
 
 
 def _csv(frame: pd.DataFrame) -> str:
-    """A table as CSV; no text in it is a formula of a spreadsheet."""
+    """Convert a table to CSV, escaping text that a spreadsheet would read as a formula."""
     cells = frame.map(lambda cell: names.spreadsheet(cell) if isinstance(cell, str) else cell)
     return str(cells.rename(columns=names.spreadsheet).to_csv(index=False))
 
@@ -260,7 +259,7 @@ def _write(text: str, file: IO[bytes]) -> None:
 
 
 def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
-    """Write comparison.md, .tex and .csv, and runs.csv, into a folder, which is made. Raises `OSError`."""
+    """Write comparison.md, .tex and .csv, and runs.csv, into a folder, created if missing. Raises `OSError`."""
     import pandas as pd
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,7 @@ def messages(algorithm: AnyAlgorithm) -> None:
     def check(toy: Toy, name: str, k: ClientId, msg: Any) -> None:
         if msg is None:
             return
-        place = f"what {name} returns for client {k}"
+        place = f"the return value of {name} for client {k}"
         if not is_dataclass(msg) or isinstance(msg, type) or type(msg) not in pytree.SUPPORTED_NODES:
             raise toy.broken(
                 f"{place} is a {type(msg).__name__}", "return a dataclass that is declared with @message, or None"

@@ -65,7 +65,7 @@ def picklable(algorithm: AnyAlgorithm) -> None:
         ) from error
     if not same:
         raise ContractError(
-            algorithm, "picklable", "its pickle is not equal to it", "keep settings that compare with == in fields"
+            algorithm, "picklable", "it differs from its pickled copy", "keep settings that compare with == in fields"
         )
     toy = Toy(algorithm, "picklable").run(1)
     for name, k, msg in toy.sent:
@@ -74,12 +74,12 @@ def picklable(algorithm: AnyAlgorithm) -> None:
             same = identical(unpack(pickle.loads(pickle.dumps(packed))), unpack(packed))
         except Exception as error:
             raise toy.broken(
-                f"what {name} returns for client {k} cannot be pickled ({error})",
+                f"the return value of {name} for client {k} cannot be pickled ({error})",
                 "a message holds tensors and numbers, in a class at the top of a module",
             ) from error
         if not same:
             raise toy.broken(
-                f"what {name} returns for client {k} comes back from pickle as something else",
+                f"the return value of {name} for client {k} comes back from pickle as something else",
                 "a message holds tensors and numbers only",
             )
 

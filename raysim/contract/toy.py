@@ -362,7 +362,7 @@ class Toy:
         try:
             return pack(msg)
         except Exception as error:
-            problem = f"what {name} returns for client {k} cannot be sent ({error})"
+            problem = f"the return value of {name} for client {k} cannot be sent ({error})"
             raise self.broken(problem, "send plain dense tensors and numbers") from error
 
     def _begin(self, purpose: str, t: int) -> None:

@@ -35,7 +35,7 @@ def state_tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
     if isinstance(state, str):
         return {prefix or "value": torch.tensor(list(state.encode()), dtype=torch.uint8)}
     if prefix.count(".") > DEEPEST:
-        raise TypeError(f"state {prefix[:40]}... holds itself, or is nested more than {DEEPEST} deep")
+        raise TypeError(f"state {prefix[:40]}... contains itself, or is nested more than {DEEPEST} deep")
     if isinstance(state, nn.Module):
         parts: list[tuple[str, Any]] = list(state.state_dict().items())
     elif isinstance(state, Mapping):
@@ -151,7 +151,9 @@ def deserialize(frozen: Serialized, template: Any, modules: Collection[str]) -> 
         if kind == "module":
             path, names = rest
             if path not in places:
-                raise ValueError(f"the state holds a module at {path or '(top level)'} that the first state has not")
+                raise ValueError(
+                    f"the state holds a module at {path or '(top level)'} that the first state does not contain"
+                )
             module = copy.deepcopy(places[path])
             module.load_state_dict({name.removeprefix(f"{path}."): frozen.tensors[name] for name in names})
             return module
@@ -168,7 +170,7 @@ def deserialize(frozen: Serialized, template: Any, modules: Collection[str]) -> 
             or not is_dataclass(cls)
             or not {name for name, _ in rest[1]} <= {f.name for f in fields(cls)}
         ):
-            raise ValueError(f"the state holds a {rest[0]} as a {kind}, which it is not")
+            raise ValueError(f"the state holds a {rest[0]} as a {kind}, but it is no {kind}")
         state = cls.__new__(cls)
         for name, value in rest[1]:
             object.__setattr__(state, name, part(value))

@@ -31,9 +31,7 @@ def read_images(source: Source, settings: Files) -> Decoded:
     images = Images(len(paths), settings.size)
     for path in paths:
         if path.parent == source.folder:
-            raise ScenarioError(
-                f"{path} is not in a sub-folder; put the images of each class into a folder of their own"
-            )
+            raise ScenarioError(f"{path} is not in a sub-folder; put the images of each class into a separate folder")
         with one_sentence(path):
             images.add(path.read_bytes(), str(path))
     label_M, names = to_classes([np.array([path.parent.name for path in paths])], source.folder)
@@ -59,7 +57,7 @@ def _ids(source: Source, settings: Files) -> NDArray[Any]:
             if id_of.setdefault(table.parent / name, one) != one:
                 raise ScenarioError(f"{table}: {name} has two values of {by}; give each image one")
     if unknown := [path for path in paths if path not in id_of]:
-        raise ScenarioError(f"{unknown[0]} has no row in {source.extra[0]}; allowed: each image's {by}")
+        raise ScenarioError(f"{unknown[0]} has no row in {source.extra[0]}; add a row with its {by}")
     return np.array([id_of[path] for path in paths])
 
 
@@ -72,8 +70,8 @@ def _client_folder(path: Path, settings: Files) -> str:
         folders = folders[1:]
     if len(folders) != 3:
         raise ScenarioError(
-            f"'folder' given, but {path} is not in the folders of a client and a class; use <client>/<class>/<image> "
-            f"below {root}, or below train and test in it",
+            f"'folder' given, but {path} is not in a folder <client>/<class>; put images into "
+            f"<client>/<class>/ below {root}, or below train and test in it",
             key="data.partition.by",
         )
     return folders[0]
@@ -91,7 +89,7 @@ def _rows(path: Path, by: str) -> Iterator[tuple[str, str]]:
                 )
         for number, row in enumerate(rows, 1):
             if not row["file_name"] or not row[by]:
-                raise ScenarioError(f"{path}: row {number}, column file_name or {by} is empty; it is an id")
+                raise ScenarioError(f"{path}: row {number}, column file_name or {by} is empty; give every image an id")
             yield row["file_name"], row[by]
 
 
@@ -131,7 +129,7 @@ def read_function(load: Callable[[], Any], settings: Files, where: Path) -> Deco
     if num_train is None or not 1 <= num_train <= len(arrays["y"]):
         raise ScenarioError(
             f"{where}: num_train is {quoted(returned['num_train'])}; "
-            f"allowed: 1 to {len(arrays['y'])}, the train part first"
+            f"give 1 to {len(arrays['y'])}, the number of training samples, which come first"
         )
     return _decoded({name: [array] for name, array in arrays.items()}, num_train, settings, where, where)
 

@@ -130,9 +130,9 @@ def check_split(
         )
     if isinstance(setting, Listed) != (split == "listed"):
         raise ScenarioError(
-            f"{split} given, but the file of partition listed says what each sample is for: give listed"
+            f"{split} given, but the file of partition listed assigns every sample to train, val or test: give listed"
             if isinstance(setting, Listed)
-            else "listed given, which partition listed alone has: give pooled811, pfedhn or published",
+            else "listed given, but only partition listed has this split: give pooled811, pfedhn or published",
             key="data.split",
         )
     if split in ("pfedhn", "published") and num_train is not None and num_train == num_samples:

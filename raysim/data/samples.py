@@ -63,8 +63,8 @@ class Images:
         first = self.raw_MHWC.shape
         if self.names and (height, width) != first[1:3]:
             raise ScenarioError(
-                f"{where} is {width}x{height}, but {self.names[0]} is {first[2]}x{first[1]}; give the side to which "
-                "all are resized as data.size"
+                f"{where} is {width}x{height}, but {self.names[0]} is {first[2]}x{first[1]}; set data.size to "
+                "resize all images to this side"
             )
         if not self.names or (not grey and first[3] == 1):
             refuse_too_large(

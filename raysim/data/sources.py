@@ -137,7 +137,9 @@ def refuse_missing_shards(files: tuple[Path, ...]) -> None:
     shard = _SHARD.search(files[0].name) if files else None
     if shard and int(shard[2]) != len(files):
         first = files[0]
-        raise ScenarioError(f"{first.parent}: {first.name} is one of {int(shard[2])} files, {len(files)} are there")
+        raise ScenarioError(
+            f"{first.parent}: {first.name} is one of {int(shard[2])} files, but the folder has {len(files)}"
+        )
 
 
 def _find_torchvision(spec: DatasetSpec, folder: Path) -> Source | None:

@@ -34,9 +34,9 @@ class Notices:
         """Warn of failed clients and rejected uploads. Raises `HookError` when too many clients failed."""
         if rejected := report.server.rejected:
             if len(rejected) == len(report.uploaded):
-                text = "all uploads held a NaN or infinity and were left out; the server learned nothing"
+                text = "all uploads contained NaN or infinity and were left out; the server learned nothing"
             else:
-                text = f"uploads that held a NaN or infinity were left out, those of {_named(rejected)}"
+                text = f"uploads with NaN or infinity were left out: those of {_named(rejected)}"
             logger.warning(f"round {t}: {text}")
         if report.timing is not None and not report.client_reports and not report.failed:
             gone = report.timing.dropped
@@ -53,7 +53,7 @@ class Notices:
                 first.trace,
             )
         for k, failed in report.failed.items():
-            logger.warning(f"round {t} goes on without client {k}: {failed.reason}")
+            logger.warning(f"round {t} continues without client {k}: {failed.reason}")
 
     def check_memory(self, memory: MemoryReport) -> None:
         """Warn that client states do not fit into memory."""
@@ -65,7 +65,7 @@ class Notices:
         if clients := sorted(progress.diverged - self.diverged):
             logger.warning(
                 f"round {t}: the training loss, the test loss or the upload of {_named(clients)} is NaN or "
-                f"infinite for the first time; the accuracy counts such clients as they are; {_REMEDY}"
+                f"infinite for the first time; the accuracy includes these clients; {_REMEDY}"
             )
         self.diverged |= progress.diverged
         self._once(_endless(progress))

@@ -243,7 +243,7 @@ class Given:
         each = [pytree.tree_flatten(job.given) for job in jobs]
         self.leaves, self.tree = each[0]
         if any(tree != self.tree for _, tree in each):
-            raise ApartError("what their losses are given differs in form")
+            raise ApartError("the arguments of their losses differ in structure")
         sizes = [job.num_samples for job in jobs]
         self.stacked: dict[int, Tensor] = {}
         for i, first in enumerate(self.leaves):
@@ -251,7 +251,7 @@ class Given:
             if isinstance(first, Tensor) and any(value is not first for value in values):
                 self.stacked[i] = _stacked_given(values, sizes)
             elif any(value is not first and not _equal_numbers(value, first) for value in values):
-                raise ApartError("what their losses are given differs in more than tensors")
+                raise ApartError("the arguments of their losses differ in more than tensors")
 
     def of_one(self, stacked: Mapping[int, Tensor]) -> Any:
         """Return one client's `given`, with its part of the stacked tensors."""
@@ -369,7 +369,7 @@ def _stacked_given(values: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     if len(shapes) == 1:
         return torch.stack(list(values))
     if any(value.dim() == 0 or len(value) != size for value, size in zip(values, sizes, strict=True)):
-        raise ApartError("what their losses are given differs in shape")
+        raise ApartError("the arguments of their losses differ in shape")
     return nn.utils.rnn.pad_sequence(list(values), batch_first=True)
 
 

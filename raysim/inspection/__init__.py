@@ -1,1 +1,1 @@
-"""What is inside a run: clients' networks, data and representations, and what can be learnt from them."""
+"""Inspection of a run: t-SNE of representations, gradient inversion of uploads, and HKS's trees of clusters."""

@@ -1,10 +1,11 @@
-"""Gradient inversion: what a curious server can see of one image in what a client sends (DLG; FedRAL, Table 5).
+"""Gradient inversion: reconstruct a client's image from its upload, as a curious server could (DLG; FedRAL, Table 5).
 
 Zhu, Liu, Han. Deep Leakage from Gradients. NeurIPS 2019. https://arxiv.org/abs/1906.08935
-The attacker varies an image, and for methods that send a step a soft label, until its model of the client would send
-what was seen. How near that comes to the real image is told in PSNR, beside what one gets without any information.
+The attacker varies an image until its model of the client would send the upload that it observed; for methods that
+send an update it varies a soft label too. The result is the PSNR of the reconstruction, reported beside the PSNR of
+two unrelated images, the level without any information.
 
-Shapes: H x W pixels, C channels, E numbers that are seen.
+Shapes: H x W pixels, C channels, E observed numbers.
 """
 
 from __future__ import annotations
@@ -40,21 +41,21 @@ Convention = Literal["psnr", "pfllib"]
 
 PAIRS, ROUND = 20, 10
 OUTER, INNER = 100, 20
-"""Of L-BFGS: at most so many calls of so many iterations."""
+"""L-BFGS: the maximum number of calls, and of iterations per call."""
 SOLVED = 1e-8
-"""The squared distance, as part of what was seen, at which the attack ends before that."""
+"""Stop early below this squared distance, relative to the squared norm of the observed numbers."""
 STUCK = 0.9
-"""A call that leaves more of the distance than this ends the descent from its start."""
+"""Restart from a new random image if a call leaves at least this share of the distance."""
 STRANGERS = 100
-"""Pairs of unrelated images that the level without information is the mean of."""
+"""Pairs of unrelated images to average over for the level without information."""
 SHOWN = 10
-"""Images in a row of the picture."""
+"""Images per row of the figure."""
 
 
 def psnr(original: NDArray[Any], image: NDArray[Any], convention: Convention = "psnr") -> float:
-    """10 log10(1 / MSE) in dB over all pixels and channels, of values in [0, 1]; infinite for equal images.
+    """Return the PSNR in dB, 10 log10(1 / MSE), over all pixels and channels in [0, 1]; infinite for equal images.
 
-    pfllib: with the MSE divided by 3, as PFLlib has it, which is 4.77 dB more.
+    convention: "pfllib" divides the MSE by 3, as PFLlib does, which adds 4.77 dB.
     """
     mse = float(np.square(np.asarray(original, np.float64) - np.asarray(image, np.float64)).mean())
     if convention == "pfllib":
@@ -64,22 +65,22 @@ def psnr(original: NDArray[Any], image: NDArray[Any], convention: Convention = "
 
 @dataclass(frozen=True)
 class Attacked:
-    """One image and what the attack made of what was seen of it."""
+    """An image and its reconstruction by the attack."""
 
     client: ClientId
-    sample: int  # its place in the data set, as in partition.parquet
+    sample: int  # position in the data set, as in partition.parquet
     original_HWC: Image  # in [0, 1]
-    image_HWC: Image
-    start_HWC: Image  # what the attack began with
-    distance: float  # squared, of what was seen and what the attacker's model sends, as part of what was seen
+    image_HWC: Image  # the reconstruction
+    start_HWC: Image  # the random start of the attack
+    distance: float  # squared distance of the observed and the attacker's numbers, over the squared norm of the former
 
 
 @dataclass(frozen=True)
 class Attack:
-    """What an attack on a run found."""
+    """The result of an attack on a run."""
 
     run: str
-    round: int  # the client trained in
+    round: int  # the round that the clients trained in
     knowledge: Knowledge
     convention: Convention
     images: tuple[Attacked, ...]
@@ -87,17 +88,17 @@ class Attack:
 
     @cached_property
     def psnrs(self) -> list[float]:
-        """Of each image."""
+        """The PSNR of each reconstruction."""
         return [psnr(one.original_HWC, one.image_HWC, self.convention) for one in self.images]
 
     @property
     def mean(self) -> float:
-        """Mean PSNR of what the attack reconstructed."""
+        """Mean PSNR of the reconstructions."""
         return float(np.mean(self.psnrs))
 
     @property
     def start(self) -> float:
-        """Mean PSNR of what the attack began with: random pixels."""
+        """Mean PSNR of the random starts."""
         return float(np.mean([psnr(one.original_HWC, one.start_HWC, self.convention) for one in self.images]))
 
 
@@ -111,11 +112,11 @@ def attack(
     seed: int = 0,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Attack:
-    """Attack what random clients of a run would send after they trained on one random image each.
+    """Attack the uploads of random clients of a run, each after training on one random image.
 
-    round: after which the state is taken; default: 10 if the run keeps it, else the latest. progress: called with the
-    number of images done. Raises `ScenarioError` when the run's method does not declare
-    what its uploads expose (`Algorithm.exposed`), or exposes no single image.
+    round: the clients start from the state after this round; default: 10 if the run kept it, else the latest.
+    progress: called with the number of images done. Raises `ScenarioError` if the run's method does not declare what
+    its uploads expose (`Algorithm.exposed`), or exposes no single image.
     """
     opened = OpenedRun.of(run)
     opened.check_images()
@@ -140,10 +141,10 @@ def attack(
 
 
 def invert(seen: Transmission, spec: RunSpec, shape_HWC: tuple[int, ...], seed: int = 0) -> tuple[Image, Image, float]:
-    """The image whose transmission is nearest to what was seen: (first start, best image, its distance).
+    """Find the image that would be sent most nearly as observed: (first random start, best image, its distance).
 
-    Image and label begin as N(0, 1) and pass through a sigmoid and a softmax, so that pixels are in [0, 1]. Where
-    L-BFGS gets stuck, it begins anew; the nearest of all is taken, which the attacker can tell.
+    Image and label start from N(0, 1) and pass through a sigmoid and a softmax, so that pixels are in [0, 1]. If
+    L-BFGS gets stuck, it restarts; the image with the least distance, which the attacker knows, is the result.
     """
     rng = seeded(seed, "attack")
     scale = float(seen.seen_E.square().sum()) or 1.0
@@ -162,7 +163,7 @@ def invert(seen: Transmission, spec: RunSpec, shape_HWC: tuple[int, ...], seed: 
 
 
 class _Descent:
-    """L-BFGS from one random start, and the best image that it met."""
+    """L-BFGS from one random start, and its best image so far."""
 
     def __init__(
         self, seen: Transmission, spec: RunSpec, shape_HWC: tuple[int, ...], scale: float, rng: torch.Generator
@@ -195,7 +196,7 @@ class _Descent:
 def _unrelated(
     image_MHWC: NDArray[np.uint8], index: NDArray[np.int64], convention: Convention, rng: np.random.Generator
 ) -> float:
-    """Mean PSNR of two images that clients train on."""
+    """The mean PSNR of two random training images of clients."""
     if len(index) < 2:
         raise ScenarioError("the clients of the run have only one training image; the attack needs at least two")
     pairs = [rng.choice(index, 2, replace=False) for _ in range(STRANGERS)]
@@ -204,7 +205,7 @@ def _unrelated(
 
 
 def draw_attack(result: Attack, output: Path | str) -> Path:
-    """Originals above, what the attack made of them below, with PSNR. Returns the file."""
+    """Draw the originals, and below them the reconstructions with their PSNR. Returns the file."""
     file = picture_file(output)
     columns = min(SHOWN, len(result.images))
     rows = -(-len(result.images) // columns)

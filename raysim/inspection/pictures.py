@@ -1,4 +1,4 @@
-"""What the pictures of this package share."""
+"""Figures, images and colours shared by the pictures of this package."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def picture_file(path: Path | str) -> Path:
-    """A file that a picture can be written to. Raises `ScenarioError`: asked before minutes of work, not after them."""
+    """Check the file name of a picture, before minutes of work. Raises `ScenarioError` for a wrong suffix or folder."""
     file = Path(path)
     if file.suffix not in SUFFIXES:
         raise ScenarioError(f"-o: {path} given; allowed: a file that ends in {', '.join(SUFFIXES)}")
@@ -33,7 +33,7 @@ def picture_file(path: Path | str) -> Path:
 
 
 def make_figure(rows: int, columns: int, width: float, height: float) -> tuple[Figure, NDArray[Any]]:
-    """A figure and its axes, [rows, columns], without the state of matplotlib's pyplot."""
+    """Make a figure and its axes, [rows, columns], without the global state of matplotlib's pyplot."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -43,12 +43,12 @@ def make_figure(rows: int, columns: int, width: float, height: float) -> tuple[F
 
 
 def pixels(raw: NDArray[np.uint8]) -> Image:
-    """Stored pixels as numbers in [0, 1]."""
+    """Convert stored pixels to numbers in [0, 1]."""
     return (raw / np.float32(255)).astype(np.float32)
 
 
 def show_image(axes: Axes, image_HWC: Image, title: str = "") -> None:
-    """An image with values in [0, 1], grey if it has one channel, without axes."""
+    """Show an image with values in [0, 1], in grey if it has one channel, without axes."""
     grey = image_HWC.shape[2] == 1
     axes.imshow(image_HWC[:, :, 0] if grey else image_HWC, cmap="gray" if grey else None, vmin=0, vmax=1)
     axes.set_title(names.picture(title), fontsize=7)
@@ -56,7 +56,7 @@ def show_image(axes: Axes, image_HWC: Image, title: str = "") -> None:
 
 
 def save_figure(figure: Figure, file: Path) -> Path:
-    """Write a figure as a whole or not at all. Raises `ScenarioError` when the file cannot be written."""
+    """Write a figure atomically. Raises `ScenarioError` if the file cannot be written."""
     date = {} if file.suffix == ".png" else {"CreationDate" if file.suffix == ".pdf" else "Date": None}
     try:
         replace(file, lambda out: figure.savefig(out, format=file.suffix[1:], facecolor="white", metadata=date))
@@ -66,7 +66,7 @@ def save_figure(figure: Figure, file: Path) -> Path:
 
 
 def class_colours(classes: NDArray[np.int64]) -> dict[int, Any]:
-    """A colour for each of these class ids."""
+    """Class id -> colour."""
     from matplotlib import colormaps
 
     few = len(classes) <= 10

@@ -1,10 +1,10 @@
-"""What a client's upload shows of one image, and what an attacker's model would send for any other.
+"""A client's upload after training on one image, and the attacker's model of that upload as a function of the image.
 
-The client trains one step of plain SGD on that image alone, not augmented, from the state of a saved round, and sends
-what its method sends: the upload is the method's own. `Algorithm.exposed` says what of it the attacker can match: an
-update, whose change over the learning rate is a gradient, or an output of the client's network.
+From the state of a saved round, the client trains one step of plain SGD on that image alone, without augmentation, and
+uploads what its method uploads. `Algorithm.exposed` declares which part the attacker can match: an update, which
+divided by the learning rate is a gradient, or an output of the client's network.
 
-Shapes: B = 1 image, C classes, E numbers that are seen.
+Shapes: B = 1 image, C classes, E observed numbers.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ from raysim.engine.workers.hooks import errors_from, hook
 from raysim.runs.opened import OpenedRun
 
 Knowledge = Literal["white", "blind"]
-"""white: the attacker has the client's private weights, the worst case. blind: the architecture with the fewest
-parameters, freshly initialised, stands for them. Both know what the server sent."""
+"""The attacker's knowledge. white: it has the client's private weights, the worst case. blind: it replaces them by the
+architecture with the fewest parameters, freshly initialised. Both know what the server sent."""
 
 
 @dataclass(frozen=True)
 class Transmission:
-    """What is seen of a client that trained on one image, and the attacker's model of it."""
+    """The observed part of a client's upload after training on one image, and the attacker's model of it."""
 
     client: ClientId
-    sample: int  # the image's place in the client's training samples
-    seen_E: Tensor
+    sample: int  # position of the image in the client's training samples
+    seen_E: Tensor  # the observed numbers
     send: Callable[[Tensor, Tensor], Tensor]  # (normalised image [B, C, H, W], label [B, C] in [0, 1]) -> [E]
     uses_label: bool  # whether `send` reads the label
 
 
 def attack_spec(spec: RunSpec) -> RunSpec:
-    """The run with clients that train one step of plain SGD on images that are not augmented."""
+    """The run's spec, with one step of plain SGD on images without augmentation as local training."""
     local = LocalTraining(epochs=1, batch_size=spec.local.batch_size, lr=spec.local.lr)
     return replace(spec, local=local, transform=replace(spec.transform, augment=None))  # type: ignore[type-var]
 
 
 def attackable(opened: OpenedRun, checkpoint: Checkpoint) -> list[ClientId]:
-    """The clients with training samples whose upload after a checkpoint may show something of one image.
+    """The clients with training samples that the attack can use: their upload after a checkpoint may expose one image.
 
-    BatchNorm cannot train on one image, so one client of each architecture with BatchNorm is tried: it counts if it
-    uploads an output nevertheless. Raises `ScenarioError` if there are no such clients.
+    BatchNorm cannot train on one image. So one client of each architecture with BatchNorm is tried, and that
+    architecture's clients count if the upload is an output. Raises `ScenarioError` if there are no such clients.
     """
     spec, t = attack_spec(opened.spec), checkpoint.round + 1
     normed = {
@@ -74,17 +74,17 @@ def attackable(opened: OpenedRun, checkpoint: Checkpoint) -> list[ClientId]:
         clients = [k for k in spec.eligible if spec.arch(k) not in normed or spec.arch(k) in fits]
     if not clients:
         raise ScenarioError(
-            "the networks of all clients that hold samples have BatchNorm, with which "
+            "all clients with samples have networks with BatchNorm, and with BatchNorm "
             f"{_name(spec.algorithm)} exposes no single image in round {t}; attack a run with other networks"
         )
     return clients
 
 
 def transmit(backend: InProcessBackend, t: int, k: ClientId, sample: int, knowledge: Knowledge) -> Transmission:
-    """What client `k` sends in round `t` after it trained on one of its samples.
+    """Train client `k` on one of its samples in round `t`, and return its upload with the attacker's model of it.
 
-    The clients of `backend` stay as they are. Raises `ScenarioError` when the method sends nothing then, or does not
-    declare what that exposes.
+    The clients of `backend` do not change. Raises `ScenarioError` if the method uploads nothing in that round, or
+    does not declare what its uploads expose.
     """
     spec, upload = backend.spec, _upload_of(backend, t, k, sample)
     if upload is None:
@@ -99,16 +99,16 @@ def transmit(backend: InProcessBackend, t: int, k: ClientId, sample: int, knowle
 
 @dataclass(frozen=True)
 class _Upload:
-    """A client's round of training on one image."""
+    """A client, its upload and its training on one image."""
 
     algorithm: AnyAlgorithm
     client: Client  # after training
-    before: nn.Module  # its network before it
-    message: Any
-    jobs: list[tuple[nn.Module, FitJob]]  # every `client.fit`, with the network as it was then
+    before: nn.Module  # the client's network before training
+    message: Any  # the upload
+    jobs: list[tuple[nn.Module, FitJob]]  # every call of `client.fit`, with a copy of the network before it
 
     def exposed(self, net: nn.Module) -> UpdateOf | OutputOf:
-        """What the method says that the upload exposes, if this is the client's network."""
+        """The method's declaration of what the upload exposes, with `net` as the client's network."""
         name = _name(self.algorithm)
         with errors_from(lambda: f"{name}.exposed of client {self.client.id} failed"):
             exposed: Exposed | None = self.algorithm.exposed(replace(self.client, net=net), self.message)
@@ -126,7 +126,7 @@ def _name(algorithm: AnyAlgorithm) -> str:
 
 
 def _upload_of(backend: InProcessBackend, t: int, k: ClientId, sample: int) -> _Upload | None:
-    """What client `k` sends in round `t` after it trained on one sample; None where it sends nothing."""
+    """Client `k`'s upload in round `t` after training on one sample; None if it uploads nothing."""
     spec = backend.spec
     broadcast = backend.send(t, [k])
     place = broadcast.of[k]
@@ -172,7 +172,7 @@ def _output(spec: RunSpec, upload: _Upload, sample: int, knowledge: Knowledge) -
     def miss(send: Callable[[Tensor, Tensor], Tensor]) -> float:
         return float((send(client.data.x, client.data.y).detach() - seen_E).square().sum())
 
-    # Some methods send what the step itself gave, others what the network gives after it.
+    # Some methods send an output from before the step, others from after it: take the network that fits better.
     send = min((sender(upload.before), sender(client.net)), key=miss)
     return Transmission(client.id, sample, seen_E, send, uses_label=False)
 
@@ -187,7 +187,7 @@ def _update(spec: RunSpec, upload: _Upload, sample: int, knowledge: Knowledge) -
     places = {name: _places_sent(exposed.after[name]) for name in shared}
 
     def sent(named: Mapping[str, Tensor]) -> Tensor:
-        """Of the shared parameters, or their gradients, the numbers that the upload contains, [E]."""
+        """Select the numbers of the shared parameters, or of their gradients, that the upload contains, [E]."""
         return torch.cat([named[name].flatten()[place] for name, place in places.items()])
 
     of_net = {id(w): name for name, w in net.named_parameters()}
@@ -214,7 +214,7 @@ def _update(spec: RunSpec, upload: _Upload, sample: int, knowledge: Knowledge) -
 
 
 def _training(upload: _Upload) -> tuple[nn.Module, FitJob]:
-    """The `client.fit` that trains the exposed parameters, and the network as it was then."""
+    """The call of `client.fit` that trains the exposed parameters, with a copy of the network before it."""
     calls = [
         (net, job)
         for net, job in upload.jobs
@@ -235,24 +235,24 @@ def _update_of(upload: _Upload, net: nn.Module) -> UpdateOf:
 
 
 def _shared(exposed: UpdateOf) -> dict[str, nn.Parameter]:
-    """The parameters that the upload contains, as they are in the network."""
+    """The network's parameters that the upload contains, by name."""
     return {name: w for name, w in exposed.part.named_parameters() if name in exposed.after}
 
 
 def _places_sent(after: Tensor) -> Tensor | slice:
-    """Which numbers of a flattened parameter are sent: a slice for all, which is faster for large networks."""
+    """The indices of a flattened parameter that are sent; a slice if all are, which is faster for large networks."""
     known_E = ~after.isnan().flatten()
     return slice(None) if bool(known_E.all()) else known_E.nonzero().flatten()
 
 
 def _stranger(spec: RunSpec) -> nn.Module:
-    """What an attacker without the private weights puts in their place: a fresh network."""
+    """A fresh network, which an attacker without the private weights uses instead of them."""
     with global_seed(spec.seed, "attack"):
         return spec.algorithm.client_model(spec.fresh_model(spec.task.smallest(), "attack"), spec.task)
 
 
 class _Constant(torch.autograd.Function):
-    """A teacher in a loss: constant to the step that it teaches, but not to an attacker who varies the image."""
+    """A teacher in a loss: constant for the client's step, differentiable for the attacker, who varies the image."""
 
     stepping = False
 
@@ -266,7 +266,7 @@ class _Constant(torch.autograd.Function):
 
 
 class _Teachers(TorchFunctionMode):
-    """Within it, `detach` stops the gradient of the step alone."""
+    """A context in which `detach` stops the gradient of the client's step, but not the attacker's."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is Tensor.detach and args[0].requires_grad:
@@ -275,7 +275,7 @@ class _Teachers(TorchFunctionMode):
 
 
 def _step_gradients(value: Tensor, parameters: list[Tensor]) -> tuple[Tensor, ...]:
-    """The gradient of a step, which itself can be differentiated."""
+    """The gradient of a client's step, itself differentiable."""
     _Constant.stepping = True
     try:
         return torch.autograd.grad(value, parameters, create_graph=True)

@@ -1,4 +1,4 @@
-"""The clusters around one sample, from its first merge up to the top of the tree (HKS, Fig. 3).
+"""Clusters around one sample, from its first merge to the top of the tree (HKS, Fig. 3).
 
 Shapes: N samples that the server clusters, C classes, V nodes of the tree.
 """
@@ -24,9 +24,9 @@ from raysim.report.units import plural
 from raysim.runs.opened import OpenedRun
 
 SHOWN = 10
-"""Images in a row of the picture."""
+"""Images per row of the figure."""
 NAMED = 3
-"""Classes of a cluster that are named."""
+"""Classes to name per cluster."""
 
 
 class ParentsOfNodes(Protocol):
@@ -34,28 +34,28 @@ class ParentsOfNodes(Protocol):
 
     @property
     def parent_V(self) -> NDArray[np.int64]:
-        """The cluster that each node is part of, which comes after it; -1 for none. Samples are the first nodes."""
+        """The parent cluster of each node, with a greater index than the node; -1 for none. Samples come first."""
 
 
 @runtime_checkable
 class ClustersLogits(Protocol):
-    """A method whose server clusters samples by their logits. It needs no other declaration to be shown."""
+    """A method whose server clusters samples by their logits. `raysim tree` works for every method of this protocol."""
 
     def clustered_logits(self, server: Server[Any]) -> Mapping[ClientId, Tensor]:
-        """The logits [N, C] of the samples of each client, in data order, that the server has."""
+        """Client -> logits [N, C] of its samples, in data order, for the clients whose logits the server has."""
 
     def tree(self, logits_NC: Tensor, num_classes: int) -> ParentsOfNodes:
-        """The clusters of these samples."""
+        """Cluster samples by their logits."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """One cluster around the sample; places are in the data set, nearest logits first."""
+    """A cluster around the sample. Samples are positions in the data set, nearest logits first."""
 
-    samples: NDArray[np.int64]  # the sample itself is the first
-    joining: NDArray[np.int64]  # those that are not in the cluster below
-    classes: tuple[tuple[str, int], ...]  # (class, how many samples), most frequent first
-    clients: int  # how many have samples in it
+    samples: NDArray[np.int64]  # all samples of the cluster, the sample itself first
+    joining: NDArray[np.int64]  # the samples that the next smaller cluster does not have
+    classes: tuple[tuple[str, int], ...]  # (class, number of samples), most frequent first
+    clients: int  # number of clients with samples in the cluster
     predicted: str  # class of the mean logits, which teach the sample
 
     @property
@@ -71,7 +71,7 @@ class SampleTree:
     """The clusters around a sample, the smallest first."""
 
     run: OpenedRun
-    round: int  # after which the server clustered
+    round: int  # the round after which the server clustered
     client: ClientId
     sample: int
     label: str
@@ -79,9 +79,10 @@ class SampleTree:
 
 
 def sample_tree(run: Path | str, sample: int) -> SampleTree:
-    """The path of clusters around a training sample, given by its place in the data set, as in `partition.parquet`.
+    """Return the clusters around a training sample.
 
-    Raises `ScenarioError` when the run's method clusters no logits, or the server has no logits of that sample.
+    sample: its position in the data set, as in `partition.parquet`. Raises `ScenarioError` if the run's method does
+    not cluster logits, or the server has no logits of that sample.
     """
     opened = OpenedRun.of(run)
     method: Any = opened.spec.algorithm
@@ -126,9 +127,9 @@ def sample_tree(run: Path | str, sample: int) -> SampleTree:
 
 
 def path_levels(parent_V: NDArray[np.int64], num_samples: int, target: int) -> NDArray[np.int64]:
-    """For each sample the number, from 0 up, of the smallest cluster around `target` that holds it; -1: none does.
+    """For each sample, the level of the smallest cluster around `target` that contains it, from 0; -1 if none does.
 
-    parent_V: the cluster that each node is part of, which comes after it; -1 for none.
+    parent_V: the parent cluster of each node, with a greater index than the node; -1 for none.
     """
     level_V = np.full(len(parent_V), -1)
     node, level = parent_V[target], 0
@@ -142,7 +143,7 @@ def path_levels(parent_V: NDArray[np.int64], num_samples: int, target: int) -> N
 
 
 def draw_tree(tree: SampleTree, output: Path | str) -> Path:
-    """The sample, and below it a row for each cluster with the samples that join there. Returns the file."""
+    """Draw the sample, and below it a row per cluster with the samples that join it there. Returns the file."""
     file = picture_file(output)
     tree.run.check_images()
     image_MHWC, labels, names = tree.run.raw_M, tree.run.spec.labels, tree.run.assembly.data.class_names

@@ -1,4 +1,4 @@
-"""Clients' representations in the plane, by t-SNE: do samples of one class, of several clients, lie together?
+"""t-SNE of clients' representations: do samples of one class lie together, across clients?
 
 Shapes: N samples, D representation width.
 """
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 PERPLEXITY = 30.0
 MARKERS = "os^Dv*PXp<>h"
 LISTED = 30
-"""Classes up to which a legend names their colours."""
+"""The largest number of classes whose colours the legend names."""
 
 
 def embed(value_ND: NDArray[np.float32], seed: int = 0) -> NDArray[np.float32]:
-    """t-SNE as scikit-learn has it, from principal components on: [N, 2], the same for the same seed.
+    """Embed representations in the plane, [N, 2], by scikit-learn's t-SNE, initialised with principal components.
 
-    The perplexity is 30, or a third of the samples. Raises `ScenarioError` with fewer than four samples, or when some
-    value is not finite.
+    The same seed gives the same result. The perplexity is 30, or (N - 1) / 3 if that is less. Raises `ScenarioError`
+    with fewer than four samples, or if a value is not finite.
     """
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
@@ -45,7 +45,7 @@ def embed(value_ND: NDArray[np.float32], seed: int = 0) -> NDArray[np.float32]:
         raise ScenarioError("representations contain NaN or infinity: the training of these clients diverged")
     perplexity = min(PERPLEXITY, (len(value_ND) - 1) / 3)
     tsne = TSNE(2, perplexity=perplexity, init="pca", random_state=seed)
-    # OpenMP's threads wait for each other in every step: beside other work, that is minutes instead of seconds.
+    # OpenMP's threads wait for each other in every step; on a busy machine that takes minutes instead of seconds.
     with threadpool_limits(1):
         plane_N2: NDArray[np.float32] = tsne.fit_transform(value_ND)
     return plane_N2
@@ -54,9 +54,9 @@ def embed(value_ND: NDArray[np.float32], seed: int = 0) -> NDArray[np.float32]:
 def draw_tsne(
     runs: Sequence[Path | str], clients: Sequence[ClientId], part: str, output: Path | str, seed: int = 0
 ) -> Path:
-    """One panel per run, side by side: colours are classes, markers clients. Returns the file.
+    """Draw one panel per run, side by side; colours are classes, markers are clients. Returns the file.
 
-    Raises `ScenarioError` when a run, client or part is not there, or the file cannot be written.
+    Raises `ScenarioError` if a run, client or part does not exist, or the file cannot be written.
     """
     file = picture_file(output)
     if len(clients) > len(MARKERS):

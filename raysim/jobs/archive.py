@@ -1,11 +1,11 @@
-"""Prints a run folder as text, on the head node: `python -c <this file> FOLDER [--checkpoints]`.
+"""Program that prints a run folder as text, on the head node: `python -c <this file> FOLDER [--checkpoints]`.
 
-The Jobs API returns only what a job prints, so the program prints the folder as a zip file in base64, between a line
-with its size and a line that ends it. The output would stay in Ray's log folder, so the program waits for SIGTERM (or
-some minutes) and then empties its own log.
+The Jobs API returns only the output of a job. So the program prints the folder as a zip file in base64, between a line
+with its size and a final line. Ray would keep that output in its log folder, so the program waits for SIGTERM, at most
+`WAIT_S`, and then empties its own log.
 
-`fetch` sends this file's text, because the cluster may have removed the code of a job that ended; so it imports only
-the standard library.
+`fetch` sends the text of this file, because the cluster may have removed the code of a job that ended. So this file
+imports only the standard library.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BEGIN, END, REFUSED = "raysim-archive-begin ", "raysim-archive-end", "raysim-arc
 WIDTH = 48 * 1024  # bytes per line, 64 Ki as base64; Ray forwards a log in pieces of about that size
 WAIT_S = 300.0
 LIMIT = 4 << 30
-"""The largest folder to send, in bytes: it passes through the log of a job, on the disk of the head node."""
+"""The largest folder to send, in bytes: its text is in the log of a job, on the disk of the head node."""
 
 FILES = 10_000
 """The most files to send."""
@@ -34,7 +34,7 @@ FILES = 10_000
 def is_plain(name: str) -> bool:
     """Whether a file of a run folder may have this path, relative to the folder.
 
-    It has no hidden part and no `..`, is printable, and is no longer than any file system allows.
+    Such a path has no hidden part and no `..`, is printable, and is short enough for every file system.
     """
     parts = name.split("/")
     if not name.isprintable() or "\\" in name or len(name.encode()) > 155:
@@ -43,7 +43,7 @@ def is_plain(name: str) -> bool:
 
 
 def list_files(folder: Path, checkpoints: bool) -> list[Path]:
-    """The files of a run folder to send, relative to it, without links and paths that are not `is_plain`."""
+    """The files of a run folder to send, relative to it, without links and without paths that are not `is_plain`."""
     files = []
     for file in sorted(folder.rglob("*")):
         inside = file.relative_to(folder)
@@ -59,7 +59,7 @@ def list_files(folder: Path, checkpoints: bool) -> list[Path]:
 
 
 def send(folder: Path, checkpoints: bool, print_line: Callable[[str], object], limit: int = LIMIT) -> None:
-    """Print the folder, or the reason why not."""
+    """Print the folder as an archive, or the reason why it cannot be sent."""
     if not folder.is_dir():
         print_line(f"{REFUSED}there is no folder {folder} on the head node")
         return
@@ -73,10 +73,10 @@ def send(folder: Path, checkpoints: bool, print_line: Callable[[str], object], l
         )
         return
     with tempfile.TemporaryFile() as archive:
-        # Parquet, PNG and weights are compressed already; a higher level would take longer and save nothing.
+        # Parquet, PNG and weights are already compressed: a higher level would take longer and save nothing.
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=1, strict_timestamps=False) as packed:
             for file in files:
-                with contextlib.suppress(FileNotFoundError):  # replaced meanwhile, as clients.arrows is at the end
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile, as clients.arrows at the end
                     packed.write(folder / file, file)
         print_line(f"{BEGIN}{archive.tell()}")
         archive.seek(0)
@@ -86,7 +86,7 @@ def send(folder: Path, checkpoints: bool, print_line: Callable[[str], object], l
 
 
 def main() -> None:
-    """Send, wait, and empty the log."""
+    """Send the folder in the command line, wait for SIGTERM, and empty the log."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     with open(1, "wb", buffering=0, closefd=False) as out:
         try:

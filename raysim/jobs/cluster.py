@@ -1,4 +1,4 @@
-"""The address of a cluster and calls to its Jobs API; every failure is one sentence."""
+"""Address of a cluster, and calls to its Jobs API; every failure is reported in one sentence."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ from raysim.common.text import expanded, holds_secret, is_name, one_line
 from raysim.tracking.store import bypass_proxy, is_loopback, shown
 
 VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_DASHBOARD_ADDRESS", "RAY_ADDRESS")
-"""Variables with an address, in this order; of RAY_ADDRESS only an http address is for jobs."""
+"""Environment variables with the address, in order of preference; RAY_ADDRESS counts only if it is an http address."""
 
 DEFAULT = "http://127.0.0.1:8265"
 ALLOWED = "the dashboard's address, such as http://HOST:8265"
 
 ANSWER_S = 5.0
-"""How long a dashboard may take to give its version, in seconds."""
+"""How long to wait for a dashboard's version, in seconds."""
 
 ANSWER_BYTES = 1 << 20
-"""The longest answer that is read."""
+"""The most bytes to read of an answer."""
 
 KIND = "raysim"
-"""The key in the metadata of every job of raysim; its value is the version of raysim."""
+"""The metadata key that marks a job as raysim's; its value is raysim's version."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """A dashboard's address and where it was given."""
+    """A dashboard's address, and the option or variable that set it."""
 
     url: str
     origin: str
 
     def error(self, text: str) -> ScenarioError:
-        """A `ScenarioError` about this address."""
+        """Return a `ScenarioError` about this address."""
         return ScenarioError(f"{self.origin}: {shown(self.url)} {text}")
 
 
 def find_address(option: str | None) -> Address:
-    """The address: `option`, else the first of `VARIABLES`, else this machine's dashboard.
+    """Return the dashboard's address: `option`, else the first of `VARIABLES` that is set, else this machine's.
 
-    Raises `ScenarioError` when it cannot be a dashboard's.
+    Raises `ScenarioError` if it cannot be the address of a dashboard.
     """
     address = Address(DEFAULT, "--address (the default)")
     if option is not None:
@@ -77,7 +77,7 @@ def find_address(option: str | None) -> Address:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster whose dashboard answers."""
+    """A connection to a cluster's dashboard."""
 
     address: str
     ray_version: str
@@ -85,9 +85,9 @@ class Cluster:
     notes: tuple[str, ...] = ()  # for the user, about the token
 
     def info(self, job: str) -> Any:
-        """Ray's `JobDetails` of a job.
+        """Return Ray's `JobDetails` of a job.
 
-        Raises `ScenarioError` when there is no such job, or raysim did not submit it.
+        Raises `ScenarioError` if there is no such job, or raysim did not submit it.
         """
         try:
             details = self.call("get_job_info", job)
@@ -101,16 +101,16 @@ class Cluster:
         return details
 
     def jobs(self) -> list[Any]:
-        """All jobs of raysim, newest first."""
+        """Return all jobs that raysim submitted, newest first."""
         jobs = [job for job in self.call("list_jobs") if is_name(job.submission_id) and KIND in (job.metadata or {})]
         return sorted(jobs, key=lambda job: job.start_time or 0, reverse=True)
 
     def log(self, job: str) -> str:
-        """The output of a job so far."""
+        """Return the output of a job so far."""
         return str(self.call("get_job_logs", job))
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the client. Raises `UnknownJobError`, or `RunError` for any other failure."""
+        """Call a method of Ray's client. Raises `UnknownJobError`, or `RunError` for any other failure."""
         try:
             return getattr(self.client, method)(*args, **kwargs)
         except (OSError, RuntimeError) as error:
@@ -137,11 +137,11 @@ class Cluster:
 
 
 class UnknownJobError(RunError):
-    """The cluster has no job of that id."""
+    """The cluster has no job with that id."""
 
 
 class NoAnswerError(RunError):
-    """The connection broke before the cluster answered; it may have done what it was asked for."""
+    """The connection broke before the cluster answered; the cluster may have executed the request."""
 
 
 class NotReadyError(RunError):
@@ -149,7 +149,7 @@ class NotReadyError(RunError):
 
 
 def connect(address: Address) -> Cluster:
-    """Connect to a Ray dashboard. Raises `ScenarioError` when none answers, or it refuses the token."""
+    """Connect to a Ray dashboard. Raises `ScenarioError` if none answers, or it refuses the token."""
     if is_loopback(address.url):
         bypass_proxy()
     token = ""
@@ -164,9 +164,7 @@ def connect(address: Address) -> Cluster:
             "RAY_AUTH_TOKEN_PATH names, or ~/.ray/auth_token (and leave RAY_AUTH_MODE unset or set it to token)"
         )
     if status == 403:
-        raise address.error(
-            f"refuses the token in {_token_origin()}: it needs the one that the cluster was started with"
-        )
+        raise address.error(f"refuses the token in {_token_origin()}: use the token that the cluster was started with")
     version = facts.get("ray_version") if isinstance(facts, dict) else None
     if not isinstance(version, str):
         raise address.error(f"answers, but is not a Ray dashboard; use {ALLOWED}")
@@ -180,7 +178,7 @@ def connect(address: Address) -> Cluster:
         try:
             client = JobSubmissionClient(address.url, headers=headers)
         except (OSError, RuntimeError) as error:
-            raise address.error(f"does not answer as it should ({_reason(error)})") from None
+            raise address.error(f"gives an unexpected answer ({_reason(error)})") from None
         except (
             AuthenticationError
         ):  # the cluster needs no token, but with RAY_AUTH_MODE=token Ray's client looks for one
@@ -189,7 +187,7 @@ def connect(address: Address) -> Cluster:
 
 
 def find_token() -> tuple[str, tuple[str, ...]]:
-    """The token that Ray would use, "" if there is none, and notes for the user."""
+    """Return the token that Ray would use, "" if there is none, and notes for the user."""
     if value := os.environ.get("RAY_AUTH_TOKEN", "").strip():
         return value, ()
     file = _token_file()
@@ -211,7 +209,7 @@ def _token_origin() -> str:
 
 
 def _ask(address: Address, token: str) -> tuple[int, Any]:
-    """The status and the content of the answer to /api/version; waits for `ANSWER_S`, Ray's own client for minutes."""
+    """Request /api/version; returns (status, content). Waits for `ANSWER_S`, where Ray's client would wait minutes."""
     request = urllib.request.Request(f"{address.url}/api/version")
     if token:
         request.add_header("Authorization", f"Bearer {token}")
@@ -229,7 +227,7 @@ def _ask(address: Address, token: str) -> tuple[int, Any]:
         except (OSError, http.client.HTTPException) as error:
             answers.append(error)
 
-    # In a thread that may outlive this call: urlopen's timeout counts anew for each byte of an answer.
+    # In a thread that may outlive this call, because urlopen's timeout restarts with each byte of an answer.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(ANSWER_S)

@@ -1,9 +1,9 @@
-"""The program of a job, on the head node: it checks versions and acts as `raysim launch` or `raysim resume`.
+"""Program of a job, on the head node: checks versions, then acts as `raysim launch`, `resume` or `sweep`.
 
     python -m raysim.jobs.entry [SCENARIO] [--set KEY=VALUE]... [--resume RUN [--code-changed]]
 
-Ray runs it in the folder that `submit` shipped, and removes that folder some time after the job. So relative paths (in
-the scenario `output`, `data.root`, a SQLite store; the run to resume) are relative to `~/raysim`.
+Ray runs it in the folder that `submit` shipped, and removes that folder some time after the job. So relative paths
+(the scenario's `output`, `data.root` and SQLite store; the run to resume) are relative to `~/raysim`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 RESUME = "raysim submit --resume"
-"""The command for users that resumes a job's run; the run's folder follows it."""
+"""The user's command to resume a job's run; the run folder follows it."""
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run the job; returns its exit code, those of `raysim launch`."""
+    """Run the job; returns its exit code, as `raysim launch` does."""
     parser = argparse.ArgumentParser(prog="raysim.jobs.entry")
     parser.add_argument("scenario", nargs="?")
     parser.add_argument("--set", dest="sets", action="append", default=[])
@@ -50,7 +50,7 @@ def main(args: list[str] | None = None) -> int:
 
 
 def home() -> Path:
-    """The folder that a job's relative paths are in, made if need be. Raises `ScenarioError`."""
+    """Return the base folder of a job's relative paths, and create it if missing. Raises `ScenarioError`."""
     from raysim.common.errors import ScenarioError
 
     try:
@@ -73,7 +73,7 @@ def _stoppable(work: Callable[[Callable[[], None]], int]) -> int:
 def _run(
     scenario: str | None, sets: Sequence[str], run_: str | None, code_changed: bool, closing: Callable[[], None]
 ) -> int:
-    # Only now: these import torch and others, whose absence `incompatibility` has to report first.
+    # Imported here: these need torch and other packages, and `incompatibility` must report missing ones first.
     from raysim.common.errors import RaysimError
     from raysim.jobs.job_log import JobLogTracker
     from raysim.report.table import print_closing_table
@@ -98,7 +98,7 @@ def _run(
 
 
 def _sweep(file: str, sets: Sequence[str], closing: Callable[[], None]) -> int:
-    """Run a sweep on the cluster that the job is part of."""
+    """Run a sweep on the job's cluster."""
     from raysim.common.errors import RaysimError
     from raysim.jobs.job_log import report_sweep
     from raysim.sweeps.definition import load_sweep
@@ -117,7 +117,7 @@ def _sweep(file: str, sets: Sequence[str], closing: Callable[[], None]) -> int:
 def _resume(
     place: str, scenario: ParsedScenario | None, sets: Sequence[str], code_changed: bool, tracker: JobLogTracker
 ) -> Run:
-    """Resume the run in this folder, or with this id below the scenario's `output`."""
+    """Resume the run in the folder `place`, or with the id `place` below the scenario's `output`."""
     from raysim.common.errors import ScenarioError
     from raysim.runs.resume import find_run
     from raysim.runs.run import Run
@@ -141,7 +141,7 @@ def _fail(text: str, code: int) -> int:
 
 
 def _exit(code: int) -> None:
-    """Exit at once: the run has written everything, and finalizing an interpreter with torch takes seconds."""
+    """Exit at once: the run has written everything, and an interpreter with torch takes seconds to finalize."""
     ray = sys.modules.get("ray")
     if ray is not None:
         ray.shutdown()

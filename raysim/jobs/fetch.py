@@ -1,11 +1,11 @@
-"""Downloads the run folder of a job through the Jobs API alone.
+"""Downloads the run folder of a job, using only the Jobs API.
 
-A run folder has a lock, files that grow and files that are replaced in one step, so it is on the head node's disk, not
-at an fsspec address. MLflow receives neither checkpoints nor the files of a run in progress, and a user's machine need
-not reach its server. So a job's log is the one channel back that every cluster has: the Jobs API cannot return a file.
+A run folder has a lock, files that grow and files that are replaced atomically, so it is on the head node's disk, not
+at an fsspec address. MLflow receives neither checkpoints nor the files of a run in progress, and the user's machine may
+not reach its server. The Jobs API cannot return files. So the only channel that every cluster has is a job's log.
 
-Any user of a cluster can submit a job and write its log. So no file is written outside the one folder that is made for
-the download, and everything that is read has a bound.
+Any user of a cluster can submit a job and write its log. So the download writes only inside its own new folder, and
+bounds everything that it reads.
 """
 
 from __future__ import annotations
@@ -37,31 +37,30 @@ HELPER = "raysim-fetch"
 """The prefix of the ids of helper jobs."""
 
 START_S = 60.0
-"""How long a helper job may print nothing, in seconds."""
+"""The longest pause in a helper job's output, in seconds."""
 
 LONGEST_S = 900.0
-"""How long all of a folder may take to arrive, in seconds; the helper itself waits for no more than `archive.WAIT_S`
-once it has printed it."""
+"""The time limit of a download, in seconds. The helper job itself ends at most `archive.WAIT_S` after it has printed
+the folder."""
 
 LINE = archive.WIDTH * 4 // 3
-"""The most characters of a line of an archive."""
+"""The most characters per line of an archive."""
 
 BEFORE = 1 << 20
-"""The most characters in a helper's log before the archive."""
+"""The most characters in a helper job's log before the archive."""
 
 MONITOR_S = 2.5
-"""How long Ray's monitor, which runs once a second, may record a job again that has ended, in seconds."""
+"""How long Ray's monitor, which runs once a second, may still record a job that has ended, in seconds."""
 
 
 def fetch(cluster: Cluster, job: str, output: Path | None, checkpoints: bool) -> tuple[Path, int]:
-    """Download a job's run folder to `output`, by default ./runs/<scenario>/<run id>; returns it and the file count.
+    """Download a job's run folder to `output`; returns the folder and the number of files.
 
-    Of a sweep it is the folder with all cells, by default ./runs/<sweep>.
+    The default of `output` is ./runs/<scenario>/<run id>. For a sweep the folder contains all cells, and the default is
+    ./runs/<sweep>. Fetching again replaces the files, so a run can be fetched while it runs and again after its end.
 
-    Fetching again replaces the files, so a run can be fetched while it runs and after it ended.
-
-    Raises `ScenarioError` when there is no such job, it has no run folder, or `output` holds something else; `RunError`
-    when the folder did not arrive whole; then `output` is unchanged.
+    Raises `ScenarioError` if there is no such job, it has no run folder, or `output` contains other files; `RunError`
+    if the folder did not arrive complete, and then `output` is unchanged.
     """
     status, log = look(cluster, job)
     source = _source(status, log)
@@ -107,7 +106,7 @@ def _check_target(target: Path, log: JobLog) -> None:
 
 
 def _run_id(folder: Path) -> str | None:
-    """The run that a folder holds; None where there is none, or it cannot be read."""
+    """The id of the run in a folder; None if there is no run, or it cannot be read."""
     try:
         refuse_special(folder / "summary.json")
         return str(json.loads((folder / "summary.json").read_text(encoding="utf-8"))["run_id"])
@@ -116,12 +115,12 @@ def _run_id(folder: Path) -> str | None:
 
 
 def _move(part: Path, target: Path) -> int:
-    """Move `part` to `target` if that is new, else its files into `target`; returns their number."""
+    """Move `part` to `target` if that is new or empty, else move its files into `target`; returns their number."""
     files = [file.relative_to(part) for file in part.rglob("*") if file.is_file()]
     if not target.exists() or not any(target.iterdir()):
         part.replace(target)
         return len(files)
-    for file in files:  # checked before the first move: either all are moved or none
+    for file in files:  # check all before the first move, so that either all are moved or none
         for place in (target / file, *(target / above for above in file.parents[:-1])):
             if place.is_symlink() or (place.exists() and place.is_dir() == (place == target / file)):
                 raise ScenarioError(f"-o: {place} has the name of one of the run's files; choose a new or empty folder")
@@ -132,9 +131,9 @@ def _move(part: Path, target: Path) -> int:
 
 
 def receive(cluster: Cluster, folder: str, checkpoints: bool, file: IO[bytes]) -> None:
-    """Let a helper job on the head node print `folder`, and write the archive to `file`.
+    """Start a helper job on the head node that prints `folder` as an archive, and write the archive to `file`.
 
-    Raises `ScenarioError` when the folder does not exist or is too large, `RunError` when it did not arrive whole.
+    Raises `ScenarioError` if the folder does not exist or is too large, `RunError` if it did not arrive complete.
     """
     program = Path(archive.__file__).read_text(encoding="utf-8")
     words = ["python", "-c", program, folder, *(["--checkpoints"] if checkpoints else [])]
@@ -156,7 +155,7 @@ async def _receive(cluster: Cluster, helper: str, receiver: Receiver) -> None:
                 raise RunError(_cut(receiver, "the helper job ended early")) from None
             except TimeoutError:
                 raise RunError(_cut(receiver, f"nothing came for {START_S:.0f} s")) from None
-            except Exception:  # those of Ray and of aiohttp
+            except Exception:  # exceptions of Ray and aiohttp
                 raise RunError(_cut(receiver, "the connection broke")) from None
             receiver.feed(piece)
             if time.monotonic() > until:
@@ -170,7 +169,7 @@ def _cut(receiver: Receiver, reason: str) -> str:
 
 def _remove(cluster: Cluster, helper: str) -> None:
     """Stop the helper job, which then empties its log, and delete it from Ray's list."""
-    with contextlib.suppress(RunError):  # it ends by itself in minutes, and the folder has arrived
+    with contextlib.suppress(RunError):  # the helper would end by itself, and the download is over
         cluster.call("stop_job", helper)
         wait(cluster, helper, 10.0)
         time.sleep(MONITOR_S)
@@ -178,7 +177,7 @@ def _remove(cluster: Cluster, helper: str) -> None:
 
 
 class Receiver:
-    """Reads the helper's log in pieces and writes the archive in it to a file."""
+    """Reads a helper job's log in pieces, and writes the archive in it to a file."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.whole = False
@@ -188,7 +187,7 @@ class Receiver:
         self._missing: int | None = None  # bytes of the archive; None before it begins
 
     def feed(self, text: str) -> None:
-        """Read a piece. Raises `ScenarioError` with the helper's error, `RunError` for a damaged archive."""
+        """Read a piece of the log. Raises `ScenarioError` with the helper's error, `RunError` for a damaged archive."""
         if self._missing is None:
             self._before -= len(text)
         *lines, self._rest = (self._rest + text).split("\n")
@@ -230,16 +229,16 @@ class Receiver:
 
 
 def unpack(file: IO[bytes], into: Path, limit: int = archive.LIMIT, most: int = archive.FILES) -> None:
-    """Unpack a zip file into the new folder `into`: at most `most` files with `limit` bytes.
+    """Unpack a zip file into the new folder `into`: at most `most` files, with at most `limit` bytes in total.
 
-    A zip file's member is written as a file or folder, never as a link. Raises `RunError`, before anything is written,
-    for a name outside of the folder and for too much, and for an archive that is damaged.
+    Members are written as files or folders, never as links. Raises `RunError`: before anything is written if a name is
+    not `archive.is_plain` or a limit is exceeded, and also if the archive is damaged.
     """
     try:
         with zipfile.ZipFile(file) as packed:
             members = packed.infolist()
             for member in members:
-                # Other compressions may ask for gigabytes of memory.
+                # Other compression methods may need gigabytes of memory.
                 known = member.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
                 if not known or not archive.is_plain(member.filename):
                     what = one_line(repr(member.filename), 200)

@@ -1,6 +1,6 @@
-"""Machine-readable lines in a job's log: its run folder and its summary.
+"""Machine-readable lines in a job's log, with its run folder and its summary.
 
-The Jobs API has no other channel: a job's metadata is fixed at submission, and Ray keeps the log as long as the job.
+The Jobs API has no other channel: a job's metadata is fixed at submission. Ray keeps the log as long as the job.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from raysim.common.text import is_name, one_line, printable
 
 PREFIX = "raysim-job: "
 
-_SWEEP = re.compile(r"\d+ \w+(, \d+ \w+)*; \d+ of \d+ rounds")  # how far a sweep is
+_SWEEP = re.compile(r"\d+ \w+(, \d+ \w+)*; \d+ of \d+ rounds")  # the progress line of a sweep
 
 
 class JobLogTracker:
-    """The Tracker that prints them, on the cluster.
+    """A tracker that prints a job's run folder and summary into its log, on the cluster.
 
     on_close: called when the run begins to write its results.
     """
@@ -34,11 +34,11 @@ class JobLogTracker:
         self.report_folder(card.folder, card.run_id)
 
     def report_folder(self, folder: Path, run_id: str) -> None:
-        """Print where the results are."""
+        """Print the run folder and the run's id."""
         _print({"run_folder": str(folder), "run_id": run_id})
 
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
-        """Nothing: the progress lines report rounds."""
+        """Do nothing: the progress lines report rounds."""
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
         """Print the summary."""
@@ -47,7 +47,7 @@ class JobLogTracker:
 
 
 def report_sweep(folder: Path, name: str) -> None:
-    """Print where the cells of a sweep are."""
+    """Print the folder with the cells of a sweep."""
     _print({"run_folder": str(folder), "run_id": name, "sweep": True})
 
 
@@ -57,18 +57,18 @@ def _print(facts: Mapping[str, object]) -> None:
 
 @dataclass(frozen=True)
 class JobLog:
-    """The facts in a job's log. Any user of the cluster can write one, so names are checked and text is printable."""
+    """The facts in a job's log. Any user of the cluster can write a log, so names are checked and text is printable."""
 
-    run_folder: str = ""  # absolute, on the head node; "" until the run has one; a sweep's has all cells
-    run_id: str = ""  # a name; "" until there is a run folder; a sweep's name
-    sweep: bool = False  # whether it is the folder of a sweep
-    summary: Mapping[str, Any] = field(default_factory=dict)  # of summary.json; empty until the run ended
+    run_folder: str = ""  # absolute path on the head node; "" before it exists; for a sweep, the folder of all cells
+    run_id: str = ""  # "" before the run folder exists; for a sweep, its name
+    sweep: bool = False  # whether the job runs a sweep
+    summary: Mapping[str, Any] = field(default_factory=dict)  # content of summary.json; empty until the run ended
     progress: str = ""  # the last progress line
-    problem: str = ""  # the sentence of its error
+    problem: str = ""  # the error message of the job
 
 
 def read_log(text: str) -> JobLog:
-    """The facts in the log `text` so far."""
+    """Read the facts in a log, which may be incomplete."""
     facts: dict[str, Any] = {}
     for line in text.split("\n"):
         if line.startswith(PREFIX):
@@ -81,7 +81,7 @@ def read_log(text: str) -> JobLog:
 
 
 def _facts(line: str) -> dict[str, Any]:
-    """The facts of a line of `JobLogTracker`; none if another program wrote it, or its process died meanwhile."""
+    """Read a line that starts with `PREFIX`; returns no facts if another program wrote it, or it is incomplete."""
     try:
         entry = json.loads(line.removeprefix(PREFIX))
     except (ValueError, RecursionError):
@@ -98,11 +98,11 @@ def _facts(line: str) -> dict[str, Any]:
 
 
 def _is_absolute(value: object) -> bool:
-    """Whether this is an absolute path, by its form."""
+    """Whether a value has the form of an absolute path."""
     return isinstance(value, str) and value.startswith("/") and value.isprintable() and len(value) <= 4096
 
 
 def visible(text: str) -> str:
-    """The lines of a log that are for people, safe to print: without those of `JobLogTracker`."""
+    """The lines of a log to show to users: printable, and without those of `JobLogTracker`."""
     lines = text.removesuffix("\n").split("\n") if text else []
     return "".join(f"{printable(line)}\n" for line in lines if not line.startswith(PREFIX))

@@ -1,4 +1,4 @@
-"""Finds the run that a job resumes."""
+"""Resolves `--resume` of `raysim submit` to a run on the cluster."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from raysim.jobs.job_log import read_log
 from raysim.jobs.watch import Job
 
 FACTS = ("name", "scenario", "algorithm")
-"""Metadata that a resuming job takes from the job before, unless it has a scenario of its own."""
+"""Metadata that a resuming job copies from the job that ran the run, unless it has its own scenario."""
 
 
 def find_run(cluster: Cluster, run: str) -> tuple[str, Mapping[str, str]]:
-    """A run's folder or id on the head node, and the metadata of its job.
+    """Return a run's folder or id on the head node, and metadata for the job that resumes it.
 
-    run: the same, or the id of the job that ran it; only the resuming job can check that the folder exists. Raises
-    `ScenarioError` when the job has not ended, or has no run.
+    run: a job's id, or the run's folder or id on the head node, which only the resuming job can check. Raises
+    `ScenarioError` if the job has not ended, or has no run.
     """
     if not run.strip():
         raise ScenarioError(f"--resume: {run!r} given; allowed: a job's id, or a run's folder or id on the cluster")
     known_jobs = {info.submission_id: info for info in cluster.jobs()}
     if run not in known_jobs:
-        scenario = PurePosixPath(run).parent.name  # of <output>/<scenario>/<run id>
+        scenario = PurePosixPath(run).parent.name  # from <output>/<scenario>/<run id>
         return run, {"name": scenario} if is_name(scenario) else {}
     job = Job.of(known_jobs[run])
     if not job.ended:

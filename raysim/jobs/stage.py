@@ -1,4 +1,4 @@
-"""The folder that a job ships: raysim with its algorithms, the scenario or sweep. No data, no results, no history."""
+"""Fills the folder that a job ships: raysim, its algorithms, and the scenario or sweep; no data, results or history."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ PACKAGES = ("raysim", "raysim.algorithms")
 
 
 def stage(files: Sequence[Path], folder: Path, own_code: OwnCode | None = None) -> str | None:
-    """Fill `folder` with the code and these files, as they lie to each other; returns the first one's name in it.
+    """Copy the code and `files` to `folder`; returns the first file's path in it, or None without files.
 
-    The packages are those that this process imports, so the job runs the code that was checked: a checkout, an
-    installation, or a user's own `algorithms` folder before them. Raises `ScenarioError` when a file cannot be read.
+    The files keep their paths relative to each other. The packages are those that this process imports, from a
+    checkout, an installation, or a user's `algorithms` folder in front of either, so the job runs the code that was
+    checked. Raises `ScenarioError` if a file cannot be read.
     """
     try:
         for name in PACKAGES:
-            # Where a package has several folders, the first that has a file counts, as in `import`: it comes last here.
+            # If a package has several folders, `import` uses the first that has a file: copy that one last.
             for source in reversed([*importlib.import_module(name).__path__]):
                 shutil.copytree(source, folder / name.replace(".", "/"), ignore=_others, dirs_exist_ok=True)
         _identity(folder)
@@ -36,14 +37,14 @@ def stage(files: Sequence[Path], folder: Path, own_code: OwnCode | None = None) 
             (folder / shipped).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, folder / shipped)
         if own_code and names:
-            own_code.write((folder / names[0]).parent / CODE)  # where the first file finds it
-    except OSError as error:  # of several files: shutil's, a list
+            own_code.write((folder / names[0]).parent / CODE)  # the scenario's loader looks there
+    except OSError as error:  # shutil.copytree raises one with a list of errors
         raise ScenarioError(f"{error.filename or 'the code'}: cannot be shipped: {error.strerror or error}") from None
     return names[0] if names else None
 
 
 def _others(folder: str, names: list[str]) -> list[str]:
-    """What is not shipped of a package's folder: all but code. What a link names is shipped by itself or not at all."""
+    """The names in a package's folder that are not shipped: all but Python code, and all links."""
     return [
         name
         for name in names
@@ -55,7 +56,7 @@ def _others(folder: str, names: list[str]) -> list[str]:
 
 
 def _identity(folder: Path) -> None:
-    """Write raysim's name, version and requirements, for a cluster that has only those requirements installed."""
+    """Write raysim's metadata, with its version and requirements: the cluster need not have raysim installed."""
     distribution = metadata.distribution("raysim")
     header = str(distribution.metadata).partition("\n\n")[0]
     info = folder / f"raysim-{distribution.version}.dist-info"

@@ -1,4 +1,4 @@
-"""How a job stops: Ray sends one SIGTERM, and SIGKILL `submit.STOP_S` later."""
+"""Handling of SIGTERM in a job: Ray sends it once, and SIGKILL `submit.STOP_S` later."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from collections.abc import Iterator
 from types import FrameType
 
 ROUND_DEADLINE_S = 5.0
-"""How long a round may continue after SIGTERM, in seconds; closing the run has the rest of `submit.STOP_S`."""
+"""How long a round may continue after SIGTERM, in seconds; the rest of `submit.STOP_S` is for closing the run."""
 
 
 @contextlib.contextmanager
 def stoppable(after_s: float = ROUND_DEADLINE_S) -> Iterator[threading.Event]:
-    """Let SIGTERM raise `KeyboardInterrupt` within the block, and repeat the signal once after so many seconds.
+    """Make SIGTERM raise `KeyboardInterrupt` within the block, and repeat the signal once after `after_s` seconds.
 
-    The first SIGTERM ends a run after its round, and Ray sends no second one before SIGKILL. The repetition cuts off a
-    round that takes minutes while there is still time to write the results. A run that is closing ignores it
-    (`launch.signals`), so it can cut off rounds and nothing else.
+    The first SIGTERM ends a run after its round, and Ray sends no second one before SIGKILL. The repetition interrupts
+    a round that takes minutes, while there is still time to write the results. A run that is closing ignores it
+    (`runs.signals`), so the repetition can interrupt only rounds.
 
-    Yields an event; once it is set, and after the block, SIGTERM has no effect: the process has little left to do.
+    Yields an event. Once it is set, and after the block, SIGTERM has no effect, because the process is about to end.
     """
     closing = threading.Event()
 

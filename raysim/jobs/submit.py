@@ -1,4 +1,4 @@
-"""Submits a scenario and the code to a cluster."""
+"""Submits a scenario or sweep, with the code, to a cluster as a job."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ STOP_S = 12
 """Seconds between SIGTERM and SIGKILL when Ray stops a job; Ray's default of 3 is too short to close a run."""
 
 READY_S, RETRY_S = 60.0, 1.0
-"""How long to wait until a node of a new cluster accepts jobs, and how long between two attempts."""
+"""How long to wait until a node of a new cluster accepts jobs, and the time between attempts, in seconds."""
 
 MLFLOW = "MLFLOW_TRACKING_URI"
 
 
 def parse_env(items: Sequence[str]) -> dict[str, str]:
-    """The `--env KEY=VALUE`s. Raises `ScenarioError`."""
+    """Parse the items KEY=VALUE of `--env`. Raises `ScenarioError`."""
     for item in items:
         if not re.match(r"[A-Za-z_][A-Za-z0-9_]*=", item):
             raise ScenarioError(f"--env {item}: write it as KEY=VALUE, for example RAYSIM_DATA=/data")
@@ -47,7 +47,7 @@ def parse_env(items: Sequence[str]) -> dict[str, str]:
 
 
 def new_id(scenario: str, chosen: str | None = None) -> str:
-    """The id of a job: `chosen`, or one of its scenario and the time. Raises `ScenarioError`."""
+    """Return a job's id: `chosen`, or one made of the scenario's name and the time. Raises `ScenarioError`."""
     if chosen is None:
         return f"{scenario}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", chosen):
@@ -59,16 +59,17 @@ def new_id(scenario: str, chosen: str | None = None) -> str:
 
 
 def check_versions(cluster: Cluster) -> None:
-    """Raises `ScenarioError` when the cluster has another release of Ray; the job checks other versions."""
+    """Raise `ScenarioError` if the cluster has another release of Ray; the job itself checks other versions."""
     here = Versions.here()
     if release(here.ray) != release(cluster.ray_version):
         raise ScenarioError(f"{shown(cluster.address)}: {ray_incompatibility(here.ray, cluster.ray_version)}")
 
 
 def environment(variables: Mapping[str, str], cluster: str) -> tuple[dict[str, str], list[str]]:
-    """The job's environment variables, and notes for the user. No other variable of this machine is sent.
+    """Return the job's environment variables, and notes for the user.
 
-    The one exception is MLFLOW_TRACKING_URI if it names a server that the cluster can reach as well.
+    variables: those of `--env`. Of this machine's variables only MLFLOW_TRACKING_URI is sent, if it is the address of
+    a server that the cluster can reach too.
     """
     notes = []
     sent = {VARIABLE: Versions.here().text(), "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_S)}
@@ -77,7 +78,8 @@ def environment(variables: Mapping[str, str], cluster: str) -> tuple[dict[str, s
     if MLFLOW not in variables and server.startswith(("http://", "https://")):
         if is_loopback(server) and not is_loopback(cluster):
             notes.append(
-                f"{MLFLOW}={server} means this machine and is not sent; --env {MLFLOW}=... names one for the cluster"
+                f"{MLFLOW}={server} is an address of this machine and is not sent; "
+                f"set --env {MLFLOW}=... to a server that the cluster can reach"
             )
         else:
             sent[MLFLOW] = server
@@ -91,19 +93,19 @@ def environment(variables: Mapping[str, str], cluster: str) -> tuple[dict[str, s
 
 @dataclass(frozen=True)
 class Work:
-    """The work of a job."""
+    """The work of a job: a new run, a run to resume, or a sweep."""
 
-    scenario: Path | None  # None: the run's own
+    scenario: Path | None  # None: the scenario of the run to resume
     sets: Sequence[str] = ()
-    run: str | None = None  # to resume: its folder or id on the head node; None: a new run
+    run: str | None = None  # the run to resume, its folder or id on the head node; None: a new run
     facts: Mapping[str, str] = field(default_factory=dict)  # metadata for the list of jobs
-    code_changed: bool = False  # resume although the code differs
-    sweep: Sequence[Path] = ()  # the scenario is a sweep file, which needs these files, itself among them
-    own_code: OwnCode = OwnCode()  # the user's own files that it names
+    code_changed: bool = False  # resume even if the code differs
+    sweep: Sequence[Path] = ()  # if the scenario is a sweep file: the files that it needs, including itself
+    own_code: OwnCode = OwnCode()  # custom code that the scenario refers to
 
 
 def facts_of(file: Path, scenario: Scenario) -> dict[str, str]:
-    """The facts of a scenario that other users of the cluster may see."""
+    """A job's metadata for a scenario, which other users of the cluster can see."""
     return {
         "name": scenario.name,
         "scenario": str(file),
@@ -113,7 +115,7 @@ def facts_of(file: Path, scenario: Scenario) -> dict[str, str]:
 
 
 def facts_of_sweep(file: Path, sweep: Sweep) -> dict[str, str]:
-    """The facts of a sweep that other users of the cluster may see."""
+    """A job's metadata for a sweep, which other users of the cluster can see."""
     methods = dict.fromkeys(cell.scenario.method for cell in sweep.cells)
     return {
         "name": sweep.name,
@@ -124,11 +126,11 @@ def facts_of_sweep(file: Path, sweep: Sweep) -> dict[str, str]:
 
 
 def submit(cluster: Cluster, work: Work, env: Mapping[str, str], job: str) -> list[str]:
-    """Submit `work` as the job `job`; returns notes for the user.
+    """Submit `work` as the job with the id `job`; returns notes for the user.
 
-    Scenario and `--set`s are shipped as given, so that the run folder holds what the user wrote; the caller has
-    checked them. Raises `ScenarioError` when the cluster's Ray does not fit or the id is taken, `RunError`
-    when the cluster refuses the job.
+    The caller has checked the scenario and its overrides. Both are shipped unchanged, so that the run folder contains
+    what the user wrote. Raises `ScenarioError` if the cluster has another release of Ray or the id is taken, `RunError`
+    if the cluster refuses the job.
     """
     check_versions(cluster)
     if any(job == known.submission_id for known in cluster.call("list_jobs")):
@@ -138,7 +140,7 @@ def submit(cluster: Cluster, work: Work, env: Mapping[str, str], job: str) -> li
         name = stage(work.sweep or [file for file in (work.scenario,) if file is not None], folder, work.own_code)
         _submit_when_ready(
             cluster,
-            # `exec`: SIGTERM then reaches the run, with no shell in between that dies of it first.
+            # With `exec`, SIGTERM reaches the run itself, not a shell in between.
             entrypoint=f"exec {shlex.join(_words(name, work))}",
             submission_id=job,
             metadata={KIND: Versions.here().raysim, **work.facts},
@@ -150,7 +152,7 @@ def submit(cluster: Cluster, work: Work, env: Mapping[str, str], job: str) -> li
 def _submit_when_ready(cluster: Cluster, **job: Any) -> None:
     """Submit, and retry for `READY_S`: `ray start` may return before the node's agent runs, and connections break.
 
-    Where a connection broke, the cluster may have taken the job. It then refuses the same id, which is a success.
+    If a connection broke, the cluster may have accepted the job. It then refuses the same id, which counts as success.
     """
     end = time.monotonic() + READY_S
     notes: list[str] = []

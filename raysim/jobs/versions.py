@@ -1,4 +1,4 @@
-"""Compares the versions of a job's client and cluster. Imports only packages that every cluster has."""
+"""Version check of a job's client and cluster. Imports only packages that every Ray cluster has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REMEDY = "install raysim's requirements there, in the environment that `ray star
 
 @dataclass(frozen=True)
 class Versions:
-    """Versions on one machine; "" where a package is not installed."""
+    """Versions of the packages on one machine; "" for a package that is not installed."""
 
     python: str  # major.minor
     ray: str
@@ -23,18 +23,18 @@ class Versions:
 
     @classmethod
     def here(cls) -> Versions:
-        """Those of this process."""
+        """The versions in this process."""
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
         return cls(python, installed("ray"), installed("torch"), installed("raysim"))
 
     @classmethod
     def parse(cls, text: str) -> Versions:
-        """The versions in a text of `Versions.text`; "" where it names none."""
+        """Parse the output of `Versions.text`; a missing version is ""."""
         versions = dict(item.partition("=")[::2] for item in text.split())
         return cls(**{field.name: versions.get(field.name, "") for field in fields(cls)})
 
     def text(self) -> str:
-        """For an environment variable: "python=3.11 ray=2.60.0 torch=2.12.1 raysim=0.1.0"."""
+        """Format the versions for an environment variable: "python=3.11 ray=2.60.0 torch=2.12.1 raysim=0.1.0"."""
         return " ".join(f"{name}={version}" for name, version in asdict(self).items())
 
 
@@ -47,12 +47,12 @@ def installed(package: str) -> str:
 
 
 def release(version: str) -> str:
-    """Major and minor: "2.60" of "2.60.0"."""
+    """The major and minor version, such as "2.60" for "2.60.0"."""
     return ".".join(version.split(".")[:2])
 
 
 def incompatibility(client: Versions, cluster: Versions) -> str:
-    """Why a job cannot run, as one sentence; "" when it can."""
+    """Why a job cannot run on the cluster, as one sentence; "" if it can."""
     if not cluster.ray:
         return f"`python` on the cluster ({sys.executable}) has no Ray: {REMEDY}"
     if client.python != cluster.python:
@@ -71,14 +71,14 @@ def incompatibility(client: Versions, cluster: Versions) -> str:
 
 
 def ray_incompatibility(client: str, cluster: str) -> str:
-    """The sentence about two releases of Ray."""
+    """The error message for different releases of Ray."""
     return (
         f"the cluster has Ray {cluster}, but here is {client}: install ray=={cluster} here, or {client} on the cluster"
     )
 
 
 def warning(client: Versions, cluster: Versions) -> str:
-    """How results may differ, as one sentence; "" when they do not."""
+    """A warning that results may differ because of torch's version; "" if the versions are equal."""
     here, there = client.torch.partition("+")[0], cluster.torch.partition("+")[0]
     if here == there:
         return ""

@@ -1,4 +1,4 @@
-"""The state of jobs; follows and stops them."""
+"""State of jobs; functions to follow and stop them."""
 
 from __future__ import annotations
 
@@ -16,27 +16,30 @@ from raysim.jobs.submit import STOP_S
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 STOPPED_CODE = 130
 POLL_S = 0.5
-LOG_PER_S = 1e6  # characters; a log that grew long is asked for less often
+LOG_PER_S = 1e6  # characters; long logs are requested less often
 RECONNECT_S = 60.0
 """How long `follow` retries when a cluster has stopped answering, in seconds."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """The state of a job. Any user can submit one, so its text is made safe for a terminal and `name` for a folder."""
+    """The state of a job.
+
+    Any user can submit a job, so its text is made safe for a terminal, and `name` is checked to be a valid folder name.
+    """
 
     id: str
     state: str  # PENDING, RUNNING, SUCCEEDED, FAILED or STOPPED
-    name: str  # of the scenario; "" without a valid one
+    name: str  # the scenario's name; "" if it is not valid
     algorithm: str
     began_s: float  # since the epoch
     ended_s: float | None
     exit_code: int | None
-    message: str  # Ray's own
+    message: str  # Ray's message
 
     @classmethod
     def of(cls, info: Any) -> Job:
-        """From Ray's `JobDetails`."""
+        """Convert Ray's `JobDetails`."""
         known = info.metadata or {}
         name = known.get("name", "")
         return cls(
@@ -52,17 +55,17 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended."""
+        """Whether the job has ended."""
         return self.state in ENDED
 
     @property
     def seconds(self) -> float:
-        """Its age, with the time that it waited to start."""
+        """The job's duration so far, including the time that it waited to start."""
         return max(0.0, (self.ended_s or time.time()) - self.began_s)
 
     @property
     def code(self) -> int:
-        """The exit code that `raysim launch` would have ended with."""
+        """The exit code that `raysim launch` would have returned."""
         if self.state == "SUCCEEDED":
             return 0
         if self.state == "STOPPED":
@@ -71,18 +74,18 @@ class Job:
 
 
 def _seconds(milliseconds: int | None) -> float | None:
-    """A time in seconds, if it lies within the next thousand years."""
+    """Convert a time to seconds; None if it is not positive or over a thousand years after the epoch."""
     return milliseconds / 1000 if milliseconds and 0 < milliseconds < 1 << 45 else None
 
 
 def look(cluster: Cluster, job: str) -> tuple[Job, JobLog]:
-    """A job and the facts in its log. Raises `ScenarioError` when there is no such job."""
+    """Return a job's state and the facts in its log. Raises `ScenarioError` if there is no such job."""
     status = Job.of(cluster.info(job))
     return status, read_log(cluster.log(job))
 
 
 def why(job: Job, log: JobLog) -> str:
-    """Why a job failed, as one sentence."""
+    """The reason why a job failed, as one sentence."""
     if log.problem:
         return log.problem
     if job.exit_code == 127:
@@ -93,9 +96,9 @@ def why(job: Job, log: JobLog) -> str:
 
 
 def stop(cluster: Cluster, job: str) -> Job:
-    """Stop a job and wait until it has ended, which takes seconds: the run writes its results.
+    """Stop a job and wait until it has ended, which takes seconds because the run writes its results.
 
-    Returns the job's new state. Raises `ScenarioError` when there is no such job, `RunError` when it does not end.
+    Returns the job's new state. Raises `ScenarioError` if there is no such job, `RunError` if it does not end.
     """
     status = Job.of(cluster.info(job))
     if status.ended:
@@ -105,7 +108,7 @@ def stop(cluster: Cluster, job: str) -> Job:
 
 
 def wait(cluster: Cluster, job: str, seconds: float) -> Job:
-    """Wait until a job has ended. Raises `RunError` when it has not after so many seconds."""
+    """Wait until a job has ended. Raises `RunError` if it has not ended after `seconds`."""
     until = time.monotonic() + seconds
     while not (status := Job.of(cluster.call("get_job_info", job))).ended:
         if time.monotonic() > until:
@@ -117,8 +120,8 @@ def wait(cluster: Cluster, job: str, seconds: float) -> Job:
 def follow(cluster: Cluster, job: str, write: Callable[[str], object]) -> Job:
     """Write the output of a job until it has ended; returns its last state.
 
-    Asks for the whole log again and again, because a stream breaks with its connection and passes no proxy. Raises
-    `ScenarioError` when there is no such job, `RunError` when the cluster does not answer for `RECONNECT_S`.
+    Polls for the whole log, because a stream would break with its connection and does not pass proxies. Raises
+    `ScenarioError` if there is no such job, `RunError` if the cluster does not answer for `RECONNECT_S`.
     """
     cluster.info(job)
     written = 0  # characters of the log

@@ -55,8 +55,7 @@ def build_encoder(name: str, kind: Kind = "image") -> Encoder:
     file = weights_file()
     if not file.is_file():
         raise UnavailableError(
-            f"encoder: mobilenet_v3_small given, but there are no weights at {file}; allowed: pixels, or {_URL} put "
-            "there"
+            f"encoder: mobilenet_v3_small given, but there are no weights at {file}; give pixels, or put {_URL} there"
         )
     return _mobilenet(file)
 

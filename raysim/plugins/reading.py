@@ -47,7 +47,7 @@ def _with_imports(entry: Path) -> Iterator[tuple[str, SourceFile]]:
         refuse_special(path)
         try:
             if path.stat().st_size > _LONGEST:
-                raise ScenarioError(f"{path}: has more than {_LONGEST} bytes; keep data in files of their own")
+                raise ScenarioError(f"{path}: has more than {_LONGEST} bytes; keep data in separate files")
             text = path.read_bytes()
             tree = ast.parse(text)
         except OSError as error:

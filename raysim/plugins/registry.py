@@ -58,7 +58,7 @@ def algorithm_class(name: str) -> type[AnyAlgorithm]:
         names = algorithm_names()
         beside = f" or ./{name}.py for a file" if name.isidentifier() else ""
         raise ScenarioError(
-            f"algorithm.name: unknown algorithm {name!r}{suggest(name, names)} (there are: {', '.join(names)}{beside})"
+            f"algorithm.name: unknown algorithm {name!r}{suggest(name, names)} (available: {', '.join(names)}{beside})"
         )
     return _only_algorithm(module, place, attribute)
 

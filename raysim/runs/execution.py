@@ -121,7 +121,7 @@ class Execution:
                 if status != "finished":
                     if not self.folder.why_missing():
                         if self.restored:
-                            logger.info(f"what was done until round {progress.rounds} is kept in {self.card.folder}")
+                            logger.info(f"the results up to round {progress.rounds} are kept in {self.card.folder}")
                         logger.info(f"resume with:  {self._resume_line}")
                     self._shut_down(cleanup)  # first: actors may still work on a round that was cut off
                 self._close(status, self._summary(status, progress, checkpoints), cleanup)
@@ -267,7 +267,7 @@ class Execution:
         """
         self.folder.write_text("logs/error.txt", traceback.format_exc())
         return RunError(
-            f"the run cannot be resumed with what {self.card.folder} holds ({type(error).__name__}: {error}); "
+            f"the run cannot be resumed from the content of {self.card.folder} ({type(error).__name__}: {error}); "
             "logs/error.txt there has the traceback"
         )
 

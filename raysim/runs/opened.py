@@ -104,7 +104,7 @@ class OpenedRun:
         if t is not None and t not in kept:
             raise ScenarioError(
                 f"round {t} given, but {self.folder} keeps the state after round {' and '.join(map(str, kept))} only; "
-                f"a run with rounds: {t} ends with it"
+                f"to keep this state, run the scenario with rounds: {t}"
             )
         return latest if t is None else kept[t]
 

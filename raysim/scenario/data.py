@@ -103,7 +103,7 @@ def read_data(parsed: ParsedScenario, partition: Any) -> Dataset | None:
         parsed.own_code.activate()
     elif given.name not in names:
         raise ScenarioError(
-            f"unknown data set {given.name!r}{suggest(given.name, names)} (there are: {', '.join(names)})",
+            f"unknown data set {given.name!r}{suggest(given.name, names)} (available: {', '.join(names)})",
             key="data.name",
         )
     files = files_of(parsed, partition)

@@ -47,7 +47,7 @@ def named_settings(
         classes = {name: cast(type, cls)}
     if name not in classes:
         raise origin.error(
-            (*key, "name"), f"unknown name {name!r}{suggest(name, classes)} (there are: {', '.join(classes)})"
+            (*key, "name"), f"unknown name {name!r}{suggest(name, classes)} (available: {', '.join(classes)})"
         )
     try:
         declaration = declaration_of(classes[name])

@@ -1,1 +1,1 @@
-"""Sweeps: many runs from one file, each once, wherever there is room."""
+"""Sweeps: many runs from one file, each done once, several at a time."""

@@ -1,4 +1,4 @@
-"""`published:` of a sweep file: which values of a paper belong to which cells."""
+"""`published:` of a sweep file: assigns values of papers to cells."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ KEYS: Mapping[str, type] = {"file": str, "rows": dict, "measures": dict}
 
 @dataclass(frozen=True)
 class Claims:
-    """Which published values belong to which cells."""
+    """One entry of `published:`: rows of a file of published values, and the measures to compare them with."""
 
     rows: Sequence[Row]
     measures: Mapping[str, str]  # metric -> measure
-    file: str  # with the values
-    origin: str  # the sweep's file
+    file: str  # the file with the values
+    origin: str  # the sweep file
 
     @classmethod
     def read(cls, raw: Mapping[str, Any], path: Path, place: str) -> Claims:
-        """Of a mapping at `place` of a sweep file. Raises `ScenarioError`."""
+        """Parse the mapping at the key `place` of a sweep file. Raises `ScenarioError`."""
         for key, kind in KEYS.items():
             if not isinstance(raw.get(key, {} if key == "measures" else None), kind):
                 allowed = "a CSV file" if kind is str else "a mapping"
@@ -43,7 +43,7 @@ class Claims:
             raise ScenarioError(text, key=f"{place}.rows.{wrong}", origin=str(path))
         rows = [row for row in every if row.matches(patterns)]
         if not rows:
-            text = f"{raw['file']} has no such row; allowed: values of its columns"
+            text = f"{raw['file']} has no row that matches; give values of its columns"
             raise ScenarioError(text, key=f"{place}.rows", origin=str(path))
         metrics = dict.fromkeys(row.columns["metric"] for row in rows)
         for metric, measure in measures.items():
@@ -56,7 +56,7 @@ class Claims:
         return cls(rows, measures, raw["file"], str(path))
 
     def of(self, labels: Mapping[str, str]) -> list[Published]:
-        """The values for a cell with these labels. Raises `ScenarioError` on no number."""
+        """The values for a cell with these labels. Raises `ScenarioError` if a value is not a number."""
         values = []
         for row in self.rows:
             if row.matches(labels):
@@ -70,7 +70,7 @@ class Claims:
 
 
 def read_claims(raw: Any, path: Path) -> list[Claims]:
-    """Of a sweep file's `published:`, a mapping or a list of them. Raises `ScenarioError`."""
+    """Parse a sweep file's `published:`, a mapping or a list of mappings. Raises `ScenarioError`."""
     if raw is None:
         return []
     if not isinstance(raw, list):
@@ -83,7 +83,10 @@ def read_claims(raw: Any, path: Path) -> list[Claims]:
 
 
 def claimed(claims: Sequence[Claims], labels: Mapping[str, str]) -> tuple[Published, ...]:
-    """The values for a cell with these labels. Raises `ScenarioError` on no number, or two for one measure."""
+    """The values of all entries for a cell with these labels.
+
+    Raises `ScenarioError` if a value is not a number, or a measure has two values.
+    """
     values = tuple(value for one in claims for value in one.of(labels))
     measures = [one.measure for one in values if one.measure is not None]
     if twice := next((measure for measure in measures if measures.count(measure) > 1), None):

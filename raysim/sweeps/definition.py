@@ -1,4 +1,4 @@
-"""What a sweep runs: from a sweep file, or a scenario and a grid, to cells, each a scenario of its own."""
+"""Loads a sweep file, or a scenario with a grid, as cells, each with its own scenario."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ FAST_NOTE = (
 )
 
 MOST_CELLS = 100_000
-"""Cells of a sweep: each is a scenario in memory, and a run."""
+"""The most cells of a sweep: each is a scenario in memory, and a run."""
 
 _SEEDS = re.compile(r"(\d+)\.\.(\d+)")
 
@@ -60,37 +60,37 @@ _SEEDS = re.compile(r"(\d+)\.\.(\d+)")
 class Cell:
     """One run of a sweep."""
 
-    name: str  # what tells it from the others, such as "fedgh seed=1"
+    name: str  # unique in the sweep, such as "fedgh seed=1"
     label: str  # the name without the seed
-    sets: tuple[str, ...]  # the overrides that make it of the base
+    sets: tuple[str, ...]  # overrides of the base
     scenario: ParsedScenario
-    id: str  # a digest of all that decides its result
-    published: tuple[Published, ...] = ()  # values of a paper for its label
-    runs: tuple[str, ...] = ()  # the names in `runs` that make it
+    id: str  # a digest of everything that decides the result
+    published: tuple[Published, ...] = ()  # published values for the label
+    runs: tuple[str, ...] = ()  # the names in `runs` that define the cell
 
     @property
     def folder_name(self) -> str:
-        """The name of the folder with its runs: readable, and unique by the id."""
+        """The name of the folder with the cell's runs: readable words, made unique by the id."""
         words = re.sub(r"[^A-Za-z0-9.]+", "-", self.name).strip("-.") or "cell"
         return f"{words[:60].rstrip('-.')}-{self.id[:10]}"
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep, validated: every cell's scenario loads."""
+    """A validated sweep: the scenario of every cell is valid."""
 
     name: str
     base: Path | Mapping[str, Any]
     cells: tuple[Cell, ...]
-    output: Path  # the folder with a folder per cell
+    output: Path  # contains one folder per cell
     baseline: str | None = None
     targets: tuple[float, ...] | None = None
-    about: str = ""  # the comments that open the file and its base
-    notes: tuple[str, ...] = ()  # how its runs differ from what the file says
-    targets_on: str = "all"  # whose mean accuracy must reach a target
+    about: str = ""  # the comments at the top of the file and its base
+    notes: tuple[str, ...] = ()  # how the runs differ from the file
+    targets_on: str = "all"  # the clients, one of `CURVES`, whose mean accuracy must reach a target
 
     def card(self) -> SweepCard:
-        """What the comparison of its cells needs to know."""
+        """The facts that the comparison of the cells needs."""
         cells = {cell.folder_name: CellCard(cell.label, cell.published, cell.runs) for cell in self.cells}
         return SweepCard(self.about, cells, self.baseline, self.targets, self.notes, self.targets_on)
 
@@ -103,14 +103,14 @@ def load_sweep(
     sets: Sequence[str] = (),
     fast: bool = False,
 ) -> Sweep:
-    """Read a sweep file, or make a sweep of a scenario file.
+    """Read a sweep file, or make a sweep from a scenario file.
 
-    grid: key -> values, in addition to the file's. seeds: instead of the file's, such as "1..5" or [1, 2]. sets:
-    overrides for every cell, which count more than the base. fast: cut rounds, participants and epochs, and take the
-    first seed alone, to try a sweep in minutes; it is then another sweep, with a name that ends in "-fast".
+    grid: key -> values, added to the file's grid. seeds: replace the file's, such as "1..5" or [1, 2]. sets: overrides
+    of the base for every cell. fast: cut rounds, participants and epochs, and use only the first seed, to try a sweep
+    in minutes; this is a separate sweep, with a name that ends in "-fast".
 
     Raises:
-        ScenarioError: a wrong key or value, a cell that is no valid scenario, two cells that are the same run.
+        ScenarioError: a wrong key or value, a cell with an invalid scenario, two cells that are the same run.
     """
     path = Path(file)
     text = read_text(path)
@@ -140,7 +140,7 @@ def load_sweep(
         chosen = chosen[:1]
     cells: dict[str, Cell] = {}
     named: dict[str, str] = {}  # a cell's name -> its id
-    methods: dict[str, str] = {}  # `algorithm.name` -> what tables call it
+    methods: dict[str, str] = {}  # `algorithm.name` -> name in tables
     for (labels, of_run), *values, seed in itertools.product(runs, *axes.values(), chosen):
         assignments = list(zip(axes, values, strict=True))
         of_seed = [] if seed is None else [f"seed={seed}"]
@@ -174,16 +174,16 @@ def load_sweep(
 
 
 def _about(text: str, base: Path | Mapping[str, Any]) -> str:
-    """The comments that open a sweep's file and its base's."""
+    """The comments at the top of a sweep file and of its base."""
     texts = [text, *([read_text(base)] if isinstance(base, Path) else [])]
-    comments = dict.fromkeys(map(opening_comment, texts))  # a scenario is its own base
+    comments = dict.fromkeys(map(opening_comment, texts))  # once, if a scenario file is its own base
     return "\n\n".join(filter(None, comments))
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files that a sweep file needs: itself, first, its base and published values. Empty: it is a scenario's.
+    """The files that a sweep file needs: first itself, then its base and published values; empty for a scenario file.
 
-    Raises `ScenarioError` when it cannot be read.
+    Raises `ScenarioError` if the file cannot be read.
     """
     raw = parse(read_text(path), str(path))
     if not _is_sweep(raw):
@@ -199,8 +199,8 @@ def _is_sweep(raw: Mapping[str, Any]) -> bool:
 
 
 def _written(value: Any) -> str:
-    """A value of the grid as `--set` takes it: YAML in one line."""
-    with suppress(*UNREADABLE):  # such as "[", which is text only in quotes
+    """Write a value of the grid for `--set`: YAML in one line."""
+    with suppress(*UNREADABLE):  # such as "[", which needs quotes
         if isinstance(value, str) and value and load_value(value) == value:
             return value
     text = yaml.dump(value, Dumper=Dumper, default_flow_style=True, width=10**6)
@@ -208,13 +208,13 @@ def _written(value: Any) -> str:
 
 
 def _label(value: Any) -> str:
-    """A value of the grid in the name of a cell: a user's own file as runs call it, wherever it lies."""
+    """Write a value of the grid for a cell's name; a custom file by its name in runs, without its folder."""
     reference = Reference.of(value) if isinstance(value, str) else None
     return reference.name if reference is not None else _written(value)
 
 
 def _kind(key: str) -> str:
-    """What a key of a sweep file may hold, in words."""
+    """The allowed values of a key of a sweep file, in words."""
     words = {"seeds": "a list of integers, or a range such as 1..5", "base": "a scenario file, or its keys and values"}
     if key in words:
         return words[key]
@@ -269,7 +269,7 @@ def _grid(raw: Mapping[str, Any], file: str) -> dict[str, list[Any]]:
 
 
 def _runs(raw: Mapping[str, Any], file: str) -> list[tuple[dict[str, str], list[str]]]:
-    """(axis -> label, overrides) of every combination; runs without axes have one axis, named ""."""
+    """(axis -> label, overrides) for every combination of `runs:`; without axes there is one axis, named ""."""
     axes = raw if raw and all(isinstance(axis, dict) for axis in raw.values()) else {"": raw}
     for axis, labelled in axes.items():
         for label, sets in labelled.items():
@@ -285,7 +285,7 @@ def _runs(raw: Mapping[str, Any], file: str) -> list[tuple[dict[str, str], list[
 
 def _check_overrides(overrides: Any, key: str, file: str) -> None:
     if not isinstance(overrides, list) or not all(isinstance(item, str) and "=" in item for item in overrides):
-        # YAML reads an item with ": " as a mapping unless it stands in quotes.
+        # YAML reads an item with ": " as a mapping unless it is in quotes.
         text = (
             f"{shown(overrides)} given; allowed: a list of overrides such as training.lr=0.1, "
             "in quotes if they have a ':'"
@@ -299,7 +299,7 @@ def _names(
     of_seed: Sequence[str],
     method: Callable[[Any], str],
 ) -> tuple[str, str]:
-    """A cell's label, and its name with the seed. method: what tables call an algorithm."""
+    """A cell's label, and its name with the seed. method: returns the name of an algorithm in tables."""
     parts = [
         method(value) if key == "algorithm.name" else f"{key}={_label(value)}"
         for key, value in assignments if key != "seed"
@@ -310,7 +310,7 @@ def _names(
 
 
 def _method(scenario: ParsedScenario, methods: dict[str, str], value: Any) -> str:
-    """What tables call an algorithm of the grid. methods: what they call those before it, which is kept up to date."""
+    """The name in tables of an algorithm of the grid. methods: algorithm -> name so far; this adds the new one."""
     name = _label(value)
     if name not in methods:
         taken = scenario.method in methods.values()
@@ -321,7 +321,7 @@ def _method(scenario: ParsedScenario, methods: dict[str, str], value: Any) -> st
 def _load(
     base: Path | Mapping[str, Any], sets: tuple[str, ...], file: Path, fast: bool
 ) -> tuple[ParsedScenario, tuple[str, ...]]:
-    """The scenario of a cell, and the overrides that make it. Raises `ScenarioError`."""
+    """The scenario of a cell, and its overrides of the base. Raises `ScenarioError`."""
     scenario = parse_scenario(base, sets, folders=[file.parent])
     if fast:
         sets = (*sets, *_fast(scenario))
@@ -330,7 +330,7 @@ def _load(
 
 
 def _runs_instead(key: str, assignments: Mapping[str, Any]) -> str:
-    """How to give a key to some methods alone, where a grid gave it to one that does not have it."""
+    """The remedy if the grid gave a method's key to a method without it: set it in `runs` for some methods only."""
     if key not in assignments or not key.startswith("algorithm."):
         return ""
     name, value = _written(assignments["algorithm.name"]), f"{key}={_written(assignments[key])}"
@@ -342,9 +342,9 @@ def _runs_instead(key: str, assignments: Mapping[str, Any]) -> str:
 
 
 def _fast(scenario: ParsedScenario) -> list[str]:
-    """Overrides that make a cell small enough to try."""
+    """Overrides that make a cell small enough for `--fast`."""
     clients = scenario.clients
-    # Fewer participants, not fewer clients: where all images are dealt, each of fewer clients only has more of them.
+    # Fewer participants, not fewer clients: if all images are dealt, fewer clients would each hold more of them.
     epochs = math.ceil(scenario.training.epochs / 10)
     sets = [f"rounds={min(scenario.rounds, 3)}", f"training.epochs={epochs}"]
     # Otherwise a sweep would try nothing but the warm-up.
@@ -356,7 +356,7 @@ def _fast(scenario: ParsedScenario) -> list[str]:
 
 
 def _check_comparison(raw: Mapping[str, Any], cells: Sequence[Cell], file: str) -> None:
-    """Refuse, before hours of runs, what the comparison of the cells could not take."""
+    """Check targets and baseline before hours of runs, so that the comparison cannot fail on them."""
     for target in raw.get("targets", []):
         if not isinstance(target, int | float) or isinstance(target, bool) or not 0 < target <= 1:
             text = f"{shown(target)} given; allowed: accuracies greater than 0 and at most 1"
@@ -369,14 +369,14 @@ def _check_comparison(raw: Mapping[str, Any], cells: Sequence[Cell], file: str) 
     algorithms = {cell.scenario.algorithm_name for cell in cells}
     runs = list(dict.fromkeys(name for cell in cells for name in (*cell.runs, cell.label) if name))
     reference = Reference.of(baseline)
-    first = reference.name if reference else (baseline.split() or [""])[0]  # a method may have its settings behind it
+    first = reference.name if reference else (baseline.split() or [""])[0]  # settings may follow the method's name
     if baseline not in runs and first not in {*methods, *algorithms}:
         allowed = dict.fromkeys([*methods, *runs])
         raise ScenarioError(f"{baseline!r} given; allowed: {', '.join(allowed)}", key="baseline", origin=file)
 
 
 def identity(scenario: ParsedScenario) -> str:
-    """A digest of all that decides a run's result: the scenario's deciding keys, versions and the method's code."""
+    """A digest of everything that decides a run's result: the deciding keys, versions and the method's code."""
     keys = {key: value for key, value in scenario.flat().items() if decides(key)}
     all_versions = versions()
     deciding = {"scenario": keys, "versions": {name: all_versions[name] for name in ("raysim", "torch")}}
@@ -386,6 +386,6 @@ def identity(scenario: ParsedScenario) -> str:
 
 
 def placed(cell: Cell, sweep: Sweep, sets: Sequence[str] = ()) -> ParsedScenario:
-    """A cell's scenario with its runs in the sweep's folder. sets: more that decides nothing of its result."""
+    """A cell's scenario, with the sweep's folder for its runs. sets: more overrides, of keys that decide no result."""
     places = [f"name={cell.folder_name}", f"output={sweep.output}"]
     return parse_scenario(sweep.base, [*cell.sets, *places, *sets], folders=cell.scenario.own_code.folders)

@@ -1,4 +1,4 @@
-"""What the terminal shows of a sweep: one live table, or a line per cell that ends where the output is no terminal."""
+"""Progress of a sweep: a live table on a terminal, otherwise a line whenever a cell begins or ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LINE_EVERY_S = 10.0
 
 
 class PlainProgress:
-    """A line whenever a cell begins or ends, and every ten seconds how far all are."""
+    """Prints a line whenever a cell begins or ends, and the overall progress every ten seconds."""
 
     def __init__(self, sweep: Sweep, stream: TextIO) -> None:
         self.sweep, self.stream = sweep, stream
@@ -38,7 +38,7 @@ class PlainProgress:
         print(one_line(text, 5000), file=self.stream, flush=True)
 
     def show(self, progress: Progress) -> None:
-        """Show what changed."""
+        """Print changed states and, when due, the overall progress."""
         running = dict(progress.running)
         for one in progress.states:
             state = "running" if one.cell.name in running else one.state
@@ -50,10 +50,10 @@ class PlainProgress:
             self.print(self.line(progress))
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing; `LiveProgress` ends its display."""
 
     def line(self, progress: Progress) -> str:
-        """How many cells are in which state, and the time that is left."""
+        """The number of cells in each state, the rounds done, and the time left."""
         running = dict(progress.running)
         now = [CellState(s.cell, "running" if s.cell.name in running else s.state) for s in progress.states]
         done, total = 0, 0
@@ -69,7 +69,7 @@ class PlainProgress:
 
 
 class LiveProgress(PlainProgress):
-    """The counts and the running cells, drawn over themselves."""
+    """Shows the counts and the running cells in a table that is updated in place."""
 
     def __init__(self, sweep: Sweep, stream: TextIO) -> None:
         from rich.console import Console
@@ -86,7 +86,7 @@ class LiveProgress(PlainProgress):
         from rich.table import Table
         from rich.text import Text
 
-        self.shown_s = time.monotonic()  # the table has the line
+        self.shown_s = time.monotonic()  # the table has the line that `super().show` would print
         super().show(progress)
         table = Table.grid(padding=(0, 2))
         rounds = {one.cell.name: one.cell.scenario.rounds for one in progress.states}
@@ -101,7 +101,7 @@ class LiveProgress(PlainProgress):
 
 
 def make_progress(sweep: Sweep, stream: TextIO | None = None) -> PlainProgress:
-    """Progress on `stream` (standard error by default): live on a terminal, plain lines elsewhere."""
+    """Make the progress display for `stream`, standard error by default: live on a terminal, plain lines elsewhere."""
     stream = stream or sys.stderr
     live = stream.isatty() and os.environ.get("TERM") not in {"dumb", "unknown"}
     return LiveProgress(sweep, stream) if live else PlainProgress(sweep, stream)
@@ -116,7 +116,7 @@ def _accuracy(state: CellState) -> str:
 
 
 def print_states(states: Sequence[CellState], file: TextIO | None = None) -> None:
-    """A line per cell: its state, rounds and why it is not done, if that is known; then the counts."""
+    """Print a line per cell with its state, rounds and, if known, why it is not done; then the counts."""
     for one in states:
         rounds = f"{one.rounds}/{one.cell.scenario.rounds}"
         reason = f"  {one_line(one.reason)}" if one.reason else ""
@@ -125,7 +125,7 @@ def print_states(states: Sequence[CellState], file: TextIO | None = None) -> Non
 
 
 def print_plan(states: Sequence[CellState], costs: Sequence[Cost], parallel: int) -> None:
-    """`print_states` with each cell's seconds and bytes, and what is left of them in all."""
+    """Print a line per cell as `print_states` does, with its seconds and bytes; then the time left."""
     left_s, longest_s, unknown = 0.0, 0.0, 0
     for one, cost in zip(states, costs, strict=True):
         asked = one.cell.scenario.rounds
@@ -146,7 +146,7 @@ def print_plan(states: Sequence[CellState], costs: Sequence[Cost], parallel: int
 
 @contextlib.contextmanager
 def shown_progress(sweep: Sweep) -> Iterator[PlainProgress]:
-    """Show progress on standard error, and the log records of the sweep, not those of its runs."""
+    """Show progress and the sweep's log records on standard error, without the log records of its runs."""
     progress = make_progress(sweep)
     try:
         with show_logs(progress.print, "raysim.sweeps"):
@@ -156,7 +156,7 @@ def shown_progress(sweep: Sweep) -> Iterator[PlainProgress]:
 
 
 def run_and_show(sweep: Sweep, parallel: int | None = None, retry_failed: bool = False) -> int:
-    """Run a sweep and show how it goes and ends; returns the exit code: 1 when something of it is not done."""
+    """Run a sweep and show its progress and result; returns the exit code, 1 if a cell or the comparison is missing."""
     problems = []
     with shown_progress(sweep) as progress:
         try:
@@ -170,7 +170,7 @@ def run_and_show(sweep: Sweep, parallel: int | None = None, retry_failed: bool =
     print_states(states)
     print(f"Compare the cells:  raysim compare {sweep.output}", flush=True)
     if left := sum(state.state != "done" for state in states):
-        rest = "the same command runs the rest, with --retry-failed also what failed"
+        rest = "the same command runs the rest; with --retry-failed it also runs failed cells again"
         problems.insert(0, f"{left} of {len(states)} cells are not done; {rest}")
     for problem in problems:
         print(f"raysim: {problem}", file=sys.stderr, flush=True)

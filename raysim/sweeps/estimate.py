@@ -1,4 +1,4 @@
-"""What the cells of a sweep take: measured in finished cells, else estimated once for all seeds."""
+"""Time and communication of a sweep's cells: measured in finished cells, else estimated once for all seeds."""
 
 from __future__ import annotations
 
@@ -22,30 +22,31 @@ from raysim.sweeps.state import CellState
 logger = logging.getLogger(__name__)
 
 PROBED = 2
-"""Participants of a round whose messages are counted."""
+"""Participants per round whose messages the estimate counts."""
 
 PHASES = ("train", "aggregate", "evaluate")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a cell takes as a whole; None: unknown."""
+    """The total time and communication of a cell; None: unknown."""
 
-    seconds: float | None  # of one process
-    sent: float | None  # bytes
+    seconds: float | None  # in one process
+    sent: float | None  # bytes in both directions
 
 
 @dataclass
 class Estimator:
-    """The costs of a sweep's cells. Cells that differ in the seed alone have the same.
+    """Estimates the costs of a sweep's cells. Cells that differ only in the seed have the same cost.
 
-    Seconds: of finished cells, else from training steps and tests that are timed, without the server's work. Bytes: of
-    finished cells, else from the first, the middle and the last round, with two participants that train for one epoch.
+    Both are measured in finished cells. Otherwise, seconds are estimated from timed training steps and tests, without
+    the server's work; bytes from the first, the middle and the last round, with two participants that train for one
+    epoch.
     """
 
     sweep: Sweep
-    notes: list[str] = field(default_factory=list)  # why something could not be estimated, a sentence each
-    refused: dict[str, str] = field(default_factory=dict)  # name of a cell that can never run -> why, of each variant
+    notes: list[str] = field(default_factory=list)  # one sentence per cost that could not be estimated
+    refused: dict[str, str] = field(default_factory=dict)  # a cell that can never run, one per variant -> the reason
     _costs: dict[str, Cost] = field(default_factory=dict)
     _seconds: dict[str, float] = field(default_factory=dict)
 
@@ -82,7 +83,10 @@ class Estimator:
 
 
 def _key(cell: Cell, *without: str) -> str:
-    """What decides a cell's cost: all that decides its result but the seed. without: sections that are left out."""
+    """The keys that decide a cell's cost, as text: those that decide its result, except the seed.
+
+    without: sections to leave out.
+    """
     flat = cell.scenario.flat()
     sections = ("seed", *without)
     kept = {key: value for key, value in flat.items() if decides(key) and key.partition(".")[0] not in sections}
@@ -102,14 +106,15 @@ def _mean(costs: Iterable[Cost]) -> Cost:
 
 
 def _probed(scenario: Scenario) -> float | None:
-    """Bytes that a run sends, from the messages of a few participants; None where its data is not on this machine.
+    """Estimate a run's bytes from the messages of a few participants; None if its data is not on this machine.
 
-    In the first round the server may have nothing to send yet; later ones may differ by the method's schedule.
+    The first round counts separately, because the server may have nothing to send yet; the middle and the last round
+    stand for the others, which may differ by the method's schedule.
     """
     if missing(scenario.data.name, scenario.data.root, scenario.data.format):
         return None
     assembly = assemble(scenario)
-    spec = replace(assembly.spec, local=replace(assembly.spec.local, epochs=1))  # messages do not depend on it
+    spec = replace(assembly.spec, local=replace(assembly.spec.local, epochs=1))  # message sizes do not depend on it
     backend = InProcessBackend()
     try:
         backend.start(spec, assembly.raw)

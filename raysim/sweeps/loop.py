@@ -1,4 +1,4 @@
-"""Runs a sweep: each cell once, resumed where it was cut off, while a failed one stops none of the others."""
+"""Runs a sweep: every cell once. Interrupted cells are resumed, and a failed cell does not stop the others."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from raysim.tracking.store import check_uri
 logger = logging.getLogger(__name__)
 
 ABANDONED_S = 60.0
-"""How long cells may still run whose driver was killed."""
+"""How long cells may still run after their driver was killed, in seconds."""
 
 COMPARISON = "comparison"
-"""The folder, in the sweep's, of tables and pictures."""
+"""The folder of tables and pictures, inside the sweep's folder."""
 
 COMPARED = "runs.json"
-"""In that folder, written last: the runs that were compared, once MLflow has all of it."""
+"""A file in that folder with the runs that were compared. It is written last, once MLflow has everything."""
 
 
 class ComparisonError(RunError):
-    """The cells have ended, but their comparison was not written, or MLflow did not take it.
+    """The cells have ended, but their comparison could not be written or logged to MLflow.
 
     Attributes:
-        states: of all cells.
+        states: the states of all cells.
     """
 
     def __init__(self, text: str, states: Sequence[CellState]) -> None:
@@ -54,10 +54,10 @@ class ComparisonError(RunError):
 
 @dataclass(frozen=True)
 class Progress:
-    """A sweep at one moment."""
+    """The progress of a sweep at one moment."""
 
     states: Sequence[CellState]
-    running: Sequence[tuple[str, int]]  # cell, round that is done
+    running: Sequence[tuple[str, int]]  # (cell's name, last finished round); -1 while the cell is starting
 
 
 def run_sweep(
@@ -70,10 +70,13 @@ def run_sweep(
     """Run every cell that is not done; returns the states afterwards.
 
     parallel: cells at the same time; default: one per CPU of the machine, or of the cluster at RAY_ADDRESS.
-    retry_failed: run failed cells again. show: gets the progress, often.
-    Raises `ScenarioError` when another process runs this sweep or its folder cannot be written, `KeyboardInterrupt`
-    after a Ctrl-C, when every running cell has ended after its round, `ComparisonError` when only the comparison of the
-    cells is missing.
+    retry_failed: run failed cells again. show: called often with the progress.
+
+    Raises:
+        ScenarioError: another process runs this sweep, or its folder cannot be used.
+        RunError: `sweep.json` cannot be written.
+        KeyboardInterrupt: after Ctrl-C, once every running cell has finished its round.
+        ComparisonError: only the comparison of the cells is missing.
     """
     uri = check_uri(sweep.cells[0].scenario.tracking.uri)
     with contextlib.ExitStack() as cleanup:
@@ -119,10 +122,11 @@ def _run_in_workers(
     parallel: int | None,
     show: Callable[[Progress], None],
 ) -> None:
-    """Run the cells that are `left`, and keep `states` up to date. Raises `KeyboardInterrupt`."""
+    """Run the cells in `left` in worker processes, and update `states`. Raises `KeyboardInterrupt` after Ctrl-C."""
     from raysim.engine.ray.task_pool import task_pool  # importing Ray takes a second
 
-    stop = Stop(possible=True, saved_round=lambda: False)  # the first Ctrl-C ends rounds, the second all at once
+    # The first Ctrl-C waits until the current rounds are done, the second does not.
+    stop = Stop(possible=True, saved_round=lambda: False)
     cells = {cell.name: cell for cell in sweep.cells}
     ending = False
     with sigterm_kept(), task_pool(run_cell, parallel) as workers, interruptible(stop):
@@ -150,7 +154,7 @@ def _run_with_actors(
     parent: ParentRun,
     show: Callable[[Progress], None],
 ) -> None:
-    """Run each cell as `raysim launch` does, and keep `states` up to date. Raises `KeyboardInterrupt`."""
+    """Run each cell in turn as `raysim launch` does, and update `states`. Raises `KeyboardInterrupt` after Ctrl-C."""
     for state in left:
         name, stop, before = state.cell.name, Stop(), Stop()
 
@@ -179,9 +183,9 @@ def lock(sweep: Sweep, cleanup: contextlib.ExitStack) -> None:
 
 
 def _when_abandoned_cells_have_ended(sweep: Sweep) -> list[CellState]:
-    """The states, once no cell runs: the workers of a driver that was killed end some seconds after it.
+    """Wait until no cell is running, and return the states: workers end some seconds after their driver was killed.
 
-    Raises `ScenarioError` when one still runs after a minute: another process resumed that cell by itself.
+    Raises `ScenarioError` if a cell still runs after a minute, because another process has resumed it.
     """
     until = time.monotonic() + ABANDONED_S
     while True:
@@ -201,10 +205,10 @@ def _task(state: CellState, sweep: Sweep, parent: ParentRun, backend: str) -> Ta
     sets = [f"tracking.tags={json.dumps(tags)}", f"tracking.uri={json.dumps(parent.uri)}", f"backend={backend}"]
     if tracking.experiment is None:
         sets.append(f"tracking.experiment={json.dumps(sweep.name)}")
-    # The workers of a job are in another folder than its driver.
+    # A job's workers have another working directory than its driver, so make paths absolute.
     data = scenario.data
     places = {"data.root": data.root, "checkpoint.folder": scenario.checkpoint.folder, "data.path": data.path}
-    places["data.partition.path"] = data.partition.get("path")  # of listed
+    places["data.partition.path"] = data.partition.get("path")  # of partition `listed`
     for key, place in places.items():
         if isinstance(place, list):
             sets.append(f"{key}={json.dumps([str(expanded(one).absolute()) for one in place])}")
@@ -222,7 +226,7 @@ def _ended(outcome: Outcome, cell: Cell, sweep: Sweep) -> CellState:
     if outcome.error:
         logger.warning(f"{cell.name}: {outcome.error}")
         if outcome.folder is None and not outcome.died and state_of(cell, sweep).folder is None:
-            with contextlib.suppress(OSError):  # a full disk: the cell is then waiting, and the reason was shown
+            with contextlib.suppress(OSError):  # on a full disk the cell stays waiting; the reason is logged above
                 note_failure(cell, sweep, outcome.error)
     state = state_of(cell, sweep)
     return state if state.state == "done" else replace(state, reason=state.reason or outcome.error)
@@ -243,7 +247,7 @@ def _done(states: Iterable[CellState]) -> list[Path]:
 
 
 def _compare(sweep: Sweep, states: Sequence[CellState], parent: ParentRun) -> None:
-    """Write the comparison of the cells that are done, and give it to the parent run. Raises `RaysimError`."""
+    """Write the comparison of the finished cells, and log it to the parent run of MLflow. Raises `RaysimError`."""
     folders = _done(states)
     metrics: dict[str, float] = {}
     files: list[Path] = []

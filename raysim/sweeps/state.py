@@ -1,4 +1,4 @@
-"""How far each cell of a sweep is: what its folder on disk says, so that nothing else need be kept."""
+"""State of each cell of a sweep, read from the cell's folder; nothing else records it."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ State = Literal["done", "running", "interrupted", "failed", "waiting"]
 ORDER: tuple[State, ...] = ("done", "running", "interrupted", "failed", "waiting")
 
 FAILURE = "failure.json"
-"""In a cell's folder: why it failed before it had a run folder."""
+"""A file in a cell's folder with the reason, if the cell failed before it had a run folder."""
 
 
 @dataclass(frozen=True)
 class CellState:
-    """A cell and how far it is."""
+    """A cell and its state."""
 
     cell: Cell
     state: State
-    folder: Path | None = None  # of its run
-    rounds: int = 0  # that are done
-    reason: str = ""  # why it is not done, as far as that is known
+    folder: Path | None = None  # the run folder
+    rounds: int = 0  # finished rounds
+    reason: str = ""  # why the cell is not done, if known
 
     @property
     def resumable(self) -> bool:
-        """Whether it has a run that had begun, and can so be resumed."""
+        """Whether the cell has a run that can be resumed: one that wrote `run.json`."""
         return self.folder is not None and (self.folder / "run.json").exists()
 
 
 def state_of(cell: Cell, sweep: Sweep) -> CellState:
-    """A cell's state: that of its finished run if there is one, else of its latest."""
+    """A cell's state: that of its finished run if it has one, else of its latest run."""
     folder = sweep.output / cell.folder_name
     runs = sorted(path.parent for path in folder.glob("*/summary.json"))
     states = [_of_run(cell, run) for run in runs]
@@ -66,18 +66,18 @@ def _of_run(cell: Cell, run: Path) -> CellState:
 
 
 def states_of(sweep: Sweep) -> list[CellState]:
-    """Of every cell, in the sweep's order."""
+    """The states of all cells, in the sweep's order."""
     return [state_of(cell, sweep) for cell in sweep.cells]
 
 
 def note_failure(cell: Cell, sweep: Sweep, reason: str) -> None:
-    """Keep why a cell failed that has no run folder. Raises `OSError`."""
+    """Record why a cell without a run folder failed. Raises `OSError`."""
     folder = sweep.output / cell.folder_name
     folder.mkdir(parents=True, exist_ok=True)
     replace(folder / FAILURE, lambda file: file.write(json.dumps({"reason": reason}).encode()))
 
 
 def counts(states: Iterable[CellState]) -> str:
-    """Such as "5 done, 1 failed, 2 waiting"."""
+    """Count states, such as "5 done, 1 failed, 2 waiting"."""
     tally = Counter(one.state for one in states)
     return ", ".join(f"{tally[state]} {state}" for state in ORDER if tally[state]) or "no cells"

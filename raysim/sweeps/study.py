@@ -1,4 +1,4 @@
-"""`Study`: a sweep file from Python: run its cells, look at their states, compare and report them."""
+"""`Study`: the Python interface to a sweep: run its cells, read their states, compare and report them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Study:
-    """The runs that a sweep file describes, finished or not.
+    """The runs of a sweep file, finished or not.
 
     Attributes:
-        folder: where the runs are, a folder per cell.
+        folder: contains the runs, in one folder per cell.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Study:
         """Load a sweep file, or a scenario with a grid; nothing is run.
 
         grid: values to try, by dotted key. seeds: such as "1..5". sets: overrides of every cell. fast: cut rounds,
-        participants and epochs and take the first seed. Raises `ScenarioError` when a cell's scenario is invalid.
+        participants and epochs, and use only the first seed. Raises `ScenarioError` if a cell's scenario is invalid.
         """
         self._sweep = load_sweep(file, grid=grid, seeds=seeds, sets=sets, fast=fast)
         self.folder = self._sweep.output
@@ -46,10 +46,11 @@ class Study:
 
     @property
     def cells(self) -> pd.DataFrame:
-        """One row per cell, read anew each time: name, label (the name without the seed), seed, state, rounds, reason.
+        """One row per cell, read again at each access: name, label, seed, state, rounds, folder, reason.
 
-        `state` is done, running, interrupted, failed or waiting; `rounds` counts those that are done; `folder` is the
-        run's, None before it began.
+        `label` is the name without the seed; `state` is done, running, interrupted, failed or waiting; `rounds` is the
+        number of finished rounds; `folder` is the run folder, or None before the run began; `reason` says why the cell
+        is not done, if known.
         """
         import pandas as pd
 
@@ -77,9 +78,12 @@ class Study:
 
         parallel: cells at the same time; default: one per CPU of the machine, or of the cluster at RAY_ADDRESS.
         retry_failed: run failed cells again. quiet: show no progress.
-        A cell that fails does not stop the others; `cells` says why it failed. Raises `ScenarioError` when another
-        process runs this study or its folder cannot be written, `KeyboardInterrupt` after a Ctrl-C, when every running
-        cell has ended after its round.
+        A cell that fails does not stop the others; `cells` says why it failed.
+
+        Raises:
+            ScenarioError: another process runs this study, or its folder cannot be used.
+            RunError: `sweep.json` or the comparison of the cells cannot be written.
+            KeyboardInterrupt: after Ctrl-C, once every running cell has finished its round.
         """
         from raysim.sweeps.display import shown_progress
         from raysim.sweeps.loop import run_sweep

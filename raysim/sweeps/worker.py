@@ -1,4 +1,4 @@
-"""One cell, run by the process that calls it: what every worker of a sweep does."""
+"""Runs one cell of a sweep in the calling process, as each of the sweep's workers does."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from raysim.scenario.parse import ParsedScenario
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker gets: plain data."""
+    """A worker's task, as plain data that can be sent to another process."""
 
     scenario: ParsedScenario
-    resumed: Path | None = None  # the folder of the run that it resumes
+    resumed: Path | None = None  # the run folder to resume; None: a new run
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a cell ended."""
+    """The outcome of a cell."""
 
-    folder: Path | None  # of the run, if there is one
-    error: str = ""  # empty: it has all its rounds, or was asked to end
-    died: bool = False  # with its worker
+    folder: Path | None  # the run folder, if it was created
+    error: str = ""  # empty: the cell has all its rounds, or was asked to stop
+    died: bool = False  # whether the worker process died
 
 
 @dataclass
 class Rounds:
-    """A tracker that reports which round is done, and nothing else."""
+    """A tracker that only reports each finished round."""
 
     report: Callable[[int], None]
     folder: Path | None = None
 
     def open(self, card: RunCard) -> None:
-        """Note the folder of the run."""
+        """Remember the run folder."""
         self.folder = card.folder
 
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
@@ -46,23 +46,23 @@ class Rounds:
         self.report(t)
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
-        """Nothing to end."""
+        """Do nothing."""
 
 
 def run_cell(task: Task, stop: Stop, report: Callable[[int], None]) -> Outcome:
-    """Run or resume a cell. An error is part of the outcome: it ends this cell and no other.
+    """Run or resume a cell. Errors are returned in the outcome, so that they do not stop other cells.
 
-    report: called with every round that is done. stop: ends the cell after its round once `requested`.
+    report: called with the number of each finished round. stop: once `requested`, the cell ends after its round.
     """
     rounds = Rounds(report)
     try:
         if task.resumed is not None:
-            sets = [f"backend={task.scenario.backend}"]  # it may have begun elsewhere
+            sets = [f"backend={task.scenario.backend}"]  # the run may have begun with another backend
             Run(task.resumed).resume(sets, quiet=True, trackers=[rounds], stop=stop)
         else:
             run(task.scenario, quiet=True, trackers=[rounds], stop=stop)
     except KeyboardInterrupt:
-        return Outcome(rounds.folder)  # its folder says that it was interrupted
+        return Outcome(rounds.folder)  # the run folder records the interruption
     except RaysimError as error:
         return Outcome(rounds.folder, str(error))
     except Exception as error:

@@ -262,7 +262,7 @@ class RunFolder:
         except FileNotFoundError:
             pass
         except (ValueError, RecursionError):
-            self.damage.append(f"{path} is damaged and kept as {set_aside(path)}; it is written anew")
+            self.damage.append(f"{path} is damaged and kept as {set_aside(path)}; a new file is written")
 
     def _truncate_rounds(self, t: int) -> None:
         try:
@@ -272,7 +272,7 @@ class RunFolder:
             self._set_aside(self._rounds.parquet, error, t)
         else:
             if missing:
-                self.damage.append(f"{self._rounds.parquet} lacks {missing} of rounds 0 to {t}")
+                self.damage.append(f"{self._rounds.parquet} has no rows for {missing} of the rounds 0 to {t}")
 
     def _truncate_clients(self, t: int) -> dict[int, ClientRow]:
         parquet, stream = self._clients.parquet, self._clients.stream

@@ -65,7 +65,7 @@ class RoundRows:
         table.validate(full=True)
         rounds = [number for number in table["round"].to_pylist() if number <= t]
         if rounds != sorted({*rounds} & {*range(t + 1)}):
-            raise ValueError(f"{self.parquet.name} does not hold rounds in their order")
+            raise ValueError(f"{self.parquet.name} does not contain the rounds in order")
         table = table.slice(0, len(rounds))
         later = [name for name in table.column_names if table[name].null_count == len(table) and name not in METRICS]
         self._packed = _joined(self._packed, table.drop_columns(later))

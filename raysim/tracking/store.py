@@ -66,7 +66,7 @@ def resolve_uri(uri: str | None = None) -> str:
     if address.startswith("sqlite:///") and address != "sqlite:///":
         path, question, query = address.removeprefix("sqlite:///").partition("?")
         return f"sqlite:///{Path(path).absolute()}{question}{query}"
-    why = "is no store that raysim writes to"
+    why = "is not a store that raysim can write to"
     if address.startswith("file:") or "://" not in address:
         why = "is a file store, which MLflow has removed"
     raise ScenarioError(f"{_origin(uri)}: {shown(address)} {why}; use {ALLOWED}.")
@@ -96,10 +96,13 @@ def check_recorded(uri: str) -> str:
         database = database_path(resolve_uri(uri))
         if database is None and any(os.environ.get(name) for name in (USER, PASSWORD, TOKEN)):
             variable = next(name for name in (USER, PASSWORD, TOKEN) if os.environ.get(name))
-            raise ScenarioError(f"{variable}: is it meant for {shown(uri)}, where the run is tracked? Then {_SAY_SO}")
+            raise ScenarioError(
+                f"{variable} is set, but may be meant for another server than {shown(uri)}, where the run is "
+                f"tracked: to use it there, {_SAY_SO}"
+            )
         if database is not None and not database.is_file():
             raise ScenarioError(
-                f"the run is tracked in {shown(uri)}, which is not there; to track it elsewhere {_SAY_SO}"
+                f"the run is tracked in {shown(uri)}, which does not exist; to track it elsewhere, {_SAY_SO}"
             )
     return check_uri(uri)
 

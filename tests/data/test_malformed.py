@@ -223,7 +223,7 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     "no such id column": (csv(*ROWS, **BY_USER), "mine.csv has no column 'user'; its columns are"),
     "ids of too few samples": (
         csv("user,a,label", "u,1,0", "v,2,1", **BY_USER),
-        "data.partition.min_samples: 2 given, but none of the 2 ids has as many samples",
+        "data.partition.min_samples: 2 given, but none of the 2 ids has that many samples",
     ),
     "natural without ids": (
         good(partition={"name": "natural"}),
@@ -245,7 +245,7 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     ),
     "other columns in the test part": (other_columns, "features are a, b, d, but "),
     "a truncated Parquet file": (truncated, "mine.parquet: cannot be read, it may be damaged"),
-    "a missing shard": (a_shard_is_missing, "train-00000-of-00002.parquet is one of 2 files, 1 are there"),
+    "a missing shard": (a_shard_is_missing, "train-00000-of-00002.parquet is one of 2 files, but the folder has 1"),
     "a label out of range": (
         lambda: (
             layouts.parquet(Path("mine.parquet"), layouts.pixels(2, (3, 8, 8)), [0, 2], names=["x", "y"]) and PARQUET
@@ -305,7 +305,7 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     "an array of another file": (npy, "mine.npz: cannot be read, it may be damaged (File is not a zip file)"),
     "no .npz at all": (lambda: Path("mine.npz").write_bytes(b"PK no") and NUMPY, "mine.npz: cannot be read"),
     # Images
-    "mixed sizes": (images(size=None), "; give the side to which all are resized as data.size"),
+    "mixed sizes": (images(size=None), "; set data.size to resize all images to this side"),
     "an image that is none": (
         images(lambda folder: (folder / "dog" / "3.png").write_text("woof")),
         "3.png is not a readable",

@@ -110,7 +110,9 @@ def test_without_checkpoints_it_begins_anew(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_attempts_are_bounded() -> None:
-    with pytest.raises(RunError, match=r"a test: client actor 1 of 1 died; the run went back 2 times .*max_attempts"):
+    with pytest.raises(
+        RunError, match=r"a test: client actor 1 of 1 died; the run was restored 2 times .*max_attempts"
+    ):
         outcome(loaded(), Killable(seed=1, rate=1.0), max_attempts=2)
 
 
@@ -207,7 +209,7 @@ def test_a_tolerated_failure_leaves_the_client_as_it_was(tmp_path: Path, caplog:
     digest, rows, values = outcome(given, InProcessBackend(), max_failed_fraction=0.3)
     assert (FAILING, 2) not in {(row.client, row.round) for row in rows if row.participated}
     (warning,) = caplog.messages
-    assert warning.startswith(f"round 2 goes on without client {FAILING}: Picky")
+    assert warning.startswith(f"round 2 continues without client {FAILING}: Picky")
     killable = Killable(seed=5, rate=0.3)
     checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 1, ROUNDS)
     again = outcome(given, killable, checkpoints, max_failed_fraction=0.3, max_attempts=50)

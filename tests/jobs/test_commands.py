@@ -62,7 +62,7 @@ def test_a_wrong_submission_sends_no_request(
 
 
 def test_a_submission_of_nothing(capfd: pytest.CaptureFixture[str], workplace: Path) -> None:
-    assert "Missing argument 'SCENARIO'; only --resume can do without" in refused(capfd, "submit", *NOWHERE)
+    assert "Missing argument 'SCENARIO'; it is optional only with --resume" in refused(capfd, "submit", *NOWHERE)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ class TestWithACluster:
         here = cluster(details("j"))
         use(here)
         output = self.output(capfd, "logs", "j", "--follow", code=130)
-        assert output == "j continues without being watched (raysim stop j ends it)\n"
+        assert output == "j continues on the cluster (raysim stop j ends it)\n"
         assert ("stop", "j") not in here.client.asked
 
 

@@ -389,7 +389,7 @@ def test_a_cluster_with_a_token(raysim: Any, monkeypatch: pytest.MonkeyPatch, tm
         monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(wrong))
         refused = raysim(*job, address=guarded.address)
         assert (refused.code, refused.count("\n")) == (2, 1)
-        assert f"refuses the token in {wrong}: it needs the one that the cluster was started with" in refused
+        assert f"refuses the token in {wrong}: use the token that the cluster was started with" in refused
         monkeypatch.delenv("RAY_AUTH_TOKEN_PATH")
         # As a user would: in a process in which Ray has not read a token yet.
         own = home / ".ray" / "auth_token"

@@ -262,7 +262,7 @@ class TestRuns:
             "evil.py: cannot be imported: ModuleNotFoundError: ",
         ),
         ("algorithm.name=no_such_package:Mine", {}, "no_such_package: cannot be imported: ModuleNotFoundError: "),
-        ("algorithm.name=mine", {}, "unknown algorithm 'mine' (there are: "),
+        ("algorithm.name=mine", {}, "unknown algorithm 'mine' (available: "),
         (
             "clients.models=[./nets.py, digits_mlp64]",
             {},
@@ -645,7 +645,7 @@ def test_data_in_the_place_of_code(folder: Path, capsys: pytest.CaptureFixture[s
     with (folder / "nets.py").open("wb") as file:
         file.truncate(3 << 30)  # takes no disk
     said = ran("validate", str(folder / "s.yaml"), capsys=capsys, code=2)
-    assert "nets.py: has more than 10000000 bytes; keep data in files of their own" in said
+    assert "nets.py: has more than 10000000 bytes; keep data in separate files" in said
 
 
 def test_a_metric_that_has_no_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -749,7 +749,7 @@ class TestData:
             ("not_arrays", "evil.py:not_arrays: must return a mapping with the arrays x and y"),
             ("fails", "evil.py:fails: fails: ZeroDivisionError: division by zero (evil.py, line "),
             ("ragged", "evil.py:ragged: x has 3, y has 2 samples; all arrays need the same number, at least one"),
-            ("no_part", "evil.py:no_part: num_train is 0; allowed: 1 to 200"),
+            ("no_part", "evil.py:no_part: num_train is 0; give 1 to 200"),
             ("none", "evil.py: has no class or function 'none'"),
         ],
     )

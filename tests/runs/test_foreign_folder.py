@@ -198,13 +198,16 @@ def test_a_store_that_a_folder_names(workplace: Path, monkeypatch: pytest.Monkey
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     here = f"sqlite:///{workplace}/mlflow.db"
     assert check_recorded(here) == here  # where a run would be tracked anyway
-    with pytest.raises(ScenarioError, match=r"new\.db, which is not there; to track it elsewhere name the store with"):
+    with pytest.raises(
+        ScenarioError, match=r"new\.db, which does not exist; to track it elsewhere, name the store with"
+    ):
         check_recorded(f"sqlite:///{workplace}/new.db")
     (workplace / "old.db").touch()
     assert check_recorded(f"sqlite:///{workplace}/old.db") == f"sqlite:///{workplace}/old.db"
     monkeypatch.delenv("MLFLOW_TRACKING_USERNAME", raising=False)
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
     with pytest.raises(
-        ScenarioError, match=r"^MLFLOW_TRACKING_PASSWORD: is it meant for http://evil, where .* Then name"
+        ScenarioError,
+        match=r"^MLFLOW_TRACKING_PASSWORD is set, but may be meant for another server than http://evil, .* name",
     ):
         check_recorded("http://evil")

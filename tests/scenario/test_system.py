@@ -106,7 +106,7 @@ NUMBER = "a number or a list or a mapping of keys and values"
         (["clients.oversample=1.2"], "clients.oversample: needs virtual time; add the section `system`"),
         (["clients.oversample=0.9"], "clients.oversample: 0.9 given; allowed: at least 1"),
         (["clients.selection=random"], "clients.selection: 'random' given; allowed: a mapping of keys and values"),
-        (["clients.selection.name=samples"], "(there are: uniform, by_samples, fastest)"),
+        (["clients.selection.name=samples"], "(available: uniform, by_samples, fastest)"),
         (["clients.selection.name=fastest"], "clients.selection.name: 'fastest' needs system.flops_per_s; set it"),
         (["clients.selection.name=fastest", "system.latency_s=1"], "'fastest' needs system.flops_per_s; set it"),
         (["system.trace=/dev/zero"], "system.trace: /dev/zero is a device, not a regular file; give a regular file"),

@@ -196,7 +196,7 @@ def test_a_fast_sweep_is_small_and_another(base: Path, tmp_path: Path) -> None:
         ({"published": claim(rows=[])}, r"published.rows: \[\] given; allowed: a mapping"),
         ({"published": claim(tables=1)}, "published.tables: unknown key; allowed: file, rows, measures"),
         ({"published": claim(rows={"papr": "X"})}, "published.rows.papr: no such column; allowed: paper, method"),
-        ({"published": claim(rows={"paper": "Z"})}, "published.rows: values.csv has no such row"),
+        ({"published": claim(rows={"paper": "Z"})}, "published.rows: values.csv has no row that matches"),
         ({"published": claim(measures={"acc_%": "lst"})}, "published.measures.acc_%: 'lst' given; allowed: .*last"),
         ({"published": claim(measures={"acc": "last"})}, "published.measures.acc: these rows have no such metric"),
         ({"published": claim(measures={"size": "last"})}, "published: line 5 of values.csv: size is 'large', no n"),

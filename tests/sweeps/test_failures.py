@@ -56,7 +56,7 @@ def test_code_that_raises_and_a_worker_that_is_killed(
     assert raised.startswith("failed ") and "0/3  fedgh  " in raised and "my own mistake" in raised
     assert died.startswith("interrupted ") and "0/3  fedproto  its worker process died (" in died
     assert (done, summed) == ("done              3/3  standalone", "1 done, 1 interrupted, 1 failed")
-    assert "raysim: 2 of 3 cells are not done; the same command runs the rest, with --retry-failed also" in error
+    assert "raysim: 2 of 3 cells are not done; the same command runs the rest; with --retry-failed it also" in error
 
     (workplace / "mended").touch()
     code, out, error = run(capfd, "sweep", "sweep.yaml", "--parallel", "1", "--retry-failed")
@@ -83,7 +83,7 @@ with task_pool(work, 1) as pool:
     env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | monitor
     words = [sys.executable, "-c", program]
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=True, timeout=100)
-    assert done.stdout == "its worker process died (its node ran out of memory; take fewer at a time)\n"
+    assert done.stdout == "its worker process died (its node ran out of memory; run fewer at a time)\n"
 
 
 def test_a_full_disk(workplace: Path, small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -333,7 +333,9 @@ def test_a_damaged_file_costs_its_rows_and_nothing_else(begin, make_card, tell, 
 
     folder = RunFolder.reopen(path)
     assert bool(folder.truncate(4)) == (name == "rounds.parquet")
-    assert folder.damage == ([f"{path / name} lacks 5 of rounds 0 to 4"] if name == "rounds.parquet" else [])
+    assert folder.damage == (
+        [f"{path / name} has no rows for 5 of the rounds 0 to 4"] if name == "rounds.parquet" else []
+    )
     folder.open(make_card(path))
     tell(folder, 5, LAST)
     folder.close("finished", {})
@@ -364,7 +366,7 @@ def test_a_damaged_summary_is_written_anew(begin, make_card, text):
     folder = RunFolder.reopen(folder.path)
     folder.truncate(2)
     aside = folder.path / "summary.damaged.json"
-    assert folder.damage == [f"{summary} is damaged and kept as {aside}; it is written anew"]
+    assert folder.damage == [f"{summary} is damaged and kept as {aside}; a new file is written"]
     assert aside.read_bytes() == text.encode("latin-1")
     folder.open(make_card(folder.path))
     folder.close("finished", {})

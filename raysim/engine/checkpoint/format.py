@@ -71,7 +71,7 @@ def read_file(storage: Storage, file: CheckpointFile) -> bytes:
     except OSError as error:
         raise DamageError(f"{storage.where}/{file.name} cannot be read ({reason(error)})") from error
     if len(data) != file.size or zlib.crc32(data) != file.checksum:
-        raise DamageError(f"{storage.where}/{file.name} does not hold what was written")
+        raise DamageError(f"{storage.where}/{file.name} is damaged: its content has changed")
     return data
 
 
@@ -100,4 +100,4 @@ def _malformed() -> Iterator[None]:
     try:
         yield
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DamageError(f"a checkpoint file is not as raysim writes it ({type(error).__name__}: {error})") from error
+        raise DamageError(f"a checkpoint file has an invalid format ({type(error).__name__}: {error})") from error

@@ -208,7 +208,7 @@ def _manifest(name: str, data: bytes) -> Checkpoint:
     for file in checkpoint.files:
         numbers = (checkpoint.round, file.size, file.checksum, *file.clients)
         if not _PART.fullmatch(file.name) or any(type(n) is not int or n < 0 for n in numbers):
-            raise ValueError("not as raysim writes it")
+            raise ValueError("invalid format")
     if not isinstance(checkpoint.facts, dict):
-        raise ValueError("not as raysim writes it")
+        raise ValueError("invalid format")
     return checkpoint

@@ -153,7 +153,7 @@ class ActorCalls:
             return True
         # Nothing restarts the GCS of a local Ray.
         if local_cluster.is_running() or now_s - self._refused_s >= GCS_TIMEOUT_S:
-            raise GcsDiedError(f"{context}: Ray's GCS (gcs_server) has died, without which the run cannot continue")
+            raise GcsDiedError(f"{context}: Ray's GCS (gcs_server) has died; the run cannot continue without it")
         return False
 
     def _awaited(self, pending: Sequence[Any]) -> list[str]:

@@ -232,8 +232,8 @@ def test_manifests_are_plain_json(tmp_path: Path) -> None:
 )
 def test_a_file_that_raysim_did_not_write(data: bytes) -> None:
     """As in a run folder from another user, whose manifest has the right checksum."""
-    with pytest.raises(DamageError, match="is not as raysim writes it"):
+    with pytest.raises(DamageError, match="has an invalid format"):
         read_server(data)
     if data[:1] != b"\2":  # a file without tensors is one without clients
-        with pytest.raises(DamageError, match="is not as raysim writes it"):
+        with pytest.raises(DamageError, match="has an invalid format"):
             read_clients(data, [0])

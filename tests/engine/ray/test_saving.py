@@ -199,7 +199,9 @@ def test_a_damaged_file_is_found_where_it_is_read(
     newest = store.latest()
     assert newest is not None and newest.round == 4  # sizes are as they were
     backend.recover()
-    with pytest.raises(DamagedCheckpointError, match=rf"round 4 cannot be used: {file} does not hold what was written"):
+    with pytest.raises(
+        DamagedCheckpointError, match=rf"round 4 cannot be used: {file} is damaged: its content has changed"
+    ):
         store.restore(newest, backend.restore)
     before = store.latest()
     assert before is not None and before.round == 3
