@@ -57,6 +57,13 @@ class Schedule:
             return None
         return "whole" if is_last or t % (self.global_every or 1) == 0 else "own"
 
+    def watches(self, t: int) -> bool:
+        """Whether `stopping` takes in round `t`: it tests what the last round tests, but not because it is the last.
+
+        A run that is resumed for more rounds thus ends in the same round as a run that had them from the start.
+        """
+        return t % self.evaluate_every == 0 and t % (self.global_every or 1) == 0
+
 
 @dataclass(frozen=True)
 class Observers:
@@ -99,7 +106,7 @@ def run_rounds(
             loop.notices.check_failures(t, report)
             rows = loop.client_rows(t, report, evaluate)
             metrics = progress.count(report, rows, evaluate is not None) | loop.engine_metrics(t, began)
-            loop.watch(t, metrics, evaluate)
+            loop.watch(t, metrics)
             loop.notices.check_round(t, report, progress)
             loop.record_round(t, metrics, rows, report.files)
         loop.save()
@@ -192,10 +199,10 @@ class Loop:
             "memory/gpu_peak_mb": memory.gpu_peak_mb,
         }
 
-    def watch(self, t: int, metrics: Mapping[str, Any], evaluate: Coverage | None) -> None:
-        """Update the metric that may end the run early, in rounds with the same test coverage as the last round."""
+    def watch(self, t: int, metrics: Mapping[str, Any]) -> None:
+        """Update the metric that may end the run early."""
         rule = self.schedule.stopping
-        if rule is not None and evaluate == "whole" and rule.metric in metrics:
+        if rule is not None and self.schedule.watches(t) and rule.metric in metrics:
             self.progress.watched = rule.watch(self.progress.watched, t, metrics[rule.metric])
 
     def ends_early(self) -> bool:

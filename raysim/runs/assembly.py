@@ -150,7 +150,18 @@ def assemble(scenario: Scenario, machine: ClusterResources | None = None, *, rou
     assembly = Assembly(scenario, plan, data, _partition(scenario, data, public), public)
     if rounds_left and scenario.resolved["clients"]["selection"]["name"] not in SELECTIONS:
         _try_selection(assembly)
+    if rounds_left and stop_lacks_samples(assembly):
+        raise scenario.origin.error(
+            ("stop", "metric"),
+            "accuracy/val given, but no client has validation samples; give them more samples, or set another metric",
+        )
     return assembly
+
+
+def stop_lacks_samples(assembly: Assembly) -> bool:
+    """Whether the run would wait for ever for the metric that ends it."""
+    stop = assembly.scenario.stop
+    return stop is not None and stop.metric == "accuracy/val" and not len(assembly.partition.val.index)
 
 
 def _try_selection(assembly: Assembly) -> None:

@@ -52,6 +52,12 @@ class ParsedScenario:
     own: AnyAlgorithm | None = None  # see `with_algorithm`
     own_code: OwnCode = OwnCode()  # the user's own files that the scenario names
 
+    def __repr__(self) -> str:
+        """One line; `resolved_yaml` has every key."""
+        kind, number = type(self).__name__, self.clients.number
+        what = f"{self.method} on {self.data.name}, {number} clients, {self.rounds} rounds, seed {self.seed}"
+        return f"<{kind} {self.name}: {what}>"
+
     def __getstate__(self) -> dict[str, Any]:
         return {"own_code": self.own_code, **vars(self)}  # first: unpickling the rest may need its modules
 

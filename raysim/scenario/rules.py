@@ -120,7 +120,7 @@ def refuse_unsuited_algorithm(scenario: Scenario) -> None:
         raise scenario.origin.error(
             ("clients", "models"),
             f"{len(scenario.architectures)} architectures given ({', '.join(scenario.architectures)}), but "
-            f"{name} exchanges whole models; allowed: one architecture",
+            f"{name} averages networks of one architecture; give one, or choose another method",
             cause=("algorithm", "name"),
         )
     if scenario.declared.public_data and scenario.data.public is None:

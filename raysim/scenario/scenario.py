@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from raysim.core.fit import LocalTraining
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Scenario(ParsedScenario):
     """A scenario that can run: its names are resolved and its parts fit each other.
 

@@ -228,9 +228,11 @@ class Evaluation(Section):
 
 
 class EarlyStop(Section):
-    """Conditions under which a run ends before its last round; only rounds with an evaluation count.
+    """Conditions under which a run ends before its last round.
 
-    State and results equal those of a run whose scenario has only the rounds until then.
+    Only rounds that are multiples of `evaluation.every` and `evaluation.global_every` count. State and results equal
+    those of a run whose scenario has only the rounds until then, unless the learning rate (`training.schedule` is
+    `cosine`) or the method (such as FedKD) depends on `rounds`: then they equal those of the full run after that round.
     """
 
     metric: Literal[

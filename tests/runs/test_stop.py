@@ -78,6 +78,34 @@ def test_an_interruption_changes_nothing(workplace: Path) -> None:
         assert resumed.summary["ended_early"] == short.summary["ended_early"]
 
 
+def test_more_rounds_do_not_change_where_a_run_ends(workplace: Path) -> None:
+    # Round 4 is tested only because it is the last: a run of nine rounds is not tested then.
+    stop = ("stop={metric: accuracy/all, target: 0.01, min_rounds: 4}", "evaluation.every=3")
+    resumed = run(loaded("rounds=4", *stop), quiet=True).resume(["rounds=9"], quiet=True)
+    whole = run(loaded("rounds=9", *stop), quiet=True)
+    assert resumed.summary["rounds"] == whole.summary["rounds"] == 6
+    assert resumed.state_digest == whole.state_digest
+
+
+@pytest.mark.parametrize(
+    "changes", [["training.schedule={name: cosine}"], ["algorithm={name: fedkd}"]], ids=["cosine", "fedkd"]
+)
+def test_what_depends_on_the_number_of_rounds_ends_as_the_longer_run_was(workplace: Path, changes: list[str]) -> None:
+    stop = "stop={metric: accuracy/all, target: 0.01, min_rounds: 2}"
+    short = run(loaded("rounds=4", stop, *changes), quiet=True)
+    assert short.summary["rounds"] == 2
+    assert short.state_digest != run(loaded("rounds=2", *changes), quiet=True).state_digest
+    longer = short.resume(["stop=null"], quiet=True)
+    assert longer.state_digest == run(loaded("rounds=4", *changes), quiet=True).state_digest
+
+
+def test_clients_without_validation_samples_cannot_end_a_run(workplace: Path) -> None:
+    few = ["clients.count=890", "data.partition={name: iid}", "data.augment=false"]
+    with pytest.raises(ScenarioError, match=r"stop\.metric: accuracy/val given, but no client has validation samples"):
+        run(loaded(*few, "stop={patience: 2}"), quiet=True)
+    assert not Path("runs").exists()
+
+
 def test_only_rounds_that_test_all_that_the_last_one_tests_count(workplace: Path) -> None:
     short = run(loaded("rounds=40", STOP, "evaluation.every=3"), quiet=True)
     assert short.summary["rounds"] % 3 == 0

@@ -64,7 +64,7 @@ def test_run_folders_are_local() -> None:
     [
         (
             "algorithm={name: fedavg}",
-            r"clients.models: \d architectures given .* fedavg exchanges whole models; allowed:",
+            r"clients.models: \d architectures given .* fedavg averages networks of one architecture; give one",
         ),
         ("data.name=cifar10", "clients.models.0: digits_mlp64 needs 1x8x8 images, but cifar10 has 3x32x32"),
     ],

@@ -481,6 +481,12 @@ def test_an_unknown_profile_is_refused(item: str, sentence: str):
     assert str(refused.value) == f"--set {item}: {sentence}"
 
 
+def test_a_scenario_is_shown_in_a_line() -> None:
+    parsed = parse_scenario(QUICKSTART)
+    shown = "quickstart: fedgh on digits, 20 clients, 20 rounds, seed 1>"
+    assert (repr(parsed), str(Scenario.of(parsed))) == (f"<ParsedScenario {shown}", f"<Scenario {shown}")
+
+
 def test_a_sweep_is_no_scenario(tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text("base: quickstart.yaml\nseeds: 1..3\n")
     with pytest.raises(ScenarioError, match=r"sweep\.yaml: is a sweep, not a scenario; `raysim sweep` runs it"):
