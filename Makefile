@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-fast test-large check test-gpu chaos golden bench clean
+.PHONY: help setup demo test test-fast test-large test-newest check test-gpu chaos golden bench clean
 
 help:  ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -29,6 +29,12 @@ test-fast: setup  ## Run, in under a minute, the tests of the parts that need ne
 
 test-large: setup  ## Run the tests that take minutes or gigabytes: a hundred actors, clusters; CI does
 	$(BIN)/python -m pytest -m large
+
+test-newest:  ## Install the newest versions in range into build/newest, and run the fast tests and the demo there
+	rm -rf build/newest && $(PYTHON) -m venv build/newest
+	build/newest/bin/python -m pip install --quiet --disable-pip-version-check '.[dev]'
+	build/newest/bin/python -m pytest -n 2 --dist loadgroup -m "not ray and not slow" $(addprefix tests/,core data engine grouped jobs report scenario tracking)
+	cd build/newest && bin/raysim launch ../../scenarios/quickstart.yaml
 
 check: setup  ## Formatting, lint, types, import arrows
 	$(BIN)/ruff format --check .
