@@ -148,9 +148,9 @@ BROKEN: list[tuple[AnyAlgorithm, str, str]] = [
     (
         broken.LossNeverFitted(),
         "fields_read",
-        "no hook reads its field mu, in 24 rounds; use self.mu in code that runs",
+        "no hook reads the field mu in 24 rounds; use self.mu in code that runs",
     ),
-    (broken.ReadByItsCheckAlone(), "fields_read", "no hook reads its field mu, in 24 rounds"),
+    (broken.ReadByItsCheckAlone(), "fields_read", "no hook reads the field mu in 24 rounds"),
     (broken.InheritsAnUnreadField(), "fields_read", "client.fit?), or declare factor as a ClassVar, which is no"),
     (broken.ForgetsToReturnSometimes(), "runs", "server_start sets server.state, but returns nothing"),
     (broken.ReturnsTheState(), "runs", "server_update returns a Header, which is ignored; assign the new state to"),
