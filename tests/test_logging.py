@@ -159,3 +159,21 @@ def test_a_library_prints_no_record_and_leaves_the_root_logger_alone(workplace: 
         timeout=120,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_handler_that_raises_leaves_a_failed_run_that_can_be_resumed(workplace: Path) -> None:
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise ValueError("no place left")
+
+    broken = Broken(logging.INFO)
+    RAYSIM.addHandler(broken)
+    try:
+        with pytest.raises(ValueError, match="no place left"):
+            raysim.run(loaded("rounds=1", "training.optimizer=adam"), quiet=True)  # the momentum warns
+    finally:
+        RAYSIM.removeHandler(broken)
+    (folder,) = (path.parent for path in Path("runs/tiny").glob("*/summary.json"))
+    failed = raysim.Run(folder)
+    assert (failed.status, failed.summary["error"]) == ("failed", "no place left")
+    assert failed.resume(quiet=True).status == "finished"

@@ -118,13 +118,15 @@ class Execution:
             finally:
                 self.stop.closing = True
                 self.facts["seconds"] = time.perf_counter() - began
-                if status != "finished":
-                    if not self.folder.why_missing():
+                try:
+                    if status != "finished" and not self.folder.why_missing():
                         if self.restored:
                             logger.info(f"the results up to round {progress.rounds} are kept in {self.card.folder}")
                         logger.info(f"resume with:  {self._resume_line}")
-                    self._shut_down(cleanup)  # first: actors may still work on a round that was cut off
-                self._close(status, self._summary(status, progress, checkpoints), cleanup)
+                finally:  # a log handler of the user may raise
+                    if status != "finished":
+                        self._shut_down(cleanup)  # first: actors may still work on a round that was cut off
+                    self._close(status, self._summary(status, progress, checkpoints), cleanup)
 
     def complete(self, summary: dict[str, Any]) -> None:
         """Finish the interrupted closing of a run that has all its rounds, without Ray. summary: from the folder."""
