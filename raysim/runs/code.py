@@ -55,8 +55,8 @@ class Code:
                 imported = sys.modules.get(name)
                 if imported and _first.setdefault(imported, digests[place]) != digests[place]:
                     raise ScenarioError(
-                        f"{place} has changed since this process imported it, and would run as it was: begin a new "
-                        "process (in a notebook, restart the kernel)"
+                        f"{place} has changed since this process imported it, so the old code would run; start a "
+                        "new process (in a notebook, restart the kernel)"
                     )
         except (OSError, SyntaxError, ImportError) as error:
             raise ScenarioError(f"{module}: its file, or one that it imports, cannot be read ({error})") from None

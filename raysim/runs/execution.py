@@ -121,7 +121,7 @@ class Execution:
                 if status != "finished":
                     if not self.folder.why_missing():
                         if self.restored:
-                            logger.info(f"what was done until round {progress.rounds} is kept in {self.card.folder}")
+                            logger.info(f"the run is saved up to round {progress.rounds} in {self.card.folder}")
                         logger.info(f"resume with:  {self._resume_line}")
                     self._shut_down(cleanup)  # first: actors may still work on a round that was cut off
                 self._close(status, self._summary(status, progress, checkpoints), cleanup)
