@@ -138,8 +138,8 @@ def refuse_missing_shards(files: tuple[Path, ...]) -> None:
     if shard and int(shard[2]) != len(files):
         first = files[0]
         raise ScenarioError(
-            f"{first.parent}: {first.name} belongs to a set of {int(shard[2])} files, but the folder holds {len(files)}; "
-            "restore the complete set"
+            f"{first.parent}: {first.name} belongs to a set of {int(shard[2])} files, but the folder holds {len(files)}"
+            "; restore the complete set"
         )
 
 

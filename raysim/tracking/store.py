@@ -97,8 +97,8 @@ def check_recorded(uri: str) -> str:
         if database is None and any(os.environ.get(name) for name in (USER, PASSWORD, TOKEN)):
             variable = next(name for name in (USER, PASSWORD, TOKEN) if os.environ.get(name))
             raise ScenarioError(
-                f"{variable} is set, but only the run folder names the server {shown(uri)}; to send it the credentials, "
-                f"{_SAY_SO}"
+                f"{variable} is set, but only the run folder names the server {shown(uri)}; to send it the "
+                f"credentials, {_SAY_SO}"
             )
         if database is not None and not database.is_file():
             raise ScenarioError(

@@ -282,7 +282,8 @@ class TestRuns:
         (
             "clients.models=['./nets.py:narrow', digits_mlp64]",
             {},
-            "nets.py:narrow: the representation of two samples has the shape (2, 31); it must be a tensor of the shape (2, 32)",
+            "nets.py:narrow: the representation of two samples has the shape (2, 31); "
+            "it must be a tensor of the shape (2, 32)",
         ),
         (
             "clients.models=['./nets.py:Small']",

@@ -392,7 +392,7 @@ COMBINATIONS = [
         ["resources.overrides=[{clients: 0-99}]"],
         "overrides.0.clients: '0-99' is invalid: there is no client 99; allowed: ids from 0 to 19",
     ),
-    (["resources.overrides=[{clients: x}]"], "resources.overrides.0.clients: 'x' given: write ranges of ids"),
+    (["resources.overrides=[{clients: x}]"], "resources.overrides.0.clients: 'x' is invalid: write ranges of ids"),
     (["resources.overrides=[{models: [cnn1]}]"], "resources.overrides.0.models: 'cnn1' is not among clients.models"),
     (["data.split=published", "data.partition={name: hks, alpha: 0.0}"], "data.partition.alpha: 0.0 given"),
     (["data.split=pooled811", "data.partition={name: hks}"], "data.split: pooled811 given, but partition hks"),
