@@ -302,6 +302,6 @@ def test_other_networks_are_refused(names: list[str], shape: tuple[int, int, int
     with pytest.raises(ValueError) as refused:
         HeteroFL().check(task_of(names, shape, width))
     assert str(refused.value) == (
-        f"clients.models: the weights of {other}; choose one network in several widths, such as heterofl_cnn_a, heterofl_cnn_b and "
-        "heterofl_cnn_c"
+        f"clients.models: the weights of {other}; choose one network in several widths, such as heterofl_cnn_a, "
+        "heterofl_cnn_b and heterofl_cnn_c"
     )
