@@ -85,7 +85,7 @@ class TestBeforeRay:
     ) -> None:
         monkeypatch.setattr("torch.cuda.is_available", lambda: False)
         told = refused(capfd, workplace, "resources.gpus_per_actor=0.5")
-        assert "resources.gpus_per_actor: 0.5 given, but there is no GPU; allowed here: 0 or auto" in told
+        assert "resources.gpus_per_actor: 0.5 given, but no GPU was found; set it to 0 or auto" in told
 
     @pytest.mark.parametrize("every", ["1", "auto"])
     def test_a_place_for_checkpoints_that_is_a_file(

@@ -127,7 +127,9 @@ def test_a_secret_in_the_variable_goes_to_the_server_alone(
             main(["launch", "tiny.yaml"])
     assert given[-1] == f"{USER}:{SECRET}"
     told = capfd.readouterr()
-    assert f"MLflow at http://{host} did not take the run: it wants a user name and password: set MLFLOW_" in told.err
+    assert (
+        f"MLflow at http://{host} could not record the run: it wants a user name and password: set MLFLOW_" in told.err
+    )
     assert SECRET not in told.out + told.err
     (folder,) = (workplace / "runs" / "tiny").iterdir()
     assert json.loads((folder / "run.json").read_text())["tracking"] == f"http://{host}"

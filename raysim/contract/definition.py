@@ -74,7 +74,8 @@ def _slips(cls: type[AnyAlgorithm]) -> Iterator[Slip]:
     yield from _of_pairs(cls)
     if "__dataclass_fields__" not in vars(cls):
         yield Slip(
-            f"{cls.__name__} is no dataclass, so nothing in it is a field", "put @dataclass(frozen=True) above it"
+            f"{cls.__name__} is not a dataclass, so its attributes are not fields",
+            "put @dataclass(frozen=True) above it",
         )
 
 
@@ -173,7 +174,8 @@ def _of_source(base: type) -> Iterator[Slip]:
             if method.name in seen and method.name in HOOKS:
                 lines = f"in lines {seen[method.name]} and {method.lineno}"
                 yield Slip(
-                    f"`{method.name}` is defined twice, {lines}, and only the last counts", "take one of them away"
+                    f"`{method.name}` is defined twice, {lines}, and only the last counts",
+                    "remove one of the definitions",
                 )
             seen[method.name] = method.lineno
 

@@ -45,7 +45,10 @@ def messages(algorithm: AnyAlgorithm) -> None:
                 "look for a division by zero, the logarithm of zero, or steps that are too long",
             )
         if not isinstance(counted(msg), type(msg)):
-            raise toy.broken(f"`counted` of {place} is no {type(msg).__name__}", "return the same message, counted so")
+            raise toy.broken(
+                f"`counted` of {place} does not return a {type(msg).__name__}",
+                "return a message of this class that holds the tensors to count",
+            )
 
     Toy(algorithm, "messages", returned=check).run(2)
 

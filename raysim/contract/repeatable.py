@@ -73,7 +73,7 @@ def server_state_visible(algorithm: AnyAlgorithm) -> None:
     try:
         apart = serialize(toy.server.state)
     except TypeError as error:
-        raise toy.broken(f"server.state cannot be stored ({error})", "keep it in those forms") from None
+        raise toy.broken(f"server.state cannot be stored ({error})", "store only values of these types") from None
     extra = set(vars(toy.server)) - {field.name for field in fields(toy.server)}
     if extra:
         raise toy.broken(f"a server hook sets server.{min(extra)}", "keep everything in server.state")
@@ -91,7 +91,7 @@ def server_state_visible(algorithm: AnyAlgorithm) -> None:
     try:
         second.server.state = deserialize(stored, second.server.state, modules_of(algorithm))
     except ValueError as error:
-        raise toy.broken(f"server.state cannot be put together again ({error})", remedy) from None
+        raise toy.broken(f"server.state cannot be restored ({error})", remedy) from None
     second.nets = copy.deepcopy(toy.nets)
     toy.round(3)
     second.round(3)

@@ -81,10 +81,10 @@ def connected(algorithm: AnyAlgorithm) -> None:
         else:
             if hook == "client_update" and overridden("server_update"):
                 problem = f"server_update is overridden but nothing is ever uploaded, in {MAX_ROUNDS} rounds"
-                raise toy.broken(problem, "let client_update return a message, and before the last of them")
+                raise toy.broken(problem, f"let client_update return a message before round {MAX_ROUNDS}")
             if overridden(hook) and hook == "server_send":
                 problem = f"server_send is overridden but nothing is ever sent, in {MAX_ROUNDS} rounds"
-                raise toy.broken(problem, "return a message, and before the last of them")
+                raise toy.broken(problem, f"return a message before round {MAX_ROUNDS}")
             continue
         if hook == "client_update" and getattr(algorithm, "static_downlink", False):
             continue
@@ -145,7 +145,7 @@ def _finite(algorithm: AnyAlgorithm, clause: str, labels: Labels, cohorts: Seque
     for t, cohort in enumerate(cohorts, 1):
         already = len(toy.sent)
         toy.round(t, cohort)
-        remedy = "divide by counts only where they are positive, and mask terms that have nothing to say"
+        remedy = "divide by counts only where they are positive, and mask the terms to which no sample contributes"
         for name, k, msg in toy.sent[already:]:
             if nonfinite(msg):
                 raise toy.broken(f"{name} of client {k} sends a NaN or infinity in round {t}", remedy)

@@ -92,15 +92,15 @@ def documented(algorithm: AnyAlgorithm) -> None:
         return ContractError(algorithm, "documented", f"it lacks {what}", remedy)
 
     if not ast.get_docstring(tree(algorithm, "documented")):
-        raise lacks("a docstring at the top of its file", "say the idea, the citation and the protocol there")
+        raise lacks("a docstring at the top of its file", "add one with the idea, the citation and the protocol")
     # Python makes the signature the docstring of a dataclass without one.
     if not cls.__doc__ or cls.__doc__.startswith(f"{cls.__name__}("):
-        raise lacks("a docstring under its class", "say in one sentence what it does")
+        raise lacks("a docstring under its class", "add one sentence that describes the method")
     if not cls.paper:
         raise lacks("a paper", 'write paper: ClassVar[str] = "authors, venue, address"')
     for info in settings_fields(cls):
         if not info.doc:
-            raise lacks(f"a docstring under its field {info.name}", "say below the field what it means")
+            raise lacks(f"a docstring under its field {info.name}", "add one below the field that explains its meaning")
 
 
 def imports(algorithm: AnyAlgorithm) -> None:
@@ -135,11 +135,11 @@ def _check_imports(algorithm: AnyAlgorithm, source: ast.Module, owner: str, of_b
         if isinstance(node, ast.Attribute) and node.attr == "num_rounds" and not algorithm.scheduled:
             raise has(
                 f"reads num_rounds in line {node.lineno}",
-                "say scheduled: ClassVar[bool] = True, as a run of it cannot go on for more rounds than it was given",
+                "declare scheduled: ClassVar[bool] = True, because its runs cannot be extended by more rounds",
             )
         if device := _names_device(node):
             raise has(
-                f"says {device} in line {getattr(node, 'lineno', 0)}",
+                f"uses {device} in line {getattr(node, 'lineno', 0)}",
                 "leave devices to the engine, which runs each hook with the right one as the default",
             )
 

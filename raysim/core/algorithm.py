@@ -56,7 +56,7 @@ def pixels(x_BCHW: Tensor) -> Tensor:
 def only_pixels(name: str) -> Callable[[Tensor], Tensor]:
     """Return the default encoder of a task, `pixels`; any other name raises `ValueError`."""
     if name != "pixels":
-        raise ValueError(f"encoder: {name} given; allowed: pixels")
+        raise ValueError(f"encoder: {name} is not available; allowed: pixels")
     return pixels
 
 
@@ -96,8 +96,8 @@ class Task:
             raise ValueError(f"small: {error}") from None
         if feature_dim is not None and model.header.in_features != feature_dim:
             raise ValueError(
-                f"small: the representation of {name} has {model.header.in_features} numbers, not {feature_dim} as "
-                "asked for; choose a model whose width can be set"
+                f"small: the representation of {name} has {model.header.in_features} dimensions instead of the "
+                f"requested {feature_dim}; choose a model whose width can be set"
             )
         return model
 
@@ -282,8 +282,8 @@ def metric_name(name: str) -> str:
     """Return the name of a logged value. Raises `ValueError` if it is not a valid metric name."""
     if not isinstance(name, str) or len(name) > 100 or not _METRIC.fullmatch(name):
         raise ValueError(
-            f"log: the name {quoted(name)} given; allowed: at most 100 letters, digits, _, - and spaces, in parts with "
-            "/, . or : between them"
+            f"log: the name {quoted(name)} is invalid; allowed: at most 100 letters, digits, _, - and spaces, in parts "
+            "that are separated by /, . or :"
         )
     return name
 

@@ -106,7 +106,7 @@ def load_dataset(
         return _of_function(reference.get(), reference.name, files or Files(()))
     spec = spec_for(name)
     if format not in get_args(Format):
-        raise ScenarioError(f"{format!r} given, but allowed are {', '.join(get_args(Format))}", key="data.format")
+        raise ScenarioError(f"{format!r} given; allowed: {', '.join(get_args(Format))}", key="data.format")
     if spec.keys:
         if files is None:
             raise ScenarioError("is required and was not given", key="data.path")

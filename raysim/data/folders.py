@@ -57,7 +57,7 @@ def _ids(source: Source, settings: Files) -> NDArray[Any]:
             if id_of.setdefault(table.parent / name, one) != one:
                 raise ScenarioError(f"{table}: {name} has two values of {by}; give each image one")
     if unknown := [path for path in paths if path not in id_of]:
-        raise ScenarioError(f"{unknown[0]} has no row in {source.extra[0]}; add a row with its {by}")
+        raise ScenarioError(f"{unknown[0]} has no row in {source.extra[0]}; add a row with the {by} of this image")
     return np.array([id_of[path] for path in paths])
 
 

@@ -123,7 +123,7 @@ def read_partition(path: str, num_clients: int | None, num_samples: int, label_M
             wrong = value_Q.min() if value_Q.min() < 0 else value_Q.max()
             raise refused(f"which has {name} {wrong}; allowed: 0 to {most - 1}")
     if len(np.unique(client_Q * num_samples + index_Q)) != len(client_Q):
-        raise refused("which gives a client the same sample twice; allowed: each of a client's samples once")
+        raise refused("which lists the same sample twice for one client; list each sample of a client once")
     if label_M is not None and "label" in table.column_names:
         label_Q = table.column("label").to_numpy()
         if (wrong_W := np.flatnonzero(label_M[index_Q] != label_Q)).size:
@@ -134,6 +134,6 @@ def read_partition(path: str, num_clients: int | None, num_samples: int, label_M
             )
     count = int(client_Q.max()) + 1 if num_clients is None else num_clients
     if not (part_Q == "train").any():
-        raise refused("in which no sample is for training")
+        raise refused("which has no training samples; set `part` to train for at least one sample")
     masks = [part_Q == part for part in PARTS]
     return Partition(*(make_shards(index_Q[mask_Q], client_Q[mask_Q], count) for mask_Q in masks))

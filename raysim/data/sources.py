@@ -138,7 +138,8 @@ def refuse_missing_shards(files: tuple[Path, ...]) -> None:
     if shard and int(shard[2]) != len(files):
         first = files[0]
         raise ScenarioError(
-            f"{first.parent}: {first.name} is one of {int(shard[2])} files, but the folder has {len(files)}"
+            f"{first.parent}: {first.name} belongs to a set of {int(shard[2])} files, but the folder holds {len(files)}"
+            "; restore the complete set"
         )
 
 
@@ -188,7 +189,10 @@ def _read_parquet(spec: DatasetSpec, source: Source) -> Decoded:
                     image_MHWC[row] = _decode(png, spec, f"{path}: image {row - stop + num_rows[path]}")
                 start = end
             if start != stop:
-                raise ScenarioError(f"{path}: promises {num_rows[path]} rows but holds {start - stop + num_rows[path]}")
+                raise ScenarioError(
+                    f"{path}: its metadata states {num_rows[path]} rows, but it holds "
+                    f"{start - stop + num_rows[path]}; replace this damaged file"
+                )
     num_train = sum(num_rows[path] for path in source.train)
     return Decoded(image_MHWC, label_M, num_train, names or _numbered(spec))
 

@@ -32,7 +32,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Step:
-    """The learning rate is multiplied by `by` every `every` rounds; `every: 1` decays it exponentially."""
+    """The learning rate is multiplied by `by` after every `every` rounds; `every: 1` gives exponential decay."""
 
     every: Count
     """Number of rounds between two steps."""
@@ -46,13 +46,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Cosine:
-    """The learning rate falls along half a cosine: its full value in round 1, `floor` times it after the last round.
+    """The rate falls along half a cosine from `training.lr` in round 1 to `floor` times that after the last round.
 
     Loshchilov, Hutter. ICLR 2017, Eq. 5, without restarts.
     """
 
     floor: Fraction = 0.0
-    """Share of the learning rate that the schedule approaches."""
+    """Factor of `training.lr` that the schedule approaches after the last round."""
 
     def factor(self, t: int, num_rounds: int) -> float:
         """See `RateSchedule`."""

@@ -147,13 +147,13 @@ def _left_out(summary: Mapping[str, object]) -> str:
     if not count:
         return ""
     if count == uploads:
-        return f"all {count}, which held a NaN or infinity: the server learned nothing"
-    return f"{count}, which held a NaN or infinity"
+        return f"all {count} (NaN or infinity); the server received no usable upload"
+    return f"{count} (NaN or infinity)"
 
 
 def _dropped(summary: Mapping[str, object]) -> str:
     count = summary.get("dropped_clients")
-    return f"{count} times a selected client" if count else ""
+    return f"{count} client rounds" if count else ""
 
 
 def _in_round(final: Mapping[str, Any], metric: str, t: object) -> str:

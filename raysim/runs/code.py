@@ -55,7 +55,7 @@ class Code:
                 imported = sys.modules.get(name)
                 if imported and _first.setdefault(imported, digests[place]) != digests[place]:
                     raise ScenarioError(
-                        f"{place} has changed since this process imported it, and the old code would run: start a "
+                        f"{place} has changed since this process imported it, so the old code would run; start a "
                         "new process (in a notebook, restart the kernel)"
                     )
         except (OSError, SyntaxError, ImportError) as error:

@@ -121,7 +121,7 @@ class Execution:
                 try:
                     if status != "finished" and not self.folder.why_missing():
                         if self.restored:
-                            logger.info(f"the results up to round {progress.rounds} are kept in {self.card.folder}")
+                            logger.info(f"the run is saved up to round {progress.rounds} in {self.card.folder}")
                         logger.info(f"resume with:  {self._resume_line}")
                 finally:  # a log handler of the user may raise
                     if status != "finished":

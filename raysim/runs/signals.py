@@ -54,11 +54,11 @@ def interruptible(stop: Stop | None = None) -> Iterator[None]:
             return
         if stop.closing and not stop.requested:
             stop.requested = True
-            _print("the results are being written; once more to end at once")
+            _print("writing the results; press Ctrl-C again to end immediately")
             return
         if stop.possible and not stop.closing and not stop.requested and not stop.saved_round():
             stop.requested = True
-            _print("ending after this round, which is then saved; once more to end at once")
+            _print("ending after this round is saved; press Ctrl-C or send SIGTERM again to end immediately")
             return
         stop.requested = stop.closing = True
         raise KeyboardInterrupt

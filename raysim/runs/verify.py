@@ -95,7 +95,7 @@ def difference(one: Trace, other: Trace) -> str | None:
             had, has = expected[party], actual.get(party, {})
             for tensor in dict.fromkeys([*had, *has]):
                 if had.get(tensor) != has.get(tensor):
-                    return f"round {t}, {party}, {tensor}: other bits than {one.variation.name}"
+                    return f"round {t}, {party}, {tensor}: bits differ from the run {one.variation.name}"
     for t, (mine, its) in enumerate(zip(one.metrics, other.metrics, strict=True)):
         for name in dict.fromkeys([*mine, *its]):
             if (name in SAME or not name.startswith(VARYING)) and mine.get(name) != its.get(name):

@@ -97,7 +97,7 @@ class Declaration:
             return ""
         down, up = (" or ".join(message.words for message in messages) for messages in (self.down, self.up))
         if not down and not up:
-            return "nothing travels"
+            return "no communication"
         if down == up:
             return f"{down} down and up"
         return ", ".join(f"{words} {way}" for words, way in ((down, "down"), (up, "up")) if words)

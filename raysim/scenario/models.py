@@ -66,4 +66,6 @@ def _try_model(name: str, dataset: DatasetSpec, feature_dim: int) -> None:
                 x_B = getattr(net.eval(), part)(x_B)
             if not isinstance(x_B, torch.Tensor) or x_B.shape != (2, width):
                 given = f"has the shape {tuple(x_B.shape)}" if isinstance(x_B, torch.Tensor) else f"is {quoted(x_B)}"
-                raise ScenarioError(f"{name}: the {what} of two samples {given}; allowed: {(2, width)}")
+                raise ScenarioError(
+                    f"{name}: the {what} of two samples {given}; it must be a tensor of the shape {(2, width)}"
+                )

@@ -102,7 +102,7 @@ def made(cls: type, settings: Mapping[str, Any], key: Key, origin: Origin) -> An
     except ValueError as error:
         raise origin.error(key, str(error)) from None
     except FAILURES as error:
-        raise origin.error(key, f"{cls.__name__} cannot be made: {where(error)}") from error
+        raise origin.error(key, f"cannot create {cls.__name__}: {where(error)}") from error
 
 
 def split_name(section: Mapping[str, Any], key: Key, origin: Origin) -> tuple[str, dict[str, Any]]:

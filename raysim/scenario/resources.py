@@ -36,7 +36,7 @@ def requests_of(parsed: ParsedScenario) -> tuple[ResourceRequest, ...]:
                 chosen = parse_ranges(override.clients, count)
             except ValueError as error:
                 raise origin.error(
-                    (*key, "clients"), f"{override.clients!r} given: {error}; allowed: 0 to {count - 1}"
+                    (*key, "clients"), f"{override.clients!r} is invalid: {error}; allowed: ids from 0 to {count - 1}"
                 ) from None
         requests.append(_request([k for k in left if k in chosen], override, resources, ".".join(key)))
         left = [k for k in left if k not in chosen]

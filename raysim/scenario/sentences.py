@@ -71,7 +71,7 @@ def _sentence(
         names = [*(["name"] if full[:-1] in NAMED_SECTIONS else []), *_section_at(model, key[:-1]).model_fields]
         return origin.error(full, f"unknown key{suggest(key[-1], names)} (allowed: {', '.join(names) or 'none'})")
     if first["type"] == "invalid_key" or first["loc"][-1] == "[key]":
-        return origin.error(full, "keys are text; put it in quotes")
+        return origin.error(full, "keys must be text; put this key in quotes")
     if first["type"] == "missing":
         return origin.error(full, "is required and was not given")
     allowed = dict.fromkeys(allowed_by(item) for at, item in problems if at == key)

@@ -206,7 +206,7 @@ class RunFolder:
                     f"The run folder {self.path} was moved to {now} while the run was running, so no more was "
                     f"written to it; resume it from its last checkpoint with: raysim resume {shlex.quote(str(now))}"
                 )
-        return f"The run folder {self.path} is gone, with all that it held: it was deleted while the run was running."
+        return f"The run folder {self.path} and all its contents were deleted while the run was running."
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

@@ -223,7 +223,7 @@ class MlflowTracker:
         try:
             problem = self._persist(self._start, self.timeout_s)
             if problem is not None:
-                self._failure = ScenarioError(f"MLflow at {shown(self.uri)} did not take the run: {problem}.")
+                self._failure = ScenarioError(f"MLflow at {shown(self.uri)} could not record the run: {problem}.")
         finally:
             self._opened.set()
         if self._failure is None:
@@ -350,7 +350,7 @@ class MlflowTracker:
                     continue
                 if _is_final(error):
                     self._lost += 1
-                    self.warnings.append(f"MLflow did not take round {t}: {in_words(error)}.")
+                    self.warnings.append(f"MLflow could not record round {t}: {in_words(error)}.")
                     self._pending.popleft()
                     continue
                 failing_since = failing_since or time.monotonic()

@@ -84,4 +84,4 @@ class ParentRun:
         return str(run.info.run_id)
 
     def _failure(self, error: Exception) -> RunError:
-        return RunError(f"MLflow at {shown(self.uri)} did not take the sweep: {in_words(error)}")
+        return RunError(f"MLflow at {shown(self.uri)} could not record the sweep: {in_words(error)}")

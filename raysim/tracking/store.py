@@ -66,7 +66,7 @@ def resolve_uri(uri: str | None = None) -> str:
     if address.startswith("sqlite:///") and address != "sqlite:///":
         path, question, query = address.removeprefix("sqlite:///").partition("?")
         return f"sqlite:///{Path(path).absolute()}{question}{query}"
-    why = "is not a store that raysim can write to"
+    why = "is not a supported tracking store"
     if address.startswith("file:") or "://" not in address:
         why = "is a file store, which MLflow has removed"
     raise ScenarioError(f"{_origin(uri)}: {shown(address)} {why}; use {ALLOWED}.")
@@ -82,7 +82,7 @@ def check_uri(uri: str | None = None) -> str:
     database = database_path(resolved)
     problem = _server_problem(resolved) if database is None else _file_problem(database)
     if problem:
-        raise ScenarioError(f"{_origin(uri)}: {shown(resolved)} {problem}; allowed are {ALLOWED}.")
+        raise ScenarioError(f"{_origin(uri)}: {shown(resolved)} {problem}; use an available store: {ALLOWED}.")
     return resolved
 
 
@@ -97,8 +97,8 @@ def check_recorded(uri: str) -> str:
         if database is None and any(os.environ.get(name) for name in (USER, PASSWORD, TOKEN)):
             variable = next(name for name in (USER, PASSWORD, TOKEN) if os.environ.get(name))
             raise ScenarioError(
-                f"{variable} is set, but may be meant for another server than {shown(uri)}, where the run is "
-                f"tracked: to use it there, {_SAY_SO}"
+                f"{variable} is set, but only the run folder names the server {shown(uri)}; to send it the "
+                f"credentials, {_SAY_SO}"
             )
         if database is not None and not database.is_file():
             raise ScenarioError(

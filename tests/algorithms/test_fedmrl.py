@@ -161,5 +161,6 @@ def test_a_small_model_that_does_not_fit_is_refused():
     with pytest.raises(ValueError) as refused:
         FedMRL().check(Task(4, 8, ("fixed",), build))
     assert str(refused.value) == (
-        "small: the representation of fixed has 8 numbers, not 2 as asked for; choose a model whose width can be set"
+        "small: the representation of fixed has 8 dimensions instead of the requested 2; "
+        "choose a model whose width can be set"
     )

@@ -135,7 +135,7 @@ BROKEN: list[tuple[AnyAlgorithm, str, str]] = [
         "defined",
         "`static_downlink` is a method, which counts as true; put @property above it",
     ),
-    (broken.NotAFrozenDataclass(), "defined", "is no dataclass, so nothing in it is a field"),
+    (broken.NotAFrozenDataclass(), "defined", "is not a dataclass, so its attributes are not fields"),
     (broken.AsyncHook(), "defined", "`server_update` is async and is never awaited, so it never runs"),
     (broken.GeneratorHook(), "defined", "`client_receive` has a `yield` in it, so its body never runs"),
     (broken.ClassmethodHook(), "defined", "`client_update` is a classmethod, which sees no setting"),
@@ -282,7 +282,7 @@ def test_the_files_of_base_classes_are_checked_too(tmp_path: Path, monkeypatch: 
     (tmp_path / "base_on_a_gpu.py").write_text(GOOD.replace("client.fit(", "client.net.cuda()\n        client.fit("))
     monkeypatch.syspath_prepend(tmp_path)
     text = FEDPROX.replace("FedAvg", "Method").replace("raysim.algorithms.fedavg", "base_on_a_gpu")
-    with pytest.raises(ContractError, match=r"the file of its base class Method says \.cuda in line 18"):
+    with pytest.raises(ContractError, match=r"the file of its base class Method uses \.cuda in line 18"):
         CLAUSES["imports"](method_of(tmp_path, text[: text.index("    mu: ")]))
 
 
@@ -403,9 +403,9 @@ IN_FILES = [
     ("imports", "client.fit(", "import ray\n        client.fit(", "imports ray in line 18"),
     ("imports", "client.fit(", "import mlflow.entities\n        client.fit(", "imports mlflow.entities"),
     ("imports", "from typing", "import pandas\nfrom typing", "imports pandas in line 3"),
-    ("imports", "client.fit(self", "client.net.cuda()\n        client.fit(self", "says .cuda in line 18"),
-    ("imports", "return cross", "import torch; torch.device('cpu')\n        return cross", "says torch.device"),
-    ("imports", "return cross", "batch.x.to(device='cpu')\n        return cross", "says device="),
+    ("imports", "client.fit(self", "client.net.cuda()\n        client.fit(self", "uses .cuda in line 18"),
+    ("imports", "return cross", "import torch; torch.device('cpu')\n        return cross", "uses torch.device"),
+    ("imports", "return cross", "batch.x.to(device='cpu')\n        return cross", "uses device="),
     ("losses", "return cross_entropy(net, batch, given)",
      "value = cross_entropy(net, batch, given)\n        return value / max(value.item(), 1)",
      "loss calls .item() in line 22"),

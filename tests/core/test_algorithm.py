@@ -23,5 +23,5 @@ def test_names_of_metrics(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "a\nb", "../x", "a//b", "/a", "a/", "a..b", 5, None, "x" * 101, "\x1b[2J", "a$b"])
 def test_what_is_no_name_of_a_metric(name: Any) -> None:
-    with pytest.raises(ValueError, match=r"^log: the name .* given; allowed: at most 100 letters, "):
+    with pytest.raises(ValueError, match=r"^log: the name .* is invalid; allowed: at most 100 letters, "):
         metric_name(name)

@@ -245,7 +245,10 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     ),
     "other columns in the test part": (other_columns, "features are a, b, d, but "),
     "a truncated Parquet file": (truncated, "mine.parquet: cannot be read, it may be damaged"),
-    "a missing shard": (a_shard_is_missing, "train-00000-of-00002.parquet is one of 2 files, but the folder has 1"),
+    "a missing shard": (
+        a_shard_is_missing,
+        "train-00000-of-00002.parquet belongs to a set of 2 files, but the folder holds 1;",
+    ),
     "a label out of range": (
         lambda: (
             layouts.parquet(Path("mine.parquet"), layouts.pixels(2, (3, 8, 8)), [0, 2], names=["x", "y"]) and PARQUET
@@ -360,7 +363,7 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     "a list without parts": (listed(part=None), "which has no column part; its columns are client, sample"),
     "an unknown part": (listed(part=["train", "dev"]), "which has the part 'dev'; allowed: train, val, test"),
     "a sample that there is not": (listed(sample=[0, 4]), "which has sample 4; allowed: 0 to 3"),
-    "a sample twice": (listed(client=[0, 0], sample=[1, 1]), "which gives a client the same sample twice"),
+    "a sample twice": (listed(client=[0, 0], sample=[1, 1]), "which lists the same sample twice for one client"),
     "the published test part, dealt": (
         lambda: {**listed()(), "global_test": True},
         "evaluation.global_test: true given, but with data.split listed clients train on published",
@@ -373,7 +376,7 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     ),
     "labels that are lists": (listed(label=[[0], [1]]), "whose column label is list<"),
     "a NUL in the path of a list": (listed(path="a\0b"), "data.partition.path: ab contains a NUL character"),
-    "nothing to train on": (listed(part=["val", "test"]), "in which no sample is for training"),
+    "nothing to train on": (listed(part=["val", "test"]), "which has no training samples"),
 }
 
 

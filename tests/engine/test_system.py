@@ -129,7 +129,7 @@ def test_what_a_deadline_costs_is_said(workplace: Path, capfd: pytest.CaptureFix
     err = capfd.readouterr().err
     assert "round 2: no updates to aggregate: all 4 selected clients dropped out or were late" in err
     assert re.search(r"round 3/3 .* 4 dropped out or late", err)
-    assert dict(summary_rows(result.summary))["dropped out or late"] == "12 times a selected client"
+    assert dict(summary_rows(result.summary))["dropped out or late"] == "12 client rounds"
     run(loaded("system={availability: 0}", "rounds=1"))
     assert "round 1: no updates to aggregate: no client was available" in capfd.readouterr().err
 

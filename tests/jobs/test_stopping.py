@@ -216,7 +216,7 @@ class TestHandlers:
             signal.raise_signal(signal.SIGTERM)
             assert capfd.readouterr().err == ""
             signal.raise_signal(signal.SIGINT)
-            assert "once more to end at once" in capfd.readouterr().err
+            assert "again to end immediately" in capfd.readouterr().err
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGINT)
             pytest.fail("the second did not end it")

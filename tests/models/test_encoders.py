@@ -148,7 +148,7 @@ def test_other_content_is_refused_and_not_executed(
 def test_unknown_names_are_refused():
     with pytest.raises(ScenarioError, match="'resnet' given; allowed: mobilenet_v3_small, pixels"):
         build_encoder("resnet")
-    with pytest.raises(ValueError, match="resnet given; allowed: pixels"):
+    with pytest.raises(ValueError, match="resnet is not available; allowed: pixels"):
         only_pixels("resnet")
     assert set(ENCODERS) == {"mobilenet_v3_small", "pixels"}
 

@@ -282,7 +282,8 @@ class TestRuns:
         (
             "clients.models=['./nets.py:narrow', digits_mlp64]",
             {},
-            "nets.py:narrow: the representation of two samples has the shape (2, 31); allowed: (2, 32)",
+            "nets.py:narrow: the representation of two samples has the shape (2, 31); "
+            "it must be a tensor of the shape (2, 32)",
         ),
         (
             "clients.models=['./nets.py:Small']",
@@ -653,7 +654,7 @@ def test_a_metric_that_has_no_name(folder: Path, capsys: pytest.CaptureFixture[s
     (folder / "mine.py").write_text(re.sub(r"(    def server_update\(.*:\n)", logs, HELPED))
     said = ran("launch", str(folder / "s.yaml"), "--set", "clients.models=[digits_mlp64]", capsys=capsys, code=1)
     assert "raysim: Mine.server_update failed in round 1" in said
-    assert "ValueError: log: the name '../x' given; allowed: at most 100 letters, digits, " in said
+    assert "ValueError: log: the name '../x' is invalid; allowed: at most 100 letters, digits, " in said
 
 
 NESTED = {

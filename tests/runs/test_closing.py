@@ -136,7 +136,7 @@ def test_mlflow_that_is_locked_is_an_error_that_resume_mends(
     assert read_summary(folder)["status"] == "closing"
     with monkeypatch.context() as patch:
         patch.setattr(MlflowTracker, "_start", locked)
-        with pytest.raises(RunError, match=r"did not take the run: .*is locked.*complete it with:  raysim resume"):
+        with pytest.raises(RunError, match=r"could not record the run: .*is locked.*complete it with:  raysim resume"):
             Run(folder).resume(quiet=True)
     assert read_summary(folder)["status"] == "closing"
     in_mlflow(Run(folder).resume(quiet=True), tracking_store)

@@ -207,7 +207,6 @@ def test_a_store_that_a_folder_names(workplace: Path, monkeypatch: pytest.Monkey
     monkeypatch.delenv("MLFLOW_TRACKING_USERNAME", raising=False)
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "secret")
     with pytest.raises(
-        ScenarioError,
-        match=r"^MLFLOW_TRACKING_PASSWORD is set, but may be meant for another server than http://evil, .* name",
+        ScenarioError, match=r"^MLFLOW_TRACKING_PASSWORD is set, but .* names the server http://evil; .* name the store"
     ):
         check_recorded("http://evil")

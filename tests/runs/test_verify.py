@@ -35,9 +35,9 @@ def test_equal_traces() -> None:
 @pytest.mark.parametrize(
     ("who", "tensor", "told"),
     [
-        ("client 10", "w", "round 2, client 10, w: other bits than in process"),
-        ("the server", "w", "round 2, the server, w: other bits than in process"),
-        ("client 3", "new", "round 2, client 3, new: other bits than in process"),
+        ("client 10", "w", "round 2, client 10, w: bits differ from the run in process"),
+        ("the server", "w", "round 2, the server, w: bits differ from the run in process"),
+        ("client 3", "new", "round 2, client 3, new: bits differ from the run in process"),
     ],
 )
 def test_the_first_difference_is_named(who: str, tensor: str, told: str) -> None:

@@ -84,7 +84,7 @@ def test_reading_a_file_says_what_importing_it_says(name: str) -> None:
 
 
 FACTS = {
-    "standalone": ("", False, "nothing travels"),
+    "standalone": ("", False, "no communication"),
     "fedavg": ("2017", True, "model down and up"),
     "fedgh": ("2023", False, "header down, class means up"),
     "fedkd": ("2022", False, "update or mentee down and up"),

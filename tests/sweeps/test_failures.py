@@ -146,7 +146,7 @@ def test_mlflow_is_gone(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Non
             gone[0].execute("BEGIN EXCLUSIVE")
             (workplace / LOCKED).touch()
 
-    with pytest.raises(ComparisonError, match=r"MLflow at .* did not take the sweep") as caught:
+    with pytest.raises(ComparisonError, match=r"MLflow at .* could not record the sweep") as caught:
         run_sweep(sweep, parallel=2, show=lock)
     assert [(one.state, one.rounds) for one in caught.value.states] == [("interrupted", 30)] * 2
     assert all("All rounds are done" in one.reason for one in caught.value.states)

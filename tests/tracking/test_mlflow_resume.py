@@ -171,7 +171,7 @@ def test_a_run_that_was_made_and_nothing_else(client, begin, make_card, tmp_path
 def test_a_run_of_which_only_some_parameters_arrived(client, begin, make_card, tmp_path):
     killed = begin()
     calls = before(killed, "log_batch", lambda n: RefusalError() if n == 2 else None)
-    with pytest.raises(ScenarioError, match="did not take the run"):
+    with pytest.raises(ScenarioError, match="could not record the run"):
         killed.ready(30)
     killed.close("failed", {})
     assert calls == [1, 2]

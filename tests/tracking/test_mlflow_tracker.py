@@ -221,7 +221,7 @@ def test_a_run_that_mlflow_does_not_take(store, tmp_path, make_card):
     client.delete_experiment(client.create_experiment("gone"))
     tracker = MlflowTracker(store, "gone", {}, timeout_s=0.5)
     tracker.open(make_card(tmp_path))
-    with pytest.raises(ScenarioError, match=r"did not take the run: .*\.$"):
+    with pytest.raises(ScenarioError, match=r"could not record the run: .*\.$"):
         tracker.ready(30)
     tracker.close("failed", {})  # said already
     assert tracker.warnings == []
@@ -232,7 +232,7 @@ def test_a_run_that_mlflow_does_not_take(store, tmp_path, make_card):
     failed = MlflowTracker(store, "gone", {}, timeout_s=0.5)
     failed.open(make_card(tmp_path))
     failed.close("failed", {})
-    assert "did not take the run" in failed.warnings[0]
+    assert "could not record the run" in failed.warnings[0]
 
 
 def test_close_without_open_is_nothing(store):

@@ -155,7 +155,9 @@ class CheckpointStore:
     def failure(self, t: int, error: OSError) -> CheckpointError:
         """Return the error for a checkpoint that could not be written."""
         last = (
-            f"the last whole checkpoint is that of round {self.kept[-1].round}" if self.kept else "there is none before"
+            f"the last whole checkpoint is that of round {self.kept[-1].round}"
+            if self.kept
+            else "there is no earlier checkpoint"
         )
         place = error.filename or self.storage.where
         return CheckpointError(f"the checkpoint of round {t} could not be written to {place} ({reason(error)}); {last}")

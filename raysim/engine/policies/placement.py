@@ -265,8 +265,7 @@ def _gpus_per_actor(request: ResourceRequest, machine: ClusterResources, notes: 
         return 1.0 / GPU_ACTORS
     if request.gpus_per_actor and not machine.gpus:
         raise ScenarioError(
-            f"{request.key}.gpus_per_actor: {request.gpus_per_actor:g} given, but there is no GPU; "
-            "allowed here: 0 or auto"
+            f"{request.key}.gpus_per_actor: {request.gpus_per_actor:g} given, but no GPU was found; set it to 0 or auto"
         )
     return request.gpus_per_actor
 

@@ -50,7 +50,7 @@ class Selection(Protocol):
 
 @dataclass(frozen=True)
 class UniformSelection:
-    """Every client is equally likely."""
+    """Clients are drawn with equal probabilities."""
 
     def select(self, candidates: Candidates, size: int, rng: np.random.Generator) -> Sequence[ClientId]:
         """See `Selection`."""
@@ -72,7 +72,7 @@ class Fastest:
     """Candidates are drawn uniformly, and those with the greatest `system.flops_per_s` are selected."""
 
     candidates: Annotated[float, Range(ge=1)] = 2.0
-    """Number of candidates, as a multiple of the clients to select; at most all available clients."""
+    """Number of candidates as a multiple of the number of clients to select, limited to the available clients."""
 
     def select(self, candidates: Candidates, size: int, rng: np.random.Generator) -> Sequence[ClientId]:
         """See `Selection`."""

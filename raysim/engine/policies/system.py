@@ -32,7 +32,7 @@ class Distribution(Protocol):
 
 @dataclass(frozen=True)
 class Uniform:
-    """Uniform distribution: every value between `low` and `high` is equally likely."""
+    """Uniform distribution between `low` and `high`."""
 
     low: NonNegative
     """The smallest value."""
@@ -46,12 +46,12 @@ class Uniform:
 
 @dataclass(frozen=True)
 class LogNormal:
-    """Log-normal distribution: a few clients differ much from the others, as measured speeds do."""
+    """Log-normal distribution: a few clients have much greater values than the others, as in measured speeds."""
 
     median: Positive
-    """Median: half of the clients have more, half have less."""
+    """Median of the clients' values."""
     sigma: Positive = 1.0
-    """Standard deviation of the natural logarithm; with 1, one client in six has more than 2.7 times the median."""
+    """Standard deviation of the natural logarithm; at 1, one client in six has more than 2.7 times the median."""
 
     def draw(self, rng: np.random.Generator, num_clients: int) -> Floats:
         """See `Distribution`."""
