@@ -37,6 +37,9 @@ from raysim.core import (
 from raysim.core.fields import Range
 from raysim.core.ops import cross_entropy, kl, weighted_mean
 
+MOST_NUMBERS = 2**28
+"""Numbers that a round may generate at once: 1 GiB."""
+
 
 @message
 class Broadcast:
@@ -122,6 +125,18 @@ class FedGen(Algorithm[Broadcast, Upload, Broadcast]):
     """Learning rate of the generator."""
     generator_decay: NonNegative = 0.01
     """Weight decay of the generator."""
+
+    def check(self, task: Task) -> None:
+        per_sample, width = self.noise_dim + task.num_classes, self.hidden_dim
+        sizes = {
+            "generator_steps, generator_batch and noise_dim": self.generator_steps * self.generator_batch * per_sample,
+            "hidden_dim and noise_dim": width * (per_sample + task.feature_dim),
+        }
+        for fields, numbers in sizes.items():
+            if numbers > MOST_NUMBERS:
+                raise ValueError(
+                    f"{fields} ask for {numbers / 2**28:.1f} GiB of numbers in a round; allowed: at most 1"
+                )
 
     def server_start(self, server: Server[Broadcast], registrations: Mapping[ClientId, Any]) -> Broadcast:
         num_classes = server.task.num_classes

@@ -208,3 +208,10 @@ def test_what_travels():
     assert sizes["client_update"] == 36 + 4
     counts = {k: msg.count_C.tolist() for hook, k, msg in toy.sent if hook == "client_update"}
     assert counts[0] == [8, 8, 0, 0] and counts[3] == [4, 4, 0, 4]
+
+
+@pytest.mark.parametrize("settings", [{"generator_steps": 10**9}, {"hidden_dim": 10**9}, {"noise_dim": 10**9}])
+def test_more_numbers_than_fit_are_refused(settings: dict[str, int]) -> None:
+    FedGen().check(TASK)
+    with pytest.raises(ValueError, match=rf"{next(iter(settings))}.* GiB of numbers in a round; allowed: at most 1"):
+        FedGen(**settings).check(TASK)
