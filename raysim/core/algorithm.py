@@ -324,7 +324,7 @@ class Algorithm(ABC, Generic[Down, Up, State]):
     """Presets besides the defaults, which follow the paper: `official` follows the authors' released code. A scenario
     chooses a preset with `profile`; fields that the scenario sets itself take precedence."""
     scheduled: ClassVar[bool] = False  # True: the method depends on the total number of rounds
-    one_architecture: ClassVar[bool] = False  # True: whole models are exchanged, so all clients need one architecture
+    one_architecture: ClassVar[bool] = False  # True: all clients need one architecture
     public_data: ClassVar[bool] = False  # True: the method needs `task.public`
 
     def __post_init__(self) -> None:

@@ -25,6 +25,7 @@ from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.spec import RunSpec
 from raysim.engine.workers.evaluation import EVALUATION_BATCH
+from raysim.report.load import read_summary
 from raysim.runs.assembly import Assembly, assemble, checkpoint_storage
 from raysim.runs.identity import Identity, label
 from raysim.runs.resume import find_run, run_scenario
@@ -98,6 +99,8 @@ class OpenedRun:
         kept = {checkpoint.round: checkpoint for checkpoint in self.store.kept}
         if latest is None:
             damage = f" ({self.store.damage[-1]})" if self.store.damage else ""
+            if not damage and read_summary(self.folder)["status"] == "running":
+                raise ScenarioError(f"{self.folder}: the run has saved no checkpoint yet; try again later")
             raise ScenarioError(
                 f"{self.folder} has no checkpoint{damage}; a run saves one unless checkpoint.every is 0"
             )

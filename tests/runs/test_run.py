@@ -40,7 +40,11 @@ class Watch:
         self.folder = card.folder  # type: ignore[attr-defined]
 
     def log(self, t: int, values: object, clients: object) -> None:
-        self.seen = raysim.Run(self.folder).status
+        run = raysim.Run(self.folder)
+        self.seen = run.status
+        if t == 0:
+            with pytest.raises(raysim.ScenarioError, match=r"the run has saved no checkpoint yet; try again later$"):
+                _ = run.client(0).network
         self.stop.requested |= t == 1  # the next round may have begun, and be logged before it is asked
 
     def close(self, status: str, summary: object) -> None:
