@@ -60,7 +60,7 @@ def test_what_cannot_be_stored_is_named(strange: Any):
 def test_a_state_that_holds_itself_is_named():
     state: dict[str, Any] = {"a": torch.zeros(1)}
     state["b"] = [state]
-    with pytest.raises(TypeError, match=r"state b\.0\.b\.0\..* holds itself"):
+    with pytest.raises(TypeError, match=r"state b\.0\.b\.0\..* contains itself"):
         state_tensors(state)
 
 

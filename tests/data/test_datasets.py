@@ -88,7 +88,7 @@ def test_several_files_in_order_and_all_needed(alone):
     assert np.array_equal(data.raw_M, image) and data.num_train == 7
     assert data.label_M.tolist() == [0, 1, 2, 3, 0, 1, 2, 8, 9] and data.class_names[9] == "9"
     path.unlink()
-    with pytest.raises(ScenarioError, match="one of 2 files"):
+    with pytest.raises(ScenarioError, match="set of 2 files"):
         load_dataset("cifar10", str(alone))
 
 

@@ -197,9 +197,12 @@ APART = [
     ({"given": [torch.zeros(2), torch.zeros(3), torch.zeros(3)], "loss": cross_entropy}, "differ in shape"),
     ({"given": [(0.1,), (0.2,), (0.3,)]}, "more than tensors"),
     ({"given": [(0.1,), (0.2, 0.3), (0.3,)]}, "differ in structure"),
-    ({"rates": {"nothing": 0.1}}, "no parameter"),
-    ({"bounds": {"nothing": (0, 1)}}, "no parameter"),
-    ({"rates": {"1.running_mean": 0.1}, "net": lambda: perceptron(nn.BatchNorm1d(4))}, "1.running_mean given"),
+    ({"rates": {"nothing": 0.1}}, "is not a parameter"),
+    ({"bounds": {"nothing": (0, 1)}}, "is not a parameter"),
+    (
+        {"rates": {"1.running_mean": 0.1}, "net": lambda: perceptron(nn.BatchNorm1d(4))},
+        "1.running_mean is not a parameter",
+    ),
 ]
 
 

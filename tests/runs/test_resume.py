@@ -388,7 +388,7 @@ def test_a_damaged_checkpoint_does_not_prevent_resuming_from_an_older_one(
     for one, other in zip(of_results(longer.folder), of_results(whole.folder), strict=True):
         assert one.equals(other)
     reported = "".join(capfd.readouterr().err.split())  # without spaces, since lines are wrapped anywhere
-    line = rf"thecheckpointofround4cannotbeused:\S+?{part}-00000[24]\S+?doesnotholdwhatwaswritten;goingback"
+    line = rf"thecheckpointofround4cannotbeused:\S+?{part}-00000[24]\S+?isdamaged:itscontenthaschanged;goingback"
     assert len(re.findall(line, reported)) == 1
     assert ("resumingafterround2" in reported) == (len(damaged) == 1)
     assert ("thereisnocheckpoint:therunstartsagaininitsfolder" in reported) == (len(damaged) == 2)

@@ -79,7 +79,7 @@ def test_auto_without_a_gpu_notes_it() -> None:
 @pytest.mark.parametrize(
     ("request_", "machine", "words"),
     [
-        (group_of(10, gpus=0.5), ClusterResources(2, 0), "there is no GPU"),
+        (group_of(10, gpus=0.5), ClusterResources(2, 0), "no GPU was found"),
         (group_of(10, actors=3, gpus=0.5), ClusterResources(8, 1), "needs 1.5 GPUs"),
         (group_of(10, actors=9), ClusterResources(8, 0), "needs 9 CPUs"),
         (group_of(10, actors=2, per=2), ClusterResources(8, 0), "need 5"),
