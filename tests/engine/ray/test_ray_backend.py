@@ -92,7 +92,15 @@ def rounds_on(backend: Backend, given: ParsedScenario) -> tuple[str, list[Client
     return state_digest(backend), rows, values, moved
 
 
-@pytest.mark.parametrize("method", algorithm_names())
+MOVED_BY_LARGE = {"apfl", "ditto", "fedgen", "fedmrl", "fedper", "fedprox", "fedrep", "fedrolex"}
+"""Methods that share their mechanisms with others here (shared models, a second network, nested widths, a server that
+trains). Moving them between actors as well takes a minute, so `make test-large` does it."""
+
+
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(name, marks=pytest.mark.large if name in MOVED_BY_LARGE else ()) for name in algorithm_names()],
+)
 def test_bit_identical_on_any_placement(
     method: str, backends: dict[str, RayBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
