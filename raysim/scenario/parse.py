@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import yaml
+from pydantic import BaseModel
 
 from raysim.common.errors import ScenarioError
 from raysim.common.results import Scalar
@@ -220,9 +221,9 @@ def parse_scenario(
     given = _preset(declaration, profile, origin) | fields
     model = model_of(declaration, algorithm, ("algorithm", "name"), origin)
     algorithm_settings = validated(model, given, origin, ("algorithm",))
-    resolved = settings.model_dump(mode="json")
+    resolved = _plain(settings, origin)
     chosen = {"profile": profile} if declaration.profiles else {}
-    resolved["algorithm"] = {"name": algorithm, **chosen, **algorithm_settings.model_dump(mode="json")}
+    resolved["algorithm"] = {"name": algorithm, **chosen, **_plain(algorithm_settings, origin)}
     flat = dict(flatten(resolved))
     keys = (key for one in overrides for key, _ in flatten(one.value, ".".join(one.path)))
     # A key is missing from `flat` if it belongs to a method whose name another override replaced.
@@ -240,6 +241,14 @@ def parse_scenario(
     if declaration.checks:
         _ = parsed.algorithm  # raises
     return parsed
+
+
+def _plain(settings: BaseModel, origin: Origin) -> dict[str, Any]:
+    """Return settings as JSON values. Raises `ScenarioError` for a value nested more deeply than pydantic allows."""
+    try:
+        return settings.model_dump(mode="json")
+    except ValueError:
+        raise ScenarioError(f"{origin.file}: a value has too many levels of lists or mappings; give fewer") from None
 
 
 def _written(source: Mapping[str, Any]) -> str:

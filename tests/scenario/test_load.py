@@ -499,3 +499,8 @@ def test_a_mapping_may_be_merged_into_another(tmp_path: Path):
     assert merged != text
     loaded = parse_scenario(written(tmp_path, merged))
     assert (loaded.training.weight_decay, loaded.training.lr) == (0.5, 0.05)  # its own keys count more
+
+
+def test_a_value_with_hundreds_of_levels_is_refused():
+    with pytest.raises(ScenarioError, match=r"^scenario: a value has too many levels of lists or mappings; give"):
+        parse_scenario(mapping(), [f"data.partition.deep={'[' * 300}{']' * 300}"])
