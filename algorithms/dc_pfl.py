@@ -1,9 +1,10 @@
 """DC-PFL: FedGH, with a pull towards global class means at clients, and a header that is refitted on virtual samples.
 
 Tang, Yu, Tang, Ren, Li, Li. IJCAI 2024. https://doi.org/10.24963/ijcai.2024/551
-A participant replaces its header with the server's, trains its whole network with each representation pulled towards
-the global mean of its class, and sends mean, covariance and count of each class it owns. The server trains its header
-on the clients' class means, pools a Gaussian per class, and trains the header again on samples from these Gaussians.
+A participant replaces its header with the server's, trains its whole network with a penalty that pulls each
+representation towards the global mean of its class, and sends mean, covariance and count of each class it owns. The
+server trains its header on the clients' class means, pools a Gaussian per class, and trains the header again on samples
+from these Gaussians.
 
 Shapes: C classes, S classes one client owns, K classes whose global mean is known, D representation width, N samples
 of one client, B batch, R rows of a factor F of a covariance F^T F, G virtual samples.

@@ -48,7 +48,7 @@ class PersonalAndShared(nn.Module):
 
 @dataclass(frozen=True)
 class Ditto(Algorithm[Model, Model, Weights]):
-    """FedAvg beside a personal model of each client, which is drawn towards the global model."""
+    """Train a global model as FedAvg does, and a personal model of each client that a penalty keeps near it."""
 
     paper: ClassVar[str] = "Li et al., ICML 2021, https://arxiv.org/abs/2012.04221"
     one_architecture: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""FedGen: the server trains a generator of representations against all headers, and clients learn from what it makes.
+"""FedGen: the server trains a generator of representations against all headers, and clients also train on its output.
 
 Zhu, Hong, Zhou. ICML 2021. https://arxiv.org/abs/2105.10056
 A participant takes the server's header and generator, trains on its own data, and trains its header on generated
@@ -59,7 +59,7 @@ class Upload:
 
 
 class Generator(nn.Module):
-    """Noise and a label, as one row, to a representation."""
+    """Map a row of noise and a label to a representation."""
 
     def __init__(self, inputs: int, hidden: int, width: int) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Generator(nn.Module):
 
 @dataclass(frozen=True)
 class FedGen(Algorithm[Broadcast, Upload, Broadcast]):
-    """Share headers, and teach them with representations that a generator at the server makes."""
+    """Share headers, which also learn from representations that a generator at the server makes."""
 
     paper: ClassVar[str] = "Zhu et al., ICML 2021, https://arxiv.org/abs/2105.10056"
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -96,7 +96,7 @@ class FedGen(Algorithm[Broadcast, Upload, Broadcast]):
     """Weight of the distance between a client's predictions of its samples and those of generated representations of
     the same labels, which the released code adds."""
     decay: Annotated[float, Range(gt=0, le=1)] = 1.0
-    """Factor per round of `alpha`, `beta` and `generator_lr`."""
+    """Factor by which `alpha`, `beta` and `generator_lr` change in every round."""
     untrained: bool = True
     """Clients learn from the generator in round 1, too, before it is trained; `false`: from round 2 on (the released
     code)."""

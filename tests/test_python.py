@@ -43,7 +43,7 @@ def test_run_takes_a_mapping_with_overrides(workplace: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (None, r"^scenario: a NoneType given; allowed: a YAML file, or its keys and values$"),
+        (None, r"^scenario: a NoneType given; give a YAML file, or its keys and values$"),
         (["tiny.yaml"], r"^scenario: a list given; "),
         (digits(output=Path("x")), r"^scenario: PosixPath\('x'\) given; allowed: text, numbers, "),
     ],

@@ -22,9 +22,7 @@ def _id(context: click.Context, parameter: click.Parameter, given: str) -> str:
     from raysim.common.text import is_name
 
     if not is_name(given):
-        raise ScenarioError(
-            f"ID: {given!r} given; allowed: an id that `raysim submit` printed (`raysim jobs` lists them)"
-        )
+        raise ScenarioError(f"ID: {given!r} given; give an id that `raysim submit` printed (`raysim jobs` lists them)")
     return given
 
 

@@ -40,7 +40,7 @@ class RunRecord:
         path = folder / "resolved.yaml"
         keys = dict(flatten(parse(read_text(path), str(path))))
         if not isinstance(keys.get("seed"), int):
-            raise ScenarioError(f"{keys.get('seed')!r} given; allowed: an integer", key="seed", origin=str(path))
+            raise ScenarioError(f"{keys.get('seed')!r} given; give an integer", key="seed", origin=str(path))
         cell = sweep.cells.get(folder.resolve().parent.name) if sweep else None
         return cls(folder, summary, keys, sweep if cell else None, cell)
 

@@ -22,8 +22,7 @@ def find_files(kind: str, settings: Files) -> Source:
     """Return the files of a user's own data set, divided into train part and test part. Raises ScenarioError."""
     if not 1 <= len(settings.path) <= 2:
         raise ScenarioError(
-            f"{len(settings.path)} given; allowed: a file or a folder, or two of them, "
-            "the train part and the test part",
+            f"{len(settings.path)} given; give a file or a folder, or two of them, the train part and the test part",
             key="data.path",
         )
     places = [place_of(path, "data.path") for path in settings.path]

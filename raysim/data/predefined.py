@@ -108,7 +108,7 @@ def read_partition(path: str, num_clients: int | None, num_samples: int, label_M
     except Exception as error:
         raise refused(f"which cannot be read as Parquet ({first_line(error)})") from None
     if gaps := [name for name in table.column_names if table.column(name).null_count]:
-        raise refused(f"whose column {gaps[0]} has gaps; allowed: a value in every row")
+        raise refused(f"whose column {gaps[0]} has gaps; give a value in every row")
     try:
         client_Q, part_Q, index_Q = (table.column(name).cast(kind).to_numpy() for name, kind in wanted.items())
     except pa.ArrowInvalid as error:  # a number too large for a signed 64-bit integer

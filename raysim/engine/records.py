@@ -250,7 +250,7 @@ class Startup:
 
     @property
     def per_actor_s(self) -> float:
-        """Seconds per actor: the cost of one more actor if as many start at a time."""
+        """Mean seconds per actor, which estimates the cost of one more actor."""
         return self.seconds / self.actors
 
     def facts(self) -> dict[str, float]:

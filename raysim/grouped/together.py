@@ -122,7 +122,7 @@ class Stack:
             _narrow(optimizer, instead, active)
 
     def step(self, batch: Batch, sizes: Sequence[int]) -> None:
-        """Take one step of every active client on its part of `batch`. sizes: real samples of each client."""
+        """Train every active client for one step on its part of `batch`. sizes: number of real samples per client."""
         if batch.weight is not None and self.norm_by_batch:
             raise ApartError("BatchNorm sees whole batches, and their sizes differ")
         loss_M, kept_MB = self._losses(batch)

@@ -26,7 +26,7 @@ def picture_file(path: Path | str) -> Path:
     """Check the file name of a picture, before minutes of work. Raises `ScenarioError` for a wrong suffix or folder."""
     file = Path(path)
     if file.suffix not in SUFFIXES:
-        raise ScenarioError(f"-o: {path} given; allowed: a file that ends in {', '.join(SUFFIXES)}")
+        raise ScenarioError(f"-o: {path} given; give a file that ends in {', '.join(SUFFIXES)}")
     if not file.absolute().parent.is_dir():
         raise ScenarioError(f"-o: {path} given, but there is no folder {file.parent}")
     return file

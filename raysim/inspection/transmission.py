@@ -54,7 +54,7 @@ def attack_spec(spec: RunSpec) -> RunSpec:
 
 
 def attackable(opened: OpenedRun, checkpoint: Checkpoint) -> list[ClientId]:
-    """The clients with training samples that the attack can use: their upload after a checkpoint may expose one image.
+    """Return the clients that can be attacked: they have training samples, and their upload may expose one image.
 
     BatchNorm cannot train on one image. So one client of each architecture with BatchNorm is tried, and that
     architecture's clients count if the upload is an output. Raises `ScenarioError` if there are no such clients.

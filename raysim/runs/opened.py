@@ -70,7 +70,7 @@ class OpenedRun:
         """Raise `ScenarioError` if the run's samples are not images."""
         dataset = self.assembly.scenario.dataset
         if dataset.input_spec.kind != "image":
-            raise ScenarioError(f"{self.folder}: {dataset.name} has {dataset.input_spec}; allowed: a run on images")
+            raise ScenarioError(f"{self.folder}: {dataset.name} has {dataset.input_spec}; choose a run on images")
 
     @property
     def spec(self) -> RunSpec:

@@ -94,9 +94,8 @@ def refuse_incompatible(folder: Path, checkpoint: Checkpoint, scenario: ParsedSc
         )
 
 
-def refuse_differences(folder: Path, scenario: Scenario, code_changed: bool = False) -> None:
-    """Raise `ScenarioError`, naming the keys, if the scenario would not give the same result as that of the run."""
-    before = run_scenario(folder, code_changed=code_changed)
+def refuse_differences(folder: Path, before: ParsedScenario, scenario: Scenario) -> None:
+    """Raise `ScenarioError`, naming the keys, if the scenario would not give the same result as `before`, the run's."""
     had, has = before.flat(), scenario.flat()
     differing = [
         key for key in dict.fromkeys([*had, *has]) if had.get(key) != has.get(key) and not _free(key, before, scenario)
@@ -123,11 +122,6 @@ def refuse_lost_checkpoints(folder: Path, store: CheckpointStore, summary: Mappi
         f"{saved.get('folder')}, but there is none in {store.storage.where}; restore it there, or start again "
         "with `raysim launch`"
     )
-
-
-def ends_as_before(folder: Path, scenario: Scenario, summary: Mapping[str, Any], code_changed: bool = False) -> bool:
-    """Whether the run ended early, and `stop` is unchanged, so that it would end in the same round again."""
-    return bool(summary.get("ended_early")) and scenario.stop == run_scenario(folder, code_changed=code_changed).stop
 
 
 def how_to_continue(scenario: Scenario, resume_line: str, early: bool = False) -> str:

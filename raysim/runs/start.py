@@ -22,11 +22,11 @@ from raysim.runs.code import Code, versions
 from raysim.runs.execution import Execution, Options, Resumed, resume_line
 from raysim.runs.identity import Identity, label
 from raysim.runs.resume import (
-    ends_as_before,
     how_to_continue,
     refuse_differences,
     refuse_incompatible,
     refuse_lost_checkpoints,
+    run_scenario,
 )
 from raysim.scenario.scenario import Scenario
 from raysim.tracking.folder import RunFolder
@@ -74,13 +74,14 @@ def resume(folder: Path, scenario: Scenario, options: Options, *, code_changed: 
     Raises `ScenarioError` when the scenario or the folder does not fit the run, or the run cannot be resumed.
     """
     check_local(scenario)
-    refuse_differences(folder, scenario, code_changed)
+    before = run_scenario(folder, code_changed=code_changed)
+    refuse_differences(folder, before, scenario)
     try:
         summary = read_summary(folder)
     except ScenarioError:  # the run was killed before it began, or the file is damaged; both can be resumed
         summary = {}
     done, status = summary.get("rounds"), summary.get("status")
-    early = ends_as_before(folder, scenario, summary, code_changed)
+    early = bool(summary.get("ended_early")) and scenario.stop == before.stop  # it would end in the same round again
     over = isinstance(done, int) and (done >= scenario.rounds or early)
     if over and status == "finished":
         return {"nothing_to_do": how_to_continue(scenario, resume_line(options.resume_command, folder), early)}

@@ -69,7 +69,7 @@ class Declaration:
     scheduled: bool = False
     one_architecture: bool = False
     public_data: bool = False
-    checks: bool = False  # whether it has checks beyond its fields' ranges and choices
+    checks: bool = False  # True: the class has a method `check` or `__post_init__`, which may refuse values
     down: Messages = None  # server -> client
     up: Messages = None  # client -> server
 

@@ -110,5 +110,5 @@ def split_name(section: Mapping[str, Any], key: Key, origin: Origin) -> tuple[st
     name = fields.pop("name", None)
     if not isinstance(name, str):
         given = "it is missing" if name is None else f"{shown(name)} given"
-        raise origin.error((*key, "name"), f"{given}; allowed: a name")
+        raise origin.error((*key, "name"), f"{given}; give a name")
     return name, fields

@@ -192,11 +192,11 @@ def parse_scenario(
     Raises `ScenarioError`, one sentence naming the file or override, the key, what was given and what is allowed.
     """
     if isinstance(sets, str):
-        raise ScenarioError(f"sets: {sets!r} given; allowed: a list of overrides, for example [{sets!r}]")
+        raise ScenarioError(f"sets: {sets!r} given; give a list of overrides, for example [{sets!r}]")
     if isinstance(source, Mapping):
         file, text, places = "scenario", _written(source), [Path()]
     elif not isinstance(source, str | Path):
-        raise ScenarioError(f"scenario: a {type(source).__name__} given; allowed: a YAML file, or its keys and values")
+        raise ScenarioError(f"scenario: a {type(source).__name__} given; give a YAML file, or its keys and values")
     else:
         file = str(source)
         text = read_text(Path(source))

@@ -263,7 +263,7 @@ def _seeds(raw: Any, file: str) -> list[int | None]:
 def _grid(raw: Mapping[str, Any], file: str) -> dict[str, list[Any]]:
     for key, values in raw.items():
         if not isinstance(values, list | tuple) or not values:
-            text = f"{shown(values)} given; allowed: a list with at least one value"
+            text = f"{shown(values)} given; give a list with at least one value"
             raise ScenarioError(text, key=f"grid.{key}", origin=file)
     return {key: list(values) for key, values in raw.items()}
 
@@ -287,8 +287,7 @@ def _check_overrides(overrides: Any, key: str, file: str) -> None:
     if not isinstance(overrides, list) or not all(isinstance(item, str) and "=" in item for item in overrides):
         # YAML reads an item with ": " as a mapping unless it is in quotes.
         text = (
-            f"{shown(overrides)} given; allowed: a list of overrides such as training.lr=0.1, "
-            "in quotes if they have a ':'"
+            f"{shown(overrides)} given; give a list of overrides such as training.lr=0.1, in quotes if they have a ':'"
         )
         raise ScenarioError(text, key=key, origin=file)
 

@@ -233,10 +233,10 @@ REFUSED = [
     (["describe", "FedGH"], "raysim: describe FedGH: nothing has this name; did you mean 'fedgh'?"),
     (["describe", "model"], "raysim: describe model: nothing has this name; did you mean 'models'?"),
     *(
-        ([command, ""], "raysim: ID: '' given; allowed: an id that `raysim submit` printed (`raysim jobs` lists them)")
+        ([command, ""], "raysim: ID: '' given; give an id that `raysim submit` printed (`raysim jobs` lists them)")
         for command in ("fetch", "status", "logs", "stop")
     ),
-    (["fetch", "a/b"], "raysim: ID: 'a/b' given; allowed: an id that `raysim submit` printed"),
+    (["fetch", "a/b"], "raysim: ID: 'a/b' given; give an id that `raysim submit` printed"),
     (["describe", "nonsense"], "raysim: describe nonsense: nothing has this name (`raysim list` shows all)"),
 ]
 

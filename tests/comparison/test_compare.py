@@ -210,7 +210,7 @@ def test_folders_without_runs(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match=r"resolved\.yaml, line 1: not valid YAML"):
         compare(tmp_path)
     (folder / "resolved.yaml").write_text("name: made\n")
-    with pytest.raises(ScenarioError, match=r"resolved\.yaml: seed: None given; allowed: an integer"):
+    with pytest.raises(ScenarioError, match=r"resolved\.yaml: seed: None given; give an integer"):
         compare(tmp_path)
 
 

@@ -179,7 +179,7 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     "no such file": (lambda: CSV, "data.path: "),
     "no path": (lambda: {"name": "csv"}, "data.path: is required and was not given"),
     "another suffix": (good(path="own.py"), "data.path: "),
-    "three paths": (good(path=["mine.csv"] * 3), "data.path: 3 given; allowed: a file or a folder, or two"),
+    "three paths": (good(path=["mine.csv"] * 3), "data.path: 3 given; give a file or a folder, or two"),
     "the same file to train and test": (good(path=["mine.csv"] * 2), "is given as training data and as test data"),
     "an empty folder": (empty, "data.path: nothing contains no .csv file"),
     "an empty file": (csv(), "mine.csv: cannot be read, it may be damaged (Empty CSV file)"),

@@ -164,7 +164,7 @@ def test_a_run_is_replayed_from_its_partition(workplace: Path) -> None:
     assert again.state_digest == first.state_digest
     final = ("accuracy/all", "accuracy/val", "comm/total_bytes")
     assert [again.summary["final"][key] for key in final] == [first.summary["final"][key] for key in final]
-    with pytest.raises(ScenarioError, match="csv has 3 features; allowed: a run on images"):
+    with pytest.raises(ScenarioError, match="csv has 3 features; choose a run on images"):
         attack(first.folder)
     # A run goes on with its files, wherever they are now, and with no others.
     (workplace / "mine.csv").rename("moved.csv")

@@ -43,7 +43,7 @@ def test_tree(capfd: pytest.CaptureFixture[str], runs: Runs, tmp_path: Path) -> 
         (["tsne", "nowhere", "--clients", "0;5"], "'0;5' given; allowed: client numbers with commas, such as 0,5,9"),
         (
             ["attack", "nowhere", "-o", "x.bmp"],
-            "raysim: -o: x.bmp given; allowed: a file that ends in .png, .svg, .pdf",
+            "raysim: -o: x.bmp given; give a file that ends in .png, .svg, .pdf",
         ),
         (["attack", "nowhere", "--pairs", "0"], "--pairs"),
         (["attack", "nowhere", "--knowledge", "all"], "'all' is not one of 'white', 'blind'"),

@@ -41,7 +41,7 @@ def test_two_runs_side_by_side(runs: Runs, tmp_path: Path) -> None:
 
 
 def test_the_file_is_asked_for_first(tmp_path: Path) -> None:
-    with pytest.raises(ScenarioError, match=r"^-o: tsne given; allowed: a file that ends in .png, .svg, .pdf$"):
+    with pytest.raises(ScenarioError, match=r"^-o: tsne given; give a file that ends in .png, .svg, .pdf$"):
         picture_file("tsne")
     with pytest.raises(ScenarioError, match=r"^-o: .*x.png given, but there is no folder "):
         draw_tsne(["nowhere"], [0], "test", tmp_path / "missing" / "x.png")

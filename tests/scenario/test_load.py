@@ -151,9 +151,9 @@ REFUSED = [
     ("data.partition=iid", "'iid' given; allowed: a mapping of keys and values, for example {name: iid}"),
     ("algorithm=fedgh", "'fedgh' given; allowed: a mapping of keys and values, for example {name: fedgh}"),
     ("tracking.tags=me", "tracking.tags: 'me' given; allowed: a mapping of keys and values"),
-    ("data.partition={}", "data.partition.name: it is missing; allowed: a name"),
-    ("algorithm={}", "algorithm.name: it is missing; allowed: a name"),
-    ("algorithm.name=3", "algorithm.name: 3 given; allowed: a name"),
+    ("data.partition={}", "data.partition.name: it is missing; give a name"),
+    ("algorithm={}", "algorithm.name: it is missing; give a name"),
+    ("algorithm.name=3", "algorithm.name: 3 given; give a name"),
     ("algorithm.server_epochs=0", "algorithm.server_epochs: 0 given; allowed: at least 1"),
     (
         "algorithm.server_mode=x",
@@ -356,7 +356,7 @@ def test_yes_and_on_are_true_as_in_yaml():
 def test_one_override_that_is_not_in_a_list_is_refused():
     with pytest.raises(ScenarioError) as caught:
         parse_scenario(QUICKSTART, "rounds=3")
-    assert str(caught.value) == "sets: 'rounds=3' given; allowed: a list of overrides, for example ['rounds=3']"
+    assert str(caught.value) == "sets: 'rounds=3' given; give a list of overrides, for example ['rounds=3']"
 
 
 # -- combinations that cannot be ---------------------------------------------------------------------

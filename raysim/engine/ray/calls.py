@@ -46,7 +46,7 @@ _REASONS = {
 
 
 class GcsDiedError(RunError):
-    """Ray's GCS has died. Ray ends this process a minute later."""
+    """Ray's GCS has died; Ray ends this process a minute later."""
 
 
 class ActorCalls:
