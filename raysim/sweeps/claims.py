@@ -29,8 +29,8 @@ class Claims:
         """Parse the mapping at the key `place` of a sweep file. Raises `ScenarioError`."""
         for key, kind in KEYS.items():
             if not isinstance(raw.get(key, {} if key == "measures" else None), kind):
-                allowed = "a CSV file" if kind is str else "a mapping"
-                text = f"{shown(raw.get(key))} given; allowed: {allowed}"
+                wanted = "give a CSV file" if kind is str else "allowed: a mapping"
+                text = f"{shown(raw.get(key))} given; {wanted}"
                 raise ScenarioError(text, key=f"{place}.{key}", origin=str(path))
         if unknown := set(raw) - set(KEYS):
             text = f"unknown key; allowed: {', '.join(KEYS)}"

@@ -179,7 +179,7 @@ def test_a_fast_sweep_is_small_and_another(base: Path, tmp_path: Path) -> None:
         ({"seeds": "1...3"}, "seeds: '1...3' given; allowed: a list of integers, or a range such as 1..5"),
         ({"seeds": "3..1"}, "seeds: '3..1' given; allowed"),
         ({"seeds": []}, r"seeds: \[\] given; allowed"),
-        ({"set": ["a=1", {"b={c": "1}"}]}, r"set: \[a=1, {'b={c': '1}'}\] given; allowed: a list of .* in quotes"),
+        ({"set": ["a=1", {"b={c": "1}"}]}, r"set: \[a=1, {'b={c': '1}'}\] given; give a list of .* in quotes"),
         ({"runs": {"a": "training.lr=1"}}, "runs.a: 'training.lr=1' given; give a list of overrides"),
         ({"base": "missing.yaml"}, "base: missing.yaml given, but .*missing.yaml is not a file; give a scenario file"),
         ({"base": "sweep.yaml"}, "base: sweep.yaml given, which is a sweep; give a scenario file"),
