@@ -2,7 +2,7 @@
 
 import raysim
 
-run = raysim.run("scenarios/quickstart.yaml", sets=["rounds=3"])
+run = raysim.run("quickstart", sets=["rounds=3"])
 print(run.folder, run.status, run.rounds["accuracy/all"].max())
 """
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from raysim.cli.options import ADDRESS, SETS
+from raysim.cli.options import ADDRESS, SETS, ScenarioFile
 from raysim.cli.output import echo
 from raysim.common.logs import show_logs
 
@@ -32,7 +32,7 @@ def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, 
 
 
 @click.command()
-@click.argument("file", type=click.Path())
+@click.argument("file", type=ScenarioFile())
 @click.option(
     "--grid", multiple=True, metavar="KEY=V1,V2", callback=_axis, help="Values of a key to try; may be given often."
 )
@@ -77,7 +77,7 @@ def sweep(
     \b
     Examples:
         raysim sweep scenarios/sweeps/digits.yaml
-        raysim sweep scenarios/quickstart.yaml --grid algorithm.name=fedgh,fedproto,standalone --seeds 1..5
+        raysim sweep quickstart --grid algorithm.name=fedgh,fedproto,standalone --seeds 1..5
     """
     if address is not None:
         os.environ["RAY_ADDRESS"] = address

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from raysim.cli.options import ScenarioFile
 from raysim.cli.output import echo
 from raysim.common.logs import show_logs
 
@@ -41,7 +42,7 @@ CODE_CHANGED = click.option(
 
 
 @click.command()
-@click.argument("scenario", type=click.Path(), required=False)
+@click.argument("scenario", type=ScenarioFile(), required=False)
 @click.option(
     "--set",
     "sets",
@@ -96,8 +97,8 @@ def submit(
 
     \b
     Examples:
-        raysim submit scenarios/quickstart.yaml --address http://head:8265
-        raysim submit scenarios/quickstart.yaml --set rounds=3 --wait
+        raysim submit quickstart --address http://head:8265
+        raysim submit quickstart --set rounds=3 --wait
         raysim submit scenarios/cifar100_hetero.yaml --env RAYSIM_DATA=/data --set output=/shared/runs
         raysim submit scenarios/sweeps/digits.yaml --set output=/shared/runs
         raysim submit --resume quickstart-20261121-101500-ab12 --set rounds=40

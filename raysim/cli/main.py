@@ -31,19 +31,41 @@ from raysim.plugins import own_code
 if TYPE_CHECKING:
     from raysim.scenario.parse import ParsedScenario
 
+LISTS = ["algorithms", "models", "datasets", "partitions", "selections", "schedules", "scenarios", "metrics", "all"]
 QUIET = click.option("--quiet", is_flag=True, help="Show no progress, only the closing table.")
 
 
+def _show_versions(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if not wanted:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    for name in ("raysim", "ray", "torch", "torchvision", "mlflow", "numpy"):
+        try:
+            echo(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            echo(f"{name} is not installed")
+    echo(f"Python {sys.version.split()[0]}")
+    context.exit()
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="raysim")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_versions,
+    help="Show the versions of raysim and its main dependencies.",
+)
 def cli() -> None:
     """Simulate model-heterogeneous federated learning on Ray.
 
     \b
     A first run, on data that comes with the dependencies:
-        raysim launch scenarios/quickstart.yaml
+        raysim launch quickstart
     The same with another method, and its results in the browser:
-        raysim launch scenarios/quickstart.yaml --set algorithm.name=lg_fedavg
+        raysim launch quickstart --set algorithm.name=lg_fedavg
         raysim ui
     """
 
@@ -74,10 +96,10 @@ def launch(
 
     \b
     Examples:
-        raysim launch scenarios/quickstart.yaml
+        raysim launch quickstart
         raysim launch scenarios/cifar100_hetero.yaml --set rounds=3 --set data.root=path/to/data
-        raysim launch scenarios/quickstart.yaml --set 'algorithm={name: fedgh, server_epochs: 5}'
-        raysim launch scenarios/quickstart.yaml --set backend=in_process   # without Ray, to step through
+        raysim launch quickstart --set 'algorithm={name: fedgh, server_epochs: 5}'
+        raysim launch quickstart --set backend=in_process   # without Ray, to step through
     """
     _attach(address)
     from raysim.scenario.parse import parse_scenario
@@ -147,7 +169,7 @@ def verify(scenario: str, sets: tuple[str, ...], actors: str, kill: bool) -> Non
 
     \b
     Example:
-        raysim verify scenarios/quickstart.yaml --set rounds=3 --actors 1,3 --kill
+        raysim verify quickstart --set rounds=3 --actors 1,3 --kill
     """
     from raysim.cli.show import show_traces
     from raysim.runs.verify import verify as compare
@@ -212,11 +234,11 @@ def _announce(places: Sequence[str]) -> None:
 @cli.command("list")
 @click.argument(
     "what",
-    type=click.Choice(["algorithms", "models", "datasets", "partitions", "selections", "schedules", "metrics", "all"]),
+    type=click.Choice(LISTS),
     default="all",
 )
 def list_(what: str) -> None:
-    """List what scenarios can name: algorithms, models, datasets, partitions, selections, schedules, metrics."""
+    """List what scenarios can name, the metrics, and the scenarios that come with raysim."""
     from raysim.cli.show import show_list
 
     show_list(what)
@@ -280,6 +302,27 @@ def ui(uri: str | None, host: str, port: int) -> None:
 
 for command in (*STARTING_COMMANDS, *COMPARISON_COMMANDS, *INSPECTION_COMMANDS, *JOB_COMMANDS):
     cli.add_command(command)
+
+
+@cli.command()
+@click.option("--no-run", is_flag=True, help="Do not try a run of one round.")
+def doctor(no_run: bool) -> None:
+    """Check this machine: what runs can use, and what would be slow or wrong.
+
+    At the end, one round of the quickstart runs on Ray in a temporary folder. Exit code 1: a launch cannot work.
+    """
+    from raysim.cli.show import show_finding
+    from raysim.runs import doctor
+
+    problems = 0
+    for finding in doctor.findings():
+        show_finding(finding)
+        problems += finding.verdict == "problem"
+    if not no_run and not problems:
+        finding = doctor.trial()
+        show_finding(finding)
+        problems += finding.verdict == "problem"
+    sys.exit(1 if problems else 0)
 
 
 @cli.command()

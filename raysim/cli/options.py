@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
-import click
+import os
+from typing import Any
 
-SCENARIO = click.argument("scenario", type=click.Path())
+import click
+from click.shell_completion import CompletionItem
+
+from raysim.scenario.bundled import bundled_names, scenario_file
+
+
+class ScenarioFile(click.Path):
+    """A scenario or sweep file, or the name of one that comes with raysim."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the path of the file, whether there is such a file or not."""
+        return str(scenario_file(os.fsdecode(super().convert(value, param, ctx))))
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Complete names of bundled scenarios, and files."""
+        names = [CompletionItem(name) for name in bundled_names() if name.startswith(incomplete)]
+        return [*names, *super().shell_complete(ctx, param, incomplete)]
+
+
+SCENARIO = click.argument("scenario", type=ScenarioFile())
 SETS = click.option(
     "--set",
     "sets",

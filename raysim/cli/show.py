@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
@@ -25,11 +26,14 @@ from raysim.plugins.reading import read_own_code
 from raysim.plugins.references import Reference, named
 from raysim.plugins.registry import algorithm_names
 from raysim.report.units import human_seconds
+from raysim.scenario.bundled import bundled_names, scenario_file
 from raysim.scenario.declared import Declaration, declaration_of, declared
 from raysim.scenario.json_schema import NAMED
 from raysim.scenario.schema import Data, Section, Settings
+from raysim.scenario.yaml_text import opening_comment, read_text
 
 if TYPE_CHECKING:
+    from raysim.runs.doctor import Finding
     from raysim.runs.preview import Preview
     from raysim.runs.verify import Trace
     from raysim.scenario.scenario import Scenario
@@ -43,6 +47,8 @@ KINDS = {
     "partitions": "How data is dealt to clients, by the names that `data: {partition: {name: NAME}}` takes.",
     "selections": "How a round's participants are drawn, by the names that `clients: {selection: {name: NAME}}` takes.",
     "schedules": "The learning rate over the rounds, by the names that `training: {schedule: {name: NAME}}` takes.",
+    "scenarios": "The scenarios and sweeps that come with raysim, by the names that `raysim launch` and `raysim sweep` "
+    "take; `raysim init` copies their files.",
     "metrics": "What is measured: the columns of rounds.parquet beside `round`, and MLflow's metrics. Accuracies lie "
     "between 0 and 1. Methods add `client/<name>` and `server/<name>`.",
 }
@@ -175,6 +181,17 @@ def _start(found: Preview, scenario: Scenario) -> str:
     return f"reading the data, Ray, and {found.plan.num_actors + 1} processes that import torch: many seconds"
 
 
+def show_finding(finding: Finding) -> None:
+    """Print one finding of `raysim doctor`."""
+    colour = {"ok": "green", "note": "yellow", "problem": "red"}[finding.verdict]
+    table = Table.grid(padding=(0, 2))
+    table.add_column(width=7, style=colour)
+    table.add_column(width=13)
+    table.add_column(overflow="fold")
+    table.add_row(finding.verdict, _text(finding.what), _text(finding.text))
+    Console().print(table)
+
+
 def show_traces(traces: Sequence[Trace]) -> None:
     """Print the result of `raysim verify`."""
     console = Console()
@@ -209,10 +226,18 @@ def _entries(kind: str) -> Iterable[tuple[str, str]]:
         return [(name, spec.summary) for name, spec in MODELS.items()]
     if kind == "datasets":
         return [(name, spec.summary) for name, spec in DATASETS.items()]
+    if kind == "scenarios":
+        return [(name, _first_sentence(name)) for name in bundled_names()]
     for (_, key), classes in NAMED.items():
         if kind == f"{key}s":
             return [(name, declaration_of(cls).summary) for name, cls in classes.items()]
     return list(METRICS.items())
+
+
+def _first_sentence(scenario: str) -> str:
+    """The first sentence of a bundled scenario's opening comment."""
+    comment = " ".join(opening_comment(read_text(scenario_file(scenario))).split())
+    return re.split(r"(?<=[.?]) (?=[A-Z-])", comment)[0]
 
 
 def _show_entries(console: Console, title: str | None, entries: Iterable[tuple[str, str]], of: str = "name") -> None:

@@ -22,6 +22,7 @@ from raysim.plugins.reading import read_own_code
 from raysim.plugins.references import Reference
 from raysim.plugins.registry import algorithm_class
 from raysim.scenario import schema
+from raysim.scenario.bundled import scenario_file
 from raysim.scenario.declared import Declaration, declaration_of, declared
 from raysim.scenario.named import made, model_of, split_name
 from raysim.scenario.origin import Key, Origin
@@ -186,7 +187,8 @@ def parse_scenario(
 ) -> ParsedScenario:
     """Read a scenario and validate its keys.
 
-    source: a YAML file, or the same content as a mapping. sets: overrides such as "training.lr=0.1"; values are YAML.
+    source: a YAML file, the name of a bundled scenario, or the same content as a mapping. sets: overrides such as
+    "training.lr=0.1"; values are YAML.
     folders: where to look for the user's own files, besides the scenario's folder and the current one. trust: called
     with the user's own files before any of them runs; raises when they must not run.
     Raises `ScenarioError`, one sentence naming the file or override, the key, what was given and what is allowed.
@@ -198,9 +200,8 @@ def parse_scenario(
     elif not isinstance(source, str | Path):
         raise ScenarioError(f"scenario: a {type(source).__name__} given; give a YAML file, or its keys and values")
     else:
-        file = str(source)
-        text = read_text(Path(source))
-        places = [Path(source).parent, Path()]
+        path = scenario_file(source)
+        file, text, places = str(path), read_text(path), [path.parent, Path()]
     raw = parse(text, file)
     if {"base", "grid", "runs", "seeds"} & raw.keys() - set(Settings.model_fields):
         raise ScenarioError(f"{file}: is a sweep, not a scenario; `raysim sweep` runs it")

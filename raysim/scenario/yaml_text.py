@@ -18,6 +18,7 @@ import yaml
 from raysim.common.errors import ScenarioError
 from raysim.common.files import refuse_special
 from raysim.common.text import redacted
+from raysim.scenario.bundled import hint
 
 MOST_ENTRIES = 1_000_000
 """Maximum number of values in a scenario, including all values that aliases stand for."""
@@ -70,7 +71,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ScenarioError(f"{path}: there is no such file") from None
+        raise ScenarioError(f"{path}: there is no such file{hint(path)}") from None
     except IsADirectoryError:
         raise ScenarioError(f"{path}: this is a folder; give a scenario file (.yaml)") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -26,6 +26,7 @@ from raysim.comparison.sweep_card import CellCard, SweepCard
 from raysim.engine.policies.sampling import cohort_size
 from raysim.plugins.references import Reference
 from raysim.runs.code import Code, versions
+from raysim.scenario.bundled import scenario_file
 from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.scenario.schema import decides
 from raysim.scenario.yaml_text import UNREADABLE, Dumper, load_value, opening_comment, parse, read_text, shown
@@ -112,7 +113,7 @@ def load_sweep(
     Raises:
         ScenarioError: a wrong key or value, a cell with an invalid scenario, two cells that are the same run.
     """
-    path = Path(file)
+    path = scenario_file(file)
     text = read_text(path)
     raw = parse(text, str(path))
     of_scenario = not _is_sweep(raw)

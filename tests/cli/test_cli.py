@@ -41,6 +41,7 @@ OPTIONS = {
     "schema": {"--output", "-o"},
     "ui": {"--uri", "--host", "--port"},
     "completion": {"shell"},
+    "doctor": {"--no-run"},
     "sweep": {
         "file",
         "--grid",

@@ -38,6 +38,8 @@ def test_the_pages_commands(tmp_path: Path) -> None:
         cwd=empty, env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert Path(where.stdout.strip()).is_relative_to(site)
+    raysim("launch", "quickstart", *SHORT)
+    assert "problem" not in raysim("doctor", "--no-run")
 
     raysim("init")
     assert "accuracy" in raysim("launch", "scenarios/quickstart.yaml", *SHORT)

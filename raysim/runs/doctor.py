@@ -1,0 +1,256 @@
+"""What this machine has for a run, and what would be slow or wrong: the findings of `raysim doctor`.
+
+Each check looks at one thing and returns one finding; `trial` then does what a launch does, in a temporary folder.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from time import perf_counter
+from typing import Literal
+
+from packaging.requirements import Requirement
+
+from raysim.common.errors import RaysimError
+from raysim.common.memory import available_memory, resource, usable_memory
+from raysim.common.text import expanded
+from raysim.engine.memory import LOW_DISK
+from raysim.tracking.database import ask, in_words
+from raysim.tracking.store import database_path, resolve_uri, shown
+
+Verdict = Literal["ok", "note", "problem"]
+"""`note`: a run works, but something is slow, unsupported or missing. `problem`: a launch cannot work."""
+
+FEW_FILES = 1024
+"""Open files per process up to which Ray fails with some hundred actors: it holds several sockets for each."""
+SMALL_SHM = 1 << 30
+"""Bytes of /dev/shm below which Ray puts shared objects, such as the data set, into files below /tmp."""
+LITTLE_MEMORY = 4 << 30
+"""Bytes below which Ray, MLflow and one actor with torch hardly fit: they took 2 to 3 GiB together."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fact about this machine, and what follows from it for a run."""
+
+    what: str
+    verdict: Verdict
+    text: str
+
+
+def findings() -> Iterator[Finding]:
+    """Check this machine, one thing after the other; nothing is changed and no run begins."""
+    yield python()
+    yield packages()
+    yield torchvision()
+    yield processors()
+    yield gpus()
+    yield memory()
+    yield shared_memory()
+    yield open_files()
+    yield disk()
+    yield data_folder()
+    yield mlflow()
+    yield ray()
+    yield interrupts()
+
+
+def python() -> Finding:
+    """The version of Python."""
+    return Finding("Python", "ok", f"{sys.version.split()[0]}, {sys.executable}")
+
+
+def requirements() -> list[Requirement]:
+    """raysim's dependencies, without those of its extras."""
+    every = [Requirement(text) for text in metadata.requires("raysim") or ()]
+    return [one for one in every if one.marker is None or one.marker.evaluate({"extra": ""})]
+
+
+def packages(required: Callable[[], Sequence[Requirement]] = requirements) -> Finding:
+    """Whether every dependency is installed, in a version of the supported range."""
+    missing, outside = [], []
+    for one in required():
+        try:
+            version = metadata.version(one.name)
+        except metadata.PackageNotFoundError:
+            missing.append(one.name)
+            continue
+        if not one.specifier.contains(version, prereleases=True):
+            outside.append(f"{one.name} {version} (supported: {one.specifier})")
+    if missing:
+        return Finding(
+            "packages", "problem", f"not installed: {', '.join(missing)}; run pip install {' '.join(missing)}"
+        )
+    if outside:
+        return Finding("packages", "note", f"outside the supported versions: {', '.join(outside)}")
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("ray", "torch", "mlflow"))
+    return Finding("packages", "ok", f"{versions}; all dependencies are in the supported ranges")
+
+
+def torchvision() -> Finding:
+    """Whether torch and torchvision fit together: builds of different kinds fail on import."""
+    try:
+        importlib.import_module("torchvision")
+    except Exception as error:
+        versions = " and ".join(f"{name} {metadata.version(name)}" for name in ("torch", "torchvision"))
+        text = f"{versions} do not fit together ({_line(error)}); install both from the same index, in one command"
+        return Finding("torchvision", "problem", text)
+    return Finding("torchvision", "ok", f"{metadata.version('torchvision')}, fits torch")
+
+
+def processors() -> Finding:
+    """How many CPUs a run can use."""
+    usable, there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0, os.cpu_count() or 1
+    if usable and usable < there:
+        return Finding("CPUs", "note", f"this process may use {usable} of {there}, and Ray counts {there}: set "
+                       "resources.actors, so that actors do not share a CPU")  # fmt: skip
+    return Finding("CPUs", "ok", f"{there}; by default as many client actors")
+
+
+def gpus() -> Finding:
+    """The GPUs that torch can use."""
+    import torch
+
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        return Finding("GPUs", "ok", f"{', '.join(names)}; torch has CUDA {torch.version.cuda}")
+    if not shutil.which("nvidia-smi"):
+        return Finding("GPUs", "ok", "none; clients run on CPUs")
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    if listed.returncode or not listed.stdout.strip():
+        return Finding("GPUs", "note", f"nvidia-smi finds none: {_line(listed.stdout + listed.stderr)}")
+    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
+    return Finding("GPUs", "note", f"torch {torch.__version__} ({built}) cannot use {_line(listed.stdout)}: its driver "
+                   "is older than this CUDA, or torch is built for CPUs; clients run on CPUs")  # fmt: skip
+
+
+def memory() -> Finding:
+    """The memory that this process may use."""
+    free, all_ = available_memory(), usable_memory()
+    text = f"{_gib(free)} of {_gib(all_)} are free"
+    if free < LITTLE_MEMORY:
+        return Finding("memory", "note", f"{text}; Ray, MLflow and one actor take 2 to 3 GiB: use few actors")
+    return Finding("memory", "ok", text)
+
+
+def shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
+    """The shared memory in which Ray keeps the data set once for all actors of a machine."""
+    if not folder.is_dir():
+        return Finding("shared memory", "ok", "this system has no /dev/shm; Ray uses files below its temporary folder")
+    size = shutil.disk_usage(folder).total
+    if size < SMALL_SHM:
+        text = f"{folder} has {_gib(size)}: Ray puts shared data into files, which is slow; docker run --shm-size=4g"
+        return Finding("shared memory", "note", text)
+    return Finding("shared memory", "ok", f"{folder} has {_gib(size)}")
+
+
+def open_files() -> Finding:
+    """How many files a process may open."""
+    if resource is None:
+        return Finding("open files", "ok", "this system sets no limit per process")
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY or limit > FEW_FILES:
+        return Finding("open files", "ok", "no limit" if limit == resource.RLIM_INFINITY else f"{limit} per process")
+    return Finding(
+        "open files", "note", f"{limit} per process, too few for hundreds of actors; run ulimit -n 65536 first"
+    )
+
+
+def disk() -> Finding:
+    """The free space where runs are written and where Ray has its temporary files."""
+    places = {
+        "the current folder": Path(),
+        "Ray's temporary folder": Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()),
+    }
+    for name, place in places.items():
+        if not place.is_dir() or not os.access(place, os.W_OK):
+            return Finding("disk", "problem", f"{name} ({place.absolute()}) cannot be written; use another one")
+    free = {name: shutil.disk_usage(place).free for name, place in places.items()}
+    text = ", ".join(f"{_gib(size)} free in {name}" for name, size in free.items())
+    low = min(free.values()) < LOW_DISK
+    return Finding("disk", "note" if low else "ok", text + (": a run that cannot write ends" if low else ""))
+
+
+def data_folder() -> Finding:
+    """The folder in which data sets are looked for."""
+    given = os.environ.get("RAYSIM_DATA")
+    if given is None:
+        return Finding("data", "ok", "RAYSIM_DATA is not set; digits needs no files, other data sets need `data.root`")
+    if not expanded(given).is_dir():
+        return Finding("data", "note", f"RAYSIM_DATA names {given}, and there is no such folder")
+    return Finding("data", "ok", f"RAYSIM_DATA names {given}")
+
+
+def mlflow() -> Finding:
+    """Whether MLflow's store answers."""
+    try:
+        uri = resolve_uri()
+        database = database_path(uri)
+        if database is not None:
+            known = "exists" if database.exists() else "is made by the first run"
+            return Finding("MLflow", "ok", f"{shown(uri)}, which {known}")
+        ask(uri)
+    except RaysimError as error:
+        return Finding("MLflow", "problem", str(error))
+    except Exception as error:  # of MLflow's requests
+        text = f"{shown(uri)} does not answer ({in_words(error)}); runs work and say what MLflow lacks"
+        return Finding("MLflow", "note", text)
+    return Finding("MLflow", "ok", f"{shown(uri)} answers")
+
+
+def ray() -> Finding:
+    """Whether runs start a Ray of their own."""
+    if address := os.environ.get("RAY_ADDRESS"):
+        return Finding("Ray", "note", f"RAY_ADDRESS is set: a launch joins the cluster at {address}, and this command "
+                       "checks only this machine")  # fmt: skip
+    return Finding("Ray", "ok", "each run starts its own, which only this user can reach")
+
+
+def interrupts() -> Finding:
+    """Whether Ctrl-C reaches a run."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        return Finding(
+            "Ctrl-C", "note", "SIGINT is ignored here, as in background processes of a script; end a run by SIGTERM"
+        )
+    return Finding("Ctrl-C", "ok", "ends a run after its round; `raysim resume` continues it")
+
+
+def trial() -> Finding:
+    """Run one round of the quickstart on Ray with one actor, in a temporary folder that is removed afterwards."""
+    from raysim.runs.run import run
+
+    began = perf_counter()
+    with tempfile.TemporaryDirectory(prefix="raysim-doctor-") as folder:
+        sets = [
+            "rounds=1",
+            "backend=ray",
+            "resources.actors=1",
+            f"output={folder}",
+            f"tracking.uri=sqlite:///{folder}/mlflow.db",
+        ]
+        try:
+            run("quickstart", sets=sets, quiet=True)
+        except RaysimError as error:
+            return Finding("a run", "problem", str(error))
+    return Finding(
+        "a run", "ok", f"a round of the quickstart works: {perf_counter() - began:.0f} s with the start of Ray"
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"
+
+
+def _line(error: object) -> str:
+    """The first line of an error or of a program's output."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

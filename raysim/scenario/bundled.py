@@ -1,0 +1,32 @@
+"""The scenarios and sweeps that come with raysim, given by name: `raysim launch quickstart` needs no checkout."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from raysim.common.suggestions import suggest
+
+FOLDER = Path(__file__).resolve().parent.parent / "scenarios"
+
+
+def bundled_names() -> list[str]:
+    """The names of all bundled scenarios and sweeps, such as `quickstart` and `papers/fedssa/table2`."""
+    return sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.yaml"))
+
+
+def scenario_file(given: Path | str) -> Path:
+    """Return the file of a scenario or sweep: a path, or the name of a bundled one, without `.yaml`.
+
+    The user's own file or folder of this name goes first. A path of no file is returned as it is.
+    """
+    if str(given) in bundled_names() and not os.path.lexists(given):
+        return FOLDER / f"{given}.yaml"
+    return Path(given)
+
+
+def hint(missing: Path) -> str:
+    """Return which bundled scenario may be meant by the path of no file, to end a sentence with; empty if none is."""
+    names = bundled_names()
+    name = missing.as_posix().removeprefix("scenarios/").removesuffix(".yaml")
+    return f"; `{name}` is the scenario that comes with raysim" if name in names else suggest(name, names)

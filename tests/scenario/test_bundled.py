@@ -1,0 +1,61 @@
+"""The bundled scenarios by name, as a user without a checkout gives them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import raysim
+from raysim.scenario.bundled import bundled_names, scenario_file
+from raysim.sweeps.definition import load_sweep
+from tests.cli.command import run
+from tests.conftest import REPOSITORY
+
+
+def test_every_scenario_has_a_name() -> None:
+    files = {path.relative_to(REPOSITORY / "scenarios") for path in (REPOSITORY / "scenarios").rglob("*.yaml")}
+    assert set(bundled_names()) == {path.with_suffix("").as_posix() for path in files}
+
+
+def test_a_name_stands_for_the_file(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert raysim.Scenario.load("quickstart", ["rounds=3"]).rounds == 3
+    named, by_path = load_sweep("sweeps/digits"), load_sweep(REPOSITORY / "scenarios/sweeps/digits.yaml")
+    assert [cell.id for cell in named.cells] == [cell.id for cell in by_path.cells]
+    code, out, error = run(capfd, "validate", "quickstart", "--set", "rounds=3")
+    assert (code, error.splitlines()[-1].rpartition("/")[2]) == (0, "quickstart.yaml: valid")
+    assert "rounds: 3\n" in out
+    code, out, _ = run(capfd, "sweep", "sweeps/digits", "--status")
+    assert (code, out.splitlines()[-1]) == (0, "240 waiting")
+
+
+def test_the_users_own_file_goes_first(workplace: Path) -> None:
+    Path("quickstart").write_text("rounds: 7\n")
+    assert scenario_file("quickstart") == Path("quickstart")
+    assert scenario_file("cifar100_hetero").is_file()
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("quikstart", "; did you mean 'quickstart'?"),
+        ("scenarios/quickstart.yaml", "; `quickstart` is the scenario that comes with raysim"),
+        ("papers/fedssa/table2.yaml", "; `papers/fedssa/table2` is the scenario that comes with raysim"),
+        ("mine.yaml", ""),
+    ],
+)
+def test_a_missing_file(given: str, hint: str, workplace: Path) -> None:
+    with pytest.raises(raysim.ScenarioError) as refused:
+        raysim.Scenario.load(given)
+    assert str(refused.value) == f"{given}: there is no such file{hint}"
+    with pytest.raises(raysim.ScenarioError) as refused:
+        load_sweep(given)
+    assert str(refused.value) == f"{given}: there is no such file{hint}"
+
+
+def test_the_list(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capfd, "list", "scenarios")
+    assert code == 0
+    words = " ".join(out.split())
+    assert "quickstart The first run: FedGH on scikit-learn's real handwritten digits" in words
+    assert all(name in words for name in bundled_names())
