@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from raysim.common.errors import RaysimError, ScenarioError, UnavailableError
+from raysim.common.shards import Shards
+from raysim.core.algorithm import ClientId
 from raysim.data.datasets import missing
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.run import run_round, sample
 from raysim.report.load import read_summary
-from raysim.runs.assembly import assemble
+from raysim.runs.assembly import Assembly, assemble
 from raysim.runs.preview import preview
 from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import decides
@@ -23,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 PROBED = 2
 """Participants per round whose messages the estimate counts."""
+
+FEW = 64
+"""Training samples per client of the first of two measurements of bytes."""
 
 PHASES = ("train", "aggregate", "evaluate")
 
@@ -41,7 +50,7 @@ class Estimator:
 
     Both are measured in finished cells. Otherwise, seconds are estimated from timed training steps and tests, without
     the server's work; bytes from the first, the middle and the last round, with two participants that train for one
-    epoch.
+    epoch on some of their samples.
     """
 
     sweep: Sweep
@@ -114,16 +123,54 @@ def _probed(scenario: Scenario) -> float | None:
     if missing(scenario.data.name, scenario.data.root, scenario.data.format):
         return None
     assembly = assemble(scenario)
-    spec = replace(assembly.spec, local=replace(assembly.spec.local, epochs=1))  # message sizes do not depend on it
+    rounds = sorted({1, scenario.rounds // 2 + 1, scenario.rounds})
+    cohorts = {t: sample(assembly.spec, assembly.schedule, t)[:PROBED] for t in rounds}
+    first, *later = _bytes_per_client(assembly, cohorts)
+    return scenario.participants * (first + sum(later) / max(1, len(later)) * (scenario.rounds - 1))
+
+
+def _bytes_per_client(assembly: Assembly, cohorts: Mapping[int, Sequence[ClientId]]) -> list[float]:
+    """Return the mean bytes that a client sends and receives in each round of `cohorts` (round -> participants).
+
+    Training on all samples of a client can take minutes. A message has a fixed size, a part per class, or a part per
+    sample, so clients train on `FEW` samples, and again on twice as many; what a sample adds is the difference.
+    """
+    train, label_M = assembly.spec.train, assembly.spec.labels
+    ids = sorted({k for cohort in cohorts.values() for k in cohort})
+    if all(len(train.of(k)) <= 2 * FEW for k in ids):
+        return _measure_bytes(assembly, train, cohorts)
+    low, high = (fewer_samples(train, label_M, most) for most in (FEW, 2 * FEW))
+    each = []
+    low_bytes, high_bytes = (_measure_bytes(assembly, part, cohorts) for part in (low, high))
+    for cohort, at_low, at_high in zip(cohorts.values(), low_bytes, high_bytes, strict=True):
+        at, to, all_ = (sum(len(part.of(k)) for k in cohort) for part in (low, high, train))
+        each.append(at_low + (at_high - at_low) * (all_ - at) / max(1, to - at))
+    return each
+
+
+def _measure_bytes(assembly: Assembly, train: Shards, cohorts: Mapping[int, Sequence[ClientId]]) -> list[float]:
+    """Run the rounds with these training samples for one epoch, and return the mean bytes per client of each."""
+    spec = assembly.spec  # message sizes do not depend on the number of epochs
     backend = InProcessBackend()
     try:
-        backend.start(spec, assembly.raw)
-        means = []
-        for t in sorted({1, scenario.rounds // 2 + 1, scenario.rounds}):
-            report = run_round(backend, t, sample(spec, assembly.schedule, t)[:PROBED])
-            clients = report.client_reports.values()
-            means.append(sum(client.up.bytes + client.down.bytes for client in clients) / max(1, len(clients)))
+        backend.start(replace(spec, local=replace(spec.local, epochs=1), train=train), assembly.raw)
+        reports = [run_round(backend, t, cohort).client_reports.values() for t, cohort in cohorts.items()]
+        return [sum(one.up.bytes + one.down.bytes for one in each) / max(1, len(each)) for each in reports]
     finally:
         backend.close()
-    first, *later = means
-    return scenario.participants * (first + sum(later) / max(1, len(later)) * (scenario.rounds - 1))
+
+
+def fewer_samples(train: Shards, label_M: NDArray[np.int64], most: int) -> Shards:
+    """Return the shards with at most `most` samples per client, evenly from its classes, and at least one of each."""
+    kept = []
+    for k in range(len(train)):
+        position_N = train.of(k)
+        if len(position_N) > most:
+            class_N, before = label_M[position_N], Counter[int]()
+            place_N = np.empty(len(class_N), np.int64)  # number of earlier samples of the same class
+            for i, c in enumerate(class_N.tolist()):
+                place_N[i] = before[c]
+                before[c] += 1
+            position_N = np.sort(position_N[np.argsort(place_N, kind="stable")[: max(most, len(before))]])
+        kept.append(position_N)
+    return Shards(np.concatenate(kept), np.cumsum([0, *map(len, kept)]))

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
+from raysim.common.shards import Shards
+from raysim.runs.assembly import Assembly, assemble
 from raysim.runs.run import run
+from raysim.scenario.scenario import Scenario
+from raysim.sweeps import estimate
 from raysim.sweeps.definition import Cell, Sweep, load_sweep, placed
 from raysim.sweeps.display import print_plan
-from raysim.sweeps.estimate import PHASES, Cost, Estimator
+from raysim.sweeps.estimate import FEW, PHASES, Cost, Estimator
 from raysim.sweeps.state import CellState, states_of
 from tests.conftest import said
 from tests.engine.scenarios import digits
@@ -65,3 +71,34 @@ def test_the_plan_adds_up_what_is_left(workplace: Path, capsys: pytest.CaptureFi
     assert lines[3].split() == ["waiting", "0/4", "?", "?", "seed=4"]
     # 5 s of the second, 10 s of the third: two workers need as long as the longer one
     assert lines[-1] == "about 10.0 s with 2 cells at a time, besides 1 cell of unknown length"
+
+
+@pytest.mark.parametrize(
+    "method",
+    [{"name": "hks", "warmup": 2}, {"name": "fedcache"}, {"name": "fd"}, {"name": "lg_fedavg"}],
+    ids=lambda m: m["name"],
+)
+def test_bytes_of_clients_with_many_samples(method: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients train on few of their samples; the bytes are those of training on all, also if each sample has a part."""
+    content = digits(rounds=6, algorithm=method, clients={"count": 3, "models": ["digits_mlp64"]})
+    assembly = assemble(Scenario.load(content))
+    cohorts = {1: [0, 1], 4: [0, 2], 6: [1, 2]}
+    assert min(assembly.spec.train.size_N) > 2 * FEW
+    trained: list[int] = []
+    measured = estimate._measure_bytes
+
+    def watch(one: Assembly, train: Shards, given: Mapping[int, Sequence[int]]) -> list[float]:
+        trained.append(max(train.size_N))
+        return measured(one, train, given)
+
+    monkeypatch.setattr(estimate, "_measure_bytes", watch)
+    assert estimate._bytes_per_client(assembly, cohorts) == measured(assembly, assembly.spec.train, cohorts)
+    assert trained == [FEW, 2 * FEW]
+
+
+def test_fewer_samples_are_of_all_classes() -> None:
+    label_M = np.array([0] * 50 + [1] * 5 + [2, 3] + [4] * 10)
+    train = Shards(np.arange(67), np.array([0, 57, 67]))
+    first, second = (estimate.fewer_samples(train, label_M, 10).of(k) for k in (0, 1))
+    assert first.tolist() == [0, 1, 2, 3, 50, 51, 52, 53, 55, 56] and second.tolist() == [*range(57, 67)]
+    assert set(label_M[estimate.fewer_samples(train, label_M, 2).of(0)]) == {0, 1, 2, 3}
