@@ -15,7 +15,7 @@ from raysim.engine.backend import Backend
 from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import Storage
 from raysim.engine.notices import Notices
-from raysim.engine.policies.metrics import ALL_CLIENTS, compute_metrics
+from raysim.engine.policies.metrics import ALL_CLIENTS, Conditions, compute_metrics, round_metrics
 from raysim.engine.policies.sampling import Participation, cohort
 from raysim.engine.policies.stopping import StoppingRule
 from raysim.engine.policies.system import time_round
@@ -105,7 +105,7 @@ def run_rounds(
             report = loop.run_round(t, evaluate)
             loop.notices.check_failures(t, report)
             rows = loop.client_rows(t, report, evaluate)
-            metrics = progress.count(report, rows, evaluate is not None) | loop.engine_metrics(t, began)
+            metrics = loop.metrics(t, report, rows, evaluate is not None, began)
             loop.watch(t, metrics)
             loop.notices.check_round(t, report, progress)
             loop.record_round(t, metrics, rows, report.files)
@@ -183,21 +183,20 @@ class Loop:
         progress.stale.clear()
         return rows
 
-    def engine_metrics(self, t: int, began: float) -> dict[str, float | int]:
-        """Return the metrics of round `t` about resources and settings: memory, time, restarts, learning rate.
+    def metrics(
+        self, t: int, report: RoundReport, rows: Sequence[ClientRow], evaluated: bool, began: float
+    ) -> dict[str, Any]:
+        """Return all metrics of round `t`, and add the round to the progress.
 
-        began: the start of the round, in seconds of `perf_counter`.
+        evaluated: whether all clients' latest tests are known. began: the start of the round, by `perf_counter`.
         """
-        memory = self.backend.memory()
+        progress, memory = self.progress, self.backend.memory()
         self.notices.check_memory(memory)
-        return {
-            "training/lr": self.backend.spec.local_in(t).lr,
-            "engine/restarts": self.restarts,
-            "time/round_s": perf_counter() - began,
-            "time/total_s": self.progress.elapsed_s(),
-            "memory/host_mb": memory.resident_mb,
-            "memory/gpu_peak_mb": memory.gpu_peak_mb,
-        }
+        conditions = Conditions(self.backend.spec.local_in(t).lr, perf_counter() - began, memory)
+        metrics = round_metrics(report, rows, progress.latest if evaluated else None, conditions)
+        progress.add(report, rows, metrics)
+        progress.restarts = self.restarts
+        return metrics | progress.cumulative(evaluated)
 
     def watch(self, t: int, metrics: Mapping[str, Any]) -> None:
         """Update the metric that may end the run early."""
@@ -217,7 +216,6 @@ class Loop:
     ) -> None:
         """Pass round `t` to the trackers and complete its checkpoint. files: of the checkpoint; None: none is due."""
         progress, checkpoints = self.progress, self.checkpoints
-        progress.restarts = self.restarts
         progress.final = progress.final | metrics
         self.recovering(self.record.wait)  # the previous checkpoint may have been lost with an actor
         complete = None

@@ -1,4 +1,7 @@
-"""Metrics of a round from the rows of its clients. Sums are exact until rounded, so the order does not matter."""
+"""Metrics of a round, from its report and the rows of its clients: `round_metrics`. `METRICS` has their meanings.
+
+Sums are exact until rounded, so the order of rows does not matter. `Progress` has the metrics of all rounds so far.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,13 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raysim.common.results import ClientRow
+from raysim.engine.records import MemoryReport, RoundReport
 
 Rows = Sequence[ClientRow]
 Labels = NDArray[np.int64]
@@ -176,6 +180,14 @@ def by_class(label_M: Labels, predicted_M: Labels, num_classes: int) -> tuple[fl
     return f1, right_C[label_C > 0].tolist()
 
 
+class Conditions(NamedTuple):
+    """What a round's report does not say about it."""
+
+    lr: float  # the clients' learning rate
+    seconds: float  # of the whole round, tests included
+    memory: MemoryReport  # after the round
+
+
 PARTICIPANTS: Mapping[str, Callable[[Rows], float | int | None]] = {
     "accuracy/participants": lambda rows: mean([r.accuracy for r in rows if r.accuracy is not None]),
     "accuracy/global": lambda rows: mean([r.global_accuracy for r in rows if r.global_accuracy is not None]),
@@ -188,7 +200,8 @@ PARTICIPANTS: Mapping[str, Callable[[Rows], float | int | None]] = {
     "time/train_s": lambda rows: math.fsum(r.train_s for r in rows),
     "time/evaluate_s": lambda rows: math.fsum(r.evaluate_s for r in rows),
 }
-"""Metrics of the cohort. To add a metric, add a function here or below, and its meaning to `METRICS` in results.py."""
+"""Metrics of the cohort, from its rows. To add a metric, add a function to a table of this file, or to `CUMULATIVE` in
+progress.py, and its meaning to `METRICS` in common/results.py."""
 
 ALL_CLIENTS: Mapping[str, Callable[[Latest], float | None]] = {
     "accuracy/all": lambda latest: latest.accuracy.mean,
@@ -205,8 +218,47 @@ ALL_CLIENTS: Mapping[str, Callable[[Latest], float | None]] = {
 }
 """Metrics of all clients, each with its last measured row."""
 
+REPORT: Mapping[str, Callable[[RoundReport], float | int | None]] = {
+    "compute/server_flops": lambda report: report.server.flops,
+    "time/aggregate_s": lambda report: report.server.seconds,
+    "time/virtual_s": lambda report: report.timing.round_s if report.timing else None,
+    "engine/failed_clients": lambda report: len(report.failed),
+    "engine/dropped_clients": lambda report: report.timing.dropped if report.timing else None,
+    "engine/moved_clients": lambda report: report.moved,
+}
+"""Metrics of the server and of the engine."""
+
+CONDITIONS: Mapping[str, Callable[[Conditions], float | int | None]] = {
+    "training/lr": lambda conditions: conditions.lr,
+    "time/round_s": lambda conditions: conditions.seconds,
+    "memory/host_mb": lambda conditions: conditions.memory.resident_mb,
+    "memory/gpu_peak_mb": lambda conditions: conditions.memory.gpu_peak_mb,
+}
+"""Metrics of settings, time and memory."""
+
+
+def round_metrics(
+    report: RoundReport, rows: Rows, latest: Latest | None, conditions: Conditions
+) -> dict[str, float | int]:
+    """Return the metrics of one round, and the values that the method logged in it; no sums over rounds.
+
+    rows: the rows of the round. latest: the last tests of all clients, after this round; None: it had no test.
+    """
+    metrics = compute_metrics(PARTICIPANTS, [row for row in rows if row.participated])
+    metrics |= {} if latest is None else compute_metrics(ALL_CLIENTS, latest)
+    metrics |= compute_metrics(REPORT, report) | compute_metrics(CONDITIONS, conditions)
+    return metrics | _logged(report)
+
 
 def compute_metrics(functions: Mapping[str, Callable[[T], float | int | None]], given: T) -> dict[str, float | int]:
     """Apply every function and return the results by metric, without those that are None."""
     values = {name: f(given) for name, f in functions.items()}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _logged(report: RoundReport) -> dict[str, Any]:
+    """Return what clients logged, each the mean over those that logged it, and what the server logged."""
+    clients = [client.values for client in report.client_reports.values()]
+    names = sorted({name for values in clients for name in values})
+    means = {f"client/{name}": mean([values[name] for values in clients if name in values]) for name in names}
+    return means | {f"server/{name}": value for name, value in report.server.values.items()}
