@@ -204,8 +204,9 @@ def legend(comparison: Comparison) -> str:
             )
     if any(map(is_cost_to_target, comparison.measures)):
         text += " To a target: how many runs reach it, and the mean cost only where all do."
-    if comparison.targets and comparison.targets_on == "participants":
-        text += " A target counts as reached when the mean test accuracy of a round's participants reaches it."
+    whose = {"participants": "a round's participants", "all_current": "all clients with the server's current message"}
+    if comparison.targets and comparison.targets_on in whose:
+        text += f" A target counts as reached when the mean test accuracy of {whose[comparison.targets_on]} reaches it."
     if sources := dict.fromkeys(one.source for variant in comparison.variants for one in variant.published):
         text += f" published: {'; '.join(sources)}, and in brackets the measured mean less it."
     return text.lstrip()

@@ -119,11 +119,12 @@ class Progress:
     def take_best(self, t: int, values: Mapping[str, float]) -> None:
         """Update the best values with those of round `t`; of equal rounds the earlier one stays.
 
-        Their metrics are the keys of `best`: accuracy/best, accuracy/best_participants and accuracy/at_best_val.
+        The keys of `best` are their metrics: accuracy/best and its likes, and accuracy/at_best_val.
         """
         for best, source in (
             ("accuracy/best", "accuracy/all"),
             ("accuracy/best_participants", "accuracy/participants"),
+            ("accuracy/best_current", "accuracy/all_current"),
         ):
             if source in values and values[source] > self.best.get(best, -1.0):
                 self.best[best] = values[source]

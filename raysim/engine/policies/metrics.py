@@ -30,6 +30,12 @@ def mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
+def pooled(counts: Iterable[tuple[int | None, int | None]]) -> float | None:
+    """Return the accuracy over all samples. counts: (correct, total) of each client; None without samples."""
+    known = [(correct or 0, total) for correct, total in counts if total]
+    return sum(correct for correct, _ in known) / sum(total for _, total in known) if known else None
+
+
 class Sum:
     """An exact sum from which values can be removed; rounded once, as by `math.fsum`, so their order does not matter.
 
@@ -130,12 +136,15 @@ class Measured(NamedTuple):
     loss: float | None
     validation: float | None  # accuracy on its validation samples
     without_validation: bool  # the row is from a version of raysim that did not measure it
+    correct: int
+    total: int  # of test samples
 
     @classmethod
     def of(cls, row: ClientRow) -> Measured:
         """Extract the fields from a row."""
         validation = (row.val_correct or 0) / row.val_total if row.val_total else None
-        return cls(row.accuracy, row.macro_f1, row.loss, validation, row.val_total is None)
+        without = row.val_total is None
+        return cls(row.accuracy, row.macro_f1, row.loss, validation, without, row.correct or 0, row.total or 0)
 
 
 class Latest:
@@ -148,7 +157,7 @@ class Latest:
         self.measured: dict[int, Measured] = {}
         self.accuracy = Spread()
         self.macro_f1, self.loss, self.validation = Sum(), Sum(), Sum()
-        self.without_validation = 0
+        self.without_validation = self.correct = self.total = 0
         self.update(rows)
 
     def update(self, rows: Iterable[ClientRow]) -> None:
@@ -165,6 +174,8 @@ class Latest:
             if value is not None:
                 total.add(value, times)
         self.without_validation += times * measured.without_validation
+        self.correct += times * measured.correct
+        self.total += times * measured.total
 
 
 def by_class(label_M: Labels, predicted_M: Labels, num_classes: int) -> tuple[float | None, list[int]]:
@@ -190,6 +201,10 @@ class Conditions(NamedTuple):
 
 PARTICIPANTS: Mapping[str, Callable[[Rows], float | int | None]] = {
     "accuracy/participants": lambda rows: mean([r.accuracy for r in rows if r.accuracy is not None]),
+    "accuracy/participants_pooled": lambda rows: pooled((r.correct, r.total) for r in rows),
+    "accuracy/participants_before": lambda rows: mean(
+        [r.before_accuracy for r in rows if r.before_accuracy is not None]
+    ),
     "accuracy/global": lambda rows: mean([r.global_accuracy for r in rows if r.global_accuracy is not None]),
     "loss/train": lambda rows: mean([r.train_loss for r in rows if r.train_loss is not None]),
     "comm/up_bytes": lambda rows: sum(r.up_bytes for r in rows),
@@ -198,7 +213,6 @@ PARTICIPANTS: Mapping[str, Callable[[Rows], float | int | None]] = {
     "comm/down_params": lambda rows: sum(r.down_params for r in rows),
     "compute/flops": lambda rows: math.fsum(r.flops for r in rows),
     "time/train_s": lambda rows: math.fsum(r.train_s for r in rows),
-    "time/evaluate_s": lambda rows: math.fsum(r.evaluate_s for r in rows),
 }
 """Metrics of the cohort, from its rows. To add a metric, add a function to a table of this file, or to `CUMULATIVE` in
 progress.py, and its meaning to `METRICS` in common/results.py."""
@@ -206,6 +220,7 @@ progress.py, and its meaning to `METRICS` in common/results.py."""
 ALL_CLIENTS: Mapping[str, Callable[[Latest], float | None]] = {
     "accuracy/all": lambda latest: latest.accuracy.mean,
     "accuracy/all_std": lambda latest: latest.accuracy.std,
+    "accuracy/all_pooled": lambda latest: pooled([(latest.correct, latest.total)]),
     "accuracy/worst_decile": lambda latest: latest.accuracy.worst_decile,
     "accuracy/min": lambda latest: min(latest.accuracy.times, default=None),
     "accuracy/decile_1": lambda latest: latest.accuracy.quantile(0.1),
@@ -217,6 +232,23 @@ ALL_CLIENTS: Mapping[str, Callable[[Latest], float | None]] = {
     "loss/test": lambda latest: latest.loss.mean,
 }
 """Metrics of all clients, each with its last measured row."""
+
+CURRENT: Mapping[str, Callable[[Rows], float | None]] = {
+    "accuracy/all_current": lambda rows: _current(rows).mean,
+    "accuracy/all_current_std": lambda rows: _current(rows).std,
+    "accuracy/all_current_pooled": lambda rows: pooled((r.current_correct, r.current_total) for r in rows),
+    "accuracy/all_current_worst_decile": lambda rows: _current(rows).worst_decile,
+    "accuracy/val_current": lambda rows: mean(
+        [(r.current_val_correct or 0) / r.current_val_total for r in rows if r.current_val_total]
+    ),
+    "loss/test_current": lambda rows: mean([r.current_loss for r in rows if r.current_loss is not None]),
+}
+"""Metrics of the tests of all clients with the server's current message, from the rows of a round."""
+
+TESTS: Mapping[str, Callable[[Rows], float | None]] = {
+    "time/evaluate_s": lambda rows: math.fsum(r.evaluate_s for r in rows),
+}
+"""Metrics of all tests of a round, from its rows."""
 
 REPORT: Mapping[str, Callable[[RoundReport], float | int | None]] = {
     "compute/server_flops": lambda report: report.server.flops,
@@ -246,6 +278,7 @@ def round_metrics(
     """
     metrics = compute_metrics(PARTICIPANTS, [row for row in rows if row.participated])
     metrics |= {} if latest is None else compute_metrics(ALL_CLIENTS, latest)
+    metrics |= compute_metrics(CURRENT, rows) | compute_metrics(TESTS, rows)
     metrics |= compute_metrics(REPORT, report) | compute_metrics(CONDITIONS, conditions)
     return metrics | _logged(report)
 
@@ -254,6 +287,10 @@ def compute_metrics(functions: Mapping[str, Callable[[T], float | int | None]], 
     """Apply every function and return the results by metric, without those that are None."""
     values = {name: f(given) for name, f in functions.items()}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _current(rows: Rows) -> Spread:
+    return Spread(row.current_accuracy for row in rows if row.current_accuracy is not None)
 
 
 def _logged(report: RoundReport) -> dict[str, Any]:
