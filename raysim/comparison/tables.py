@@ -20,13 +20,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COLUMNS = (
-    "last", "at_best_val", "best_participants", "worst_decile", "total_mib", "total_gflop", "virtual_s", "dropped",
+    "last", "last_current", "at_best_val", "best_participants", "worst_decile", "total_mib", "total_gflop", "virtual_s",
+    "dropped",
 )  # fmt: skip
 """Measures of the terminal's table, besides rounds and virtual seconds to a target; files have all measures."""
 
 TITLES = {
     "last": "last", "at_best_val": "at best val.", "best": "best", "best_participants": "best part.",
-    "best_global": "best global", "last_global": "last global", "worst_decile": "worst 10%", "std": "std clients",
+    "last_current": "last current", "best_current": "best current", "best_global": "best global",
+    "last_global": "last global", "worst_decile": "worst 10%", "std": "std clients",
     "min": "min", "jain": "Jain", "macro_f1": "macro F1",
     "up_mib": "MiB up", "down_mib": "MiB down", "both_mib": "MiB each", "total_mib": "MiB", "gflop": "GFLOP each",
     "total_gflop": "GFLOP", "virtual_s": "virtual s", "dropped": "dropped",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,10 @@ from raysim.core.messages import WireSize
 from raysim.engine.policies.metrics import (
     ALL_CLIENTS,
     CONDITIONS,
+    CURRENT,
     PARTICIPANTS,
     REPORT,
+    TESTS,
     Conditions,
     Latest,
     Spread,
@@ -231,6 +234,24 @@ def test_metrics_by_hand() -> None:
     assert all_clients["accuracy/all_std"] == 0.125
 
 
+def test_metrics_of_the_current_message_by_hand() -> None:
+    rows = [
+        replace(row(0, 1, 2), current_accuracy=0.5, current_correct=1, current_total=2, current_loss=1.0,
+                current_val_correct=1, current_val_total=4),
+        replace(row(1, 3, 4), current_accuracy=0.75, current_correct=3, current_total=4, current_loss=2.0,
+                current_val_correct=0, current_val_total=0),
+        row(2, 0, 1),  # not tested with the message
+    ]  # fmt: skip
+    assert compute_metrics(CURRENT, rows) == {
+        "accuracy/all_current": 0.625, "accuracy/all_current_std": 0.125, "accuracy/all_current_pooled": 4 / 6,
+        "accuracy/all_current_worst_decile": 0.5, "accuracy/val_current": 0.25, "loss/test_current": 1.5,
+    }  # fmt: skip
+    assert compute_metrics(CURRENT, rows[2:]) == {}
+    assert compute_metrics(PARTICIPANTS, rows)["accuracy/participants_pooled"] == 4 / 7
+    # The last row of a client replaces its earlier one in the sums over samples, too.
+    assert compute_metrics(ALL_CLIENTS, Latest([*rows, row(2, 4, 4)]))["accuracy/all_pooled"] == 8 / 10
+
+
 def test_validation_accuracy_by_hand() -> None:
     # (1/4 + 2/2) / 2; the third has no validation samples, which is not an accuracy of 0.
     rows = [row(0, 1, 2, val=(1, 4)), row(1, 0, 0, val=(2, 2)), row(2, 3, 4)]
@@ -379,8 +400,9 @@ def test_no_node_is_ever_overcommitted(sizes: Any, machines: Any, pack: bool) ->
 
 def test_every_metric_has_a_meaning_and_one_place_that_computes_it() -> None:
     progress = Progress()
-    progress.take_best(1, {"accuracy/all": 0.5, "accuracy/participants": 0.5, "accuracy/val": 0.5})
-    tables = [PARTICIPANTS, ALL_CLIENTS, REPORT, CONDITIONS, CUMULATIVE, progress.best]
+    accuracies = ("accuracy/all", "accuracy/all_current", "accuracy/participants", "accuracy/val")
+    progress.take_best(1, dict.fromkeys(accuracies, 0.5))
+    tables = [PARTICIPANTS, ALL_CLIENTS, CURRENT, TESTS, REPORT, CONDITIONS, CUMULATIVE, progress.best]
     assert sorted(name for table in tables for name in table) == sorted(METRICS)
 
 
