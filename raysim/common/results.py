@@ -19,9 +19,13 @@ Status = Literal["running", "closing", "finished", "failed", "interrupted"]
 
 METRICS: Mapping[str, str] = {
     "accuracy/participants": "mean test accuracy of the round's participants, each on its own test samples",
+    "accuracy/participants_pooled": "correct test samples of the participants, divided by all their test samples",
+    "accuracy/participants_before": "accuracy of the participants after they received the server's message and before "
+    "they trained, with `evaluation.when: both`",
     "accuracy/all": "mean test accuracy of all clients, each client's own latest network as it was last tested; "
     "a client that has not taken part yet counts with its initial network",
     "accuracy/all_std": "standard deviation of that accuracy over clients",
+    "accuracy/all_pooled": "correct test samples of all clients' networks in accuracy/all, divided by all test samples",
     "accuracy/worst_decile": "mean of that accuracy over the worst tenth of the clients",
     "accuracy/min": "the least of that accuracy over clients",
     "accuracy/decile_1": "a tenth of the clients has no more than this accuracy",
@@ -30,12 +34,20 @@ METRICS: Mapping[str, str] = {
     "accuracy/jain": "Jain's fairness index of that accuracy: 1 if all clients have the same, 1/N if one has all",
     "accuracy/macro_f1": "mean over clients of their macro-averaged F1, each with its latest model",
     "accuracy/val": "mean accuracy of all clients on their own validation samples, each with its latest model",
+    "accuracy/all_current": "mean test accuracy of all clients with the server's current message: each received, "
+    "on a copy of its network, what the server would send next; with `evaluation.clients: all`",
+    "accuracy/all_current_std": "standard deviation of accuracy/all_current over clients",
+    "accuracy/all_current_pooled": "correct test samples in accuracy/all_current, divided by all test samples",
+    "accuracy/all_current_worst_decile": "mean of accuracy/all_current over the worst tenth of the clients",
+    "accuracy/val_current": "mean validation accuracy of the copies in accuracy/all_current",
     "accuracy/best": "greatest accuracy/all so far: the round is chosen by the test samples themselves",
     "accuracy/at_best_val": "accuracy/all of the round with the greatest accuracy/val so far",
     "accuracy/best_participants": "greatest accuracy/participants so far",
+    "accuracy/best_current": "greatest accuracy/all_current so far",
     "accuracy/global": "mean accuracy of the participants' models on the whole published test set",
     "loss/train": "mean over participants of their mean training loss per sample",
     "loss/test": "mean over all clients of the mean test loss per sample, each with its latest model",
+    "loss/test_current": "mean over all clients of the mean test loss per sample of the copies in accuracy/all_current",
     "training/lr": "the clients' learning rate in this round: `training.lr`, as `training.schedule` has it",
     "comm/up_bytes": "bytes that the participants sent in this round",
     "comm/down_bytes": "bytes that the server sent in this round",
@@ -112,6 +124,22 @@ class ClientRow:
     """number of correctly classified test samples of each class among the test samples, by ascending class id"""
     virtual_s: float | None = None
     """seconds of the client's part of the round on its simulated device and connection (`system`)"""
+    before_accuracy: float | None = None
+    """test accuracy between receiving the server's message and training, if `evaluation.when` is `both`"""
+    before_loss: float | None = None
+    """mean test cross-entropy per sample at that time"""
+    current_accuracy: float | None = None
+    """test accuracy after receiving the message that the server would send next, if `evaluation.clients` is `all`"""
+    current_correct: int | None = None
+    """number of correctly classified test samples at that time"""
+    current_total: int | None = None
+    """number of test samples at that time"""
+    current_loss: float | None = None
+    """mean test cross-entropy per sample at that time"""
+    current_val_correct: int | None = None
+    """number of correctly classified validation samples at that time"""
+    current_val_total: int | None = None
+    """number of validation samples at that time"""
 
 
 @dataclass(frozen=True)

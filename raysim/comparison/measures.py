@@ -20,6 +20,9 @@ MEASURES: Mapping[str, str] = {
     "in the last round that measured it",
     "at_best_val": "the same in the round with the greatest validation accuracy",
     "best": "the greatest mean test accuracy of all clients, chosen by the test samples themselves",
+    "last_current": "mean test accuracy of all clients with the server's current message (`evaluation.clients: all`), "
+    "in the last round that measured it",
+    "best_current": "the greatest mean test accuracy of all clients with the server's current message",
     "best_participants": "the greatest mean test accuracy of a round's participants, as the papers' codes report",
     "best_global": "the greatest mean accuracy of participants' models on the whole published test set",
     "last_global": "the same in the last round that measured it",
@@ -47,14 +50,17 @@ TO_TARGET: Mapping[str, str] = {
     "virtual_s": "virtual seconds until then, where the scenario has `system`",
 }
 
-CURVES = ("all", "participants")
-"""Clients whose mean test accuracy must reach a target: all clients, or a round's participants."""
+CURVES = ("all", "all_current", "participants")
+"""Clients whose mean test accuracy must reach a target: all clients with their own networks or with the server's
+current message, or a round's participants."""
 
 ACCURACIES = frozenset(
     {
         "last",
         "at_best_val",
         "best",
+        "last_current",
+        "best_current",
         "best_participants",
         "best_global",
         "last_global",

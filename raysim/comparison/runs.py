@@ -149,6 +149,8 @@ class RunRecord:
             "last": _at(self.series("accuracy/all")[1], -1),
             "at_best_val": _at(self.series("accuracy/at_best_val")[1], -1),
             "best": _max(self.series("accuracy/all")[1]),
+            "last_current": _at(self.series("accuracy/all_current")[1], -1),
+            "best_current": _max(self.series("accuracy/all_current")[1]),
             "best_participants": _max(self.series("accuracy/participants")[1]),
             "best_global": _max(self.series("accuracy/global")[1]),
             "last_global": _at(self.series("accuracy/global")[1], -1),

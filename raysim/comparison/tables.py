@@ -20,13 +20,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COLUMNS = (
-    "last", "at_best_val", "best_participants", "worst_decile", "total_mib", "total_gflop", "virtual_s", "dropped",
+    "last", "last_current", "at_best_val", "best_participants", "worst_decile", "total_mib", "total_gflop", "virtual_s",
+    "dropped",
 )  # fmt: skip
 """Measures of the terminal's table, besides rounds and virtual seconds to a target; files have all measures."""
 
 TITLES = {
     "last": "last", "at_best_val": "at best val.", "best": "best", "best_participants": "best part.",
-    "best_global": "best global", "last_global": "last global", "worst_decile": "worst 10%", "std": "std clients",
+    "last_current": "last current", "best_current": "best current", "best_global": "best global",
+    "last_global": "last global", "worst_decile": "worst 10%", "std": "std clients",
     "min": "min", "jain": "Jain", "macro_f1": "macro F1",
     "up_mib": "MiB up", "down_mib": "MiB down", "both_mib": "MiB each", "total_mib": "MiB", "gflop": "GFLOP each",
     "total_gflop": "GFLOP", "virtual_s": "virtual s", "dropped": "dropped",
@@ -204,8 +206,9 @@ def legend(comparison: Comparison) -> str:
             )
     if any(map(is_cost_to_target, comparison.measures)):
         text += " To a target: how many runs reach it, and the mean cost only where all do."
-    if comparison.targets and comparison.targets_on == "participants":
-        text += " A target counts as reached when the mean test accuracy of a round's participants reaches it."
+    whose = {"participants": "a round's participants", "all_current": "all clients with the server's current message"}
+    if comparison.targets and comparison.targets_on in whose:
+        text += f" A target counts as reached when the mean test accuracy of {whose[comparison.targets_on]} reaches it."
     if sources := dict.fromkeys(one.source for variant in comparison.variants for one in variant.published):
         text += f" published: {'; '.join(sources)}, and in brackets the measured mean less it."
     return text.lstrip()

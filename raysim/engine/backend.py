@@ -13,6 +13,7 @@ from raysim.engine.policies.placement import Group
 from raysim.engine.records import (
     ClientEvaluation,
     Coverage,
+    CurrentTests,
     MemoryReport,
     Pending,
     SavedFiles,
@@ -72,6 +73,13 @@ class Backend(Protocol):
         """Test clients' models after all work queued so far, each group by one call. The result is in client-id order.
 
         Groups of several clients must be groups of the last call of `train`: only these are on one worker.
+        """
+
+    def evaluate_current(self, t: int) -> Pending[CurrentTests]:
+        """Test every client with the message that the server would send it in round `t`, after all work queued so far.
+
+        Clients receive it on copies of their networks. No state changes, no byte counts, and the next round draws the
+        same random numbers. Clients are tested one by one: a group's clients may be on different workers.
         """
 
     def discard(self, ids: Collection[ClientId]) -> Pending[None]:

@@ -24,6 +24,7 @@ from raysim.engine.records import (
     ClientFailure,
     ClientReport,
     Coverage,
+    CurrentTests,
     MemoryReport,
     Pending,
     SavedFiles,
@@ -92,6 +93,9 @@ class InProcessBackend:
     ) -> Pending[Mapping[ClientId, ClientEvaluation]]:
         evaluations = self.worker.evaluate(groups, coverage)
         return _done({k: evaluations[k] for k in sorted(evaluations)})
+
+    def evaluate_current(self, t: int) -> Pending[CurrentTests]:
+        return _done(self.worker.evaluate_current(t, range(self.spec.num_clients), self.server.current(t)))
 
     def discard(self, ids: Collection[ClientId]) -> Pending[None]:
         self.worker.discard(ids)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from raysim.core.algorithm import ClientId
 from raysim.engine.backend import Backend
 from raysim.engine.progress import Progress
-from raysim.engine.records import MemoryReport, RoundReport
+from raysim.engine.records import ClientFailure, CurrentTests, MemoryReport, RoundReport
 from raysim.engine.spec import RunSpec
 from raysim.engine.workers.hooks import HookError
 
@@ -55,12 +55,22 @@ class Notices:
         for k, failed in report.failed.items():
             logger.warning(f"round {t} continues without client {k}: {failed.reason}")
 
+    def check_tests(self, t: int, current: CurrentTests) -> None:
+        """Warn of clients whose test with the server's current message failed, if the run tolerates failures."""
+        failed = {k: one for k, one in current.items() if isinstance(one, ClientFailure)}
+        if failed:
+            first = next(iter(failed.values()))
+            logger.warning(
+                f"round {t}: accuracy/all_current is without {_named(list(failed))}; the first failure: {first.reason}"
+            )
+
     def check_memory(self, memory: MemoryReport) -> None:
         """Warn that client states do not fit into memory."""
         self._once(_on_disk(memory))
 
     def check_round(self, t: int, report: RoundReport, progress: Progress) -> None:
-        """Warn of clients that are trained one by one, of new divergence, and of an overflow of virtual time."""
+        """Warn of failed tests, clients trained one by one, new divergence, and an overflow of virtual time."""
+        self.check_tests(t, report.current)
         self._once(_apart(self.backend.spec, report))
         if clients := sorted(progress.diverged - self.diverged):
             logger.warning(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any, get_type_hints
@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 from raysim.common.errors import RunError
 from raysim.common.results import ClientRow
 from raysim.core.algorithm import ClientId
-from raysim.engine.policies.metrics import ALL_CLIENTS, PARTICIPANTS, Latest, compute_metrics, mean
+from raysim.engine.policies.metrics import Latest, compute_metrics
 from raysim.engine.policies.stopping import Watched
 from raysim.engine.records import RoundReport
 
@@ -79,15 +79,10 @@ class Progress:
             ) from None
         self.t, self.latest = t, Latest(latest.values())
 
-    def count(self, report: RoundReport, rows: Sequence[ClientRow], evaluated: bool) -> dict[str, Any]:
-        """Add a round to the totals and return its metrics. evaluated: whether all clients' latest tests are known."""
-        reports = report.client_reports.values()
-        values: dict[str, Any] = compute_metrics(PARTICIPANTS, [row for row in rows if row.participated])
-        if evaluated:
-            values |= compute_metrics(ALL_CLIENTS, self.latest)
-            self.take_best(self.t + 1, values)
-            values |= self.best
-        for client in reports:
+    def add(self, report: RoundReport, rows: Sequence[ClientRow], metrics: Mapping[str, Any]) -> None:
+        """Add the round after `t` to the totals and the best values. metrics: those of `round_metrics`."""
+        self.take_best(self.t + 1, metrics)
+        for client in report.client_reports.values():
             for total, components in (
                 (self.up_components, client.up.components),
                 (self.down_components, client.down.components),
@@ -98,25 +93,18 @@ class Progress:
         self.uploads += len(report.uploaded)
         self.rejected += len(report.server.rejected)
         self.failed += len(report.failed)
-        self.client_rounds += len(reports)
-        self.totals["bytes"] += values["comm/up_bytes"] + values["comm/down_bytes"]
-        self.totals["flops"] += values["compute/flops"] + report.server.flops
-        values["comm/total_bytes"] = self.totals["bytes"]
-        values["compute/server_flops"] = report.server.flops
-        values["compute/total_flops"] = self.totals["flops"]
-        values["time/aggregate_s"] = report.server.seconds
+        self.client_rounds += len(report.client_reports)
+        self.totals["bytes"] += metrics["comm/up_bytes"] + metrics["comm/down_bytes"]
+        self.totals["flops"] += metrics["compute/flops"] + metrics["compute/server_flops"]
         for phase in ("train", "aggregate", "evaluate"):
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + values[f"time/{phase}_s"]
-        values["engine/failed_clients"] = len(report.failed)
-        values["engine/moved_clients"] = report.moved
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + metrics[f"time/{phase}_s"]
         if report.timing is not None:
             self.totals["virtual_s"] = self.totals.get("virtual_s", 0.0) + report.timing.round_s
-            values["time/virtual_s"], values["time/virtual_total_s"] = report.timing.round_s, self.totals["virtual_s"]
-            values["engine/dropped_clients"] = report.timing.dropped
             self.totals["dropped"] = self.totals.get("dropped", 0.0) + report.timing.dropped
-        for name in sorted({name for client in reports for name in client.values}):
-            values[f"client/{name}"] = mean([client.values[name] for client in reports if name in client.values])
-        return values | {f"server/{name}": value for name, value in report.server.values.items()}
+
+    def cumulative(self, evaluated: bool) -> dict[str, float | int]:
+        """Return the metrics of all rounds so far. evaluated: whether the last one has a test of all clients."""
+        return compute_metrics(CUMULATIVE, self) | (self.best if evaluated else {})
 
     def _take_diverged(self, report: RoundReport, rows: Sequence[ClientRow]) -> None:
         """Update the diverged clients from the measured losses and the rejected uploads."""
@@ -129,10 +117,14 @@ class Progress:
         self.diverged.update(report.server.rejected)
 
     def take_best(self, t: int, values: Mapping[str, float]) -> None:
-        """Update the best values with those of round `t`; of equal rounds the earlier one stays."""
+        """Update the best values with those of round `t`; of equal rounds the earlier one stays.
+
+        The keys of `best` are their metrics: accuracy/best and its likes, and accuracy/at_best_val.
+        """
         for best, source in (
             ("accuracy/best", "accuracy/all"),
             ("accuracy/best_participants", "accuracy/participants"),
+            ("accuracy/best_current", "accuracy/all_current"),
         ):
             if source in values and values[source] > self.best.get(best, -1.0):
                 self.best[best] = values[source]
@@ -151,3 +143,12 @@ FACTS = (
     "totals", "best", "best_round", "best_val", "best_val_round", "up_components", "down_components", "final",
     "uploads", "rejected", "failed", "client_rounds", "restarts", "seconds",
 )  # fmt: skip
+
+CUMULATIVE: Mapping[str, Callable[[Progress], float | int | None]] = {
+    "comm/total_bytes": lambda progress: progress.totals["bytes"],
+    "compute/total_flops": lambda progress: progress.totals["flops"],
+    "time/total_s": lambda progress: progress.elapsed_s(),
+    "time/virtual_total_s": lambda progress: progress.totals.get("virtual_s"),
+    "engine/restarts": lambda progress: progress.restarts,
+}
+"""Metrics of all rounds so far, besides the best values."""

@@ -93,6 +93,10 @@ class ClientEvaluation:
     class_correct: list[int] = field(default_factory=list)  # on its own test samples, by class that occurs in them
 
 
+CurrentTests = Mapping[ClientId, ClientEvaluation | ClientFailure]
+"""Tests of all clients with the message that the server would send next, in client-id order; empty: no test."""
+
+
 @dataclass(frozen=True)  # with slots it takes twice as long to pickle
 class ClientReport:
     """One client's part of a round, without its upload."""
@@ -115,8 +119,11 @@ def client_row(
     report: ClientReport | None,
     evaluation: ClientEvaluation | None,
     virtual_s: float | None = None,
+    before: ClientEvaluation | None = None,
+    current: ClientEvaluation | ClientFailure | None = None,
 ) -> ClientRow:
-    """Return the row of a client that trained, was evaluated, or both."""
+    """Return the row of a client that trained, was evaluated, or both. before, current: see `RoundReport`."""
+    current = current if isinstance(current, ClientEvaluation) else None
     local, everyone = (evaluation.local, evaluation.everyone) if evaluation else (None, None)
     return ClientRow(
         round=t,
@@ -138,10 +145,18 @@ def client_row(
         down_params=report.down.params if report else 0,
         flops=report.flops if report else 0.0,
         train_s=report.train_s if report else 0.0,
-        evaluate_s=evaluation.seconds if evaluation else 0.0,
+        evaluate_s=sum((one.seconds for one in (evaluation, before, current) if one), 0.0),
         macro_f1=evaluation.macro_f1 if evaluation else None,
         class_correct=evaluation.class_correct if evaluation else None,
         virtual_s=virtual_s,
+        before_accuracy=before.local.accuracy if before else None,
+        before_loss=before.local.loss if before else None,
+        current_accuracy=current.local.accuracy if current else None,
+        current_correct=current.local.correct if current else None,
+        current_total=current.local.total if current else None,
+        current_loss=current.local.loss if current else None,
+        current_val_correct=current.val_correct if current else None,
+        current_val_total=current.val_total if current else None,
     )
 
 
@@ -224,6 +239,9 @@ class RoundReport:
     failed: Mapping[ClientId, ClientFailure] = field(default_factory=dict)  # clients that the round continued without
     files: Pending[SavedFiles] | None = None  # files of the round's checkpoint, if any
     timing: Timing | None = None  # in virtual time, if the scenario has `system`
+    before: Mapping[ClientId, ClientEvaluation] = field(default_factory=dict)
+    """The same clients before they trained, if they are tested before and after."""
+    current: CurrentTests = field(default_factory=dict)
 
     @property
     def uploaded(self) -> list[ClientId]:

@@ -15,7 +15,7 @@ from raysim.engine.backend import Backend
 from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import Storage
 from raysim.engine.notices import Notices
-from raysim.engine.policies.metrics import ALL_CLIENTS, compute_metrics
+from raysim.engine.policies.metrics import ALL_CLIENTS, CURRENT, Conditions, compute_metrics, round_metrics
 from raysim.engine.policies.sampling import Participation, cohort
 from raysim.engine.policies.stopping import StoppingRule
 from raysim.engine.policies.system import time_round
@@ -24,6 +24,7 @@ from raysim.engine.recorder import Recorder
 from raysim.engine.records import (
     ClientEvaluation,
     Coverage,
+    CurrentTests,
     Pending,
     RoundReport,
     SavedFiles,
@@ -49,6 +50,7 @@ class Schedule:
     participation: Participation = Participation()
     global_every: int | None = None  # rounds between tests on the whole published test set; None: `evaluate_every`
     stopping: StoppingRule | None = None
+    all_every: int | None = None  # rounds between tests of all clients with the server's current message; None: none
 
     def coverage(self, t: int) -> Coverage | None:
         """Return the samples on which clients are tested in round `t`; None: no test."""
@@ -57,12 +59,18 @@ class Schedule:
             return None
         return "whole" if is_last or t % (self.global_every or 1) == 0 else "own"
 
+    def tests_all(self, t: int) -> bool:
+        """Whether all clients are tested with the server's current message after round `t`; 0: before round 1."""
+        if self.all_every is None or self.coverage(t) is None:
+            return False
+        return t == self.rounds or t % self.all_every == 0
+
     def watches(self, t: int) -> bool:
         """Whether `stopping` takes in round `t`: it tests what the last round tests, but not because it is the last.
 
         A run that is resumed for more rounds thus ends in the same round as a run that had them from the start.
         """
-        return t % self.evaluate_every == 0 and t % (self.global_every or 1) == 0
+        return all(t % every == 0 for every in (self.evaluate_every, self.global_every or 1, self.all_every or 1))
 
 
 @dataclass(frozen=True)
@@ -105,7 +113,7 @@ def run_rounds(
             report = loop.run_round(t, evaluate)
             loop.notices.check_failures(t, report)
             rows = loop.client_rows(t, report, evaluate)
-            metrics = progress.count(report, rows, evaluate is not None) | loop.engine_metrics(t, began)
+            metrics = loop.metrics(t, report, rows, evaluate is not None, began)
             loop.watch(t, metrics)
             loop.notices.check_round(t, report, progress)
             loop.record_round(t, metrics, rows, report.files)
@@ -160,44 +168,50 @@ class Loop:
             progress=lambda done: self.observers.within_round(done, len(participants)),
             storage=storage,
             timing=self._timing(t),
+            all_clients=self.schedule.tests_all(t),
         )
         report = self.recovering.round(t, call)
         self._restarts_at_save = self.restarts
         return report
 
     def client_rows(self, t: int, report: RoundReport, evaluate: Coverage | None) -> list[ClientRow]:
-        """Return the rows of round `t`; with `evaluate`, also those of clients that changed since their last test."""
+        """Return the rows of round `t`: of its participants and of other clients that were tested.
+
+        With `evaluate`, clients that changed since their last test are tested now.
+        """
         progress, spec = self.progress, self.backend.spec
-        virtual_s = report.timing.seconds if report.timing else {}
-        rows = [
-            client_row(spec, t, k, client_report, report.evaluations.get(k), virtual_s.get(k))
-            for k, client_report in report.client_reports.items()
-        ]
         if evaluate is None:
             progress.stale |= report.client_reports.keys()
+        missed = [] if evaluate is None else sorted(progress.stale - report.evaluations.keys())
+        tested = {**report.evaluations, **(self._test(missed, evaluate) if evaluate and missed else {})}
+        virtual_s = report.timing.seconds if report.timing else {}
+        rows = [
+            client_row(
+                spec, t, k, report.client_reports.get(k), tested.get(k), virtual_s.get(k),
+                report.before.get(k), report.current.get(k),
+            )
+            for k in sorted({*report.client_reports, *tested, *report.current})
+        ]  # fmt: skip
+        if evaluate is None:
             return rows
-        if missed := sorted(progress.stale - report.evaluations.keys()):
-            tested = self._test(missed, evaluate)
-            rows += [client_row(spec, t, k, None, one) for k, one in tested.items()]
         progress.latest.update(row for row in rows if row.total is not None)
         progress.stale.clear()
         return rows
 
-    def engine_metrics(self, t: int, began: float) -> dict[str, float | int]:
-        """Return the metrics of round `t` about resources and settings: memory, time, restarts, learning rate.
+    def metrics(
+        self, t: int, report: RoundReport, rows: Sequence[ClientRow], evaluated: bool, began: float
+    ) -> dict[str, Any]:
+        """Return all metrics of round `t`, and add the round to the progress.
 
-        began: the start of the round, in seconds of `perf_counter`.
+        evaluated: whether all clients' latest tests are known. began: the start of the round, by `perf_counter`.
         """
-        memory = self.backend.memory()
+        progress, memory = self.progress, self.backend.memory()
         self.notices.check_memory(memory)
-        return {
-            "training/lr": self.backend.spec.local_in(t).lr,
-            "engine/restarts": self.restarts,
-            "time/round_s": perf_counter() - began,
-            "time/total_s": self.progress.elapsed_s(),
-            "memory/host_mb": memory.resident_mb,
-            "memory/gpu_peak_mb": memory.gpu_peak_mb,
-        }
+        conditions = Conditions(self.backend.spec.local_in(t).lr, perf_counter() - began, memory)
+        metrics = round_metrics(report, rows, progress.latest if evaluated else None, conditions)
+        progress.add(report, rows, metrics)
+        progress.restarts = self.restarts
+        return metrics | progress.cumulative(evaluated)
 
     def watch(self, t: int, metrics: Mapping[str, Any]) -> None:
         """Update the metric that may end the run early."""
@@ -217,7 +231,6 @@ class Loop:
     ) -> None:
         """Pass round `t` to the trackers and complete its checkpoint. files: of the checkpoint; None: none is due."""
         progress, checkpoints = self.progress, self.checkpoints
-        progress.restarts = self.restarts
         progress.final = progress.final | metrics
         self.recovering(self.record.wait)  # the previous checkpoint may have been lost with an actor
         complete = None
@@ -248,10 +261,14 @@ class Loop:
         # With evaluation.when: after_receive, a participant's lost row was measured before training. In a resumed run,
         # accuracy/all then counts the client after training.
         tested = self._test(unknown, "whole" if self.schedule.global_every is None else "own")
-        rows = [client_row(spec, progress.rounds, k, None, one) for k, one in tested.items()]
+        current: CurrentTests = {}
+        if progress.t < 0 and self.schedule.tests_all(0):
+            current = self.recovering(lambda: self.backend.evaluate_current(1).result())
+            self.notices.check_tests(0, current)
+        rows = [client_row(spec, progress.rounds, k, None, one, current=current.get(k)) for k, one in tested.items()]
         progress.latest.update(rows)
         if progress.t < 0:
-            progress.final = compute_metrics(ALL_CLIENTS, progress.latest)
+            progress.final = compute_metrics(ALL_CLIENTS, progress.latest) | compute_metrics(CURRENT, rows)
             self.record(0, progress.final, rows)
             progress.t = 0
 
@@ -303,6 +320,7 @@ def run_round(
     progress: Callable[[int], None] = lambda done: None,
     storage: Storage | None = None,
     timing: Callable[[TrainingResult], Timing | None] = lambda trained: None,
+    all_clients: bool = False,
 ) -> RoundReport:
     """Run one round. Each call to the backend queues work after earlier calls and returns a `Pending`; `result` waits.
 
@@ -311,24 +329,31 @@ def run_round(
     evaluate: samples on which participants are tested; None: no test.
     skip: participants that failed when this round ran before. progress: called with the number of clients done.
     storage: where to save the state after the round. timing: computes the virtual times; late clients do not count.
+    all_clients: also test all clients with the message that the server would send next.
     """
     when = backend.spec.evaluate_when if evaluate else None
     broadcast = backend.send(t, participants)
     groups = backend.spec.groups(participants)
-    training = backend.train(t, groups, broadcast, evaluate if when == "after_receive" else None, skip, progress)
-    evaluation = backend.evaluate(groups if when == "after_update" else (), evaluate or "own")
+    before: Coverage | None = "own" if when == "both" else evaluate if when == "after_receive" else None
+    training = backend.train(t, groups, broadcast, before, skip, progress)
+    evaluation = backend.evaluate(groups if when in ("after_update", "both") else (), evaluate or "own")
     trained = training.result()
     timed = timing(trained)
     late = timed.late if timed else ()
     discarded = backend.discard(late)
     aggregation = backend.aggregate(t, trained.uploads, late)
     files = backend.save(t, storage) if storage else None
+    current = backend.evaluate_current(t + 1) if all_clients else None
     evaluations = evaluation.result() or trained.evaluations
     server = aggregation.result()
     discarded.result()
     reports = {k: report for k, report in trained.reports.items() if k not in late}
     evaluations = {k: evaluations[k] for k in reports if k in evaluations}
-    return RoundReport(reports, evaluations, server, trained.moved, trained.failed, files, timed)
+    before_training = trained.evaluations if when == "both" else {}
+    tested = current.result() if current else {}
+    return RoundReport(
+        reports, evaluations, server, trained.moved, trained.failed, files, timed, before_training, tested
+    )
 
 
 def state_digest(backend: Backend) -> str:

@@ -43,7 +43,7 @@ class RunSpec:
     test: Shards
     threads: tuple[int, ...]  # intra-op threads of client k's work: threads[k % len(threads)]
     global_test: NDArray[np.int64] | None = None  # positions of the published test samples, if requested
-    evaluate_when: Literal["after_update", "after_receive"] = "after_update"
+    evaluate_when: Literal["after_update", "after_receive", "both"] = "after_update"
     independent_init: bool = False  # True: each client draws separate initial weights
     server_threads: int = 1
     tolerates_failures: bool = False  # whether a round may continue without a client that fails

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from matplotlib.axes import Axes
 
-# Three colours that are distinct for all types of colour vision, and in print.
+# Four colours that are distinct for all types of colour vision, and in print.
 _LINES = {
     "accuracy/participants": ("participants", "#d97a35", 1.0),
     "accuracy/all": ("all clients", "#0b5fa5", 2.2),
+    "accuracy/all_current": ("all, current message", "#00806a", 1.6),
     "accuracy/worst_decile": ("worst tenth", "#7a4a9e", 1.6),
 }
 _GREY = "#666666"

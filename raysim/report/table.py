@@ -68,8 +68,10 @@ def summary_rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
         ("ended early", str(summary.get("ended_early") or "")),
         ("clients", _clients(summary)),
         ("accuracy, all clients", _spread(final)),
+        ("accuracy, current", _current(final)),
         ("accuracy, worst tenth", _one(final, "accuracy/worst_decile", per_cent)),
         ("accuracy, participants", _one(final, "accuracy/participants", per_cent)),
+        ("accuracy, before training", _one(final, "accuracy/participants_before", per_cent)),
         ("accuracy, whole test set", _one(final, "accuracy/global", per_cent)),
         ("best, all clients", _in_round(final, "accuracy/best", summary.get("best_round"))),
         ("at best validation", _in_round(final, "accuracy/at_best_val", summary.get("best_val_round"))),
@@ -132,6 +134,15 @@ def _spread(final: Mapping[str, Any]) -> str:
     text = _one(final, "accuracy/all", per_cent)
     spread = f"{text} ± {100 * std:.1f}" if std is not None else text
     return f"{spread}, each client's own latest network as last tested" if text else ""
+
+
+def _current(final: Mapping[str, Any]) -> str:
+    std, pooled = final.get("accuracy/all_current_std"), _one(final, "accuracy/all_current_pooled", per_cent)
+    text = _one(final, "accuracy/all_current", per_cent)
+    if not text:
+        return ""
+    spread = f"{text} ± {100 * std:.1f}" if std is not None else text
+    return _joined(spread, pooled and f"{pooled} pooled", "all clients with the server's current message")
 
 
 def _diverged(summary: Mapping[str, object]) -> str:

@@ -31,6 +31,7 @@ from raysim.engine.run import Schedule, sample
 from raysim.engine.spec import RunSpec
 from raysim.runs.signals import sigterm_kept
 from raysim.scenario.parse import ParsedScenario
+from raysim.scenario.rules import VALIDATED
 from raysim.scenario.scenario import Scenario
 
 
@@ -125,7 +126,14 @@ def run_schedule(scenario: Scenario) -> Schedule:
         global_every=scenario.evaluation.global_every,
         participation=scenario.participation,
         stopping=stopping_rule(scenario),
+        all_every=all_every(scenario),
     )
+
+
+def all_every(scenario: Scenario) -> int | None:
+    """Return the number of rounds between tests of all clients with the server's current message; None: no tests."""
+    evaluation = scenario.evaluation
+    return (evaluation.all_every or evaluation.every) if evaluation.clients == "all" else None
 
 
 def stopping_rule(scenario: ParsedScenario) -> StoppingRule | None:
@@ -150,10 +158,11 @@ def assemble(scenario: Scenario, machine: ClusterResources | None = None, *, rou
     assembly = Assembly(scenario, plan, data, _partition(scenario, data, public), public)
     if rounds_left and scenario.resolved["clients"]["selection"]["name"] not in SELECTIONS:
         _try_selection(assembly)
-    if rounds_left and stop_lacks_samples(assembly):
+    if scenario.stop is not None and rounds_left and stop_lacks_samples(assembly):
         raise scenario.origin.error(
             ("stop", "metric"),
-            "accuracy/val given, but no client has validation samples; give them more samples, or set another metric",
+            f"{scenario.stop.metric} given, but no client has validation samples; give them more samples or set "
+            "another metric",
         )
     return assembly
 
@@ -161,7 +170,7 @@ def assemble(scenario: Scenario, machine: ClusterResources | None = None, *, rou
 def stop_lacks_samples(assembly: Assembly) -> bool:
     """Whether the run would wait for ever for the metric that ends it."""
     stop = assembly.scenario.stop
-    return stop is not None and stop.metric == "accuracy/val" and not len(assembly.partition.val.index)
+    return stop is not None and stop.metric in VALIDATED and not len(assembly.partition.val.index)
 
 
 def _try_selection(assembly: Assembly) -> None:

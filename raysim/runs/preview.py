@@ -123,9 +123,12 @@ def _samples_tested(scenario: Scenario, own: float) -> float:
     if scenario.evaluation.global_test:
         seen["whole"] += scenario.dataset.test_size
     before_round_1 = scenario.clients.number * seen["whole" if schedule.global_every is None else "own"]
-    return before_round_1 + scenario.participants * sum(
-        seen[schedule.coverage(t)] for t in range(1, schedule.rounds + 1)
-    )
+    rounds = range(1, schedule.rounds + 1)
+    after_training = scenario.participants * sum(seen[schedule.coverage(t)] for t in rounds)
+    evaluated = sum(schedule.coverage(t) is not None for t in rounds)
+    before_training = scenario.participants * own * evaluated if scenario.evaluation.when == "both" else 0.0
+    all_clients = scenario.clients.number * own * sum(schedule.tests_all(t) for t in (0, *rounds))
+    return before_round_1 + after_training + before_training + all_clients
 
 
 def client_memory_mb(scenario: Scenario) -> float:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from raysim.scenario.scenario import Scenario
 
 
+VALIDATED = ("accuracy/val", "accuracy/val_current")
+"""Metrics on validation samples."""
+
+
 def refuse_secrets(parsed: ParsedScenario) -> None:
     """Refuse secrets in the scenario, because the run folder and MLflow's parameters show it."""
     instead = {
@@ -91,6 +95,20 @@ def refuse_global_test(scenario: Scenario) -> None:
         raise origin.error(("evaluation", "global_every"), "needs evaluation.global_test: true; set it")
 
 
+def refuse_tests_without_rounds(scenario: Scenario) -> None:
+    """Refuse rounds of tests of all clients in which nothing is tested."""
+    evaluation, origin = scenario.evaluation, scenario.origin
+    if evaluation.all_every is None:
+        return
+    if evaluation.clients != "all":
+        raise origin.error(("evaluation", "all_every"), "needs evaluation.clients: all; set it")
+    if evaluation.all_every % evaluation.every:
+        raise origin.error(
+            ("evaluation", "all_every"),
+            f"{evaluation.all_every} given, which is no multiple of evaluation.every ({evaluation.every})",
+        )
+
+
 def refuse_unusable_stop(scenario: Scenario) -> None:
     """Refuse a rule for ending early that lacks a condition, or whose metric the run does not measure."""
     stop, origin = scenario.stop, scenario.origin
@@ -100,10 +118,12 @@ def refuse_unusable_stop(scenario: Scenario) -> None:
         raise origin.error(("stop",), "give `patience`, `target`, or both")
     if stop.metric == "accuracy/global" and not scenario.evaluation.global_test:
         raise origin.error(("stop", "metric"), "accuracy/global needs evaluation.global_test: true; set it")
-    if stop.metric == "accuracy/val" and scenario.data.split == "published":
+    if stop.metric.endswith("_current") and scenario.evaluation.clients != "all":
+        raise origin.error(("stop", "metric"), f"{stop.metric} needs evaluation.clients: all; set it")
+    if stop.metric in VALIDATED and scenario.data.split == "published":
         raise origin.error(
             ("stop", "metric"),
-            "accuracy/val given, but with data.split published clients have no validation samples; "
+            f"{stop.metric} given, but with data.split published clients have no validation samples; "
             "use data.split pooled811 or pfedhn, or another metric",
             cause=("data", "split"),
         )
@@ -151,6 +171,7 @@ BEFORE: Sequence[Callable[[ParsedScenario], None]] = (refuse_secrets, refuse_unu
 AFTER: Sequence[Callable[[Scenario], None]] = (
     refuse_augmentation,
     refuse_global_test,
+    refuse_tests_without_rounds,
     refuse_unusable_stop,
     refuse_unsuited_algorithm,
     ask_algorithm,

@@ -212,13 +212,20 @@ class Training(Section):
 
 
 class Evaluation(Section):
-    """When participants are evaluated, and on which samples."""
+    """When clients are evaluated, which, and on which samples."""
 
     every: AtLeastOne = 1
     """Number of rounds between evaluations of participants; the last round is always evaluated."""
-    when: Literal["after_update", "after_receive"] = "after_update"
+    when: Literal["after_update", "after_receive", "both"] = "after_update"
     """Evaluate participants after their local training, or after they received the server's message and before local
-    training."""
+    training. `both`: at both times; the accuracy before training is `accuracy/participants_before`, all others are
+    those after training."""
+    clients: Literal["participants", "all"] = "participants"
+    """`all`: in addition, test every client, whether it took part or not, with the message that the server would send
+    it next: `accuracy/all_current`. Clients receive it on copies of their networks, so no other result changes."""
+    all_every: AtLeastOne | None = None
+    """Number of rounds between tests of all clients (`clients: all`), a multiple of `every`; all clients are always
+    tested before the first and after the last round. Default: whenever participants are evaluated."""
     global_test: bool = False
     """Also evaluate participants on the whole published test set; needs data.split published or pfedhn."""
     global_every: AtLeastOne | None = None
@@ -230,16 +237,23 @@ class Evaluation(Section):
 class EarlyStop(Section):
     """Conditions under which a run ends before its last round.
 
-    Only rounds that are multiples of `evaluation.every` and `evaluation.global_every` count. State and results equal
+    Only rounds that are multiples of `evaluation.every`, `global_every` and `all_every` count. State and results equal
     those of a run whose scenario has only the rounds until then, unless the learning rate (`training.schedule` is
     `cosine`) or the method (such as FedKD) depends on `rounds`: then they equal those of the full run after that round.
     """
 
     metric: Literal[
-        "accuracy/val", "accuracy/all", "accuracy/participants", "accuracy/global", "loss/train", "loss/test"
+        "accuracy/val",
+        "accuracy/val_current",
+        "accuracy/all",
+        "accuracy/all_current",
+        "accuracy/participants",
+        "accuracy/global",
+        "loss/train",
+        "loss/test",
     ] = "accuracy/val"
-    """Metric that decides. All metrics except `accuracy/val` and `loss/train` use test samples, so a result selected by
-    them is optimistic."""
+    """Metric that decides. All metrics except `accuracy/val`, `accuracy/val_current` and `loss/train` use test samples,
+    so a result selected by them is optimistic."""
     patience: AtLeastOne | None = None
     """End the run after this many rounds without an improvement of the metric. `null`: never."""
     target: float | None = None

@@ -8,6 +8,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from scipy import stats
 
@@ -255,6 +257,21 @@ def test_a_sweep_says_whose_accuracy_must_reach_a_target(tmp_path: Path) -> None
     sentence = "A target counts as reached when the mean test accuracy of a round's participants reaches it."
     assert sentence in legend(comparison)
     assert sentence not in legend(compare(tmp_path / "same", targets=[]))
+
+
+def test_the_accuracy_of_all_clients_with_the_current_message(tmp_path: Path) -> None:
+    sweep_of(tmp_path, targets=[0.55], targets_on="all_current")
+    for path in tmp_path.rglob("rounds.parquet"):
+        table = pq.read_table(path)
+        current = pc.add(table["accuracy/all"], 0.2)
+        pq.write_table(table.append_column("accuracy/all_current", current), path)
+    comparison = compare(tmp_path)
+    last = {name: comparison.estimate("Ours", name) for name in ("last", "last_current", "best_current")}
+    assert all(one is not None for one in last.values())
+    assert last["last_current"].mean == last["best_current"].mean == pytest.approx(last["last"].mean + 0.2)  # type: ignore[union-attr]
+    reached = comparison.estimate("Ours", "rounds_to_0.55")
+    assert reached is not None and reached.n == 2
+    assert "of all clients with the server's current message reaches it." in legend(comparison)
 
 
 def test_a_sweep_whose_names_are_not_its_variants_is_named_by_keys(tmp_path: Path) -> None:

@@ -21,7 +21,16 @@ from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import Group
 from raysim.engine.progress import Progress
-from raysim.engine.records import Broadcast, ClientEvaluation, Coverage, LostError, Pending, SavedFiles, ServerReport
+from raysim.engine.records import (
+    Broadcast,
+    ClientEvaluation,
+    Coverage,
+    CurrentTests,
+    LostError,
+    Pending,
+    SavedFiles,
+    ServerReport,
+)
 from raysim.engine.run import Observers, Schedule, run_rounds
 from raysim.engine.stop import Stop
 from raysim.engine.workers.hooks import HookError
@@ -67,6 +76,10 @@ class Killable(InProcessBackend):
     ) -> Pending[Mapping[ClientId, ClientEvaluation]]:
         self._perhaps("a test")
         return super().evaluate(groups, coverage)
+
+    def evaluate_current(self, t: int) -> Pending[CurrentTests]:
+        self._perhaps("a test")
+        return super().evaluate_current(t)
 
     def save(self, t: int, storage: Storage) -> Pending[SavedFiles]:
         files = super().save(t, storage)

@@ -77,10 +77,12 @@ def test_rounds_add_up(finished: Run) -> None:
     rounds = pq.read_table(finished.folder / "rounds.parquet").to_pylist()
     clients = pq.read_table(finished.folder / "clients.parquet").to_pylist()
     assert [row["round"] for row in rounds] == [0, 1, 2, 3]
-    # Every agreed name is a column with values, the one that the scenario did not ask for excepted.
+    # Every agreed name is a column with values, those that the scenario did not ask for excepted.
     assert set(METRICS) <= set(rounds[0])
     found = {name for name, value in rounds[-1].items() if value is not None and math.isfinite(value)}
     asked_for = {"accuracy/global", "time/virtual_s", "time/virtual_total_s", "engine/dropped_clients"}
+    asked_for |= {"accuracy/participants_before", "accuracy/val_current", "accuracy/best_current", "loss/test_current"}
+    asked_for |= {name for name in METRICS if name.startswith("accuracy/all_current")}
     assert set(METRICS) - asked_for <= found
     total = 0
     for row in rounds[1:]:
@@ -89,6 +91,9 @@ def test_rounds_add_up(finished: Run) -> None:
         assert all(c["participated"] for c in members)
         assert row["comm/up_bytes"] == sum(c["up_bytes"] for c in members)
         assert row["accuracy/participants"] == pytest.approx(np.mean([c["accuracy"] for c in members]))
+        assert row["accuracy/participants_pooled"] == sum(c["correct"] for c in members) / sum(
+            c["total"] for c in members
+        )
         total += row["comm/up_bytes"] + row["comm/down_bytes"]
         assert row["comm/total_bytes"] == total
         # All clients: each with the last row that it has.

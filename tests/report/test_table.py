@@ -43,6 +43,14 @@ SUMMARY = {
 }
 
 
+def test_accuracy_of_all_clients_with_the_current_message():
+    final = {"accuracy/all_current": 0.55, "accuracy/all_current_std": 0.2, "accuracy/all_current_pooled": 0.541}
+    final["accuracy/participants_before"] = 0.5
+    rows = dict(summary_rows({**SUMMARY, "final": {**SUMMARY["final"], **final}}))
+    assert rows["accuracy, current"] == "55.0% ± 20.0, 54.1% pooled, all clients with the server's current message"
+    assert rows["accuracy, before training"] == "50.0%"
+
+
 def test_all_rows():
     assert dict(summary_rows(SUMMARY)) == {
         "scenario": "quickstart, fedgh, seed 3",

@@ -383,6 +383,20 @@ COMBINATIONS = [
         ["data.split=published", "evaluation={global_test: true, every: 2, global_every: 3}"],
         "evaluation.global_every: 3 given, which is no multiple of evaluation.every (2)",
     ),
+    (["evaluation.clients=some"], "evaluation.clients: 'some' given; allowed: 'participants' or 'all'"),
+    (["evaluation.all_every=2"], "evaluation.all_every: needs evaluation.clients: all; set it"),
+    (
+        ["evaluation={clients: all, every: 2, all_every: 3}"],
+        "evaluation.all_every: 3 given, which is no multiple of evaluation.every (2)",
+    ),
+    (
+        ["stop={metric: accuracy/all_current, patience: 2}"],
+        "stop.metric: accuracy/all_current needs evaluation.clients: all",
+    ),
+    (
+        ["stop={metric: accuracy/val_current, patience: 2}", "evaluation.clients=all", "data.split=published"],
+        "accuracy/val_current given, but with data.split published clients have no validation samples",
+    ),
     (["resources.overrides=[{actors: 1}]"], "resources.overrides.0: give either `models` or `clients`"),
     (
         ["resources.overrides=[{models: [digits_cnn_s], clients: 0-1}]"],

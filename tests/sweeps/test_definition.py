@@ -187,7 +187,7 @@ def test_a_fast_sweep_is_small_and_another(base: Path, tmp_path: Path) -> None:
         ({"base": 3}, "base: 3 given; allowed: a scenario file, or its keys and values"),
         ({"name": "a/b"}, "name: 'a/b' given; allowed: letters, digits"),
         ({"targets": [0.5, 2]}, "targets: 2 given; allowed: accuracies greater than 0 and at most 1"),
-        ({"targets_on": "participant"}, "targets_on: 'participant' given; allowed: all, participants"),
+        ({"targets_on": "participant"}, "targets_on: 'participant' given; allowed: all, all_current, participants"),
         ({"baseline": "standalon"}, "baseline: 'standalon' given; allowed: fedgh"),
         ({"baseline": " "}, "baseline: ' ' given; allowed: fedgh"),
         ({"published": {}}, "published.file: null given; give a CSV file"),

@@ -1,4 +1,7 @@
-"""Metrics of a round from the rows of its clients. Sums are exact until rounded, so the order does not matter."""
+"""Metrics of a round, from its report and the rows of its clients: `round_metrics`. `METRICS` has their meanings.
+
+Sums are exact until rounded, so the order of rows does not matter. `Progress` has the metrics of all rounds so far.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,13 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raysim.common.results import ClientRow
+from raysim.engine.records import MemoryReport, RoundReport
 
 Rows = Sequence[ClientRow]
 Labels = NDArray[np.int64]
@@ -24,6 +28,12 @@ _UNIT_BITS = 1074
 def mean(values: Sequence[float]) -> float | None:
     """Return the mean; None without values."""
     return math.fsum(values) / len(values) if values else None
+
+
+def pooled(counts: Iterable[tuple[int | None, int | None]]) -> float | None:
+    """Return the accuracy over all samples. counts: (correct, total) of each client; None without samples."""
+    known = [(correct or 0, total) for correct, total in counts if total]
+    return sum(correct for correct, _ in known) / sum(total for _, total in known) if known else None
 
 
 class Sum:
@@ -126,12 +136,15 @@ class Measured(NamedTuple):
     loss: float | None
     validation: float | None  # accuracy on its validation samples
     without_validation: bool  # the row is from a version of raysim that did not measure it
+    correct: int
+    total: int  # of test samples
 
     @classmethod
     def of(cls, row: ClientRow) -> Measured:
         """Extract the fields from a row."""
         validation = (row.val_correct or 0) / row.val_total if row.val_total else None
-        return cls(row.accuracy, row.macro_f1, row.loss, validation, row.val_total is None)
+        without = row.val_total is None
+        return cls(row.accuracy, row.macro_f1, row.loss, validation, without, row.correct or 0, row.total or 0)
 
 
 class Latest:
@@ -144,7 +157,7 @@ class Latest:
         self.measured: dict[int, Measured] = {}
         self.accuracy = Spread()
         self.macro_f1, self.loss, self.validation = Sum(), Sum(), Sum()
-        self.without_validation = 0
+        self.without_validation = self.correct = self.total = 0
         self.update(rows)
 
     def update(self, rows: Iterable[ClientRow]) -> None:
@@ -161,6 +174,8 @@ class Latest:
             if value is not None:
                 total.add(value, times)
         self.without_validation += times * measured.without_validation
+        self.correct += times * measured.correct
+        self.total += times * measured.total
 
 
 def by_class(label_M: Labels, predicted_M: Labels, num_classes: int) -> tuple[float | None, list[int]]:
@@ -176,8 +191,20 @@ def by_class(label_M: Labels, predicted_M: Labels, num_classes: int) -> tuple[fl
     return f1, right_C[label_C > 0].tolist()
 
 
+class Conditions(NamedTuple):
+    """What a round's report does not say about it."""
+
+    lr: float  # the clients' learning rate
+    seconds: float  # of the whole round, tests included
+    memory: MemoryReport  # after the round
+
+
 PARTICIPANTS: Mapping[str, Callable[[Rows], float | int | None]] = {
     "accuracy/participants": lambda rows: mean([r.accuracy for r in rows if r.accuracy is not None]),
+    "accuracy/participants_pooled": lambda rows: pooled((r.correct, r.total) for r in rows),
+    "accuracy/participants_before": lambda rows: mean(
+        [r.before_accuracy for r in rows if r.before_accuracy is not None]
+    ),
     "accuracy/global": lambda rows: mean([r.global_accuracy for r in rows if r.global_accuracy is not None]),
     "loss/train": lambda rows: mean([r.train_loss for r in rows if r.train_loss is not None]),
     "comm/up_bytes": lambda rows: sum(r.up_bytes for r in rows),
@@ -186,13 +213,14 @@ PARTICIPANTS: Mapping[str, Callable[[Rows], float | int | None]] = {
     "comm/down_params": lambda rows: sum(r.down_params for r in rows),
     "compute/flops": lambda rows: math.fsum(r.flops for r in rows),
     "time/train_s": lambda rows: math.fsum(r.train_s for r in rows),
-    "time/evaluate_s": lambda rows: math.fsum(r.evaluate_s for r in rows),
 }
-"""Metrics of the cohort. To add a metric, add a function here or below, and its meaning to `METRICS` in results.py."""
+"""Metrics of the cohort, from its rows. To add a metric, add a function to a table of this file, or to `CUMULATIVE` in
+progress.py, and its meaning to `METRICS` in common/results.py."""
 
 ALL_CLIENTS: Mapping[str, Callable[[Latest], float | None]] = {
     "accuracy/all": lambda latest: latest.accuracy.mean,
     "accuracy/all_std": lambda latest: latest.accuracy.std,
+    "accuracy/all_pooled": lambda latest: pooled([(latest.correct, latest.total)]),
     "accuracy/worst_decile": lambda latest: latest.accuracy.worst_decile,
     "accuracy/min": lambda latest: min(latest.accuracy.times, default=None),
     "accuracy/decile_1": lambda latest: latest.accuracy.quantile(0.1),
@@ -205,8 +233,69 @@ ALL_CLIENTS: Mapping[str, Callable[[Latest], float | None]] = {
 }
 """Metrics of all clients, each with its last measured row."""
 
+CURRENT: Mapping[str, Callable[[Rows], float | None]] = {
+    "accuracy/all_current": lambda rows: _current(rows).mean,
+    "accuracy/all_current_std": lambda rows: _current(rows).std,
+    "accuracy/all_current_pooled": lambda rows: pooled((r.current_correct, r.current_total) for r in rows),
+    "accuracy/all_current_worst_decile": lambda rows: _current(rows).worst_decile,
+    "accuracy/val_current": lambda rows: mean(
+        [(r.current_val_correct or 0) / r.current_val_total for r in rows if r.current_val_total]
+    ),
+    "loss/test_current": lambda rows: mean([r.current_loss for r in rows if r.current_loss is not None]),
+}
+"""Metrics of the tests of all clients with the server's current message, from the rows of a round."""
+
+TESTS: Mapping[str, Callable[[Rows], float | None]] = {
+    "time/evaluate_s": lambda rows: math.fsum(r.evaluate_s for r in rows),
+}
+"""Metrics of all tests of a round, from its rows."""
+
+REPORT: Mapping[str, Callable[[RoundReport], float | int | None]] = {
+    "compute/server_flops": lambda report: report.server.flops,
+    "time/aggregate_s": lambda report: report.server.seconds,
+    "time/virtual_s": lambda report: report.timing.round_s if report.timing else None,
+    "engine/failed_clients": lambda report: len(report.failed),
+    "engine/dropped_clients": lambda report: report.timing.dropped if report.timing else None,
+    "engine/moved_clients": lambda report: report.moved,
+}
+"""Metrics of the server and of the engine."""
+
+CONDITIONS: Mapping[str, Callable[[Conditions], float | int | None]] = {
+    "training/lr": lambda conditions: conditions.lr,
+    "time/round_s": lambda conditions: conditions.seconds,
+    "memory/host_mb": lambda conditions: conditions.memory.resident_mb,
+    "memory/gpu_peak_mb": lambda conditions: conditions.memory.gpu_peak_mb,
+}
+"""Metrics of settings, time and memory."""
+
+
+def round_metrics(
+    report: RoundReport, rows: Rows, latest: Latest | None, conditions: Conditions
+) -> dict[str, float | int]:
+    """Return the metrics of one round, and the values that the method logged in it; no sums over rounds.
+
+    rows: the rows of the round. latest: the last tests of all clients, after this round; None: it had no test.
+    """
+    metrics = compute_metrics(PARTICIPANTS, [row for row in rows if row.participated])
+    metrics |= {} if latest is None else compute_metrics(ALL_CLIENTS, latest)
+    metrics |= compute_metrics(CURRENT, rows) | compute_metrics(TESTS, rows)
+    metrics |= compute_metrics(REPORT, report) | compute_metrics(CONDITIONS, conditions)
+    return metrics | _logged(report)
+
 
 def compute_metrics(functions: Mapping[str, Callable[[T], float | int | None]], given: T) -> dict[str, float | int]:
     """Apply every function and return the results by metric, without those that are None."""
     values = {name: f(given) for name, f in functions.items()}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _current(rows: Rows) -> Spread:
+    return Spread(row.current_accuracy for row in rows if row.current_accuracy is not None)
+
+
+def _logged(report: RoundReport) -> dict[str, Any]:
+    """Return what clients logged, each the mean over those that logged it, and what the server logged."""
+    clients = [client.values for client in report.client_reports.values()]
+    names = sorted({name for values in clients for name in values})
+    means = {f"client/{name}": mean([values[name] for values in clients if name in values]) for name in names}
+    return means | {f"server/{name}": value for name, value in report.server.values.items()}

@@ -218,6 +218,12 @@ class ClientActor:
         """See `ClientWorker.evaluate`."""
         return self.worker.evaluate(groups, coverage)
 
+    def evaluate_current(
+        self, t: int, ids: Sequence[ClientId], broadcast: Broadcast
+    ) -> dict[ClientId, ClientEvaluation | ClientFailure]:
+        """See `ClientWorker.evaluate_current`."""
+        return self.worker.evaluate_current(t, ids, broadcast)
+
     def release(self, ids: Sequence[ClientId], shared: bool) -> dict[ClientId, ClientState]:
         """See `ClientWorker.release`."""
         return self.worker.release(ids, shared)
@@ -290,6 +296,10 @@ class ServerActor:
     def send(self, t: int, cohort: Sequence[ClientId]) -> Broadcast:
         """See `ServerWorker.send`. Ray stores the result in the object store once."""
         return self.worker.send(t, cohort)
+
+    def current(self, t: int) -> Broadcast:
+        """See `ServerWorker.current`."""
+        return self.worker.current(t)
 
     def update(
         self, t: int, late: Collection[ClientId], *uploads: Mapping[ClientId, Any]

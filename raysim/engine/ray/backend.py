@@ -29,6 +29,7 @@ from raysim.engine.records import (
     ClientFailure,
     ClientReport,
     Coverage,
+    CurrentTests,
     LostError,
     MemoryReport,
     Pending,
@@ -158,12 +159,20 @@ class RayBackend:
             ]
 
         def result() -> dict[ClientId, ClientEvaluation]:
-            evaluations = {
-                k: one for part in self.calls.get(parts, "the evaluation of clients") for k, one in part.items()
-            }
-            return {k: evaluations[k] for k in sorted(evaluations)}
+            return self._joined(parts, "the evaluation of clients")
 
         return Pending(result)
+
+    def evaluate_current(self, t: int) -> Pending[CurrentTests]:
+        with uninterrupted():
+            broadcast = self.pool.server.actor.current.remote(t)
+            self.calls.inputs = [broadcast]
+            parts = [
+                worker.actor.evaluate_current.remote(t, ids, broadcast)
+                for worker, ids in self._spread_thin(range(self.spec.num_clients)).items()
+            ]
+
+        return Pending(lambda: self._joined(parts, "the evaluation of all clients"))
 
     def discard(self, ids: Collection[ClientId]) -> Pending[None]:
         with uninterrupted():
@@ -278,6 +287,11 @@ class RayBackend:
         if len(refs) < len(WorkResult._fields):
             self.calls.get(refs, where)  # raises, since a failed call ends its stream with its error
         return WorkResult(*refs)
+
+    def _joined(self, parts: Sequence[Any], where: str) -> dict[ClientId, Any]:
+        """Return the answers of several actors by client, in client-id order."""
+        answers = {k: one for part in self.calls.get(parts, where) for k, one in part.items()}
+        return {k: answers[k] for k in sorted(answers)}
 
     def _spread(self, ids: Iterable[ClientId]) -> dict[Worker, list[ClientId]]:
         """Return clients by the worker that holds them, or that would hold them in their first round."""

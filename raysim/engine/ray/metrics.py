@@ -18,6 +18,7 @@ SECONDS = [0.01 * 1.5**i for i in range(32)]
 
 ACCURACIES = {
     "accuracy/all": "all",
+    "accuracy/all_current": "all_current",
     "accuracy/participants": "participants",
     "accuracy/best": "best",
     "accuracy/global": "global",

@@ -88,6 +88,15 @@ class ClientWorker:
         """Test clients' models in their current state, each group by one call."""
         return self.evaluation.evaluate(groups, coverage)
 
+    def evaluate_current(
+        self, t: int, ids: Iterable[ClientId], broadcast: Broadcast
+    ) -> dict[ClientId, ClientEvaluation | ClientFailure]:
+        """Test clients as `evaluate` does, after they received their message of round `t` on copies of their networks.
+
+        No client's state changes. A failed client is reported if the run tolerates failures.
+        """
+        return self.training.evaluate_current(t, ids, broadcast)
+
     def client(self, k: ClientId, t: int) -> Client:
         """Return client k as its algorithm sees it in round `t`."""
         return self.training.client(k, t)

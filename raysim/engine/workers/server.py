@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from raysim.common.errors import RunError
-from raysim.core.algorithm import ClientId, Server
+from raysim.core.algorithm import Algorithm, ClientId, Server
 from raysim.core.messages import leaves, pack, unpack, wire_size
 from raysim.core.meter import flops_of
 from raysim.core.seeds import seeded
@@ -57,12 +57,38 @@ class ServerWorker:
         """Return the algorithm's message for each participant; an object for several participants is packed once."""
         start = perf_counter()
         self._begin("server_send", t)
+        broadcast = self._messages(t, self.server, cohort)
+        self._send_s = perf_counter() - start
+        return broadcast
+
+    def current(self, t: int) -> Broadcast:
+        """Return the messages that `send` would return if all clients took part in round `t`, and change nothing.
+
+        `server_send` may change the state, so the hook gets a copy: the state that a resumed run would have. Clients
+        without training samples never take part and get no message. No client does if the method ignores messages
+        until it trains.
+        """
+        receivers = self.spec.eligible if receives(self.spec.algorithm) else []
+        of: dict[ClientId, int | None] = dict.fromkeys(range(self.spec.num_clients))
+        if not receivers:
+            return Broadcast((), of)
+        torch.set_num_threads(self.spec.server_threads)
+        with self._visible():
+            copied = serialize(self.server.state)
+        state = deserialize(copied, self.server.state, modules_of(self.spec.algorithm))
+        # `local` stays that of the round before, since the last round has none after it.
+        rng = seeded(self.spec.seed, "server_send", t)
+        broadcast = self._messages(t, replace(self.server, state=state, t=t, rng=rng, values={}), receivers)
+        return replace(broadcast, of=of | dict(broadcast.of))
+
+    def _messages(self, t: int, server: Server[Any], cohort: Iterable[ClientId]) -> Broadcast:
+        """Call `server_send` for each client of the cohort and pack the messages."""
         messages: list[Any] = []
         position: dict[int, int] = {}
         of: dict[ClientId, int | None] = {}
         for k in cohort:
             with self._hook("server_send", t):
-                down = self.spec.algorithm.server_send(self.server, k)
+                down = self.spec.algorithm.server_send(server, k)
                 if id(down) not in position:
                     wire_size(down)  # checks that it is a message; `ClientWorker.train` counts its bytes
             if down is None:
@@ -74,9 +100,7 @@ class ServerWorker:
             of[k] = position[id(down)]
         with self._hook("server_send", t):  # tensors without memory and sparse tensors cannot be packed
             # Packed together, so that messages that share tensors share their bytes.
-            broadcast = Broadcast(tuple(pack(messages)), of)
-        self._send_s = perf_counter() - start
-        return broadcast
+            return Broadcast(tuple(pack(messages)), of)
 
     def update(
         self, t: int, uploads: Sequence[Mapping[ClientId, Any]], late: Collection[ClientId] = ()
@@ -152,6 +176,11 @@ class ServerWorker:
 
     def _hook(self, name: str, t: int, msg: Any = None) -> Any:
         return hook(self.spec.seed, name, t, None, self.spec.algorithm, torch.device("cpu"), msg)
+
+
+def receives(algorithm: Algorithm[Any, Any, Any]) -> bool:
+    """Return whether clients use the server's message before they train, in the hook `client_receive`."""
+    return type(algorithm).client_receive is not Algorithm.client_receive
 
 
 def _tuples(nested: Any) -> Any:

@@ -7,7 +7,7 @@ affect it only by rounding, and only those of its group, which train by the same
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -22,7 +22,14 @@ from raysim.core.messages import WireSize, nonfinite, pack, unpack, wire_size
 from raysim.core.meter import FlopMeter
 from raysim.core.seeds import seeded
 from raysim.engine.policies.placement import Group
-from raysim.engine.records import Broadcast, ClientFailure, ClientReport, Coverage, NonFiniteUpload
+from raysim.engine.records import (
+    Broadcast,
+    ClientEvaluation,
+    ClientFailure,
+    ClientReport,
+    Coverage,
+    NonFiniteUpload,
+)
 from raysim.engine.spec import RunSpec
 from raysim.engine.workers.client_samples import ClientSamples
 from raysim.engine.workers.evaluation import Evaluation
@@ -100,14 +107,37 @@ class Training:
                 yield self._train_one(k, t, downs[k], evaluate_before)
         self.rounds_received += len(received) > 1
 
+    def evaluate_current(
+        self, t: int, ids: Iterable[ClientId], broadcast: Broadcast
+    ) -> dict[ClientId, ClientEvaluation | ClientFailure]:
+        """See `ClientWorker.evaluate_current`."""
+        received: dict[int | None, Received] = {None: NOTHING}
+        ids = list(ids)
+        self.states.read_ahead(ids)
+        evaluations: dict[ClientId, ClientEvaluation | ClientFailure] = {}
+        for k in ids:
+            position = broadcast.of[k]
+            if position is not None and position not in received:
+                received[position] = self._received(broadcast.messages[position])
+            try:
+                evaluations[k] = self._evaluate_received(k, t, received[position])
+            except ChangedMessageError:
+                raise
+            except RunError as error:
+                if not self.spec.tolerates_failures:
+                    raise
+                self._check_unchanged(received[position].guard, "a hook", k, t)
+                evaluations[k] = ClientFailure(str(error), getattr(error, "trace", ""))
+        return evaluations
+
     def discard(self, ids: Iterable[ClientId]) -> None:
         """Restore clients to their state before the last call of `train`."""
         for k in ids:
             self.states.put(k, self.before[k])
         self.states.unsaved &= self.states.held
 
-    def client(self, k: ClientId, t: int, trainer: Trainer = fit_one) -> Client:
-        """Return client k as its algorithm sees it in round `t`."""
+    def client(self, k: ClientId, t: int, trainer: Trainer = fit_one, local: LocalTraining | None = None) -> Client:
+        """Return client k as its algorithm sees it in round `t`. local: training settings; default: those of `t`."""
         spec = self.spec
         set_threads(spec, k)
         return Client(
@@ -115,7 +145,7 @@ class Training:
             task=self.task,
             data=self.samples.at(spec.train.of(k)),
             net=self.states.open(k),
-            local=self._local_in(t),
+            local=self._local_in(t) if local is None else local,
             rng=seeded(spec.seed, "client", t, k),
             t=t,
             arch=spec.arch(k),
@@ -124,6 +154,21 @@ class Training:
         )
 
     # -- inside ------------------------------------------------------------------------------------
+
+    def _evaluate_received(self, k: ClientId, t: int, received: Received) -> ClientEvaluation:
+        """Test client k after it received a message, and drop what the message changed."""
+        down, _, guard = received
+        if down is None:
+            return self.evaluation.evaluate_one(k, "own")
+        start = perf_counter()
+        with self.states.reading(k), self._time_limit(k, t):
+            # After the last round there are no training settings of the next one, so the client has the last ones.
+            client = self.client(k, t, local=self._local_in(t - 1))
+            with self._hook("client_receive", t, k, down):
+                self.spec.algorithm.client_receive(client, down)
+            self._check_unchanged(guard, "client_receive", k, t)
+            evaluation = self.evaluation.evaluate_one(k, "own")
+        return replace(evaluation, seconds=perf_counter() - start)
 
     def _received(self, packed: Any) -> Received:
         down = unpack(packed, self.device)
@@ -165,13 +210,14 @@ class Training:
         evaluate_before: Coverage | None,
         trainer: Trainer = fit_one,
     ) -> tuple[ClientId, Any, ClientReport]:
+        with self.states.changing(k), self._time_limit(k, t):
+            return self._client_round(k, t, down, evaluate_before, trainer)
+
+    def _time_limit(self, k: ClientId, t: int) -> AbstractContextManager[None]:
         limit_s = self.spec.client_timeout_s
-        with self.states.changing(k):
-            if limit_s is None:
-                return self._client_round(k, t, down, evaluate_before, trainer)
-            what = f"client {k} took longer than failure.client_timeout_s ({limit_s:g} s) in round {t}"
-            with limit(limit_s, what):
-                return self._client_round(k, t, down, evaluate_before, trainer)
+        if limit_s is None:
+            return nullcontext()
+        return limit(limit_s, f"client {k} took longer than failure.client_timeout_s ({limit_s:g} s) in round {t}")
 
     def _client_round(
         self, k: ClientId, t: int, received: Received, evaluate_before: Coverage | None, trainer: Trainer

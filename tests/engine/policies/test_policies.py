@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,21 @@ from sklearn.metrics import f1_score
 
 from raysim.common.errors import ScenarioError
 from raysim.common.results import METRICS, ClientRow
+from raysim.core.messages import WireSize
 from raysim.engine.policies.metrics import (
     ALL_CLIENTS,
+    CONDITIONS,
+    CURRENT,
     PARTICIPANTS,
+    REPORT,
+    TESTS,
+    Conditions,
     Latest,
     Spread,
     Sum,
     by_class,
     compute_metrics,
+    round_metrics,
 )
 from raysim.engine.policies.placement import (
     ActorGroup,
@@ -35,7 +43,8 @@ from raysim.engine.policies.placement import (
     place_actors,
 )
 from raysim.engine.policies.sampling import cohort, cohort_size
-from raysim.engine.progress import Progress
+from raysim.engine.progress import CUMULATIVE, Progress
+from raysim.engine.records import ClientReport, MemoryReport, RoundReport, ServerReport, Timing
 
 
 def group_of(
@@ -225,6 +234,24 @@ def test_metrics_by_hand() -> None:
     assert all_clients["accuracy/all_std"] == 0.125
 
 
+def test_metrics_of_the_current_message_by_hand() -> None:
+    rows = [
+        replace(row(0, 1, 2), current_accuracy=0.5, current_correct=1, current_total=2, current_loss=1.0,
+                current_val_correct=1, current_val_total=4),
+        replace(row(1, 3, 4), current_accuracy=0.75, current_correct=3, current_total=4, current_loss=2.0,
+                current_val_correct=0, current_val_total=0),
+        row(2, 0, 1),  # not tested with the message
+    ]  # fmt: skip
+    assert compute_metrics(CURRENT, rows) == {
+        "accuracy/all_current": 0.625, "accuracy/all_current_std": 0.125, "accuracy/all_current_pooled": 4 / 6,
+        "accuracy/all_current_worst_decile": 0.5, "accuracy/val_current": 0.25, "loss/test_current": 1.5,
+    }  # fmt: skip
+    assert compute_metrics(CURRENT, rows[2:]) == {}
+    assert compute_metrics(PARTICIPANTS, rows)["accuracy/participants_pooled"] == 4 / 7
+    # The last row of a client replaces its earlier one in the sums over samples, too.
+    assert compute_metrics(ALL_CLIENTS, Latest([*rows, row(2, 4, 4)]))["accuracy/all_pooled"] == 8 / 10
+
+
 def test_validation_accuracy_by_hand() -> None:
     # (1/4 + 2/2) / 2; the third has no validation samples, which is not an accuracy of 0.
     rows = [row(0, 1, 2, val=(1, 4)), row(1, 0, 0, val=(2, 2)), row(2, 3, 4)]
@@ -371,8 +398,42 @@ def test_no_node_is_ever_overcommitted(sizes: Any, machines: Any, pack: bool) ->
     assert all(len(nodes_of) <= group.actors for group, nodes_of in zip(wanted, found, strict=True))
 
 
-def test_every_function_of_rows_is_an_agreed_metric() -> None:
-    assert {*PARTICIPANTS, *ALL_CLIENTS} <= METRICS.keys()
+def test_every_metric_has_a_meaning_and_one_place_that_computes_it() -> None:
+    progress = Progress()
+    accuracies = ("accuracy/all", "accuracy/all_current", "accuracy/participants", "accuracy/val")
+    progress.take_best(1, dict.fromkeys(accuracies, 0.5))
+    tables = [PARTICIPANTS, ALL_CLIENTS, CURRENT, TESTS, REPORT, CONDITIONS, CUMULATIVE, progress.best]
+    assert sorted(name for table in tables for name in table) == sorted(METRICS)
+
+
+def test_one_round_by_hand() -> None:
+    """Two participants with 64-byte uploads, a third client tested again, and totals over two equal rounds."""
+    size = WireSize(64, 16, {"w": 64})
+    one, other = (ClientReport(0.5, 8, size, size, 10.0, 0.25, values, None) for values in ({"angle": 1.0}, {}))
+    server = ServerReport({"norm": 2.0}, flops=3.0, seconds=0.125, rejected=(1,))
+    report = RoundReport({0: one, 1: other}, {}, server, moved=1, timing=Timing({}, (), 4.0, dropped=2))
+    rows = [row(0, 1, 2, up=64), row(1, 3, 4, up=64), row(2, 0, 4, participated=False)]
+    conditions = Conditions(lr=0.1, seconds=1.5, memory=MemoryReport(100.0, 0.0))
+    metrics = round_metrics(report, rows, Latest(rows), conditions)
+    expected = {
+        "accuracy/participants": 0.625, "accuracy/all": 1.25 / 3, "comm/up_bytes": 128, "compute/flops": 20.0,
+        "compute/server_flops": 3.0, "time/aggregate_s": 0.125, "time/virtual_s": 4.0, "engine/dropped_clients": 2,
+        "engine/moved_clients": 1, "engine/failed_clients": 0, "training/lr": 0.1, "time/round_s": 1.5,
+        "memory/host_mb": 100.0, "client/angle": 1.0, "server/norm": 2.0,
+    }  # fmt: skip
+    assert {name: metrics.get(name) for name in expected} == expected
+    assert not {*CUMULATIVE, "accuracy/best"} & metrics.keys()  # one round knows nothing of the others
+    untested = round_metrics(report, rows, None, conditions)
+    assert metrics.keys() - untested.keys() == compute_metrics(ALL_CLIENTS, Latest(rows)).keys()
+    progress = Progress(t=0)
+    for progress.t in (0, 1):
+        progress.add(report, rows, metrics)
+    cumulative = progress.cumulative(evaluated=True)
+    assert cumulative["comm/total_bytes"] == 2 * (128 + 8) and cumulative["compute/total_flops"] == 2 * 23.0
+    assert cumulative["time/virtual_total_s"] == 8.0 and progress.totals["dropped"] == 4.0
+    assert cumulative["accuracy/best"] == 1.25 / 3 and progress.best_round == 1
+    assert (progress.uploads, progress.rejected, progress.client_rounds) == (4, 2, 4)
+    assert "accuracy/best" not in progress.cumulative(evaluated=False)
 
 
 def test_what_fits_in_all_but_on_no_node_is_refused() -> None:

@@ -142,6 +142,18 @@ def test_late_and_dropped_clients_are_the_same_on_any_placement(backends: dict[s
     )
 
 
+@pytest.mark.parametrize("method", ["fedkd", "fedapen"])
+def test_all_clients_are_tested_alike_on_any_placement(method: str, backends: dict[str, RayBackend]) -> None:
+    """FedKD's server changes its state as it sends, and FedAPEN's clients train as they receive."""
+    given = loaded(*of_method(method), "training.together=2", "evaluation={clients: all, when: both}")
+    here = InProcessBackend()
+    digest, rows, values, _ = rounds_on(here, given)
+    here.close()
+    assert len([row for row in rows if row.current_total is not None]) == 4 * 8
+    for name, backend in backends.items():
+        assert rounds_on(backend, given)[:3] == (digest, rows, values), name
+
+
 def test_the_whole_command_agrees_too(workplace: Path) -> None:
     here, there = result_of(), result_of("backend=ray", resources={**SPLIT, "gpus_per_actor": 0})
     assert there.state_digest == here.state_digest

@@ -68,6 +68,26 @@ def test_client_and_server_actors_are_killed(
     assert "going back to the checkpoint of round 2 and repeating 1 round" in notes[2]
 
 
+def test_an_actor_is_killed_while_all_clients_are_tested(
+    backend: RayBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = outcome(loaded(GIVEN), InProcessBackend(), all_every=2)
+    checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 2, ROUNDS)
+    left = [0, 2, 4]
+    evaluate_current = backend.evaluate_current
+
+    def and_kill(t: int) -> Any:
+        pending = evaluate_current(t)
+        if t - 1 in left:
+            left.remove(t - 1)
+            kill(backend.pool.server if t == 3 else backend.pool.clients[0])
+        return pending
+
+    monkeypatch.setattr(backend, "evaluate_current", and_kill)
+    assert outcome(loaded(GIVEN), backend, checkpoints, all_every=2) == expected  # type: ignore[arg-type]
+    assert not left
+
+
 def test_a_dead_gcs_ends_the_run(ray_session: None, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 

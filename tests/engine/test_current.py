@@ -1,0 +1,234 @@
+"""Tests of all clients with the server's current message: their numbers, and that they change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from raysim.algorithms.lg_fedavg import Header, LGFedAvg
+from raysim.common.results import ClientRow
+from raysim.core.algorithm import Client, ClientId, Server
+from raysim.engine.checkpoint.manager import CheckpointManager
+from raysim.engine.checkpoint.storage import open_storage
+from raysim.engine.checkpoint.store import CheckpointStore
+from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.progress import Progress
+from raysim.engine.run import Observers, Schedule, run_rounds
+from raysim.engine.spec import RunSpec
+from raysim.engine.workers.hooks import HookError
+from raysim.engine.workers.server import receives
+from raysim.plugins.registry import algorithm_names
+from raysim.runs.assembly import assemble
+from raysim.runs.run import Run, run
+from raysim.scenario.parse import ParsedScenario
+from raysim.scenario.scenario import Scenario
+from raysim.tracking.in_memory import MemoryTracker
+from tests.conftest import said
+from tests.engine.scenarios import ROUNDS, loaded, of_method, outcome
+from tests.engine.test_recovery import Killable
+
+ALL = "evaluation={clients: all}"
+NEW = [field.name for field in fields(ClientRow) if field.name.startswith(("before_", "current_"))]
+ASKED_FOR = ("accuracy/participants_before", "accuracy/best_current", "accuracy/val_current", "loss/test_current")
+
+
+KILLED = {"fedapen", "fedkd", "fedssa", "hks"}
+"""Methods that also lose parts: clients that train as they receive, a server that changes as it sends, messages of each
+client's own, and clients that use the message only to train."""
+
+
+def without_current(rows: Iterable[ClientRow]) -> list[ClientRow]:
+    """The rows of a run that tests no other clients: without its columns, and rows that have nothing else."""
+    blank: dict[str, Any] = dict.fromkeys(NEW)
+    return [replace(row, **blank) for row in rows if row.participated or row.total is not None]
+
+
+def without_metrics(rounds: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    asked_for = ("accuracy/all_current", *ASKED_FOR)
+    return [{name: value for name, value in one.items() if not name.startswith(asked_for)} for one in rounds]
+
+
+def rounds_of(given: ParsedScenario, **changes: Any) -> tuple[InProcessBackend, MemoryTracker, str]:
+    """Run a scenario in this process. changes: fields of the `RunSpec`."""
+    assembly = assemble(Scenario.of(given))
+    backend, memory = InProcessBackend(), MemoryTracker()
+    backend.start(replace(assembly.spec, **changes), assembly.raw)
+    digest = run_rounds(backend, assembly.schedule, Progress(), Observers([memory]))
+    return backend, memory, digest
+
+
+def accuracy_of(backend: InProcessBackend, net: Any, k: ClientId) -> tuple[int, int]:
+    """(correct, total) of a network on the test samples of a client."""
+    spec: RunSpec = backend.spec
+    data = backend.worker.training.samples.at(spec.test.of(k))
+    net.eval()
+    with torch.no_grad():
+        return int((net(data.x).argmax(1) == data.y).sum()), len(data)
+
+
+def test_two_clients_by_hand() -> None:
+    """FedAvg, one participant: the global model is its model, with which the other client is tested."""
+    given = loaded(
+        *of_method("fedavg"), "clients={count: 2, participation: 0.5, models: [digits_cnn_s]}", "rounds=1", ALL
+    )
+    backend, memory, _ = rounds_of(given)
+    first, second = (row for row in memory.clients if row.round == 1)
+    trained, other = (first, second) if first.participated else (second, first)
+    net = backend.worker.net(trained.client)
+    assert not other.participated and other.total is None and other.accuracy is None
+    counts = [accuracy_of(backend, net, row.client) for row in (trained, other)]
+    assert [(row.current_correct, row.current_total) for row in (trained, other)] == counts
+    assert trained.current_correct == trained.correct and other.down_bytes == 0
+    (right, of), (others_right, others_of) = counts
+    values = memory.rounds[1]
+    assert values["accuracy/all_current"] == (right / of + others_right / others_of) / 2
+    assert values["accuracy/all_current_pooled"] == (right + others_right) / (of + others_of)
+    assert values["accuracy/best_current"] == values["accuracy/all_current"]
+    assert values["accuracy/participants_pooled"] == trained.accuracy
+    # The other client is as it was, and counts so in accuracy/all.
+    assert backend.worker.states.held == {trained.client}
+    before = next(row for row in memory.clients if (row.round, row.client) == (0, other.client))
+    assert values["accuracy/all"] == pytest.approx((right / of + (before.accuracy or 0)) / 2)
+    assert values["accuracy/all_pooled"] == (right + (before.correct or 0)) / (of + others_of)
+    # Before round 1 all clients have the one initial network, which is also what FedAvg sends in round 1.
+    assert memory.rounds[0]["accuracy/all_current"] == memory.rounds[0]["accuracy/all"]
+
+
+@pytest.mark.parametrize("method", algorithm_names())
+def test_nothing_else_changes(method: str, tmp_path: Path) -> None:
+    """Digest, rows and metrics are those of a run without the keys; deaths change no bit of the tests."""
+    sets = (*of_method(method), "training.batch_size=64")
+    digest, rows, rounds = outcome(loaded(*sets), InProcessBackend())
+    given = loaded(*sets, "evaluation.when=both")
+    backend = InProcessBackend()
+    found = outcome(given, backend, all_every=4)
+    assert found[0] == digest
+    assert without_current(found[1]) == rows and without_metrics(found[2]) == rounds
+    if method in KILLED:
+        killable = Killable(seed=len(method), rate=0.15)
+        checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 2, ROUNDS)
+        assert outcome(given, killable, checkpoints, max_attempts=50, all_every=4) == found
+        assert killable.deaths >= 1
+    tested = [row for row in found[1] if row.current_total is not None]
+    assert [row.round for row in tested] == [0] * 8 + [4] * 8
+    assert all("accuracy/participants_before" in found[2][t] for t in (2, 4))
+    if not receives(backend.spec.algorithm):  # the message has no effect before training
+        for t in (0, 4):
+            for name in ("accuracy/all", "accuracy/val", "loss/test"):
+                of_current = {"accuracy/all": "accuracy/all_current"}.get(name, f"{name}_current")
+                assert found[2][t][of_current] == pytest.approx(found[2][t][name]), name
+
+
+@dataclass(frozen=True)
+class ChangesWhenItSends(LGFedAvg):
+    """Its server changes its state in place and draws random numbers while it sends."""
+
+    def server_send(self, server: Server[Header], to: ClientId) -> Header:
+        server.state.w["bias"].add_(torch.rand(1, generator=server.rng) + torch.rand(1))
+        return Header({name: w.clone() for name, w in server.state.w.items()})
+
+
+def test_a_server_that_changes_while_it_sends() -> None:
+    method = ChangesWhenItSends()
+    plain, alone, digest = rounds_of(loaded(), algorithm=method)
+    backend, memory, found = rounds_of(loaded(ALL), algorithm=method)
+    assert found == digest and backend.server.fingerprints() == plain.server.fingerprints()
+    assert without_current(memory.clients)[-1].up_bytes == alone.clients[-1].up_bytes
+    assert [row["comm/total_bytes"] for row in memory.rounds[1:]] == [
+        row["comm/total_bytes"] for row in alone.rounds[1:]
+    ]
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_before_and_after_training_in_one_run(together: int) -> None:
+    sets = [f"training.together={together}", "algorithm={name: lg_fedavg}", "data.split=published"]
+    sets += ["evaluation={global_test: true}", "data.partition={name: iid}"]
+    runs = {
+        when: rounds_of(loaded(*sets, f"evaluation.when={when}")) for when in ("after_update", "after_receive", "both")
+    }
+    after, before, both = (memory.rounds for _, memory, _ in runs.values())
+    assert len({digest for _, _, digest in runs.values()}) == 1
+    for t in (1, 2, 3):
+        assert both[t]["accuracy/participants_before"] == before[t]["accuracy/participants"]
+        for name in ("accuracy/participants", "accuracy/all", "accuracy/global", "loss/test", "accuracy/all_pooled"):
+            assert both[t][name] == after[t][name], name
+    assert "accuracy/participants_before" not in after[3]
+    losses = [[row.loss for row in runs["after_receive"][1].clients if row.participated]]
+    assert [[row.before_loss for row in runs["both"][1].clients if row.participated]] == losses
+
+
+def test_rounds_of_their_own(workplace: Path) -> None:
+    memories = [MemoryTracker(), MemoryTracker()]
+    sets = ["algorithm={name: fedgh}", "rounds=5", "training.schedule={name: cosine}"]
+    seldom = run(loaded(*sets, "evaluation={clients: all, all_every: 2}"), quiet=True, trackers=[memories[0]])
+    often = run(loaded(*sets, ALL), quiet=True, trackers=[memories[1]])
+    assert seldom.state_digest == often.state_digest
+    for t, values in enumerate(memories[0].rounds):
+        assert values.get("accuracy/all_current") == (
+            memories[1].rounds[t]["accuracy/all_current"] if t in (0, 2, 4, 5) else None
+        )
+    assert Run(seldom.folder).summary["final"]["accuracy/all_current"] == values["accuracy/all_current"]
+
+
+def test_which_rounds() -> None:
+    schedule = Schedule(10, 4, evaluate_every=2, all_every=4)
+    assert [t for t in range(11) if schedule.tests_all(t)] == [0, 4, 8, 10]
+    assert [t for t in range(11) if schedule.watches(t)] == [0, 4, 8]
+    assert not any(Schedule(3, 4).tests_all(t) for t in range(4))
+
+
+def test_more_rounds_later_and_all_at_once(workplace: Path) -> None:
+    """A resumed run has the numbers of one that had all rounds from the start, those of its former last round too."""
+    sets = ["algorithm={name: fedapen}", "training.schedule={name: step, every: 1, by: 0.5}", ALL]
+    whole = run(loaded(*sets, "rounds=4"), quiet=True)
+    parts = run(loaded(*sets, "rounds=2"), quiet=True)
+    parts.resume(["rounds=4"])
+    assert parts.state_digest == whole.state_digest
+    for name in ("rounds", "clients"):
+        tables = [getattr(one, name) for one in (parts, whole)]
+        varying = [column for column in tables[0] if "time/" in column or column.endswith(("_s", "_mb"))]
+        first, second = (table.drop(columns=varying) for table in tables)
+        assert first.equals(second), name
+
+
+@dataclass(frozen=True)
+class FailsToReceive(LGFedAvg):
+    """Client 3 fails when it receives, after it changed its network."""
+
+    def client_receive(self, client: Client, down: Header) -> None:
+        super().client_receive(client, down)
+        if client.id == 3:
+            raise ValueError("no")
+
+
+def test_a_client_that_fails_to_receive(caplog: pytest.LogCaptureFixture) -> None:
+    given = loaded(ALL, "failure.max_failed_fraction=0.5", "rounds=1")
+    backend, memory, _ = rounds_of(given, algorithm=FailsToReceive(), tolerates_failures=True)
+    assert {row.client for row in memory.clients if row.round == 1 and row.current_total is not None} == {
+        0, 1, 2, 4, 5, 6, 7,
+    }  # fmt: skip
+    warned = [text for text in said(caplog) if "all_current" in text]
+    assert [text.split(" is without client 3; ")[0] for text in warned] == [
+        "round 0: accuracy/all_current", "round 1: accuracy/all_current",
+    ]  # fmt: skip
+    assert 3 not in backend.worker.states.held
+    with pytest.raises(HookError, match="client_receive of client 3 failed in round 1"):
+        rounds_of(loaded(ALL), algorithm=FailsToReceive())
+
+
+@dataclass(frozen=True)
+class ChangesTheMessage(LGFedAvg):
+    """Clients change the message that they share."""
+
+    def client_receive(self, client: Client, down: Header) -> None:
+        down.w["bias"].add_(1)
+
+
+def test_a_client_that_changes_the_message() -> None:
+    with pytest.raises(Exception, match="changed the server's message in place"):
+        rounds_of(loaded(ALL), algorithm=ChangesTheMessage())
