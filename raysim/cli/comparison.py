@@ -6,13 +6,16 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from raysim.cli.options import ADDRESS, SETS, ScenarioFile
+from raysim.cli.options import ADDRESS, SETS, WIDTH, ScenarioFile
 from raysim.cli.output import echo
 from raysim.common.logs import show_logs
+
+if TYPE_CHECKING:
+    from raysim.report.figures import Width
 
 
 def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, list[Any]]:
@@ -127,9 +130,15 @@ def _folders(runs: tuple[str, ...]) -> list[Path]:
 )
 @click.option("--baseline", metavar="METHOD", help="Also show paired differences to this method or run name.")
 @click.option(
-    "-o", "--output", metavar="FOLDER", help="Write tables (.md, .tex, .csv) and pictures (.svg, .png) there."
+    "-o",
+    "--output",
+    metavar="FOLDER",
+    help="Write tables (.md, .tex, .csv) and figures (.svg and .png for the screen, .pdf for print) there.",
 )
-def compare(runs: tuple[str, ...], targets: tuple[float, ...], baseline: str | None, output: str | None) -> None:
+@WIDTH
+def compare(
+    runs: tuple[str, ...], targets: tuple[float, ...], baseline: str | None, output: str | None, width: Width
+) -> None:
     """Compare runs: group those that differ only in their seed, with 95% confidence intervals over seeds.
 
     RUNS are run folders, folders that contain run folders, such as a sweep's, or sweep files.
@@ -147,7 +156,7 @@ def compare(runs: tuple[str, ...], targets: tuple[float, ...], baseline: str | N
         from raysim.comparison.pictures import draw
 
         folder = Path(output)
-        for path in [*write_tables(found, folder), *draw(found, folder)]:
+        for path in [*write_tables(found, folder), *draw(found, folder, width=width)]:
             echo(path)
 
 

@@ -17,9 +17,10 @@ from raysim.common.files import refuse_special, replace
 from raysim.common.text import printable
 from raysim.comparison.compare import Comparison, compare
 from raysim.comparison.measures import ACCURACIES, MEASURES
-from raysim.comparison.pictures import pictures, save
+from raysim.comparison.pictures import pictures
 from raysim.comparison.runs import RunRecord
 from raysim.comparison.tables import TASKS, legend, short, task_rows, title, variant_rows
+from raysim.report.figures import save
 from raysim.scenario.yaml_text import opening_comment, read_text, shown
 
 CAPTIONS = {
