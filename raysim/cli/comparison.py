@@ -135,9 +135,22 @@ def _folders(runs: tuple[str, ...]) -> list[Path]:
     metavar="FOLDER",
     help="Write tables (.md, .tex, .csv) and figures (.svg and .png for the screen, .pdf for print) there.",
 )
+@click.option(
+    "--columns",
+    metavar="NAME,NAME",
+    help="Columns of the table here and in LaTeX: measures, such as last,rounds_to_0.5, and n, last.difference, "
+    "last.p_holm or last.published.",
+)
+@click.option("--siunitx", is_flag=True, help="Write the LaTeX table with siunitx's columns S.")
 @WIDTH
 def compare(
-    runs: tuple[str, ...], targets: tuple[float, ...], baseline: str | None, output: str | None, width: Width
+    runs: tuple[str, ...],
+    targets: tuple[float, ...],
+    baseline: str | None,
+    output: str | None,
+    columns: str | None,
+    siunitx: bool,
+    width: Width,
 ) -> None:
     """Compare runs: group those that differ only in their seed, with 95% confidence intervals over seeds.
 
@@ -146,17 +159,19 @@ def compare(
     \b
     Example:
         raysim compare runs/quickstart --baseline standalone --target 0.9 -o comparison
+        raysim compare runs/quickstart --columns last,worst_decile,total_mib -o comparison --siunitx
     """
     from raysim.comparison.compare import compare as of
-    from raysim.comparison.tables import print_table, write_tables
+    from raysim.comparison.tables import chosen_columns, print_table, write_tables
 
     found = of(*_folders(runs), targets=targets or None, baseline=baseline)
-    print_table(found)
+    shown = None if columns is None else chosen_columns(found, [name.strip() for name in columns.split(",")])
+    print_table(found, shown=shown)
     if output is not None:
         from raysim.comparison.pictures import draw
 
         folder = Path(output)
-        for path in [*write_tables(found, folder), *draw(found, folder, width=width)]:
+        for path in [*write_tables(found, folder, shown, siunitx), *draw(found, folder, width=width)]:
             echo(path)
 
 

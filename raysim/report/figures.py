@@ -170,7 +170,8 @@ def per_cent_axis(axis: Axis) -> None:
 
 def band(mean: float, low: float | None, high: float | None) -> tuple[float, float]:
     """Return the ends of an interval around an accuracy, cut at 0 and 1; without an interval, both are the mean."""
-    return (mean if low is None else max(0.0, low)), (mean if high is None else min(1.0, high))
+    # A damaged file may have a mean outside of [0, 1]; the interval contains it even so.
+    return (mean if low is None else min(mean, max(0.0, low))), (mean if high is None else max(mean, min(1.0, high)))
 
 
 class Unit(NamedTuple):

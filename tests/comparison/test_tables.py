@@ -12,9 +12,10 @@ import pandas as pd
 import pytest
 
 from raysim.comparison.compare import Comparison, compare
+from raysim.comparison.latex import latex
 from raysim.comparison.pictures import curves, draw, pictures, swept
 from raysim.comparison.statistics import Estimate
-from raysim.comparison.tables import cell, latex, markdown, print_table, write_tables
+from raysim.comparison.tables import cell, markdown, print_table, write_tables
 from tests.comparison.runs import make_run
 
 
