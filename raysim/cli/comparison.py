@@ -54,6 +54,14 @@ def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, 
     help="List the cells with their states and estimated seconds and bytes; a few clients train to measure them.",
 )
 @click.option("--status", is_flag=True, help="Show the sweep's progress, also while another process runs it.")
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="NAME",
+    help="Run or list only these cells: a method, a name in `runs`, a cell, or a pattern such as '*lr=0.1*'. "
+    "May be given often.",
+)
+@click.option("--all", "every", is_flag=True, help="List each cell; by default, long lists have a line per variant.")
 @ADDRESS
 def sweep(
     file: str,
@@ -65,6 +73,8 @@ def sweep(
     retry_failed: bool,
     dry_run: bool,
     status: bool,
+    only: tuple[str, ...],
+    every: bool,
     address: str | None,
 ) -> None:
     """Run many scenarios, each once: the cells of a sweep file, or of a scenario and a grid.
@@ -81,16 +91,19 @@ def sweep(
     Examples:
         raysim sweep scenarios/sweeps/digits.yaml
         raysim sweep quickstart --grid algorithm.name=fedgh,fedproto,standalone --seeds 1..5
+        raysim sweep scenarios/sweeps/digits.yaml --only fedgh
     """
     if address is not None:
         os.environ["RAY_ADDRESS"] = address
     from raysim.sweeps.definition import load_sweep
     from raysim.sweeps.display import print_states, run_and_show
+    from raysim.sweeps.only import chosen_cells
     from raysim.sweeps.state import states_of
 
     loaded = load_sweep(file, grid=grid, seeds=seeds, sets=sets, fast=fast)
+    listed = {cell.name for cell in chosen_cells(loaded, only)}
     if status:
-        print_states(states_of(loaded))
+        print_states([one for one in states_of(loaded) if one.cell.name in listed], every=every)
         return
     if dry_run:
         from raysim.common.errors import ScenarioError
@@ -98,10 +111,10 @@ def sweep(
         from raysim.sweeps.display import print_plan
         from raysim.sweeps.estimate import Estimator
 
-        estimator, states = Estimator(loaded), states_of(loaded)
+        estimator, states = Estimator(loaded), [one for one in states_of(loaded) if one.cell.name in listed]
         with show_logs(partial(echo, err=True)):
             costs = estimator.of(states)
-        print_plan(states, costs, parallel or os.cpu_count() or 1)
+        print_plan(states, costs, parallel or os.cpu_count() or 1, every=every)
         for note in estimator.notes:
             echo(f"note: {note}")
         if refused := estimator.refused:
@@ -109,14 +122,17 @@ def sweep(
             more = f"; {plural(others, 'more variant')} cannot run either, see the notes" if others else ""
             raise ScenarioError(f"{file}: the cell {name!r} can never run: {why}{more}")
         return
-    sys.exit(run_and_show(loaded, parallel, retry_failed))
+    sys.exit(run_and_show(loaded, parallel, retry_failed, only, every))
+
+
+SWEEP_FILES = (".yaml", ".yml")
 
 
 def _folders(runs: tuple[str, ...]) -> list[Path]:
     """The arguments as folders; a sweep file stands for its output folder."""
     from raysim.sweeps.definition import load_sweep
 
-    return [load_sweep(run).output if Path(run).suffix in {".yaml", ".yml"} else Path(run) for run in runs]
+    return [load_sweep(run).output if Path(run).suffix in SWEEP_FILES else Path(run) for run in runs]
 
 
 @click.command()
@@ -179,7 +195,13 @@ def compare(
 @click.argument("runs", nargs=-1, required=True, type=click.Path())
 @click.option("--baseline", metavar="METHOD", help="Also show paired differences to this method or run name.")
 @click.option("-o", "--output", default="report.html", show_default=True, metavar="FILE", help="The HTML file.")
-def report(runs: tuple[str, ...], baseline: str | None, output: str) -> None:
+@click.option(
+    "--watch",
+    "watched",
+    is_flag=True,
+    help="Write the file again every few seconds until the runs have ended. The page refreshes itself in the browser.",
+)
+def report(runs: tuple[str, ...], baseline: str | None, output: str, watched: bool) -> None:
     """Write a comparison of runs as one self-contained HTML file, with a part for each of RUNS.
 
     RUNS are run folders, folders that contain run folders, such as a sweep's, or sweep files.
@@ -187,12 +209,22 @@ def report(runs: tuple[str, ...], baseline: str | None, output: str) -> None:
     \b
     Example:
         raysim report runs/digits --baseline standalone -o digits.html
+        raysim report scenarios/sweeps/digits.yaml --watch -o digits.html
     """
     from raysim.common.errors import RunError
     from raysim.comparison.report import report as write
 
+    folders = _folders(runs)
     try:
-        echo(write(*_folders(runs), output=output, baseline=baseline))
+        if watched:
+            from raysim.comparison.runs import find_runs
+            from raysim.comparison.watch import watch
+
+            # Only a sweep's folder, which its file names, may still be missing.
+            find_runs([run for run in runs if Path(run).suffix not in SWEEP_FILES and not Path(run).is_dir()])
+            echo(watch(folders, output, baseline, partial(echo, err=True)))
+        else:
+            echo(write(*folders, output=output, baseline=baseline))
     except OSError as error:
         raise RunError(f"-o: {output} cannot be written: {(error.strerror or str(error)).lower()}") from None
 
