@@ -37,7 +37,9 @@ def test_tables_of_a_foreign_run_run_no_code_of_it(workplace: Path, capfd: pytes
     """SECURITY.md promises it: compare, report and the data frames of a run read the folder's tables only."""
     marker = workplace / "ran"
     method = (REPOSITORY / "algorithms" / "fedgh.py").read_text().replace("class FedGH", "class Theirs")
-    method = method.replace("import torch\n", f"import torch\n\n__import__('pathlib').Path({str(marker)!r}).touch()\n", 1)
+    method = method.replace(
+        "import torch\n", f"import torch\n\n__import__('pathlib').Path({str(marker)!r}).touch()\n", 1
+    )
     (workplace / "theirs.py").write_text(method)
     scenario = {
         "name": "theirs",

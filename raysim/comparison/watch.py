@@ -50,7 +50,7 @@ class Watched:
         words += [f"{waiting} waiting"] if waiting else []
         done_of = [(t, of) for t, of in zip(done, asked, strict=True) if of]
         rounds = f"; {sum(t for t, _ in done_of)} of {sum(of for _, of in done_of)} rounds" if done_of else ""
-        rounds += " of these runs" if done_of and len(runs) > 1 else ""
+        rounds += " of these runs" if done_of and len(runs) + waiting > 1 else ""
         name = names.name(folder.resolve().name)
         return cls(f"{name}: {', '.join(words) or 'no run has begun yet'}{rounds}", running, bool(runs), any(done))
 

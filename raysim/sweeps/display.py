@@ -192,7 +192,8 @@ def run_and_show(
     print(f"Compare the cells:  raysim compare {sweep.output}", flush=True)
     chosen = {cell.name for cell in chosen_cells(sweep, only)}
     if rest := sum(state.state != "done" and state.cell.name not in chosen for state in states):
-        print(f"{plural(rest, 'other cell')} not done; the command without --only runs the rest", flush=True)
+        are = "is" if rest == 1 else "are"
+        print(f"{plural(rest, 'other cell')} {are} not done; the command without --only runs the rest", flush=True)
     states = [state for state in states if state.cell.name in chosen]
     if left := sum(state.state != "done" for state in states):
         how = "the same command runs the rest; with --retry-failed it also runs failed cells again"

@@ -21,9 +21,9 @@ from tests.comparison.runs import make_run
 REFRESH = f'<meta http-equiv="refresh" content="{round(EVERY_S)}">'
 
 
-def begin(folder: Path, accuracy: list[float], **facts: object) -> int:
+def begin(folder: Path, accuracy: list[float], method: str = "fedgh", **facts: object) -> int:
     """A run in progress, which this process holds; returns the handle of its lock."""
-    made = make_run(folder, accuracy=accuracy)
+    made = make_run(folder, method, accuracy=accuracy)
     summary = {"status": "running", "rounds_asked": 9, "participants_per_round": 1, "partition_digest": "p1", **facts}
     (made / "summary.json").write_text(json.dumps(summary))
     (made / "logs").mkdir()
@@ -83,7 +83,7 @@ def test_a_sweep_from_before_it_begins(tmp_path: Path) -> None:
 
     def second_runs() -> None:
         pages.append(page.read_text())
-        handles.append(begin(sweep / "b" / "run", [0.1, 0.2]))
+        handles.append(begin(sweep / "b" / "run", [0.1, 0.2], "fd"))
 
     def ended() -> None:
         pages.append(page.read_text())
@@ -95,7 +95,7 @@ def test_a_sweep_from_before_it_begins(tmp_path: Path) -> None:
     for text, line in zip(
         [*pages, page.read_text()],
         [
-            "no run has begun yet", "2 waiting", "1 finished, 1 waiting",
+            "no run has begun yet", "2 waiting", "1 finished, 1 waiting; 3 of 3 rounds of these runs",
             "1 finished, 1 running; 4 of 12 rounds of these runs", "2 finished; 12 of 12 rounds of these runs",
         ],
         strict=True,
