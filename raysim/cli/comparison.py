@@ -6,13 +6,16 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from raysim.cli.options import ADDRESS, SETS, ScenarioFile
+from raysim.cli.options import ADDRESS, SETS, WIDTH, ScenarioFile
 from raysim.cli.output import echo
 from raysim.common.logs import show_logs
+
+if TYPE_CHECKING:
+    from raysim.report.figures import Width
 
 
 def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, list[Any]]:
@@ -51,6 +54,14 @@ def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, 
     help="List the cells with their states and estimated seconds and bytes; a few clients train to measure them.",
 )
 @click.option("--status", is_flag=True, help="Show the sweep's progress, also while another process runs it.")
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="NAME",
+    help="Run or list only these cells: a method, a name in `runs`, a cell, or a pattern such as '*lr=0.1*'. "
+    "May be given often.",
+)
+@click.option("--all", "every", is_flag=True, help="List each cell; by default, long lists have a line per variant.")
 @ADDRESS
 def sweep(
     file: str,
@@ -62,6 +73,8 @@ def sweep(
     retry_failed: bool,
     dry_run: bool,
     status: bool,
+    only: tuple[str, ...],
+    every: bool,
     address: str | None,
 ) -> None:
     """Run many scenarios, each once: the cells of a sweep file, or of a scenario and a grid.
@@ -78,16 +91,19 @@ def sweep(
     Examples:
         raysim sweep scenarios/sweeps/digits.yaml
         raysim sweep quickstart --grid algorithm.name=fedgh,fedproto,standalone --seeds 1..5
+        raysim sweep scenarios/sweeps/digits.yaml --only fedgh
     """
     if address is not None:
         os.environ["RAY_ADDRESS"] = address
     from raysim.sweeps.definition import load_sweep
     from raysim.sweeps.display import print_states, run_and_show
+    from raysim.sweeps.only import chosen_cells
     from raysim.sweeps.state import states_of
 
     loaded = load_sweep(file, grid=grid, seeds=seeds, sets=sets, fast=fast)
+    listed = {cell.name for cell in chosen_cells(loaded, only)}
     if status:
-        print_states(states_of(loaded))
+        print_states([one for one in states_of(loaded) if one.cell.name in listed], every=every)
         return
     if dry_run:
         from raysim.common.errors import ScenarioError
@@ -95,10 +111,10 @@ def sweep(
         from raysim.sweeps.display import print_plan
         from raysim.sweeps.estimate import Estimator
 
-        estimator, states = Estimator(loaded), states_of(loaded)
+        estimator, states = Estimator(loaded), [one for one in states_of(loaded) if one.cell.name in listed]
         with show_logs(partial(echo, err=True)):
             costs = estimator.of(states)
-        print_plan(states, costs, parallel or os.cpu_count() or 1)
+        print_plan(states, costs, parallel or os.cpu_count() or 1, every=every)
         for note in estimator.notes:
             echo(f"note: {note}")
         if refused := estimator.refused:
@@ -106,14 +122,17 @@ def sweep(
             more = f"; {plural(others, 'more variant')} cannot run either, see the notes" if others else ""
             raise ScenarioError(f"{file}: the cell {name!r} can never run: {why}{more}")
         return
-    sys.exit(run_and_show(loaded, parallel, retry_failed))
+    sys.exit(run_and_show(loaded, parallel, retry_failed, only, every))
+
+
+SWEEP_FILES = (".yaml", ".yml")
 
 
 def _folders(runs: tuple[str, ...]) -> list[Path]:
     """The arguments as folders; a sweep file stands for its output folder."""
     from raysim.sweeps.definition import load_sweep
 
-    return [load_sweep(run).output if Path(run).suffix in {".yaml", ".yml"} else Path(run) for run in runs]
+    return [load_sweep(run).output if Path(run).suffix in SWEEP_FILES else Path(run) for run in runs]
 
 
 @click.command()
@@ -127,9 +146,28 @@ def _folders(runs: tuple[str, ...]) -> list[Path]:
 )
 @click.option("--baseline", metavar="METHOD", help="Also show paired differences to this method or run name.")
 @click.option(
-    "-o", "--output", metavar="FOLDER", help="Write tables (.md, .tex, .csv) and pictures (.svg, .png) there."
+    "-o",
+    "--output",
+    metavar="FOLDER",
+    help="Write tables (.md, .tex, .csv) and figures (.svg and .png for the screen, .pdf for print) there.",
 )
-def compare(runs: tuple[str, ...], targets: tuple[float, ...], baseline: str | None, output: str | None) -> None:
+@click.option(
+    "--columns",
+    metavar="NAME,NAME",
+    help="Columns of the table here and in LaTeX: measures, such as last,rounds_to_0.5, and n, last.difference, "
+    "last.p_holm or last.published.",
+)
+@click.option("--siunitx", is_flag=True, help="Write the LaTeX table with siunitx's columns S.")
+@WIDTH
+def compare(
+    runs: tuple[str, ...],
+    targets: tuple[float, ...],
+    baseline: str | None,
+    output: str | None,
+    columns: str | None,
+    siunitx: bool,
+    width: Width,
+) -> None:
     """Compare runs: group those that differ only in their seed, with 95% confidence intervals over seeds.
 
     RUNS are run folders, folders that contain run folders, such as a sweep's, or sweep files.
@@ -137,17 +175,19 @@ def compare(runs: tuple[str, ...], targets: tuple[float, ...], baseline: str | N
     \b
     Example:
         raysim compare runs/quickstart --baseline standalone --target 0.9 -o comparison
+        raysim compare runs/quickstart --columns last,worst_decile,total_mib -o comparison --siunitx
     """
     from raysim.comparison.compare import compare as of
-    from raysim.comparison.tables import print_table, write_tables
+    from raysim.comparison.tables import chosen_columns, print_table, write_tables
 
     found = of(*_folders(runs), targets=targets or None, baseline=baseline)
-    print_table(found)
+    shown = None if columns is None else chosen_columns(found, [name.strip() for name in columns.split(",")])
+    print_table(found, shown=shown)
     if output is not None:
         from raysim.comparison.pictures import draw
 
         folder = Path(output)
-        for path in [*write_tables(found, folder), *draw(found, folder)]:
+        for path in [*write_tables(found, folder, shown, siunitx), *draw(found, folder, width=width)]:
             echo(path)
 
 
@@ -155,7 +195,13 @@ def compare(runs: tuple[str, ...], targets: tuple[float, ...], baseline: str | N
 @click.argument("runs", nargs=-1, required=True, type=click.Path())
 @click.option("--baseline", metavar="METHOD", help="Also show paired differences to this method or run name.")
 @click.option("-o", "--output", default="report.html", show_default=True, metavar="FILE", help="The HTML file.")
-def report(runs: tuple[str, ...], baseline: str | None, output: str) -> None:
+@click.option(
+    "--watch",
+    "watched",
+    is_flag=True,
+    help="Write the file again every few seconds until the runs have ended. The page refreshes itself in the browser.",
+)
+def report(runs: tuple[str, ...], baseline: str | None, output: str, watched: bool) -> None:
     """Write a comparison of runs as one self-contained HTML file, with a part for each of RUNS.
 
     RUNS are run folders, folders that contain run folders, such as a sweep's, or sweep files.
@@ -163,12 +209,22 @@ def report(runs: tuple[str, ...], baseline: str | None, output: str) -> None:
     \b
     Example:
         raysim report runs/digits --baseline standalone -o digits.html
+        raysim report scenarios/sweeps/digits.yaml --watch -o digits.html
     """
     from raysim.common.errors import RunError
     from raysim.comparison.report import report as write
 
+    folders = _folders(runs)
     try:
-        echo(write(*_folders(runs), output=output, baseline=baseline))
+        if watched:
+            from raysim.comparison.runs import find_runs
+            from raysim.comparison.watch import watch
+
+            # Only a sweep's folder, which its file names, may still be missing.
+            find_runs([run for run in runs if Path(run).suffix not in SWEEP_FILES and not Path(run).is_dir()])
+            echo(watch(folders, output, baseline, partial(echo, err=True)))
+        else:
+            echo(write(*folders, output=output, baseline=baseline))
     except OSError as error:
         raise RunError(f"-o: {output} cannot be written: {(error.strerror or str(error)).lower()}") from None
 

@@ -1,4 +1,4 @@
-"""Commands that inspect a run: tsne, attack, tree.
+"""Commands that inspect a run: plot, tsne, attack, tree.
 
 They are commands rather than scripts in `examples/`, because an installed raysim does not contain that folder, and two
 of them reproduce published results (FedRAL's Table 5, HKS's Figure 3) with tested numbers.
@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from raysim.cli.options import WIDTH
 from raysim.cli.output import echo
 
 if TYPE_CHECKING:
     from raysim.inspection.attack import Convention
     from raysim.inspection.transmission import Knowledge
+    from raysim.report.figures import Width
 
 
 def _ids(context: click.Context, parameter: click.Parameter, given: str) -> list[int]:
@@ -36,6 +38,38 @@ SEED = click.option(
     "--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Seed of this command's random choices."
 )
 PART = click.Choice(["train", "val", "test"])
+# The keys of `run_plots.KINDS`, which would import torch: `raysim --help` takes no second.
+PLOTS = ("curves", "bytes", "virtual-time", "boxes", "clients", "confusion")
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.option("--kind", default="curves", show_default=True, type=click.Choice(PLOTS), help="What to draw, see above.")
+@WIDTH
+@_output("plot.pdf")
+def plot(runs: tuple[str, ...], kind: str, width: Width, output: str) -> None:
+    """Draw a figure of one or several RUNs, for a paper or the screen.
+
+    A RUN is a run's folder, or its id below ./runs; it may still be running. Tables and figures of many runs with
+    several seeds: `raysim compare`.
+
+    \b
+    Kinds:
+        curves        accuracy over rounds; of a single run also of participants and of the worst tenth
+        bytes         accuracy over the bytes sent in both directions
+        virtual-time  accuracy over virtual time, where the scenario has `system`
+        boxes         a box plot of the clients' last accuracies
+        clients       a bar per client: its last accuracy
+        confusion     predicted over true classes, in % of each true class: the networks of the last
+                      checkpoint, each client's own on its own test samples, pooled over all clients
+
+    \b
+    Example:
+        raysim plot 20261121-062424-3099 20261121-071512-9a01 --kind boxes -o boxes.pdf
+    """
+    from raysim.inspection.run_plots import plot as draw
+
+    echo(draw(runs, kind, output, width))
 
 
 @click.command()
@@ -101,7 +135,7 @@ def attack(
     """
     from raysim.inspection.attack import attack as run_attack
     from raysim.inspection.attack import draw_attack
-    from raysim.inspection.pictures import picture_file
+    from raysim.report.figures import picture_file
 
     picture_file(output)
     found = run_attack(
@@ -139,8 +173,8 @@ def tree(run: str, sample: int, output: str) -> None:
     Example:
         raysim tree runs/hks/20261121-062424-3099 --sample 17 -o tree.png
     """
-    from raysim.inspection.pictures import picture_file
     from raysim.inspection.tree import draw_tree, sample_tree
+    from raysim.report.figures import picture_file
 
     picture_file(output)
     found = sample_tree(run, sample)
@@ -154,4 +188,4 @@ def tree(run: str, sample: int, output: str) -> None:
     echo(draw_tree(found, output))
 
 
-COMMANDS = (tsne, attack, tree)
+COMMANDS = (plot, tsne, attack, tree)

@@ -38,3 +38,10 @@ ADDRESS = click.option(
     help="Attach to a running Ray: `auto` for the one on this machine, or HOST:PORT. "
     "Default: the variable RAY_ADDRESS; without it, the run starts its own Ray.",
 )
+WIDTH = click.option(
+    "--width",
+    default="one-column",
+    show_default=True,
+    type=click.Choice(["one-column", "two-columns"]),
+    help="Width of figures for print: one column of a paper (3.5 in), or two (7.16 in).",
+)

@@ -153,6 +153,19 @@ def lock(handle: int, shared: bool = False, wait: bool = False) -> None:
     fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
 
 
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the lock of the file `path`; False if there is no such file or no locks."""
+    try:
+        refuse_special(path)
+        with path.open("rb") as file:
+            lock(file.fileno(), shared=True)
+    except BlockingIOError:
+        return True
+    except (OSError, ScenarioError):
+        return False
+    return False
+
+
 def holder(path: Path) -> str:
     """Return the process that locked the file `path`, as `hold` described it."""
     return path.read_text(encoding="utf-8").strip() or "another process"

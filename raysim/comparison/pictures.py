@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from raysim.common import names
 from raysim.comparison.compare import Comparison, Variant
-from raysim.comparison.measures import MIB
 from raysim.comparison.statistics import estimate
+from raysim.report.figures import (
+    COLOURS,
+    INCHES,
+    OVER,
+    Width,
+    area_look,
+    band,
+    legend,
+    line_look,
+    make_figure,
+    per_cent_axis,
+    plain_numbers,
+    save,
+    style,
+)
+from raysim.report.plots import ALL, Curve, draw_boxes, draw_curves, longest_label
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c8c00")
-"""Okabe and Ito's colours, which colour-blind readers can distinguish; after the last, the line style changes."""
-STYLES = ("-", "--", ":", "-.")
+SCREEN: Width = "two-columns"
+"""The width of figures in SVG and PNG files and in HTML."""
 
-AXES = {"round": ("round", 1.0), "comm/total_bytes": ("MiB in both directions", MIB)}
-AXES |= {"compute/total_flops": ("floating-point operations", 1.0), "time/virtual_total_s": ("virtual seconds", 1.0)}
+MOST = len(COLOURS)
+"""The most variants in one figure; with more, each task has its own."""
 
 
 class Picture(NamedTuple):
@@ -40,105 +52,73 @@ class Picture(NamedTuple):
         return names.file(f"{self.kind}-{self.task}" if self.task else self.kind)
 
 
-def pictures(comparison: Comparison) -> list[Picture]:
-    """Every figure that the runs have data for; with more variants than colours, one figure per task."""
+def pictures(comparison: Comparison, width: Width = SCREEN, apart: bool = False) -> list[Picture]:
+    """Every figure that the runs have data for; with more variants than colours, one figure per task.
+
+    apart: each panel of the curves is a figure of its own, as papers need them.
+    """
     parts = {"": comparison}
-    if len(comparison.variants) > len(COLOURS):
+    if len(comparison.variants) > MOST:
         parts = comparison.by_task
     drawn: list[tuple[str, str, Figure | None]] = []
-    for kind, draw_kind in {
-        "curves": curves,
-        "clients": boxes,
-        "profile": profile,
-        "architectures": architectures,
-    }.items():
-        drawn += [(kind, task, draw_kind(part)) for task, part in parts.items()]
-    drawn += [(f"over_{key}", "", over_key(comparison, key)) for key in swept(comparison)]
+    for task, part in parts.items():
+        panels = [[over] for over in measured_axes(part)] if apart else [measured_axes(part)]
+        drawn += [(f"curves-{shown[0]}" if apart else "curves", task, curves(part, width, shown)) for shown in panels]
+    for kind, draw_kind in {"clients": boxes, "profile": profile, "architectures": architectures}.items():
+        drawn += [(kind, task, draw_kind(part, width)) for task, part in parts.items()]
+    drawn += [(f"over_{key}", "", over_key(comparison, key, width)) for key in swept(comparison)]
     for _, task, figure in drawn:
         if figure is not None and task:
-            figure.suptitle(names.picture(task), fontsize=10)
+            figure.suptitle(names.picture(task, longest_label(width)), fontsize=8)
     return [Picture(kind, task, figure) for kind, task, figure in drawn if figure is not None]
 
 
-def draw(comparison: Comparison, folder: Path, suffixes: Sequence[str] = (".svg", ".png")) -> list[Path]:
+def draw(
+    comparison: Comparison,
+    folder: Path,
+    suffixes: Sequence[str] = (".svg", ".png", ".pdf"),
+    width: Width = "one-column",
+) -> list[Path]:
     """Save every figure that the runs have data for in a folder, created if missing; returns the files.
 
+    PDF files are for print, as wide as `width`, with a file per axis of the curves. The others are for the screen.
     Raises `OSError`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = []
-    drawn = pictures(comparison)
-    for picture, name in zip(drawn, names.apart((one.name for one in drawn), str), strict=True):
-        for suffix in suffixes:
-            path = folder / f"{name}{suffix}"
-            save(picture.figure, path, format=suffix[1:], facecolor="white")
-            files.append(path)
+    for in_print in (False, True):
+        chosen = [suffix for suffix in suffixes if (suffix == ".pdf") is in_print]
+        drawn = pictures(comparison, width if in_print else SCREEN, apart=in_print) if chosen else []
+        for picture, name in zip(drawn, names.apart((one.name for one in drawn), str), strict=True):
+            for suffix in chosen:
+                path = folder / f"{name}{suffix}"
+                save(picture.figure, path, format=suffix[1:])
+                files.append(path)
     return files
 
 
-def save(figure: Figure, file: Path | IO[Any], **options: Any) -> None:
-    """Save a figure as `Figure.savefig` does, without a warning for every character that the font lacks."""
-    # Without the date, two drawings of the same runs have the same bytes.
-    metadata = {"Date": None} if options["format"] == "svg" else None
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure.savefig(file, metadata=metadata, **options)
-
-
-def _figure(columns: int = 1, width: float = 7.0, height: float = 4.2) -> tuple[Figure, list[Axes]]:
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    matplotlib.rcParams["svg.hashsalt"] = "raysim"  # ids in SVG files are random without it
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.subplots(1, columns, sharey=True, squeeze=False)
-    for axes in grid[0]:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", color="#dddddd", linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.tick_params(labelsize=8)
-    return figure, list(grid[0])
-
-
-def _look(place: int) -> dict[str, Any]:
-    return {"color": COLOURS[place % len(COLOURS)], "linestyle": STYLES[place // len(COLOURS) % len(STYLES)]}
-
-
-def _legend(figure: Figure, axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
-
-
-def curves(comparison: Comparison) -> Figure | None:
-    """Mean accuracy of all clients over each measured axis in `AXES`; the band is the 95 % interval over seeds."""
+def measured_axes(comparison: Comparison) -> list[str]:
+    """The keys of `OVER` that at least one run has measured."""
     runs = [run for variant in comparison.variants for run in variant.runs]
-    measured = [metric for metric in AXES if metric == "round" or any(len(run.series(metric)[0]) for run in runs)]
-    figure, grid = _figure(len(measured), width=4.0 * len(measured), height=4.6)
-    for axes, metric in zip(grid, measured, strict=True):
-        label, unit = AXES[metric]
-        axes.set_xlabel(label, fontsize=9)
-        for place, variant in enumerate(comparison.variants):
-            if metric != "round" and not all(len(run.series(metric)[0]) for run in variant.runs):
-                continue
-            points = _mean_curve(variant, metric, unit)
-            if not len(points):
-                continue
-            x, mean, low, high = points.T
-            look = _look(place)
-            marker = "o" if len(x) == 1 else None
-            axes.plot(x, mean, label=names.picture(variant.name), linewidth=1.6, marker=marker, **look)
-            axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
-    grid[0].set_ylabel("mean test accuracy of all clients", fontsize=9)
-    grid[0].set_ylim(0, min(1.02, grid[0].get_ylim()[1]))
-    _legend(figure, grid[0])
-    return figure
+    return [key for key, over in OVER.items() if key == "round" or any(len(run.series(over.metric)[0]) for run in runs)]
 
 
-def _mean_curve(variant: Variant, metric: str, unit: float) -> np.ndarray[Any, Any]:
-    """The mean curve [points, (x, mean, low, high)] over the rounds that all runs of a variant measured."""
+def curves(comparison: Comparison, width: Width = SCREEN, over: Sequence[str] | None = None) -> Figure:
+    """Mean accuracy of all clients over these axes, keys of `OVER`; the band is the 95 % interval over seeds.
+
+    over: default: all that the runs have measured.
+    """
+    axes = measured_axes(comparison) if over is None else over
+    return draw_curves(
+        {key: [_mean_curve(variant, key) for variant in comparison.variants] for key in axes}, f"mean {ALL}", width
+    )
+
+
+def _mean_curve(variant: Variant, over: str) -> Curve | None:
+    """The mean curve over the rounds that all runs of a variant measured; None if a run has not measured the axis."""
+    metric = OVER[over].metric
+    if metric != "round" and not all(len(run.series(metric)[0]) for run in variant.runs):
+        return None
     by_round: dict[int, list[tuple[float, float]]] = {}
     for run in variant.runs:
         t, accuracy = run.series("accuracy/all")
@@ -148,10 +128,13 @@ def _mean_curve(variant: Variant, metric: str, unit: float) -> np.ndarray[Any, A
     points = []
     for _, at_round in sorted(by_round.items()):
         if len(at_round) == len(variant.runs):
-            over = estimate([value for _, value in at_round])
-            x = sum(x for x, _ in at_round) / len(at_round) / unit
-            points.append((x, over.mean, *(over.mean if end is None else end for end in (over.low, over.high))))
-    return np.array(points)
+            found = estimate([value for _, value in at_round])
+            x = sum(x for x, _ in at_round) / len(at_round)
+            points.append((x, found.mean, *band(found.mean, found.low, found.high)))
+    if not points:
+        return None
+    x, mean, low, high = np.array(points).T.tolist()
+    return Curve(variant.name, x, mean, low, high)
 
 
 def _of_clients(variant: Variant) -> np.ndarray[Any, Any]:
@@ -160,48 +143,34 @@ def _of_clients(variant: Variant) -> np.ndarray[Any, Any]:
     return np.concatenate(values) if values else np.empty(0)
 
 
-def boxes(comparison: Comparison) -> Figure | None:
-    """Box plots of clients' accuracies: median, quartiles, whiskers at 1.5 interquartile ranges, mean as a dot."""
+def boxes(comparison: Comparison, width: Width = SCREEN) -> Figure | None:
+    """Box plots of the clients' accuracies of all seeds."""
     accuracies = {variant.name: _of_clients(variant) for variant in comparison.variants}
     accuracies = {name: values for name, values in accuracies.items() if len(values)}
-    if not accuracies:
-        return None
-    figure, (axes,) = _figure(width=max(4.0, 1.1 * len(accuracies) + 2.0))
-    dot = {"marker": "o", "markersize": 4, "markerfacecolor": "black"}
-    drawn = axes.boxplot(
-        list(accuracies.values()),
-        patch_artist=True,
-        widths=0.6,
-        flierprops={"markersize": 2},
-        showmeans=True,
-        meanprops=dot,
-    )
-    for place, box in enumerate(drawn["boxes"]):
-        box.set(facecolor=COLOURS[place % len(COLOURS)], alpha=0.4)
-    axes.set_xticks(
-        range(1, len(accuracies) + 1), [*map(names.picture, accuracies)], rotation=30, ha="right", fontsize=8
-    )
-    axes.set_ylabel("test accuracy of a client", fontsize=9)
-    return figure
+    return draw_boxes(accuracies, width) if accuracies else None
 
 
-def profile(comparison: Comparison) -> Figure | None:
+@style()
+def profile(comparison: Comparison, width: Width = SCREEN) -> Figure | None:
     """The performance profile: the share of clients, over all seeds, with an accuracy greater than x."""
-    figure, (axes,) = _figure()
+    figure, (axes,) = make_figure(width=width, height=2.8)
     at = np.linspace(0, 1, 201)
     for place, variant in enumerate(comparison.variants):
         values = _of_clients(variant)
         if len(values):
-            share, label = (values[None] > at[:, None]).mean(1), names.picture(variant.name)
-            axes.plot(at, share, label=label, linewidth=1.6, **_look(place))
-    axes.set_xlabel("accuracy x", fontsize=9)
-    axes.set_ylabel("share of clients above x", fontsize=9)
+            share, label = (values[None] > at[:, None]).mean(1), names.picture(variant.name, longest_label(width))
+            axes.plot(at, share, label=label, **line_look(place, len(at)))
+    axes.set_xlabel("accuracy x")
+    axes.set_ylabel("share of clients above x")
     axes.set_ylim(0, 1.02)
-    _legend(figure, axes)
+    per_cent_axis(axes.xaxis)
+    per_cent_axis(axes.yaxis)
+    legend(figure, axes)
     return figure if axes.lines else None
 
 
-def architectures(comparison: Comparison) -> Figure | None:
+@style()
+def architectures(comparison: Comparison, width: Width = SCREEN) -> Figure | None:
     """Mean accuracy of the clients of each architecture; error bars are 95 % intervals over seeds."""
     by_variant: dict[str, dict[str, list[float]]] = {}
     for variant in comparison.variants:
@@ -215,18 +184,22 @@ def architectures(comparison: Comparison) -> Figure | None:
     models = sorted({model for of_variant in by_variant.values() for model in of_variant})
     if len(models) < 2:
         return None
-    figure, (axes,) = _figure(width=max(6.0, 1.2 * len(models) + 2.0))
-    width = 0.8 / len(by_variant)
+    figure, (axes,) = make_figure(width=width, height=2.6)
+    bar = 0.8 / len(by_variant)
     for place, (name, of_model) in enumerate(by_variant.items()):
         each = [estimate(of_model[model]) if model in of_model else None for model in models]
-        x = [i + (place - (len(by_variant) - 1) / 2) * width for i, one in enumerate(each) if one]
-        errors = [one.half_width or 0.0 for one in each if one]
-        axes.bar(x, [one.mean for one in each if one], width, yerr=errors if any(errors) else None,
-                 label=names.picture(name), color=COLOURS[place % len(COLOURS)], alpha=0.85,
-                 error_kw={"linewidth": 0.8})  # fmt: skip
-    axes.set_xticks(range(len(models)), [*map(names.picture, models)], fontsize=8)
-    axes.set_ylabel("mean test accuracy", fontsize=9)
-    _legend(figure, axes)
+        x = [i + (place - (len(by_variant) - 1) / 2) * bar for i, one in enumerate(each) if one]
+        mean = np.array([one.mean for one in each if one])
+        low, high = np.array([band(one.mean, one.low, one.high) for one in each if one]).T
+        errors = np.stack([mean - low, high - mean])
+        axes.bar(x, mean, bar, yerr=errors if errors.any() else None, label=names.picture(name, longest_label(width)),
+                 error_kw={"linewidth": 0.7}, **area_look(place))  # fmt: skip
+    long = sum(map(len, models)) * 0.08 > INCHES[width]
+    texts = [names.picture(model, 24) for model in models]
+    axes.set_xticks(range(len(models)), texts, rotation=30 if long else 0, ha="right" if long else "center")
+    per_cent_axis(axes.yaxis)
+    axes.set_ylabel("mean test accuracy")
+    legend(figure, axes)
     return figure
 
 
@@ -244,25 +217,28 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300  # excludes infinity
 
 
-def over_key(comparison: Comparison, key: str) -> Figure | None:
+@style()
+def over_key(comparison: Comparison, key: str, width: Width = SCREEN) -> Figure | None:
     """Accuracy of all clients in the last round over a swept key, a line for each combination of the other keys."""
-    lines: dict[str, list[tuple[float, float, float]]] = {}
+    lines: dict[str, list[tuple[float, float, float, float]]] = {}
     for variant in comparison.variants:
-        estimated = comparison.estimate(variant.name, "last")
-        if variant.keys.get(key) is not None and estimated is not None:
+        found = comparison.estimate(variant.name, "last")
+        if variant.keys.get(key) is not None and found is not None:
             rest = {name: value for name, value in variant.keys.items() if name != key}
             name = replace(variant, keys=rest, label="").name
-            lines.setdefault(name, []).append((variant.keys[key], estimated.mean, estimated.half_width or 0.0))
-    figure, (axes,) = _figure()
+            low, high = band(found.mean, found.low, found.high)
+            lines.setdefault(name, []).append((variant.keys[key], found.mean, found.mean - low, high - found.mean))
+    figure, (axes,) = make_figure(width=width, height=2.6)
     for place, (name, points) in enumerate(lines.items()):
-        x, y, error = np.array(sorted(points)).T
-        axes.errorbar(x, y, yerr=error if error.any() else None, label=names.picture(name), marker="o", markersize=4,
-                      capsize=2, linewidth=1.4, **_look(place))  # fmt: skip
-    axes.set_xlabel(names.picture(key), fontsize=9)
-    axes.set_ylabel("mean test accuracy of all clients", fontsize=9)
-    if all(point[0] > 0 for points in lines.values() for point in points):
-        values = [point[0] for points in lines.values() for point in points]
-        if max(values) >= 50 * min(values):
-            axes.set_xscale("log")
-    _legend(figure, axes)
+        x, y, *errors = np.array(sorted(points)).T
+        axes.errorbar(x, y, yerr=errors if np.any(errors) else None, label=names.picture(name, longest_label(width)),
+                      capsize=2, elinewidth=0.7, **{**line_look(place, len(x)), "markevery": 1})  # fmt: skip
+    axes.set_xlabel(names.picture(key, longest_label(width)))
+    axes.set_ylabel(f"mean {ALL}")
+    per_cent_axis(axes.yaxis)
+    plain_numbers(axes)
+    values = [point[0] for points in lines.values() for point in points]
+    if values and min(values) > 0 and max(values) >= 50 * min(values):
+        axes.set_xscale("log")
+    legend(figure, axes)
     return figure

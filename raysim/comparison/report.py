@@ -17,9 +17,10 @@ from raysim.common.files import refuse_special, replace
 from raysim.common.text import printable
 from raysim.comparison.compare import Comparison, compare
 from raysim.comparison.measures import ACCURACIES, MEASURES
-from raysim.comparison.pictures import pictures, save
+from raysim.comparison.pictures import pictures
 from raysim.comparison.runs import RunRecord
 from raysim.comparison.tables import TASKS, legend, short, task_rows, title, variant_rows
+from raysim.report.figures import save
 from raysim.scenario.yaml_text import opening_comment, read_text, shown
 
 CAPTIONS = {
@@ -103,10 +104,22 @@ def inline(svg: str, prefix: str) -> str:
     return re.sub(r'width="([\d.]+)pt" height="[\d.]+pt"', r'style="max-width: \1pt"', svg, count=1)
 
 
-def report(*sources: Path | str, output: Path | str, baseline: str | None = None) -> Path:
+@dataclass(frozen=True)
+class Live:
+    """The state of runs that a report shows at its top, while they run."""
+
+    lines: Sequence[str]
+    refresh_s: int | None = None  # the browser reads the file again after these seconds; None: the last report
+    written: str = ""  # when the report was written
+
+
+def report(
+    *sources: Path | str, output: Path | str, baseline: str | None = None, live: Live | None = None, name: str = ""
+) -> Path:
     """Write a report on runs, one part per source, into one HTML file; returns its path.
 
-    sources: run folders, or folders with runs in them, such as a sweep's.
+    sources: run folders, or folders with runs in them, such as a sweep's. live: the state of the runs. name: the title;
+    default: the names of the sources.
 
     Raises:
         ScenarioError: see `compare`.
@@ -121,7 +134,10 @@ def report(*sources: Path | str, output: Path | str, baseline: str | None = None
         loader=PackageLoader("raysim.comparison"), autoescape=True, undefined=StrictUndefined, finalize=_clean
     )
     measures = {title(name): meaning for name, meaning in MEASURES.items()}
-    page = environment.get_template("report.html").render(parts=parts, measures=measures, tasks=TASKS)
+    name = name or ", ".join(part.name for part in parts)
+    page = environment.get_template("report.html").render(
+        parts=parts, measures=measures, tasks=TASKS, live=live, name=name
+    )
     path = Path(output)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace(path, lambda file: file.write(page.encode()))

@@ -17,7 +17,7 @@ from raysim.common.errors import ScenarioError
 from raysim.common.names import name as clean_name
 from raysim.comparison.measures import MIB, TARGETS
 from raysim.comparison.sweep_card import CellCard, SweepCard
-from raysim.report.load import last_measured, read_clients, read_rounds, read_summary
+from raysim.report.load import last_measured, read_clients, read_rounds, read_summary, rounds_done
 from raysim.scenario.parse import flatten
 from raysim.scenario.schema import decides
 from raysim.scenario.yaml_text import parse, read_text
@@ -37,6 +37,7 @@ class RunRecord:
     def read(cls, folder: Path, sweep: SweepCard | None = None) -> RunRecord:
         """Read a run folder. Raises `ScenarioError` if it is not a run folder or is damaged."""
         summary = read_summary(folder)
+        summary |= {"rounds": rounds_done(folder, summary)}
         path = folder / "resolved.yaml"
         keys = dict(flatten(parse(read_text(path), str(path))))
         if not isinstance(keys.get("seed"), int):
@@ -205,14 +206,19 @@ def find_runs(paths: Sequence[Path | str]) -> list[RunRecord]:
     runs: dict[Path, RunRecord] = {}
     sweep_of = cache(SweepCard.read)
     for path in map(Path, paths):
-        # `Path.exists` raises if a name is too long.
-        folders = [path] if os.path.exists(path / "summary.json") else list(_below(path))  # noqa: PTH110
+        folders = run_folders(path)
         if not folders:
             raise ScenarioError(f"{path}: no run found; give a run folder, or a folder that contains run folders")
         for folder in folders:
             place = folder.resolve()
             runs.setdefault(place, RunRecord.read(folder, sweep_of(place.parent.parent)))
     return list(runs.values())
+
+
+def run_folders(path: Path) -> list[Path]:
+    """The path itself if it is a run folder, else the run folders below it. Raises `ScenarioError`."""
+    # `Path.exists` raises if a name is too long.
+    return [path] if os.path.exists(path / "summary.json") else list(_below(path))  # noqa: PTH110
 
 
 def _below(folder: Path) -> Iterator[Path]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from scipy import special
@@ -18,6 +19,11 @@ MIN_SEEDS = 3
 """Minimum number of values for an interval: with two, the t distribution has one degree of freedom and is too wide."""
 
 CONFIDENCE = 0.95
+
+SIGNIFICANT = 0.05
+"""Corrected p-values below this level are significant."""
+
+Name = TypeVar("Name")
 
 
 @dataclass(frozen=True)
@@ -73,13 +79,13 @@ def paired_p_value(values: Mapping[object, float], baseline: Mapping[object, flo
     return 2 * float(special.stdtr(n - 1, -abs(mean) / spread * math.sqrt(n)))
 
 
-def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+def holm(p_values: Mapping[Name, float]) -> dict[Name, float]:
     """Correct p-values for multiple tests by Holm's step-down procedure (S. Holm, Scand. J. Statist., 1979).
 
     Of m p-values in ascending order, the i-th, from 0, is multiplied by m - i, and raised to the corrected value
     before it if it is smaller. Rejecting those below alpha gives a family-wise error rate of at most alpha.
     """
-    corrected: dict[str, float] = {}
+    corrected: dict[Name, float] = {}
     least = 0.0
     for i, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
         least = max(least, min(1.0, (len(p_values) - i) * p))

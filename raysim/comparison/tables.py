@@ -1,19 +1,20 @@
-"""Tables of a comparison: in the terminal, in Markdown, in LaTeX (booktabs) and in CSV."""
+"""Tables of a comparison: in the terminal, in Markdown and in CSV; `latex.py` has those in LaTeX."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TextIO
+from typing import IO, TYPE_CHECKING, Literal, NamedTuple, TextIO
 
 from raysim.common import names
+from raysim.common.errors import ScenarioError
 from raysim.common.files import replace
-from raysim.comparison.compare import Comparison
+from raysim.common.suggestions import suggest
+from raysim.comparison.compare import Comparison, Variant
 from raysim.comparison.measures import ACCURACIES, is_cost_to_target
 from raysim.comparison.published import Published
-from raysim.comparison.statistics import Estimate
+from raysim.comparison.statistics import SIGNIFICANT, Estimate
 from raysim.report.units import human_count
 
 if TYPE_CHECKING:
@@ -34,9 +35,25 @@ TITLES = {
     "total_gflop": "GFLOP", "virtual_s": "virtual s", "dropped": "dropped",
 }  # fmt: skip
 
+Kind = Literal["n", "mean", "published", "difference", "p_holm", "printed"]
+SUFFIXES: tuple[Kind, ...] = ("difference", "p_holm", "published")
+"""The columns that belong to a measure, besides its mean."""
 
-SIGNIFICANT = 0.05
-"""Corrected p-values below this level get a mark."""
+
+class Column(NamedTuple):
+    """A column of the table of variants, after the variants' names."""
+
+    kind: Kind
+    measure: str = ""  # of "printed": a paper's metric that no measure has
+
+    @property
+    def title(self) -> str:
+        """The column's title."""
+        if self.kind == "mean":
+            return title(self.measure)
+        if self.kind == "printed":
+            return f"{self.measure}, published"
+        return {"n": "n", "published": "published", "difference": "vs baseline", "p_holm": "p (Holm)"}[self.kind]
 
 
 def title(measure: str) -> str:
@@ -66,48 +83,95 @@ def _number(value: float, plus: str = "") -> str:
     return f"{value:{plus}.4g}" if abs(value) < 1e4 else f"{'+' if plus and value > 0 else ''}{human_count(value)}"
 
 
-def variant_rows(comparison: Comparison, measures: Sequence[str], differences: Collection[str]) -> list[list[str]]:
-    """The table of variants: a title row, then a row per variant.
+def columns(comparison: Comparison, measures: Sequence[str], differences: Collection[str]) -> list[Column]:
+    """The columns of a table of these measures.
 
-    differences: the measures that are followed by the paired difference to the baseline, if there is a baseline. If
-    only n of a variant's N runs have a measure, or only n share seed and partition with the baseline, the cell says
-    "(n of N)". A published value has its own column; in brackets, the measured mean minus that value.
+    differences: the measures that are followed by the paired difference to the baseline, if there is a baseline, and by
+    its p-value. A measure that a paper printed is followed by the published value.
     """
     if comparison.baseline is None:
         differences = ()
-    tested = [measure for measure in measures if measure in differences and comparison.p_values[measure]]
-    head = ["variant", "n"]
-    papers = {variant.name: comparison.published(variant.name) for variant in comparison.variants}
-    printed = {measure for of_variant in papers.values() for measure in of_variant}
-    unmeasured = list(
-        dict.fromkeys(one.metric for variant in comparison.variants for one in variant.published if not one.measure)
-    )
+    printed = {measure for variant in comparison.variants for measure in comparison.published(variant.name)}
+    shown = [Column("n")]
     for measure in measures:
-        head += [title(measure), *(["published"] if measure in printed else [])]
-        head += ["vs baseline"] if measure in differences else []
-        head += ["p (Holm)"] if measure in tested else []
-    table = [head + [f"{metric}, published" for metric in unmeasured]]
+        shown.append(Column("mean", measure))
+        shown += [Column("published", measure)] if measure in printed else []
+        shown += [Column("difference", measure)] if measure in differences else []
+        shown += [Column("p_holm", measure)] if measure in differences and comparison.p_values[measure] else []
+    papers = [one for variant in comparison.variants for one in variant.published]
+    return shown + [
+        Column("printed", metric) for metric in dict.fromkeys(one.metric for one in papers if not one.measure)
+    ]
+
+
+def chosen_columns(comparison: Comparison, names: Sequence[str]) -> list[Column]:
+    """The columns with these names: `n`, a measure, or a measure followed by one of `SUFFIXES`: `last.difference`.
+
+    Raises `ScenarioError` for a name that this comparison has no column of.
+    """
+    allowed = {"n": Column("n"), **{measure: Column("mean", measure) for measure in comparison.measures}}
+    printed = {measure for variant in comparison.variants for measure in comparison.published(variant.name)}
+    for measure in comparison.measures:
+        if comparison.baseline is not None:
+            allowed[f"{measure}.difference"] = Column("difference", measure)
+            allowed[f"{measure}.p_holm"] = Column("p_holm", measure)
+        if measure in printed:
+            allowed[f"{measure}.published"] = Column("published", measure)
+    for name in names:
+        if name not in allowed:
+            measure, _, kind = name.rpartition(".")
+            if measure in allowed and kind in ("difference", "p_holm"):
+                raise ScenarioError(f"--columns: {name} given, but there is no baseline; give one with --baseline")
+            near = suggest(name, list(allowed))
+            listed = ", ".join(key for key in allowed if "." not in key)
+            raise ScenarioError(
+                f"--columns: {name} given{near}; allowed: {listed}, and a measure with "
+                f"{' or '.join(f'.{suffix}' for suffix in SUFFIXES)}"
+            )
+    return [allowed[name] for name in names]
+
+
+def variant_rows(comparison: Comparison, measures: Sequence[str], differences: Collection[str]) -> list[list[str]]:
+    """The table of variants: a title row, then a row per variant. See `columns` for `differences`."""
+    return rows_of(comparison, columns(comparison, measures, differences))
+
+
+def rows_of(comparison: Comparison, shown: Sequence[Column]) -> list[list[str]]:
+    """The table of variants with these columns: a title row, then a row per variant."""
+    table = [["variant", *(column.title for column in shown)]]
     for variant in comparison.variants:
-        count = len(comparison.pairs(variant.name))
-        row = [variant.name, str(count)]
-        for measure in measures:
-            estimate = comparison.estimate(variant.name, measure)
-            if is_cost_to_target(measure):
-                row.append(_cost(comparison, variant.name, measure, estimate))
-            else:
-                some = f" ({estimate.n} of {count})" if estimate is not None and estimate.n < count else ""
-                row.append(cell(measure, estimate) + some)
-            if measure in printed:
-                row.append(_published(measure, estimate, papers[variant.name].get(measure)))
-            if measure in differences:
-                less = comparison.difference(variant.name, measure)
-                some = f" ({less.n} of {count})" if less is not None and less.n < count else ""
-                row.append(cell(measure, less, sign=True) + some)
-            if measure in tested:
-                row.append(_p(comparison.p_values[measure].get(variant.name)))
-        texts = {one.metric: one.text for one in variant.published}
-        table.append(row + [texts.get(metric, "-") for metric in unmeasured])
+        table.append([variant.name, *(text(comparison, variant, column) for column in shown)])
     return table
+
+
+def text(comparison: Comparison, variant: Variant, column: Column) -> str:
+    """A cell of the table of variants.
+
+    If only n of a variant's N runs have a measure, or only n share seed and partition with the baseline, the cell says
+    "(n of N)". A published value is followed by the measured mean minus that value, in brackets.
+    """
+    name, measure = variant.name, column.measure
+    count = len(comparison.pairs(name))
+    if column.kind == "n":
+        return str(count)
+    if column.kind == "printed":
+        return {one.metric: one.text for one in variant.published}.get(measure, "-")
+    if column.kind == "p_holm":
+        return _p(comparison.p_values[measure].get(name))
+    if column.kind == "difference":
+        less = comparison.difference(name, measure)
+        return cell(measure, less, sign=True) + some(less, count)
+    estimate = comparison.estimate(name, measure)
+    if column.kind == "published":
+        return _published(measure, estimate, comparison.published(name).get(measure))
+    if is_cost_to_target(measure):
+        return _cost(comparison, name, measure, estimate)
+    return cell(measure, estimate) + some(estimate, count)
+
+
+def some(estimate: Estimate | None, count: int) -> str:
+    """How many of a variant's runs an estimate is of, unless it is of all of them."""
+    return f" ({estimate.n} of {count})" if estimate is not None and estimate.n < count else ""
 
 
 def _cost(comparison: Comparison, variant: str, measure: str, estimate: Estimate | None) -> str:
@@ -162,8 +226,13 @@ def short(comparison: Comparison) -> list[str]:
     return [m for m in comparison.measures if m in COLUMNS or m in printed or m.startswith(costs)]
 
 
-def print_table(comparison: Comparison, file: TextIO | None = None) -> None:
-    """Print the table for a terminal, followed by the notes on fairness."""
+def short_columns(comparison: Comparison) -> list[Column]:
+    """The columns of the short table."""
+    return columns(comparison, short(comparison), {"last"})
+
+
+def print_table(comparison: Comparison, file: TextIO | None = None, shown: Sequence[Column] | None = None) -> None:
+    """Print the table for a terminal, followed by the notes on fairness. shown: its columns; default: a short table."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -183,7 +252,7 @@ def print_table(comparison: Comparison, file: TextIO | None = None) -> None:
         console.print()
         console.print(Text(names.plain(meaning), style="dim"))
 
-    show(variant_rows(comparison, short(comparison), {"last"}), f"Accuracies in %. {legend(comparison)}")
+    show(rows_of(comparison, shown or short_columns(comparison)), f"Accuracies in %. {legend(comparison)}")
     if over := task_rows(comparison):
         console.print()
         show(over, TASKS)
@@ -232,25 +301,6 @@ def markdown(comparison: Comparison) -> str:
     return "\n".join([*lines, *(f"- {names.markdown(note)}" for note in comparison.notes), ""])
 
 
-def latex(comparison: Comparison) -> str:
-    r"""The terminal's table in LaTeX; it needs `\usepackage{booktabs}`."""
-
-    def escaped(text: str) -> str:
-        return re.sub(r"^([+-])(?=\d)", r"$\1$", names.latex(text))
-
-    head, *body = ([escaped(text) for text in row] for row in variant_rows(comparison, short(comparison), {"last"}))
-    lines = [
-        r"% \usepackage{booktabs}",
-        rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
-        r"\toprule",
-        " & ".join(head) + r" \\",
-        r"\midrule",
-    ]
-    lines += [" & ".join(row) + r" \\" for row in body]
-    notes = (f"% {names.latex(note)}" for note in comparison.notes)
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *notes, ""])
-
-
 def _csv(frame: pd.DataFrame) -> str:
     """Convert a table to CSV, escaping text that a spreadsheet would read as a formula."""
     cells = frame.map(lambda cell: names.spreadsheet(cell) if isinstance(cell, str) else cell)
@@ -261,17 +311,24 @@ def _write(text: str, file: IO[bytes]) -> None:
     file.write(text.encode())
 
 
-def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
-    """Write comparison.md, .tex and .csv, and runs.csv, into a folder, created if missing. Raises `OSError`."""
+def write_tables(
+    comparison: Comparison, folder: Path, shown: Sequence[Column] | None = None, siunitx: bool = False
+) -> list[Path]:
+    """Write comparison.md, .tex and .csv, and runs.csv, into a folder, created if missing. Raises `OSError`.
+
+    shown, siunitx: of the LaTeX table, see `latex`.
+    """
     import pandas as pd
+
+    from raysim.comparison.latex import latex
 
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
         "comparison.md": markdown(comparison),
-        "comparison.tex": latex(comparison),
+        "comparison.tex": latex(comparison, shown, siunitx),
         "comparison.csv": _csv(comparison.frame),
         "runs.csv": _csv(pd.DataFrame(comparison.runs)),
     }
-    for name, text in texts.items():
-        replace(folder / name, partial(_write, text))
+    for name, content in texts.items():
+        replace(folder / name, partial(_write, content))
     return [folder / name for name in texts]

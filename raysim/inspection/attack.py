@@ -27,7 +27,7 @@ from raysim.common.names import picture
 from raysim.core.algorithm import ClientId
 from raysim.core.seeds import seeded
 from raysim.engine.spec import RunSpec
-from raysim.inspection.pictures import Image, make_figure, picture_file, pixels, save_figure, show_image
+from raysim.inspection.pictures import Image, make_figure, pixels, show_image
 from raysim.inspection.transmission import (
     Knowledge,
     Transmission,
@@ -35,6 +35,7 @@ from raysim.inspection.transmission import (
     attackable,
     transmit,
 )
+from raysim.report.figures import picture_file, save_picture
 from raysim.runs.opened import OpenedRun
 
 Convention = Literal["psnr", "pfllib"]
@@ -220,4 +221,4 @@ def draw_attack(result: Attack, output: Path | str) -> Path:
     when = f"round {result.round}, from the state after {result.round - 1}"
     title = f"{result.run}\n{when}, {result.knowledge} attacker: {levels}"
     figure.suptitle(picture(title, 200), fontsize=8, wrap=True)
-    return save_figure(figure, file)
+    return save_picture(figure, file)

@@ -19,7 +19,8 @@ from torch import Tensor
 from raysim.common.errors import ScenarioError
 from raysim.common.names import picture, plain
 from raysim.core.algorithm import ClientId, Server
-from raysim.inspection.pictures import make_figure, picture_file, pixels, save_figure, show_image
+from raysim.inspection.pictures import make_figure, pixels, show_image
+from raysim.report.figures import picture_file, save_picture
 from raysim.report.units import plural
 from raysim.runs.opened import OpenedRun
 
@@ -164,4 +165,4 @@ def draw_tree(tree: SampleTree, output: Path | str) -> Path:
             show_image(one, pixels(image_MHWC[place]), names[int(labels[place])])
     title = f"{tree.run.name}, after round {tree.round}: what joins at each level"
     figure.suptitle(picture(title, 200), fontsize=9)
-    return save_figure(figure, file)
+    return save_picture(figure, file)

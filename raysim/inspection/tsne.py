@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from raysim.common.errors import ScenarioError
 from raysim.common.names import picture
 from raysim.core.algorithm import ClientId
-from raysim.inspection.pictures import class_colours, make_figure, picture_file, save_figure
+from raysim.inspection.pictures import class_colours, make_figure
+from raysim.report.figures import picture_file, save_picture
 from raysim.runs.opened import OpenedRun, Representations
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def draw_tsne(
         for y, colour in colours.items():
             handles.append(Line2D([], [], color=colour, marker="o", linestyle="", label=picture(names[y])))
     figure.legend(handles=handles, loc="outside lower center", ncols=min(8, len(handles)), fontsize=7, frameon=False)
-    return save_figure(figure, file)
+    return save_picture(figure, file)
 
 
 def _panel(

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raysim.common.errors import ScenarioError
-from raysim.common.files import lock, refuse_special
+from raysim.common.files import is_locked, lock, refuse_special
 from raysim.common.results import LOCK, ClientRow
 
 
@@ -122,6 +122,27 @@ def read_summary(folder: Path | str) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise ScenarioError(f"{path} cannot be read ({error}).") from error
     return value
+
+
+def rounds_done(folder: Path | str, summary: Mapping[str, Any]) -> int:
+    """Return the number of finished rounds of a run; `summary.json` has it only once the run has ended.
+
+    summary: of `read_summary`. While the run is running, rounds of the last two seconds may be missing.
+    """
+    if isinstance(rounds := summary.get("rounds"), int):
+        return rounds
+    try:
+        done = read_rounds(folder)["round"].to_pylist()
+    except (ScenarioError, KeyError):  # no round is done yet, or the file is damaged
+        return 0
+    return max(done, default=0)
+
+
+def is_running(folder: Path | str) -> bool:
+    """Return whether a process holds the lock of this run folder, or it is unknown because locks are not supported."""
+    with contextlib.suppress(ScenarioError):
+        return read_summary(folder)["status"] == "running" or is_locked(Path(folder) / LOCK)
+    return False
 
 
 _SUMMARY_KINDS: dict[str, type | UnionType] = {

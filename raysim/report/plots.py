@@ -1,100 +1,314 @@
-"""The plot of a run: accuracy over rounds, over communication, and over virtual time if the run has it."""
+"""Plots of runs: accuracy over rounds, bytes and time, clients' accuracies, confusion matrices."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from raysim.common import names
+from raysim.report.figures import (
+    GREY,
+    INCHES,
+    LINE,
+    OVER,
+    Over,
+    Unit,
+    Width,
+    area_look,
+    band,
+    legend,
+    legend_columns,
+    line_look,
+    make_figure,
+    per_cent_axis,
+    plain_numbers,
+    save,
+    style,
+)
 from raysim.report.units import per_cent
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-# Four colours that are distinct for all types of colour vision, and in print.
-_LINES = {
-    "accuracy/participants": ("participants", "#d97a35", 1.0),
-    "accuracy/all": ("all clients", "#0b5fa5", 2.2),
-    "accuracy/all_current": ("all, current message", "#00806a", 1.6),
-    "accuracy/worst_decile": ("worst tenth", "#7a4a9e", 1.6),
+Floats = NDArray[np.float64]
+
+ALL = "test accuracy, all clients"
+LINES = {
+    "accuracy/participants": ("participants", "#d55e00", 0.7),
+    "accuracy/all": ("all clients", "#0072b2", 1.8),
+    "accuracy/all_current": ("all, current message", "#009e73", LINE),
+    "accuracy/worst_decile": ("worst tenth", "#000000", LINE),
 }
-_GREY = "#666666"
-_PANELS = (
-    ("round", "round", 1.0),
-    ("comm/total_bytes", "MiB sent, both directions", 2.0**20),
-    ("time/virtual_total_s", "virtual seconds", 1.0),
-)
-"""The horizontal axes: metric, label, unit; the last one is only used if the run has virtual time."""
+"""The curves of one run: metric -> name, colour, line width."""
+
+NUMBERED = 10
+"""The most classes of a confusion matrix with a number in each cell."""
+NAMED = 20
+"""The most classes whose names a confusion matrix shows."""
+SEPARATE_BARS = 60
+"""The most clients with a bar each and a gap between bars."""
 
 
+@dataclass(frozen=True)
+class Curve:
+    """Accuracies over an axis, in the unit of the data; low and high: the ends of an interval around each."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+
+
+def longest_label(width: Width) -> int:
+    """The most characters of a label in a legend."""
+    return 46 if width == "one-column" else 80
+
+
+@style()
+def draw_curves(
+    curves: Mapping[str, Sequence[Curve | None]],
+    label: str = ALL,
+    width: Width = "one-column",
+) -> Figure:
+    """Draw accuracy over each of these axes, one panel each, at most two side by side in one column.
+
+    curves: key of `OVER` -> curves. A curve has the same look in all panels by its place; None: it has no data there.
+    """
+    per_row = min(len(curves), 2 if width == "one-column" else 4)
+    rows = -(-len(curves) // per_row)
+    height = {"one-column": 2.1 if per_row > 1 else 2.3, "two-columns": 2.6}[width]
+    lines = max(len(one) for one in curves.values())
+    figure, panels = make_figure(rows, per_row, width, height * rows + 0.17 * _legend_rows(curves, width), sharey=True)
+    for axes in panels[len(curves) :]:
+        axes.set_axis_off()
+    for place, (axes, (over, drawn)) in enumerate(zip(panels, curves.items(), strict=False)):
+        draw_panel(axes, OVER[over], drawn, width)
+        per_cent_axis(axes.yaxis)
+        if place % per_row == 0:
+            axes.set_ylabel(label)
+    top = max((value for drawn in curves.values() for one in drawn if one for value in (one.high or one.y)), default=1)
+    panels[0].set_ylim(0, min(1.02, max(0.2, 1.05 * top)))
+    if lines > 1 or any(one and one.label for drawn in curves.values() for one in drawn):
+        fullest = max(panels[: len(curves)], key=lambda axes: len(axes.lines))
+        legend(figure, fullest)
+    return figure
+
+
+def _legend_rows(curves: Mapping[str, Sequence[Curve | None]], width: Width) -> int:
+    labels = [one.label[: longest_label(width)] for one in next(iter(curves.values())) if one]
+    return -(-len(labels) // legend_columns(labels, INCHES[width]))
+
+
+def draw_panel(axes: Axes, over: Over, curves: Sequence[Curve | None], width: Width) -> Unit:
+    """Draw curves into a panel, with the axis in a unit that fits; returns the unit."""
+    unit = over.unit(value for one in curves if one for value in one.x)
+    axes.set_xlabel(over.title(unit))
+    plain_numbers(axes, whole=over.metric == "round", ticks=4)
+    for place, one in enumerate(curves):
+        if one is None or not len(one.x):
+            continue
+        x = [value / unit.size for value in one.x]
+        look = line_look(place, len(x))
+        axes.plot(x, one.y, label=names.picture(one.label, longest_label(width)), **look)
+        if one.low is not None and one.high is not None:
+            axes.fill_between(x, one.low, one.high, color=look["color"], alpha=0.15, linewidth=0)
+    return unit
+
+
+@style()
+def draw_boxes(groups: Mapping[str, Floats], width: Width = "one-column") -> Figure:
+    """Draw a box plot of the clients' accuracies of each group: median, quartiles, whiskers at 1.5 interquartile
+    ranges, and the mean as a dot.
+    """
+    labels = [names.picture(label, 32) for label in groups]
+    flat = len(labels) * max(map(len, labels)) * 0.075 <= INCHES[width] - 0.6
+    figure, (axes,) = make_figure(width=width, height=2.4 if flat else 2.9)
+    drawn = axes.boxplot(
+        list(groups.values()),
+        patch_artist=True,
+        widths=0.6,
+        showmeans=True,
+        flierprops={"markersize": 2, "markeredgewidth": 0.5},
+        medianprops={"color": "black"},
+        meanprops={"marker": "o", "markersize": 3, "markerfacecolor": "black", "markeredgecolor": "black"},
+    )
+    for place, box in enumerate(drawn["boxes"]):
+        box.set(facecolor=area_look(place)["facecolor"], alpha=0.45)
+    for part in ("boxes", "whiskers", "caps", "medians"):
+        for line in drawn[part]:
+            line.set_linewidth(0.7)
+    axes.set_xticks(range(1, len(labels) + 1), labels, rotation=0 if flat else 30, ha="center" if flat else "right")
+    low, high = axes.get_ylim()
+    low = max(0.0, min(low, 0.9))  # so that clients that are all equal do not seem to differ
+    axes.set_ylim(low, min(high, 1 + 0.03 * (1 - low)))
+    per_cent_axis(axes.yaxis)
+    axes.set_ylabel("test accuracy of a client")
+    return figure
+
+
+@style()
+def draw_clients(runs: Mapping[str, Sequence[tuple[int, str, float]]], width: Width = "one-column") -> Figure:
+    """Draw a bar per client, a panel per run; the dashed line is the mean over clients.
+
+    runs: label -> (client, architecture, accuracy), by client. Bars differ by architecture.
+    """
+    figure, panels = make_figure(len(runs), 1, width, 1.35 * len(runs) + 0.75, sharey=True)
+    places = {model: i for i, model in enumerate(dict.fromkeys(one[1] for run in runs.values() for one in run))}
+    for axes, (label, clients) in zip(panels, runs.items(), strict=True):
+        accuracy = np.array([value for _, _, value in clients])
+        for model, place in places.items():
+            look = area_look(place)
+            here = [(k, value) for k, of, value in clients if of == model]
+            if not here:
+                continue
+            if len(clients) <= SEPARATE_BARS:
+                k, value = zip(*here, strict=True)
+                axes.bar(k, value, 0.8, label=names.picture(model, 30), **look)
+            else:  # thousands of hatched bars would be black, and take minutes
+                lines = [[(k, 0.0), (k, value)] for k, value in here]
+                _thin_bars(axes, lines, look["facecolor"], names.picture(model, 30))
+        axes.axhline(accuracy.mean(), color="black", linewidth=0.8, linestyle="--", label=None)
+        axes.set_title(names.picture(label, longest_label(width)), loc="left")
+        axes.set_xlim(clients[0][0] - 0.7, clients[-1][0] + 0.7)
+        plain_numbers(axes, whole=True, ticks=8)
+        per_cent_axis(axes.yaxis)
+        axes.set_ylabel("test accuracy")
+    panels[0].set_ylim(0, 1.03)
+    panels[-1].set_xlabel("client (dashed: mean over clients)")
+    if len(places) > 1:
+        legend(figure, max(panels, key=lambda axes: len(axes.get_legend_handles_labels()[1])))
+    return figure
+
+
+def _thin_bars(axes: Axes, lines: Sequence[Sequence[tuple[float, float]]], colour: str, label: str) -> None:
+    from matplotlib.collections import LineCollection
+
+    axes.add_collection(LineCollection(lines, colors=colour, linewidths=0.8, label=label))
+
+
+@style()
+def draw_confusion(
+    runs: Mapping[str, NDArray[np.int64]], class_names: Sequence[str], width: Width = "one-column"
+) -> Figure:
+    """Draw confusion matrices in per cent of each true class, a panel per run, beside each other in two columns.
+
+    runs: label -> counts [C, C] by true class (row) and predicted class (column).
+    """
+    from matplotlib.colors import LinearSegmentedColormap
+
+    per_row = min(len(runs), {"one-column": 1, "two-columns": 2}[width])
+    rows = -(-len(runs) // per_row)
+    each = min(2.9, INCHES[width] / per_row)
+    figure, panels = make_figure(rows, per_row, width, (0.93 * each + 0.1) * rows)
+    blues = LinearSegmentedColormap.from_list("raysim", ["#ffffff", "#9dc3e2", "#1d5494", "#0b2b5a"])
+    for axes in panels[len(runs) :]:
+        axes.set_axis_off()
+    for axes, (label, count_CC) in zip(panels, runs.items(), strict=False):
+        classes = len(count_CC)
+        share_CC = 100 * count_CC / np.maximum(count_CC.sum(1, keepdims=True), 1)
+        image = axes.imshow(share_CC, cmap=blues, vmin=0, vmax=100, interpolation="nearest")
+        axes.grid(visible=False)
+        axes.set_title(names.picture(label, longest_label("one-column")))
+        axes.set_xlabel("predicted class (in % of the true class)")
+        axes.set_ylabel("true class")
+        if classes <= NAMED:
+            ticks = [names.picture(class_names[c], 12) for c in range(classes)]
+            long = max(map(len, ticks)) > 2
+            axes.set_xticks(range(classes), ticks, rotation=90 if long else 0)
+            axes.set_yticks(range(classes), ticks)
+        if classes <= NUMBERED:
+            for true, predicted in zip(*np.nonzero(count_CC), strict=True):
+                share = share_CC[true, predicted]
+                text = f"{share:.0f}" if share >= 0.5 else "<1"
+                colour = "white" if share > 50 else "black"
+                axes.text(predicted, true, text, ha="center", va="center", fontsize=6, color=colour)
+        else:
+            bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03)
+            bar.set_label("%")
+            bar.outline.set_linewidth(0.5)
+    return figure
+
+
+@style()
 def plot_accuracy(rounds: pa.Table | Sequence[Mapping[str, Any]], path: Path | str, title: str = "") -> Path:
-    """Draw accuracy over rounds, MiB sent and virtual seconds into the PNG `path`, and create its folder.
+    """Draw accuracy over rounds, bytes sent and virtual time into the PNG `path`, and create its folder.
 
     rounds: the table of `read_rounds`, or a list with a dict per round: "round" and metrics, accuracies in [0, 1],
     `comm/total_bytes` in bytes. Values that were not measured, or that overflowed, are left out. Raises `OSError`.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     rows: list[Mapping[str, Any]] = list(rounds) if isinstance(rounds, Sequence) else rounds.to_pylist()
     virtual = any(row.get("time/virtual_total_s") is not None for row in rows)
-    panels = _PANELS if virtual else _PANELS[:2]
-    figure = Figure(figsize=(2 + 4 * len(panels), 4), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    left, *others = figure.subplots(1, len(panels), sharey=True, width_ratios=(3, *[2] * (len(panels) - 1)))
+    shown = [OVER["round"], OVER["bytes"], *([OVER["virtual-time"]] if virtual else [])]
+    ratios = (3, *[2] * (len(shown) - 1))
+    figure, panels = make_figure(1, len(shown), "two-columns", 2.9, sharey=True, width_ratios=ratios)
     if title:
-        figure.suptitle(names.picture(title, 200), x=0.01, ha="left", fontsize=11, fontweight="bold", color="#222222")
-    for axes, (x, label, scale) in zip([left, *others], panels, strict=True):
-        _style(axes, label)
-        series = {m: _series(rows, x, m, scale) for m in _LINES}
+        figure.suptitle(names.picture(title, 200), x=0.01, ha="left", fontweight="bold", color="#222222")
+    for axes, over in zip(panels, shown, strict=True):
+        series = {metric: series_of(rows, over.metric, metric) for metric in LINES}
+        unit = over.unit(x for xs, _ in series.values() for x in xs)
+        axes.set_xlabel(over.title(unit))
         axes.set_ylim(0, _top(rows))
-        if axes is left:
+        plain_numbers(axes, whole=over.metric == "round", ticks=6)
+        per_cent_axis(axes.yaxis)
+        if axes is panels[0]:
             _band(axes, rows)
-        for metric, (_, colour, width) in _LINES.items():
+        for metric, (_, colour, line) in LINES.items():
             xs, ys = series[metric]
-            if axes is not left and metric == "accuracy/participants":
+            if axes is not panels[0] and metric == "accuracy/participants":
                 continue  # it varies with the participants, and would hide the other two lines in the narrow panels
             # A single measurement would not be visible as a line.
             marker = "o" if len(xs) == 1 else None
-            axes.plot(xs, ys, color=colour, linewidth=width, marker=marker, clip_on=False, zorder=3)
-        axes.set_xlim(0, max([1.0 if x == "round" else 1e-3, *(max(xs) for xs, _ in series.values() if xs)]))
-        if axes is left:
+            scaled = [x / unit.size for x in xs]
+            axes.plot(scaled, ys, color=colour, linewidth=line, marker=marker, clip_on=False, zorder=3)
+        least = 1.0 if over.metric == "round" else 1e-3
+        axes.set_xlim(0, max([least, *(max(xs) / unit.size for xs, _ in series.values() if xs)]))
+        if axes is panels[0]:
             _label(axes, series)
-    left.set_ylabel("test accuracy")
+    panels[0].set_ylabel("test accuracy")
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, facecolor="white")
+    save(figure, path, format="png")
     return path
 
 
-def _series(rows: Sequence[Mapping[str, Any]], x: str, y: str, scale: float = 1.0) -> tuple[list[float], list[float]]:
+def series_of(rows: Sequence[Mapping[str, Any]], x: str, y: str) -> tuple[list[float], list[float]]:
+    """The values of two metrics in the rounds that have finite values of both."""
     points = [(row.get(x), row.get(y)) for row in rows]
-    known = [
-        (a / scale, b) for a, b in points if a is not None and b is not None and abs(a) < 1e300 and math.isfinite(b)
-    ]
+    known = [(a, b) for a, b in points if a is not None and b is not None and abs(a) < 1e300 and math.isfinite(b)]
     return [a for a, _ in known], [b for _, b in known]
+
+
+def spread_curve(rows: Sequence[Mapping[str, Any]], over: str) -> Curve:
+    """The mean accuracy of all clients of a run over an axis, with a standard deviation over clients on both sides."""
+    x, y = series_of(rows, over, "accuracy/all")
+    spread = dict(zip(*series_of(rows, over, "accuracy/all_std"), strict=True))
+    ends = [band(mean, mean - spread.get(at, 0.0), mean + spread.get(at, 0.0)) for at, mean in zip(x, y, strict=True)]
+    return Curve("", x, y, [low for low, _ in ends], [high for _, high in ends])
 
 
 def _top(rows: Sequence[Mapping[str, Any]]) -> float:
     """Return the end of the accuracy axis: above all lines, but at least 0.2, so that chance does not look good."""
-    drawn = [row.get(metric) or 0.0 for row in rows for metric in _LINES]
+    drawn = [row.get(metric) or 0.0 for row in rows for metric in LINES]
     drawn += [(row.get("accuracy/all") or 0.0) + (row.get("accuracy/all_std") or 0.0) for row in rows]
     return min(1.0, max([0.2, *(1.05 * a for a in drawn if math.isfinite(a))]))
 
 
 def _band(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
-    both = [r for r in rows if r.get("accuracy/all") is not None and r.get("accuracy/all_std") is not None]
-    if len(both) < 2:
+    one = spread_curve([row for row in rows if row.get("accuracy/all_std") is not None], "round")
+    if len(one.x) < 2 or one.low is None or one.high is None:
         return
-    xs = [r["round"] for r in both]
-    low = [max(0.0, r["accuracy/all"] - r["accuracy/all_std"]) for r in both]
-    high = [min(1.0, r["accuracy/all"] + r["accuracy/all_std"]) for r in both]
-    axes.fill_between(xs, low, high, color=_LINES["accuracy/all"][1], alpha=0.13, linewidth=0, zorder=1)
+    axes.fill_between(one.x, one.low, one.high, color=LINES["accuracy/all"][1], alpha=0.13, linewidth=0, zorder=1)
     note = "band: one standard deviation over clients"
-    axes.annotate(note, (1, 0), (-4, 5), "axes fraction", "offset points", ha="right", fontsize=8, color=_GREY)
+    axes.annotate(note, (1, 0), (-4, 5), "axes fraction", "offset points", ha="right", fontsize=6.5, color=GREY)
 
 
 def _label(axes: Axes, series: Mapping[str, tuple[list[float], list[float]]]) -> None:
@@ -105,29 +319,14 @@ def _label(axes: Axes, series: Mapping[str, tuple[list[float], list[float]]]) ->
     place = -math.inf
     for y, x, metric in ends:
         place = max(y, place + gap)
-        name, colour, _ = _LINES[metric]
+        name, colour, _ = LINES[metric]
         axes.annotate(
             f"{name} {per_cent(y)}",
             (x, place),
             xytext=(6, 0),
             textcoords="offset points",
             color=colour,
-            fontsize=9,
+            fontsize=7,
             va="center",
             annotation_clip=False,
         )
-
-
-def _style(axes: Axes, label: str) -> None:
-    from matplotlib.ticker import MaxNLocator, PercentFormatter
-
-    axes.set_xlabel(label, color=_GREY)
-    axes.yaxis.label.set_color(_GREY)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=label == "round"))
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.tick_params(colors=_GREY, length=0)
-    axes.grid(axis="y", color="#e4e4e4", linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color("#bbbbbb")

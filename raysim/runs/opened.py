@@ -1,6 +1,6 @@
 """Networks, samples and representations of a run, from its folder and checkpoints, on the CPU and without Ray.
 
-Shapes: N samples, D representation width.
+Shapes: N samples, C classes, D representation width.
 """
 
 from __future__ import annotations
@@ -166,6 +166,24 @@ class OpenedRun:
             "predicted": predicted_N.numpy(),
             "probability": probability_N.numpy(),
         }
+
+    @torch.inference_mode()
+    def confusion(self, part: str, checkpoint: Checkpoint) -> NDArray[np.int64]:
+        """Count samples by true class (row) and predicted class (column): [C, C], pooled over all clients.
+
+        Each client's own network, as it was at the checkpoint, classifies the client's own samples of one part.
+        One network is in memory at a time.
+        """
+        classes = self.spec.num_classes
+        count_CC = np.zeros((classes, classes), np.int64)
+        clients = [k for k in range(self.spec.num_clients) if len(self.assembly.partition.parts[part].of(k))]
+        with self.backend(clients, checkpoint) as backend:
+            for k in clients:
+                with backend.worker.states.reading(k) as net:
+                    net.eval()
+                    for batch in self.samples(k, part).in_order(EVALUATION_BATCH):
+                        np.add.at(count_CC, (batch.y.numpy(), net(batch.x).argmax(1).numpy()), 1)
+        return count_CC
 
     @torch.inference_mode()
     def representations(self, clients: Sequence[ClientId], part: str, t: int | None = None) -> Representations:

@@ -15,9 +15,12 @@ from raysim.common.text import one_line
 from raysim.report.load import read_rounds
 from raysim.report.units import human_bytes, human_seconds, per_cent, plural
 from raysim.sweeps.definition import Sweep
-from raysim.sweeps.estimate import Cost
+from raysim.sweeps.estimate import Cost, Estimator
+from raysim.sweeps.listing import is_long, print_collapsed
 from raysim.sweeps.loop import ComparisonError, Progress, run_sweep
+from raysim.sweeps.only import chosen_cells
 from raysim.sweeps.state import CellState, counts
+from raysim.sweeps.time_left import TimeLeft
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +33,8 @@ class PlainProgress:
     def __init__(self, sweep: Sweep, stream: TextIO) -> None:
         self.sweep, self.stream = sweep, stream
         self.states: dict[str, str] = {}
-        self.began_s, self.shown_s = time.monotonic(), 0.0
-        self.done_before: int | None = None  # rounds that were done when the sweep began
+        self.shown_s = 0.0
+        self.left = TimeLeft(lambda cells: Estimator(sweep).seconds_per_round(cells))
 
     def print(self, text: str) -> None:
         """Print one line."""
@@ -39,6 +42,7 @@ class PlainProgress:
 
     def show(self, progress: Progress) -> None:
         """Print changed states and, when due, the overall progress."""
+        self.left.update(progress)
         running = dict(progress.running)
         for one in progress.states:
             state = "running" if one.cell.name in running else one.state
@@ -61,10 +65,8 @@ class PlainProgress:
             asked = one.cell.scenario.rounds
             total += asked
             done += asked if one.state in ("done", "failed") else max(running.get(one.cell.name, one.rounds), 0)
-        if self.done_before is None:
-            self.done_before = done
-        spent, new = time.monotonic() - self.began_s, done - self.done_before
-        left = f", about {human_seconds(spent / new * (total - done))} left" if new and done < total else ""
+        left_s = self.left.seconds(progress) if done < total else None
+        left = "" if left_s is None else f", about {human_seconds(left_s)} left"
         return f"{counts(now)}; {done} of {total} rounds{left}"
 
 
@@ -115,24 +117,34 @@ def _accuracy(state: CellState) -> str:
     return f"  accuracy {per_cent(known[-1])} all clients' own networks" if known else ""
 
 
-def print_states(states: Sequence[CellState], file: TextIO | None = None) -> None:
-    """Print a line per cell with its state, rounds and, if known, why it is not done; then the counts."""
-    for one in states:
+def print_states(states: Sequence[CellState], file: TextIO | None = None, every: bool = False) -> None:
+    """Print a line per cell with its state, rounds and, if known, why it is not done; then the counts.
+
+    every: also in a long list, which otherwise has a line per variant.
+    """
+    short = every or not is_long(states)
+    if not short:
+        print_collapsed(states, file=file)
+    for one in states if short else ():
         rounds = f"{one.rounds}/{one.cell.scenario.rounds}"
         reason = f"  {one_line(one.reason)}" if one.reason else ""
         print(f"{one.state:<11} {rounds:>9}  {one.cell.name}{reason}", file=file)
     print(counts(states), file=file)
 
 
-def print_plan(states: Sequence[CellState], costs: Sequence[Cost], parallel: int) -> None:
+def print_plan(states: Sequence[CellState], costs: Sequence[Cost], parallel: int, *, every: bool = False) -> None:
     """Print a line per cell as `print_states` does, with its seconds and bytes; then the time left."""
+    short = every or not is_long(states)
+    if not short:
+        print_collapsed(states, costs)
     left_s, longest_s, unknown = 0.0, 0.0, 0
     for one, cost in zip(states, costs, strict=True):
         asked = one.cell.scenario.rounds
         seconds = "?" if cost.seconds is None else human_seconds(cost.seconds)
         sent = "?" if cost.sent is None else human_bytes(cost.sent)
         reason = f"  {one_line(one.reason)}" if one.reason else ""
-        print(f"{one.state:<11} {f'{one.rounds}/{asked}':>9} {seconds:>12} {sent:>9}  {one.cell.name}{reason}")
+        if short:
+            print(f"{one.state:<11} {f'{one.rounds}/{asked}':>9} {seconds:>12} {sent:>9}  {one.cell.name}{reason}")
         if one.state != "done":
             unknown += cost.seconds is None
             rest_s = (cost.seconds or 0.0) * (1 - one.rounds / asked)
@@ -155,23 +167,37 @@ def shown_progress(sweep: Sweep) -> Iterator[PlainProgress]:
         progress.close()
 
 
-def run_and_show(sweep: Sweep, parallel: int | None = None, retry_failed: bool = False) -> int:
-    """Run a sweep and show its progress and result; returns the exit code, 1 if a cell or the comparison is missing."""
+def run_and_show(
+    sweep: Sweep,
+    parallel: int | None = None,
+    retry_failed: bool = False,
+    only: Sequence[str] = (),
+    every: bool = False,
+) -> int:
+    """Run a sweep and show its progress and result; returns the exit code, 1 if a cell or the comparison is missing.
+
+    only: of `run_sweep`; the cells that it leaves out do not count as missing. every: of `print_states`.
+    """
     problems = []
     with shown_progress(sweep) as progress:
         try:
-            states = run_sweep(sweep, parallel=parallel, retry_failed=retry_failed, show=progress.show)
+            states = run_sweep(sweep, parallel=parallel, retry_failed=retry_failed, only=only, show=progress.show)
         except KeyboardInterrupt:
             logger.info("the sweep was stopped; the same command resumes it")
             raise
         except ComparisonError as error:
             states = error.states
             problems.append(str(error))
-    print_states(states)
+    print_states(states, every=every)
     print(f"Compare the cells:  raysim compare {sweep.output}", flush=True)
+    chosen = {cell.name for cell in chosen_cells(sweep, only)}
+    if rest := sum(state.state != "done" and state.cell.name not in chosen for state in states):
+        are = "is" if rest == 1 else "are"
+        print(f"{plural(rest, 'other cell')} {are} not done; the command without --only runs the rest", flush=True)
+    states = [state for state in states if state.cell.name in chosen]
     if left := sum(state.state != "done" for state in states):
-        rest = "the same command runs the rest; with --retry-failed it also runs failed cells again"
-        problems.insert(0, f"{left} of {len(states)} cells are not done; {rest}")
+        how = "the same command runs the rest; with --retry-failed it also runs failed cells again"
+        problems.insert(0, f"{left} of {len(states)} cells are not done; {how}")
     for problem in problems:
         print(f"raysim: {problem}", file=sys.stderr, flush=True)
     return 1 if problems else 0

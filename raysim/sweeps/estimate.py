@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from raysim.common.errors import RaysimError, ScenarioError, UnavailableError
+from raysim.common.errors import FAILURES, RaysimError, ScenarioError, UnavailableError
 from raysim.common.shards import Shards
 from raysim.core.algorithm import ClientId
 from raysim.data.datasets import missing
@@ -67,6 +69,26 @@ class Estimator:
                 finished.setdefault(_key(one.cell), []).append(_measured(one))
         self._costs.update({key: _mean(costs) for key, costs in finished.items()})
         return [self._of(one.cell) for one in states]
+
+    def seconds_per_round(self, cells: Iterable[Cell], within_s: float = 10.0) -> dict[str, float]:
+        """Estimate the seconds per round of cells from timed training steps and tests, by the cells' names.
+
+        After `within_s` seconds no more steps are timed: the estimate lacks the other cells, and those that fail.
+        """
+        began_s, found = time.monotonic(), {}
+        with torch.random.fork_rng(devices=[]):  # networks are made for it, perhaps beside a run in this process
+            for cell in cells:
+                key = _key(cell, "algorithm")
+                if key not in self._seconds and time.monotonic() - began_s < within_s:
+                    try:
+                        scenario = Scenario.of(placed(cell, self.sweep, ["backend=in_process"]))
+                        shown = preview(scenario)
+                    except FAILURES:  # the cell itself reports why it fails
+                        continue
+                    self._seconds[key] = shown.turn_s * scenario.participants * scenario.rounds + shown.tests_s
+                if key in self._seconds:
+                    found[cell.name] = self._seconds[key] / cell.scenario.rounds
+        return found
 
     def _of(self, cell: Cell) -> Cost:
         key = _key(cell)

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from raysim.engine.stop import Stop
 from raysim.runs.signals import interruptible, sigterm_kept
 from raysim.sweeps.definition import Cell, Sweep, placed
 from raysim.sweeps.large import is_large
+from raysim.sweeps.only import chosen_cells
 from raysim.sweeps.state import CellState, note_failure, state_of, states_of
 from raysim.sweeps.worker import Outcome, Task, run_cell
 from raysim.tracking.parent import ParentRun
@@ -65,19 +66,23 @@ def run_sweep(
     *,
     parallel: int | None = None,
     retry_failed: bool = False,
+    only: Sequence[str] = (),
     show: Callable[[Progress], None] = lambda progress: None,
 ) -> list[CellState]:
     """Run every cell that is not done; returns the states afterwards.
 
     parallel: cells at the same time; default: one per CPU of the machine, or of the cluster at RAY_ADDRESS.
-    retry_failed: run failed cells again. show: called often with the progress.
+    retry_failed: run failed cells again. only: run only cells with these names, see `chosen_cells`; the others stay as
+    they are. show: called often with the progress.
 
     Raises:
-        ScenarioError: another process runs this sweep, or its folder cannot be used.
+        ScenarioError: another process runs this sweep, its folder cannot be used, or no cell has a name in `only`.
         RunError: `sweep.json` cannot be written.
         KeyboardInterrupt: after Ctrl-C, once every running cell has finished its round.
         ComparisonError: only the comparison of the cells is missing.
     """
+    chosen = {cell.name for cell in chosen_cells(sweep, only)}
+    show = _of_cells(chosen, show) if only else show
     uri = check_uri(sweep.cells[0].scenario.tracking.uri)
     with contextlib.ExitStack() as cleanup:
         lock(sweep, cleanup)
@@ -87,6 +92,7 @@ def run_sweep(
             raise RunError(f"{sweep.output} cannot be written: {reason(error)}") from error
         states = {one.cell.name: one for one in _when_abandoned_cells_have_ended(sweep)}
         left = [one for one in states.values() if one.state != "done" and (retry_failed or one.state != "failed")]
+        left = [one for one in left if one.cell.name in chosen]
         if not left and _already_compared(sweep, states.values()):
             return list(states.values())
         parent = ParentRun(uri, sweep.name, sweep.output)
@@ -112,6 +118,11 @@ def run_sweep(
             parent.failed()
             raise
         return list(states.values())
+
+
+def _of_cells(names: Collection[str], show: Callable[[Progress], None]) -> Callable[[Progress], None]:
+    """Show the progress of these cells only."""
+    return lambda progress: show(replace(progress, states=[one for one in progress.states if one.cell.name in names]))
 
 
 def _run_in_workers(

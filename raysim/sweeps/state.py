@@ -11,7 +11,7 @@ from typing import Literal
 
 from raysim.common.errors import ScenarioError
 from raysim.common.files import refuse_special, replace
-from raysim.report.load import read_summary
+from raysim.report.load import read_summary, rounds_done
 from raysim.sweeps.definition import Cell, Sweep
 
 State = Literal["done", "running", "interrupted", "failed", "waiting"]
@@ -60,9 +60,9 @@ def _of_run(cell: Cell, run: Path) -> CellState:
     except ScenarioError as error:
         return CellState(cell, "failed", run, reason=str(error))
     states: dict[object, State] = {"finished": "done", "running": "running", "failed": "failed"}
-    rounds = summary.get("rounds")
+    rounds = rounds_done(run, summary)
     state = states.get(summary.get("status"), "interrupted")
-    return CellState(cell, state, run, rounds if isinstance(rounds, int) else 0, str(summary.get("error") or ""))
+    return CellState(cell, state, run, rounds, str(summary.get("error") or ""))
 
 
 def states_of(sweep: Sweep) -> list[CellState]:

@@ -72,16 +72,18 @@ class Study:
         *,
         parallel: int | None = None,
         retry_failed: bool = False,
+        only: Sequence[str] = (),
         quiet: bool = False,
     ) -> Study:
         """Run every cell that is not done, resume interrupted ones, and return the study.
 
         parallel: cells at the same time; default: one per CPU of the machine, or of the cluster at RAY_ADDRESS.
-        retry_failed: run failed cells again. quiet: show no progress.
+        retry_failed: run failed cells again. only: run only cells with these names: methods, names in `runs`, cells, or
+        patterns such as "*lr=0.1*". quiet: show no progress.
         A cell that fails does not stop the others; `cells` says why it failed.
 
         Raises:
-            ScenarioError: another process runs this study, or its folder cannot be used.
+            ScenarioError: another process runs this study, its folder cannot be used, or no cell has a name in `only`.
             RunError: `sweep.json` or the comparison of the cells cannot be written.
             KeyboardInterrupt: after Ctrl-C, once every running cell has finished its round.
         """
@@ -89,10 +91,10 @@ class Study:
         from raysim.sweeps.loop import run_sweep
 
         if quiet:
-            run_sweep(self._sweep, parallel=parallel, retry_failed=retry_failed)
+            run_sweep(self._sweep, parallel=parallel, retry_failed=retry_failed, only=only)
         else:
             with shown_progress(self._sweep) as progress:
-                run_sweep(self._sweep, parallel=parallel, retry_failed=retry_failed, show=progress.show)
+                run_sweep(self._sweep, parallel=parallel, retry_failed=retry_failed, only=only, show=progress.show)
         return self
 
     def compare(self, *, targets: Iterable[float] | None = None, baseline: str | None = None) -> Comparison:

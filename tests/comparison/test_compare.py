@@ -15,11 +15,12 @@ from scipy import stats
 
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import Comparison, compare
+from raysim.comparison.latex import latex
 from raysim.comparison.published import Published
 from raysim.comparison.report import report
 from raysim.comparison.runs import find_runs
 from raysim.comparison.sweep_card import CellCard, SweepCard
-from raysim.comparison.tables import latex, legend, markdown, task_rows, variant_rows
+from raysim.comparison.tables import legend, markdown, task_rows, variant_rows
 from tests.comparison.runs import make_run
 
 

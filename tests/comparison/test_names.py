@@ -23,11 +23,12 @@ from mlflow.utils.validation import _validate_metric_name
 from raysim.common import names
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import Comparison, compare
+from raysim.comparison.latex import latex
 from raysim.comparison.pictures import curves, draw
 from raysim.comparison.published import Published
 from raysim.comparison.report import report
 from raysim.comparison.sweep_card import CellCard, SweepCard
-from raysim.comparison.tables import latex, print_table, write_tables
+from raysim.comparison.tables import print_table, write_tables
 from raysim.report.plots import plot_accuracy
 from raysim.sweeps import loop
 from raysim.sweeps.definition import load_sweep

@@ -12,9 +12,10 @@ import pandas as pd
 import pytest
 
 from raysim.comparison.compare import Comparison, compare
+from raysim.comparison.latex import latex
 from raysim.comparison.pictures import curves, draw, pictures, swept
 from raysim.comparison.statistics import Estimate
-from raysim.comparison.tables import cell, latex, markdown, print_table, write_tables
+from raysim.comparison.tables import cell, markdown, print_table, write_tables
 from tests.comparison.runs import make_run
 
 
@@ -69,7 +70,7 @@ def test_virtual_time_where_runs_have_it(tmp_path: Path) -> None:
     print_table(comparison, shown)
     assert "virtual s" in shown.getvalue() and "virtual s to 50%" in shown.getvalue()
     panel = curves(comparison).axes[-1]
-    assert panel.get_xlabel() == "virtual seconds"
+    assert panel.get_xlabel() == "virtual time (s)"
     assert {line.get_label(): line.get_xdata().tolist() for line in panel.lines} == {
         "fedgh": [0, 9, 18],
         "fd_x": [0, 2, 4],
@@ -109,11 +110,14 @@ def test_latex_compiles(comparison: Comparison, tmp_path: Path) -> None:
 
 def test_pictures(comparison: Comparison, tmp_path: Path) -> None:
     files = draw(comparison, tmp_path / "one")
+    others = ("clients", "profile", "architectures")
+    panels = ("curves-round", "curves-bytes", "curves-operations")
     assert {path.name for path in files} == {
-        f"{name}{suffix}" for name in ("curves", "clients", "profile", "architectures") for suffix in (".svg", ".png")
+        *(f"{name}{suffix}" for name in ("curves", *others) for suffix in (".svg", ".png")),
+        *(f"{name}.pdf" for name in (*panels, *others)),
     }
-    again = draw(comparison, tmp_path / "two", (".svg",))
-    assert [path.read_bytes() for path in again] == [path.read_bytes() for path in files if path.suffix == ".svg"]
+    again = draw(comparison, tmp_path / "two", (".svg", ".pdf"))
+    assert [path.read_bytes() for path in again] == [path.read_bytes() for path in files if path.suffix != ".png"]
 
 
 def test_many_variants_are_drawn_task_by_task(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from raysim.common.errors import ScenarioError
-from raysim.inspection.pictures import picture_file
 from raysim.inspection.tsne import draw_tsne, embed
+from raysim.report.figures import picture_file
 from raysim.runs.run import Run
 
 Runs = Callable[..., Run]

@@ -1,0 +1,188 @@
+"""The table of a comparison in LaTeX, with booktabs and, if wanted, siunitx.
+
+Each column has one unit and one number of digits, and the best and second-best means are marked (`ranking.RULE`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from raysim.common import names
+from raysim.comparison.compare import Comparison
+from raysim.comparison.measures import ACCURACIES, MIB, is_cost_to_target
+from raysim.comparison.ranking import RULE, Mark, direction, marks
+from raysim.comparison.statistics import Estimate
+from raysim.comparison.tables import Column, legend, short_columns, some, text
+from raysim.report.figures import OVER
+
+MOST_DECIMALS = 3
+PLUS_MINUS = r"@{\,$\pm$\,}"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The unit and the digits of a column."""
+
+    title: str
+    factor: float  # a value in the column's unit is this times the measure's
+    decimals: int
+
+    def __call__(self, value: float, sign: bool = False) -> str:
+        """Format a value of the measure; sign: with a plus if it is positive."""
+        shown = f"{self.factor * value:{'+' if sign else ''}.{self.decimals}f}"
+        return shown.replace("-", "", 1) if float(shown) == 0 else shown
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell: a number, or text."""
+
+    text: str = ""  # before the number, or instead of it; escaped
+    mean: str = ""
+    half: str = ""  # half of the interval
+    after: str = ""
+    mark: Mark | None = None
+
+    @property
+    def is_number(self) -> bool:
+        """Whether the cell is a number and nothing else."""
+        return bool(self.mean) and not self.text and not self.after
+
+    @property
+    def plain(self) -> str:
+        """The cell without siunitx."""
+        number = _signed(self.mean) + (rf" $\pm$ {self.half}" if self.half else "")
+        marked = {None: number, "best": rf"\textbf{{{number}}}", "second": rf"\underline{{{number}}}"}[self.mark]
+        return self.text + marked + self.after
+
+
+def latex(comparison: Comparison, shown: Sequence[Column] | None = None, siunitx: bool = False) -> str:
+    r"""The table of these columns, by default the terminal's, in LaTeX; it needs `\usepackage{booktabs}`.
+
+    siunitx: use its columns `S`, which need `\usepackage{siunitx}`, version 2.8 or newer.
+    """
+    shown = short_columns(comparison) if shown is None else shown
+    render = _with_siunitx if siunitx else _with_booktabs
+    columns = [render(names.latex(head), cells) for head, cells in (_column(comparison, one) for one in shown)]
+    packages = "booktabs, siunitx" if siunitx else "booktabs"
+    ranked = any(column.kind == "mean" and direction(column.measure) for column in shown)
+    comments = [f"Accuracies in %. {legend(comparison)}", *([RULE] if ranked else [])]
+    lines = [
+        rf"% \usepackage{{{packages}}}",
+        *(f"% {names.latex(comment)}" for comment in comments),
+        *([r"{\sisetup{detect-weight=true, retain-explicit-plus=true, table-number-alignment=right}%"] * siunitx),
+        rf"\begin{{tabular}}{{l{''.join(spec for spec, _ in columns)}}}",
+        r"\toprule",
+    ]
+    first = ["variant", *(names.latex(variant.name) for variant in comparison.variants)]
+    for number, name in enumerate(first):
+        lines.append(" & ".join([name, *(cells[number] for _, cells in columns)]) + r" \\")
+        lines += [r"\midrule"] if number == 0 else []
+    notes = (f"% {names.latex(note)}" for note in comparison.notes)
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *(["}"] * siunitx), *notes, ""])
+
+
+def _with_booktabs(head: str, cells: Sequence[Cell]) -> tuple[str, list[str]]:
+    """The specification of a column, and its title and cells."""
+    return "r", [head, *(cell.plain for cell in cells)]
+
+
+def _with_siunitx(head: str, cells: Sequence[Cell]) -> tuple[str, list[str]]:
+    """As `_with_booktabs`: numbers in a column `S`, intervals in two; columns with other cells stay as they are.
+
+    Numbers are aligned to the right, and have equally many digits, so that cells without `S` are aligned with them.
+    """
+    if not any(cell.is_number for cell in cells) or not all(cell.is_number or cell.text == "-" for cell in cells):
+        return _with_booktabs(head, cells)
+    halves = [cell.half for cell in cells if cell.half]
+    spec = _format([cell.mean for cell in cells if cell.mean])
+    if not halves:
+        return spec, [f"{{{head}}}", *(_one(cell.mean, cell.mark, "r") if cell.mean else "{-}" for cell in cells)]
+    both = [rf"\multicolumn{{2}}{{c}}{{{head}}}"]
+    for cell in cells:
+        if cell.half:
+            both.append(f"{_one(cell.mean, cell.mark, f'r{PLUS_MINUS}')} & {_one(cell.half, cell.mark, 'r')}")
+        else:
+            number = rf"\num{{{cell.mean}}}" if cell.mean else "-"
+            both.append(rf"\multicolumn{{2}}{{c}}{{{number}}}")
+    return f"{spec}{PLUS_MINUS}{_format(halves)}", both
+
+
+def _format(numbers: Sequence[str]) -> str:
+    """The column `S` for these numbers."""
+    sign = "+" if any(number[0] in "+-" for number in numbers) else ""
+    parts = [number.lstrip("+-").partition(".") for number in numbers]
+    return rf"S[table-format={sign}{max(len(whole) for whole, _, _ in parts)}.{len(parts[0][2])}]"
+
+
+def _one(number: str, mark: Mark | None, align: str) -> str:
+    """A number in a column `S`; align: the column's alignment for a cell that replaces `S`."""
+    if mark == "second":
+        return rf"\multicolumn{{1}}{{{align}}}{{\underline{{\num{{{number}}}}}}}"
+    return rf"\bfseries {number}" if mark == "best" else number
+
+
+def _signed(number: str) -> str:
+    """A number whose sign is not a hyphen."""
+    return re.sub(r"^([+-])(?=\d)", r"$\1$", number)
+
+
+def _column(comparison: Comparison, column: Column) -> tuple[str, list[Cell]]:
+    """The title and the cells of a column."""
+    if column.kind not in ("mean", "difference"):
+        texts = [text(comparison, variant, column) for variant in comparison.variants]
+        return column.title, [Cell(_signed(names.latex(one))) for one in texts]
+    measure, differs = column.measure, column.kind == "difference"
+    scale = scale_of(comparison, measure)
+    of = partial(comparison.difference if differs else comparison.estimate, measure=measure)
+    found = {variant.name: of(variant.name) for variant in comparison.variants}
+    marked = {} if differs else marks(comparison, measure)
+    # Costs that are the same with every seed have no spread to show.
+    spreads = measure in ACCURACIES or any(one.half_width for one in found.values() if one)
+    reached = {variant.name: comparison.reached(variant.name, measure) for variant in comparison.variants}
+    partly = is_cost_to_target(measure) and not all(one.all for one in reached.values())
+    cells = []
+    for variant in comparison.variants:
+        estimate = found[variant.name]
+        if estimate is None:
+            cells.append(Cell(names.latex(text(comparison, variant, column))))
+            continue
+        cells.append(
+            Cell(
+                f"{reached[variant.name].runs} of {reached[variant.name].of}: " if partly and not differs else "",
+                scale(estimate.mean, sign=differs),
+                scale(estimate.half_width) if spreads and estimate.half_width is not None else "",
+                some(estimate, len(comparison.pairs(variant.name))),
+                marked.get(variant.name),
+            )
+        )
+    return "vs baseline" if differs else scale.title, cells
+
+
+def scale_of(comparison: Comparison, measure: str) -> Scale:
+    """The unit and the digits of a measure's columns: for its means and, if there is a baseline, its differences."""
+    title = Column("mean", measure).title
+    if measure in ACCURACIES:
+        return Scale(title, 100.0, 2)
+    each = [comparison.estimate(variant.name, measure) for variant in comparison.variants]
+    each += [comparison.difference(variant.name, measure) for variant in comparison.variants]
+    estimates = [one for one in each if one is not None]
+    factor = 1.0
+    for unit, axis, size in (("MiB", "bytes", MIB), ("GFLOP", "operations", 1e9)):
+        if unit in title:
+            chosen = OVER[axis].unit(one.mean * size for one in estimates)
+            title, factor = title.replace(unit, chosen.name), size / chosen.size
+    return Scale(title, factor, _decimals(estimates, factor))
+
+
+def _decimals(estimates: Iterable[Estimate], factor: float) -> int:
+    """Decimals that show three digits of the smallest mean, at most `MOST_DECIMALS`; 0 for whole numbers."""
+    values = [factor * value for one in estimates for value in (one.mean, one.half_width or 0.0)]
+    means = [abs(factor * one.mean) for one in estimates if one.mean and math.isfinite(one.mean)]
+    if not means or all(value == round(value) for value in values if math.isfinite(value)):
+        return 0
+    return min(MOST_DECIMALS, max(0, 2 - math.floor(math.log10(min(means)))))

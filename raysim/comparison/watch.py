@@ -1,0 +1,100 @@
+"""`raysim report --watch`: writes a report again and again until its runs have ended."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from raysim.common import names
+from raysim.common.errors import ScenarioError
+from raysim.common.files import is_locked
+from raysim.comparison.report import Live, report
+from raysim.comparison.runs import run_folders
+from raysim.comparison.sweep_card import SweepCard
+from raysim.report.load import is_running, read_summary, rounds_done
+
+EVERY_S = 5.0
+"""Seconds between two reports; more, if writing one takes longer than a second."""
+
+SWEEP_LOCK = ".lock"
+"""A file in a sweep's folder that the process which runs the sweep keeps locked."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """The state of the runs below a folder."""
+
+    line: str  # how many runs are in which state
+    running: bool  # whether a process runs a run or a sweep there
+    begun: bool  # whether there is a run
+    measured: bool  # whether a run has finished a round
+
+    @classmethod
+    def of(cls, folder: Path) -> Watched:
+        """Read the state. Raises `ScenarioError` if a folder or a file is damaged."""
+        runs = run_folders(folder) if os.path.exists(folder) else []  # noqa: PTH110
+        running = is_locked(folder / SWEEP_LOCK) or any(map(is_running, runs))
+        summaries = [read_summary(run) for run in runs]
+        done = [rounds_done(run, summary) for run, summary in zip(runs, summaries, strict=True)]
+        asked = [int(summary.get("rounds_asked") or 0) for summary in summaries]
+        states = Counter(str(summary.get("status")) for summary in summaries)
+        card = SweepCard.read(folder)
+        waiting = sum(not any(run.parent.name == cell for run in runs) for cell in card.cells) if card else 0
+        words = [f"{count} {state}" for state, count in states.most_common()]
+        if len(runs) == 1 and not waiting:
+            words = [*states]
+        words += [f"{waiting} waiting"] if waiting else []
+        done_of = [(t, of) for t, of in zip(done, asked, strict=True) if of]
+        rounds = f"; {sum(t for t, _ in done_of)} of {sum(of for _, of in done_of)} rounds" if done_of else ""
+        rounds += " of these runs" if done_of and len(runs) + waiting > 1 else ""
+        name = names.name(folder.resolve().name)
+        return cls(f"{name}: {', '.join(words) or 'no run has begun yet'}{rounds}", running, bool(runs), any(done))
+
+
+def watch(
+    sources: Sequence[Path],
+    output: Path | str,
+    baseline: str | None = None,
+    told: Callable[[str], None] = lambda line: None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Path:
+    """Write a report on runs every few seconds until they have ended, and return its path.
+
+    A source may be missing, or have no run, at first. The page refreshes itself in the browser; the last page does not,
+    nor does the page after Ctrl-C. told: receives a line with the state of each source whenever it has changed.
+    Raises as `report`, and `KeyboardInterrupt` after Ctrl-C.
+    """
+    before: list[str] = []
+    watched: dict[Path, Watched] = {}
+    try:
+        while True:
+            began_s = time.monotonic()
+            watched = {source: Watched.of(source) for source in sources}
+            lines = [one.line for one in watched.values()]
+            for line in lines:
+                if line not in before:
+                    told(line)
+            before = lines
+            if all(one.begun and not one.running for one in watched.values()):
+                return _write(watched, output, baseline, None)
+            try:
+                _write(watched, output, baseline, round(EVERY_S))
+            except ScenarioError:
+                if baseline is None:
+                    raise
+                _write(watched, output, None, round(EVERY_S))  # the runs of the baseline may begin later
+            sleep(max(EVERY_S, 4 * (time.monotonic() - began_s)))
+    except KeyboardInterrupt:
+        _write(watched, output, None, None)
+        raise
+
+
+def _write(watched: Mapping[Path, Watched], output: Path | str, baseline: str | None, refresh_s: int | None) -> Path:
+    measured = [source for source, one in watched.items() if one.measured]
+    live = Live([one.line for one in watched.values()], refresh_s, time.strftime("%H:%M:%S"))
+    name = ", ".join(names.name(source.resolve().name) for source in watched)
+    return report(*measured, output=output, baseline=baseline, live=live, name=name)

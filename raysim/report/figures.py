@@ -1,0 +1,223 @@
+"""The style of every figure: sizes in print, colours, lines, axes in per cent and in units, and files with their fonts.
+
+A figure is as wide as a column of a paper, or as two columns with the gap between them, and its text has 7 or 8 points,
+so that LaTeX can include it at its natural size. Curves differ in colour, line style and marker, and areas in colour
+and hatching: they stay apart in grey and for colour-blind readers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
+
+from raysim.common.errors import ScenarioError
+from raysim.common.files import reason, replace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+Width = Literal["one-column", "two-columns"]
+INCHES: dict[Width, float] = {"one-column": 3.5, "two-columns": 7.16}
+"""Widths of figures: those of IEEE, which also fit the columns of ACM and, two columns, the text of most others."""
+
+SUFFIXES = (".png", ".svg", ".pdf")
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c8c00")
+"""Okabe and Ito's colours, which colour-blind readers can distinguish."""
+STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (7, 2)), (0, (3, 1)))
+MARKERS = "os^Dv*Px>"
+HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "++++")
+GREY = "#666666"
+LINE = 1.1
+"""The width of lines, in points."""
+
+_STYLE: dict[str, Any] = {
+    "pdf.fonttype": 42,  # embed TrueType fonts: many publishers refuse Type 3, which is the default
+    "ps.fonttype": 42,
+    "svg.hashsalt": "raysim",  # ids in SVG files are random without it
+    "font.family": "DejaVu Sans",  # comes with Matplotlib
+    "font.size": 8,
+    "axes.labelsize": 8,
+    "axes.titlesize": 8,
+    "figure.titlesize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "legend.handlelength": 2.6,
+    "legend.columnspacing": 1.2,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "lines.markersize": 3.5,
+    "hatch.linewidth": 0.4,
+    "axes.formatter.useoffset": False,
+    "axes.formatter.limits": (-6, 12),  # no 1e10 beside an axis
+}
+
+
+@contextlib.contextmanager
+def style() -> Iterator[None]:
+    """Apply the style to the figures that are drawn and saved inside the block; also a decorator of functions."""
+    import matplotlib
+
+    with matplotlib.rc_context(_STYLE):
+        yield
+
+
+@style()
+def make_figure(
+    rows: int = 1, columns: int = 1, width: Width = "one-column", height: float = 2.4, **options: Any
+) -> tuple[Figure, list[Axes]]:
+    """Make a figure with panels, row by row, without the global state of Matplotlib's pyplot.
+
+    height: in inches. options: of `Figure.subplots`. What is drawn into it needs the `style`, too.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(INCHES[width], height), dpi=200, layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(rows, columns, squeeze=False, **options)
+    for axes in panels.flat:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#dddddd", linewidth=0.5)
+        axes.set_axisbelow(True)
+    return figure, list(panels.flat)
+
+
+def save(figure: Figure, file: Path | IO[Any], **options: Any) -> None:
+    """Save a figure as `Figure.savefig` does, with its fonts, and without a warning for characters that they lack.
+
+    Two drawings of the same data have the same bytes.
+    """
+    date = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    with style(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        figure.savefig(file, metadata=date.get(options["format"]), **{"facecolor": "white", **options})
+
+
+def save_picture(figure: Figure, file: Path) -> Path:
+    """Write the picture of an option `-o` atomically. Raises `ScenarioError` if the file cannot be written."""
+    try:
+        replace(file, lambda out: save(figure, out, format=file.suffix[1:]))
+    except OSError as error:
+        raise ScenarioError(f"-o: {file} cannot be written ({reason(error)})") from None
+    return file
+
+
+def picture_file(path: Path | str) -> Path:
+    """Check the file name of a picture, before minutes of work. Raises `ScenarioError` for a wrong suffix or folder."""
+    file = Path(path)
+    if file.suffix not in SUFFIXES:
+        raise ScenarioError(f"-o: {path} given; give a file that ends in {', '.join(SUFFIXES)}")
+    if not file.absolute().parent.is_dir():
+        raise ScenarioError(f"-o: {path} given, but there is no folder {file.parent}")
+    return file
+
+
+def line_look(place: int, points: int) -> dict[str, Any]:
+    """Colour, line style and marker of the curve with this place. points: of the curve; about six get a marker.
+
+    No two of the first 504 curves look the same, and no two of the first 63 in grey.
+    """
+    return {
+        "color": COLOURS[place % len(COLOURS)],
+        "linestyle": STYLES[place % len(STYLES)],
+        "marker": MARKERS[place % len(MARKERS)],
+        "markevery": max(1, round(points / 6)),
+        "linewidth": LINE,
+    }
+
+
+def area_look(place: int) -> dict[str, Any]:
+    """Colour and hatching of the bars or boxes with this place."""
+    hatch = HATCHES[place % len(HATCHES)]
+    return {"facecolor": COLOURS[place % len(COLOURS)], "hatch": hatch, "edgecolor": "black", "linewidth": 0.5}
+
+
+def legend_columns(labels: Sequence[str], inches: float) -> int:
+    """Return how many of these labels fit side by side in a legend, at most 4."""
+    longest = max((len(line) for label in labels for line in label.split("\n")), default=0)
+    return max(1, min(int(inches / (0.42 + 0.06 * longest)), 4, len(labels)))
+
+
+@style()
+def legend(figure: Figure, axes: Axes) -> None:
+    """Put the legend of these axes below the figure, in as many columns as fit side by side."""
+    handles, labels = axes.get_legend_handles_labels()
+    if not handles:
+        return
+    columns = legend_columns(labels, figure.get_size_inches()[0])
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+def per_cent_axis(axis: Axis) -> None:
+    """Label an axis of fractions in per cent, with as many decimals as its ticks need."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+    axis.set_major_formatter(FuncFormatter(lambda fraction, _: f"{100 * fraction:.6g}%"))
+
+
+def band(mean: float, low: float | None, high: float | None) -> tuple[float, float]:
+    """Return the ends of an interval around an accuracy, cut at 0 and 1; without an interval, both are the mean."""
+    # A damaged file may have a mean outside of [0, 1]; the interval contains it even so.
+    return (mean if low is None else min(mean, max(0.0, low))), (mean if high is None else max(mean, min(1.0, high)))
+
+
+class Unit(NamedTuple):
+    """The unit of an axis."""
+
+    name: str
+    size: float  # in the unit of the data
+
+
+_BYTES = [Unit("B", 1), Unit("KiB", 2.0**10), Unit("MiB", 2.0**20), Unit("GiB", 2.0**30), Unit("TiB", 2.0**40)]
+_FLOP = [Unit(f"{prefix}FLOP", 10.0**power) for prefix, power in (("", 0), ("k", 3), ("M", 6), ("G", 9), ("T", 12))]
+_FLOP += [Unit(f"{prefix}FLOP", 10.0**power) for prefix, power in (("P", 15), ("E", 18))]
+_TIME = [Unit("s", 1), Unit("min", 60), Unit("h", 3600), Unit("days", 86400)]
+
+
+class Over(NamedTuple):
+    """A horizontal axis of accuracy curves."""
+
+    metric: str  # the column of rounds.parquet
+    label: str
+    units: Sequence[Unit] = (Unit("", 1),)
+
+    def unit(self, values: Iterable[float]) -> Unit:
+        """Return the largest unit in which the greatest value is at least 1, and at least 2 minutes, hours or days."""
+        greatest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+        least = 2 if self.units is _TIME else 1
+        return next((unit for unit in reversed(self.units) if greatest >= least * unit.size), self.units[0])
+
+    def title(self, unit: Unit) -> str:
+        """Return the axis label."""
+        return f"{self.label} ({unit.name})" if unit.name else self.label
+
+
+OVER = {
+    "round": Over("round", "round"),
+    "bytes": Over("comm/total_bytes", "sent, both directions", _BYTES),
+    "operations": Over("compute/total_flops", "operations", _FLOP),
+    "virtual-time": Over("time/virtual_total_s", "virtual time", _TIME),
+}
+"""The axes over which accuracy is drawn."""
+
+
+@style()
+def plain_numbers(axes: Axes, whole: bool = False, ticks: int = 5) -> None:
+    """Give the horizontal axis a few ticks with plain numbers. whole: whole numbers only, such as rounds."""
+    from matplotlib.ticker import MaxNLocator, ScalarFormatter
+
+    axes.xaxis.set_major_locator(MaxNLocator(ticks, integer=whole))
+    axes.xaxis.set_major_formatter(ScalarFormatter(useOffset=False))

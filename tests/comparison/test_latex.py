@@ -1,0 +1,167 @@
+"""LaTeX tables: chosen columns, digits and units of a column, marks of the best means, siunitx."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from raysim.common.errors import ScenarioError
+from raysim.comparison.compare import Comparison, compare
+from raysim.comparison.latex import Scale, latex, scale_of
+from raysim.comparison.ranking import RULE, direction, marks
+from raysim.comparison.statistics import Estimate
+from raysim.comparison.tables import chosen_columns
+from tests.cli.command import run
+from tests.comparison.runs import make_run
+
+HAS_SIUNITX = shutil.which("kpsewhich") is not None and bool(
+    subprocess.run(["kpsewhich", "siunitx.sty"], capture_output=True).stdout
+)
+
+
+def compared(
+    folder: Path, accuracies: Mapping[str, Sequence[float]], baseline: str | None = None, **changes: object
+) -> Comparison:
+    """A comparison of methods with these last accuracies, one per seed from 1 on."""
+    for method, values in accuracies.items():
+        for seed, value in enumerate(values, 1):
+            make_run(folder / f"{method}{seed}", method, seed, [0.0, 0.2, value], **changes)
+    return compare(folder, baseline=baseline, targets=[])
+
+
+A, B, C = [0.90, 0.92, 0.94], [0.80, 0.82, 0.841], [0.50, 0.521, 0.54]
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "expected"),
+    [
+        # Every paired difference is constant up to 0.001: all three pairs have p < 0.001.
+        ({"a": A, "b": B, "c": C}, {"a": "best", "b": "second"}),
+        ({"c": C, "b": B, "a": A}, {"a": "best", "b": "second"}),
+        ({"a": A, "b": B}, {"a": "best"}),  # nothing is below the second
+        ({"a": A}, {}),
+        # Differences 0.1, -0.1 and 0.1 of the two best: p = 0.67. There is no best one, and so no second.
+        ({"a": [0.9, 0.8, 0.9], "b": [0.8, 0.9, 0.8], "c": [0.1, 0.11, 0.12]}, {}),
+        # The second and the third do not differ, the best does from both.
+        ({"a": A, "b": [0.5, 0.6, 0.5], "c": [0.5, 0.5, 0.6]}, {"a": "best"}),
+        ({"a": A, "b": A, "c": C}, {}),  # equal
+        ({"a": A[:2], "b": B[:2], "c": C[:2]}, {}),  # two seeds: no test
+        # Differences 0.02, 0.03 and 0.04: p = 0.035, less than 0.05 alone, and 0.104 corrected for three pairs, of
+        # which it has the greatest p.
+        ({"a": [0.90, 0.92, 0.94], "b": [0.88, 0.89, 0.90]}, {"a": "best"}),
+        ({"a": [0.90, 0.92, 0.94], "b": [0.88, 0.89, 0.90], "c": [0.86, 0.87, 0.88], "d": [0.859, 0.870, 0.881]}, {}),
+    ],
+)
+def test_the_best_and_the_second(
+    tmp_path: Path, accuracies: Mapping[str, Sequence[float]], expected: Mapping[str, str]
+) -> None:
+    assert marks(compared(tmp_path, accuracies), "last") == expected
+
+
+def test_a_smaller_cost_to_a_target_is_better_and_other_costs_are_not_ranked(tmp_path: Path) -> None:
+    for seed in (1, 2, 3):
+        make_run(tmp_path / f"a{seed}", "fast", seed, [0.0, 0.6, 0.6, 0.6])
+        make_run(tmp_path / f"b{seed}", "slow", seed, [0.0, 0.1, 0.1, 0.9])
+        make_run(tmp_path / f"c{seed}", "never", seed, [0.0, 0.1, 0.1, 0.6 if seed == 1 else 0.1])
+    comparison = compare(tmp_path, targets=[0.5])
+    assert marks(comparison, "rounds_to_0.5") == {"fast": "best"}
+    assert marks(comparison, "last") == {}  # slow and fast differ by 0.3 in every seed, never is as good once
+    assert [direction(measure) for measure in ("std", "jain", "total_mib", "virtual_s", "dropped")] == [-1, 1, 0, 0, 0]
+    text = latex(comparison, chosen_columns(comparison, ["rounds_to_0.5"]))
+    assert r"fast & 3 of 3: \textbf{1} \\" in text and r"never & 1 of 3 \\" in text
+
+
+def test_every_task_has_its_best(tmp_path: Path) -> None:
+    compared(tmp_path / "one", {"a": A, "b": B}, data={"name": "digits"})
+    compared(tmp_path / "two", {"a": C, "b": B}, data={"name": "cifar10"})
+    found = marks(compare(tmp_path), "last")
+    assert {name.split()[0] for name in found} == {"a", "b"} and set(found.values()) == {"best"}
+
+
+def test_marks_are_in_the_table_with_their_rule(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, {"a": A, "b": B, "c": C})
+    text = latex(comparison)
+    assert re.search(r"^a & 3 & \\textbf\{92\.00 \$\\pm\$ \d\.\d\d\}", text, re.MULTILINE)
+    assert re.search(r"^b & 3 & \\underline\{82\.03 \$\\pm\$ \d\.\d\d\}", text, re.MULTILINE)
+    assert (
+        "\n% Bold: the best mean of its column and task, if it is significantly better" in text and "p < 0.05" in RULE
+    )
+    assert "Bold" not in latex(comparison, chosen_columns(comparison, ["n", "total_mib"]))
+
+
+@pytest.mark.parametrize(
+    ("values", "title", "shown"),
+    [
+        ([0.5, 12.25], "MiB", ["0.500", "12.250"]),
+        ([3 * 2.0**10, 2.0**20], "TiB", ["0.003", "1.000"]),
+        ([2.0**-10, 2.0**-12], "KiB", ["1.000", "0.250"]),
+        ([12.0, 9.0], "MiB", ["12", "9"]),
+        ([0.0, 0.0], "B", ["0", "0"]),
+    ],
+)
+def test_a_column_has_one_unit_and_one_number_of_digits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: Sequence[float], title: str, shown: list[str]
+) -> None:
+    comparison = compared(tmp_path, {"a": A, "b": B})
+    of = dict(zip("ab", values, strict=True))
+    monkeypatch.setattr(Comparison, "estimate", lambda self, variant, measure: Estimate(1, of[variant]))
+    scale = scale_of(comparison, "total_mib")
+    assert (scale.title, [scale(value) for value in values]) == (title, shown)
+
+
+def test_numbers() -> None:
+    scale = Scale("last", 100.0, 2)
+    assert [scale(0.5, True), scale(-0.5, True), scale(-1e-9), scale(0.12345)] == ["+50.00", "-50.00", "0.00", "12.35"]
+
+
+def test_columns_are_chosen_by_name(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    compared(tmp_path / "runs", {"fedgh": A, "fd": B})
+    words = ["compare", str(tmp_path / "runs"), "--baseline", "fd", "-o", str(tmp_path / "out")]
+    code, out, _ = run(capfd, *words, "--columns", "worst_decile, last.difference,last.p_holm,n,total_mib")
+    assert code == 0
+    assert " ".join(out.splitlines()[0].split()) == "variant worst 10% vs baseline p (Holm) n MiB"
+    text = (tmp_path / "out" / "comparison.tex").read_text()
+    assert r"variant & worst 10\% & vs baseline & p (Holm) & n & MiB \\" in text
+    for name, sentence in (
+        ("lasst", "--columns: lasst given; did you mean 'last'?; allowed: n, last, "),
+        ("last.published", "--columns: last.published given"),
+        ("", "--columns:  given; allowed: "),
+    ):
+        code, _, error = run(capfd, *words, "--columns", name)
+        assert code == 2 and sentence in error and error.count("\n") == 1
+    with pytest.raises(ScenarioError, match=r"rounds_to_0.5.difference given, but there is no baseline; give one with"):
+        chosen_columns(compare(tmp_path / "runs", targets=[0.5]), ["rounds_to_0.5.difference"])
+
+
+def _columns_of(row: str) -> int:
+    return sum(int(span[0]) if (span := re.findall(r"\\multicolumn\{(\d)\}", cell)) else 1 for cell in row.split(" & "))
+
+
+@pytest.mark.parametrize("partly", [False, True])
+def test_siunitx(tmp_path: Path, partly: bool) -> None:
+    """Every row has as many columns as the table; bold numbers stay numbers; text stays outside of columns S."""
+    comparison = compared(tmp_path / "runs", {"a": A, "b": B, "c_$": C}, "b")
+    if partly:
+        make_run(tmp_path / "runs" / "x", "c_$", 9, [0.0, 0.2, 0.5])
+        comparison = compare(tmp_path / "runs", targets=[0.91], baseline="b")
+    text = latex(comparison, siunitx=True)
+    (spec,) = re.findall(r"\\begin\{tabular\}\{(.*)\}$", text, re.MULTILINE)
+    columns = len(re.findall(r"[lr](?![^\[]*\])|S\[[^\]]*\]", re.sub(r"@\{[^}]*\}", "", spec)))
+    assert {_columns_of(line) for line in text.splitlines() if line.endswith(r"\\")} == {columns}
+    assert r"\bfseries 92.00 & \bfseries " in text and r"S[table-format=2.2]@{\,$\pm$\,}S[table-format=1.2]" in text
+    assert r"\multicolumn{1}{r@{\,$\pm$\,}}{\underline{\num{82.03}}}" in text
+    assert text.count("{") == text.count("}")
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None or not HAS_SIUNITX, reason="siunitx is not installed")
+def test_siunitx_compiles(tmp_path: Path) -> None:
+    comparison = compared(tmp_path / "runs", {"a": A, "b": B, "c_$": C}, "b")
+    preamble = "\\documentclass{article}\\usepackage{booktabs,siunitx}\\begin{document}"
+    (tmp_path / "t.tex").write_text(f"{preamble}{latex(comparison, siunitx=True)}\\end{{document}}")
+    done = subprocess.run(["pdflatex", "-halt-on-error", "t.tex"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

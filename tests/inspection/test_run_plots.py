@@ -1,0 +1,171 @@
+"""`raysim plot`: every kind from real runs, and one sentence where a run lacks the data."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from raysim.common.errors import ScenarioError
+from raysim.inspection import run_plots
+from raysim.inspection.run_plots import KINDS, PlottedRun, labels, plot
+from raysim.runs.opened import OpenedRun
+from raysim.runs.run import Run
+from tests.cli.command import run
+from tests.comparison.runs import make_run
+
+Runs = Callable[..., Run]
+SYSTEM = "system={flops_per_s: 1e9, up_mbit_per_s: 10, down_mbit_per_s: 10}"
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures that are saved."""
+    saved: list[Figure] = []
+    save = run_plots.save_picture
+
+    def keep(figure: Figure, file: Path) -> Path:
+        saved.append(figure)
+        return save(figure, file)
+
+    monkeypatch.setattr(run_plots, "save_picture", keep)
+    return saved
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("suffix", [".pdf", ".png", ".svg"])
+def test_every_kind(capfd: pytest.CaptureFixture[str], runs: Runs, tmp_path: Path, kind: str, suffix: str) -> None:
+    folders = [str(runs(method, SYSTEM).folder) for method in ("fedgh", "standalone")]
+    for given in (folders[:1], folders):
+        file = tmp_path / f"{kind}{len(given)}{suffix}"
+        assert run(capfd, "plot", *given, "--kind", kind, "-o", str(file)) == (0, f"{file}\n", "")
+        assert file.read_bytes()[:4] in (b"%PDF", b"\x89PNG", b"<?xm")
+
+
+def test_what_is_drawn_is_what_was_measured(runs: Runs, tmp_path: Path, figures: list[Figure]) -> None:
+    both = [runs(method, SYSTEM) for method in ("fedgh", "standalone")]
+    folders = [one.folder for one in both]
+    plot(folders, "virtual-time", tmp_path / "a.png")
+    lines = figures[-1].axes[0].lines
+    assert [line.get_label() for line in lines] == ["fedgh", "standalone"]
+    for line, one in zip(lines, both, strict=True):
+        shown = one.rounds.dropna(subset=["time/virtual_total_s", "accuracy/all"])
+        assert line.get_xdata() == pytest.approx(shown["time/virtual_total_s"])
+        assert line.get_ydata() == pytest.approx(shown["accuracy/all"])
+    plot(folders[:1], "clients", tmp_path / "a.png")
+    last = both[0].clients.dropna(subset=["accuracy"]).groupby("client").last()["accuracy"]
+    bars = {round(bar.get_x() + 0.4): bar.get_height() for bar in figures[-1].axes[0].patches}
+    assert bars == pytest.approx(last.to_dict())
+    plot(folders[:1], "curves", tmp_path / "a.png")
+    names = [line.get_label() for line in figures[-1].axes[0].lines]
+    assert names == ["all clients, ± one standard deviation", "worst tenth", "participants"]
+
+
+def test_the_confusion_matrix_pools_all_clients(runs: Runs) -> None:
+    """Its rows are the test samples of each class; its diagonal is what the run counted as correct."""
+    one = runs("fedgh", SYSTEM)
+    opened = OpenedRun.of(one.folder)
+    count_CC = opened.confusion("test", opened.checkpoint())
+    assert count_CC.sum(1).tolist() == one.classes["total"].tolist()
+    assert np.diag(count_CC).tolist() == one.classes["correct"].tolist()
+    by_client = [one.client(k).predictions("test") for k in range(8)]
+    wrong = sum(((each["label"] == 3) & (each["predicted"] == 8)).sum() for each in by_client)
+    assert count_CC[3, 8] == wrong
+
+
+def test_labels_have_only_what_differs(tmp_path: Path) -> None:
+    def made(name: str, **summary: object) -> PlottedRun:
+        folder = make_run(tmp_path / name)
+        old = json.loads((folder / "summary.json").read_text())
+        (folder / "summary.json").write_text(json.dumps({**old, **summary}))
+        return PlottedRun(folder)
+
+    common = {"rounds": 5, "training.lr": 0.1}
+    first = made("a", method="FedGH", seed=1, overrides=common)
+    second = made("b", method="FedGH", seed=1, overrides={**common, "training.lr": 0.2})
+    third = made("c", method="FedGH", seed=2, overrides=common)
+    assert labels([first]) == ["FedGH"]
+    assert labels([first, second]) == ["FedGH lr=0.1", "FedGH lr=0.2"]
+    assert labels([first, third]) == ["FedGH seed=1", "FedGH seed=2"]
+    assert labels([first, first]) == ["FedGH", "FedGH-2"]
+    hostile = made("d", method="$x_1\n<b>_", seed=3, overrides={"training.$lr": "$_\n"})
+    for kind in ("curves", "bytes", "boxes", "clients"):
+        plot([first.folder, hostile.folder], kind, tmp_path / "a.svg")
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("virtual-time", "it has no virtual time; choose a run whose scenario has a section `system`"),
+        ("confusion", "has no checkpoint; a run saves one unless checkpoint.every is 0"),
+    ],
+)
+def test_a_run_that_lacks_the_data(
+    capfd: pytest.CaptureFixture[str], runs: Runs, workplace: Path, kind: str, sentence: str
+) -> None:
+    folder = str(runs("fedgh", "checkpoint.every=0").folder)
+    code, out, error = run(capfd, "plot", folder, "--kind", kind)
+    assert (code, out) == (2, "") and sentence in error and error.count("\n") == 1
+    assert not list(workplace.iterdir())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damaged_and_empty_folders(capfd: pytest.CaptureFixture[str], runs: Runs, workplace: Path, kind: str) -> None:
+    copy = workplace / "copy"
+    for name in ("summary.json", "rounds.parquet", "clients.parquet"):
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(runs("fedgh", SYSTEM).folder, copy)
+        (copy / name).write_bytes(b"\x00damaged")
+        code, _, error = run(capfd, "plot", str(copy), "--kind", kind, "-o", "a.png")
+        assert (code, error.count("\n")) in ((0, 0), (2, 1)) and "Traceback" not in error
+    for name in ("summary.json", "rounds.parquet"):
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(runs("fedgh", SYSTEM).folder, copy)
+        (copy / name).unlink()
+        code, _, error = run(capfd, "plot", str(copy), "--kind", kind, "-o", "a.png")
+        assert (code, error.count("\n")) in ((0, 0), (2, 1)) and "Traceback" not in error
+    (workplace / "empty").mkdir()
+    code, _, error = run(capfd, "plot", str(workplace / "empty"), "--kind", kind, "-o", "b.png")
+    assert code == 2 and error == f"raysim: {workplace / 'empty'} is not a run folder: it holds no summary.json.\n"
+    assert not (workplace / "b.png").exists()
+
+
+def test_a_run_in_progress(tmp_path: Path) -> None:
+    """Its last rows are in clients.arrows, which may be cut off, and nothing is tested before the first round."""
+    folder = make_run(tmp_path / "a")
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, "status": "running"}))
+    (folder / "clients.parquet").unlink()
+    (folder / "clients.arrows").write_bytes(b"")
+    plot([folder], "curves", tmp_path / "a.png")
+    with pytest.raises(ScenarioError, match=r"no client has been tested yet; "):
+        plot([folder], "boxes", tmp_path / "b.png")
+    (folder / "rounds.parquet").unlink()
+    with pytest.raises(ScenarioError, match=r"no round is done yet"):
+        plot([folder], "curves", tmp_path / "b.png")
+    assert not (tmp_path / "b.png").exists()
+
+
+def test_bad_options(capfd: pytest.CaptureFixture[str], workplace: Path) -> None:
+    for words, sentence in (
+        (["nowhere"], "raysim: nowhere given, but there is no such run folder and"),
+        (["nowhere", "-o", "x.gif"], "raysim: -o: x.gif given; give a file that ends in .png, .svg, .pdf"),
+        (["nowhere", "--kind", "pie"], "'pie' is not one of 'curves', 'bytes', 'virtual-time'"),
+        (["nowhere", "--width", "3"], "'3' is not one of 'one-column', 'two-columns'"),
+        ([], "Missing argument 'RUN...'"),
+        (["a"] * 41, "raysim: 41 runs given; at most 40 fit into one figure"),
+    ):
+        code, out, error = run(capfd, "plot", *words)
+        assert (code, out) == (2, "") and sentence in error
+    assert not list(workplace.iterdir())
+
+
+def test_the_commands_kinds_are_those_that_are_drawn() -> None:
+    from raysim.cli.inspection import PLOTS
+
+    assert tuple(KINDS) == PLOTS

@@ -1,0 +1,238 @@
+"""What a sweep shows: the time left, collapsed lists, and the cells that `--only` chooses."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from raysim.common.errors import ScenarioError
+from raysim.report.load import read_summary
+from raysim.sweeps.definition import Cell, Sweep, load_sweep, placed
+from raysim.sweeps.display import PlainProgress, print_plan, print_states
+from raysim.sweeps.estimate import Cost, Estimator
+from raysim.sweeps.listing import LONG, collapsed, is_long
+from raysim.sweeps.loop import Progress
+from raysim.sweeps.only import chosen_cells
+from raysim.sweeps.state import CellState, states_of
+from raysim.sweeps.time_left import PLAN_AFTER_S, TimeLeft
+from tests.cli.command import run
+from tests.comparison.runs import make_run
+from tests.engine.scenarios import digits
+
+
+def sweep_of(folder: Path, *sets: str, **content: Any) -> Sweep:
+    path = folder / "sweep.yaml"
+    path.write_text(yaml.safe_dump({"base": digits(output=str(folder / "runs")), **content}))
+    return load_sweep(path, sets=sets)
+
+
+METHODS = {"algorithm.name": ["fedgh", "standalone", "fd"]}
+
+
+class Clock:
+    """A clock that only the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def waiting(sweep: Sweep) -> list[CellState]:
+    return [CellState(cell, "waiting") for cell in sweep.cells]
+
+
+def test_the_time_left_by_measured_rounds(tmp_path: Path) -> None:
+    """fedgh takes 2 s per round, standalone 1 s; fd, not begun, counts as their mean."""
+    sweep = sweep_of(tmp_path, "rounds=10", grid=METHODS)
+    clock, states = Clock(), waiting(sweep)
+    left = TimeLeft(lambda cells: pytest.fail("rounds were measured"), clock)
+    progress = Progress(states, [("fedgh", -1), ("standalone", -1)])
+    left.update(progress)
+    assert left.seconds(progress) is None
+    for second, running in ((2, [("fedgh", 1), ("standalone", 2)]), (4, [("fedgh", 2), ("standalone", 4)])):
+        clock.now = 1000.0 + second
+        progress = Progress(states, running)
+        left.update(progress)
+        # With both at work: the sum of what is left, divided by two; fd has 10 rounds of 1.5 s.
+        rest = (10 - running[0][1]) * 2 + (10 - running[1][1]) * 1 + 15
+        assert left.seconds(progress) == pytest.approx(rest / 2)
+    # standalone ends after 10 s; fd begins, and the estimate follows what it takes: 5 s per round.
+    done = [states[0], replace(states[1], state="done", rounds=10), states[2]]
+    clock.now = 1010.0
+    progress = Progress(done, [("fedgh", 5), ("fd", -1)])
+    left.update(progress)
+    assert left.seconds(progress) == pytest.approx(15)  # fd alone; the half of both is less
+    clock.now = 1015.0
+    progress = Progress(done, [("fedgh", 7), ("fd", 1)])
+    left.update(progress)
+    assert left.seconds(progress) == pytest.approx(9 * 5)
+
+
+def test_the_time_left_before_the_first_round(tmp_path: Path) -> None:
+    """Timed steps tell it, once, after some seconds without a round; a measured round then corrects all plans."""
+    sweep = sweep_of(tmp_path, "rounds=10", grid=METHODS)
+    clock, states = Clock(), waiting(sweep)
+    asked: list[list[str]] = []
+
+    def plan(cells: Sequence[Cell]) -> Mapping[str, float]:
+        asked.append([cell.name for cell in cells])
+        return {"fedgh": 10.0, "standalone": 30.0}
+
+    left = TimeLeft(plan, clock)
+    progress = Progress(states, [("fedgh", -1)])
+    left.update(progress)
+    assert left.seconds(progress) is None and not asked
+    clock.now += PLAN_AFTER_S
+    assert left.seconds(progress) == pytest.approx(100 - 10 + 300 + 200)  # 10 s of the first round have passed
+    left.seconds(progress)
+    assert asked == [["fedgh", "standalone", "fd"]]
+    clock.now = 1040.0  # the first round took 40 s, four times the plan
+    progress = Progress(states, [("fedgh", 1)])
+    left.update(progress)
+    assert left.seconds(progress) == pytest.approx(9 * 40 + 10 * 30 * 4 + 10 * 40)
+
+
+def test_a_resumed_cell_counts_only_its_new_rounds(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, "rounds=10", grid={})
+    clock, state = Clock(), CellState(sweep.cells[0], "interrupted", None, 6)
+    left = TimeLeft(lambda cells: {}, clock)
+    name = state.cell.name
+    left.update(Progress([state], [(name, -1)]))
+    clock.now += 3
+    progress = Progress([state], [(name, 7)])
+    left.update(progress)
+    assert left.seconds(progress) == pytest.approx(3 * 3)
+
+
+def test_steps_are_timed_for_each_data_and_model_but_not_for_each_method(workplace: Path) -> None:
+    sweep = sweep_of(workplace, grid={**METHODS, "training.batch_size": [16, 32]})
+    planned = Estimator(sweep).seconds_per_round(sweep.cells)
+    assert planned.keys() == {cell.name for cell in sweep.cells} and all(value > 0 for value in planned.values())
+    assert len(set(planned.values())) == 2
+    assert Estimator(sweep).seconds_per_round(sweep.cells, within_s=0.0) == {}
+
+
+def test_the_progress_line_tells_the_time_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = sweep_of(tmp_path, "rounds=10", grid=METHODS)
+    clock, stream = Clock(), io.StringIO()
+    shown = PlainProgress(sweep, stream)
+    shown.left.clock = clock
+    monkeypatch.setattr("raysim.sweeps.display.LINE_EVERY_S", 0.0)
+    shown.show(Progress(waiting(sweep), [("fedgh", -1)]))
+    clock.now += 60
+    shown.show(Progress(waiting(sweep), [("fedgh", 1)]))
+    assert "1 running, 2 waiting; 1 of 30 rounds, about 29 min 00 s left" in stream.getvalue()
+
+
+def test_long_lists_are_collapsed(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, "rounds=10", grid=METHODS, seeds="1..7")
+    states = waiting(sweep)
+    states[:4] = [replace(one, state="done", rounds=10) for one in states[:4]]
+    states[4] = replace(states[4], state="running", rounds=3)
+    states[7] = replace(states[7], state="failed", reason="out of\nmemory")
+    states[8] = replace(states[8], state="failed", reason="out of\nmemory")
+    states[9] = replace(states[9], state="interrupted", rounds=2, reason="killed")
+    shown = io.StringIO()
+    print_states(states, shown)
+    assert shown.getvalue().splitlines() == [
+        "fedgh: 4 of 7 seeds done, 1 running, 2 waiting; 43 of 70 rounds",
+        "standalone: 0 of 7 seeds done, 1 interrupted, 2 failed, 4 waiting; 2 of 70 rounds",
+        "    2 failed: out of memory",
+        "    1 interrupted: killed",
+        "fd: 0 of 7 seeds done, 7 waiting; 0 of 70 rounds",
+        "(a line per cell: --all)",
+        "4 done, 1 running, 1 interrupted, 2 failed, 13 waiting",
+    ]
+    shown = io.StringIO()
+    print_states(states, shown, every=True)
+    assert len(shown.getvalue().splitlines()) == len(states) + 1 > LONG
+    assert not is_long(states[:LONG])
+
+
+def test_methods_are_collapsed_if_variants_are_many(tmp_path: Path) -> None:
+    rates = [0.001 * (i + 1) for i in range(12)]
+    several = waiting(sweep_of(tmp_path, grid={**METHODS, "training.lr": rates}))
+    assert collapsed(several)[0] == "fedgh: 0 of 12 cells done, 12 waiting; 0 of 36 rounds"
+    assert len(collapsed(several)) == 3
+    one_method = waiting(sweep_of(tmp_path, grid={"training.lr": [0.001 * (i + 1) for i in range(30)]}))
+    assert not is_long(one_method)  # a line for all of them would hide every variant
+
+
+def test_the_plan_of_a_long_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    states = waiting(sweep_of(tmp_path, grid=METHODS, seeds="1..7"))
+    print_plan(states, [Cost(10.0, 1024.0)] * 20 + [Cost(None, None)], 2)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "fedgh: 0 of 7 seeds done, 7 waiting; 10.0 s, 1.00 KiB each"
+    assert lines[-1] == "about 1 min 40 s with 2 cells at a time, besides 1 cell of unknown length"
+    print_plan(states, [Cost(10.0, 1024.0)] * 21, 2, every=True)
+    assert len(capsys.readouterr().out.splitlines()) == 21 + 2
+
+
+@pytest.mark.parametrize(
+    ("only", "names"),
+    [
+        ([], ["A seed=1", "A seed=2", "b [x] seed=1", "b [x] seed=2"]),
+        (["A"], ["A seed=1", "A seed=2"]),
+        (["fedgh"], ["A seed=1", "A seed=2"]),
+        (["STANDALONE"], ["b [x] seed=1", "b [x] seed=2"]),
+        (["b [x]"], ["b [x] seed=1", "b [x] seed=2"]),
+        (["b [x] seed=2", "a seed=1"], ["A seed=1", "b [x] seed=2"]),
+        (["*seed=2"], ["A seed=2", "b [x] seed=2"]),
+    ],
+)
+def test_cells_are_chosen_by_name(tmp_path: Path, only: list[str], names: list[str]) -> None:
+    runs = {"A": ["algorithm.name=fedgh"], "b [x]": ["algorithm.name=standalone"]}
+    sweep = sweep_of(tmp_path, runs=runs, seeds="1..2")
+    assert [cell.name for cell in chosen_cells(sweep, only)] == names
+
+
+def test_only_lists_what_it_chooses(capfd: pytest.CaptureFixture[str], workplace: Path) -> None:
+    sweep = sweep_of(workplace, grid=METHODS)
+    code, out, _ = run(capfd, "sweep", "sweep.yaml", "--only", "fd", "--status")
+    assert code == 0 and [line.split()[0] for line in out.splitlines()] == ["waiting", "1"] and " fd\n" in out
+    code, out, error = run(capfd, "sweep", "sweep.yaml", "--only", "fdd")
+    assert (code, out) == (2, "")
+    assert error == (
+        "raysim: --only: 'fdd' given, but no cell has this name; did you mean 'fd'?; allowed: fedgh, standalone, fd\n"
+    )
+    assert not sweep.output.exists()
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_only_runs_what_it_chooses(capfd: pytest.CaptureFixture[str], workplace: Path) -> None:
+    """The other cells stay as they are, and the sweep is the same: without --only, its finished cells are skipped."""
+    sweep = sweep_of(workplace, grid=METHODS, set=["rounds=1"])
+    code, out, error = run(capfd, "sweep", "sweep.yaml", "--only", "fd", "--parallel", "1")
+    assert code == 0 and "2 other cells are not done; the command without --only runs the rest" in out
+    assert "waiting" not in error  # the progress is that of the chosen cells
+    assert [one.state for one in states_of(sweep)] == ["waiting", "waiting", "done"]
+    digest = read_summary(states_of(sweep)[2].folder or Path())["state_digest"]
+    code, out, _ = run(capfd, "sweep", "sweep.yaml", "--parallel", "1")
+    assert code == 0 and out.splitlines()[3] == "3 done"
+    states = states_of(sweep)
+    assert read_summary(states[2].folder or Path())["state_digest"] == digest
+    assert len(list(sweep.output.glob("*/*/summary.json"))) == 3
+
+
+def test_the_rounds_of_a_running_cell(tmp_path: Path) -> None:
+    """Its summary.json has no rounds before it ends; rounds.parquet has them."""
+    sweep = sweep_of(tmp_path, grid={})
+    (cell,) = sweep.cells
+    folder = make_run(sweep.output / cell.folder_name / "run", accuracy=[0.1, 0.2, 0.3])
+    (folder / "summary.json").write_text('{"status": "running"}')
+    (folder / "logs").mkdir()
+    (folder / "logs" / ".lock").write_text("")
+    (state,) = states_of(sweep)
+    assert (state.state, state.rounds) == ("interrupted", 2)  # no process holds the lock
+    assert placed(cell, sweep).rounds == 3
+    with pytest.raises(ScenarioError):
+        chosen_cells(sweep, ["nothing"])
