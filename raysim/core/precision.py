@@ -17,6 +17,9 @@ Precision = Literal["float32", "bfloat16", "float16"]
 
 _LOWER = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
+SCALE = 2.0**15
+"""First scale of a float16 loss: the largest power of 2 in float16, since the scale is the gradient of such a loss."""
+
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
     """Return a context in which networks compute in this precision."""
@@ -39,7 +42,7 @@ class Backward:
     """
 
     def __init__(self, precision: Precision, device: torch.device) -> None:
-        self.scaler = GradScaler(device.type) if precision == "float16" else None
+        self.scaler = GradScaler(device.type, init_scale=SCALE) if precision == "float16" else None
 
     def __call__(self, loss: Tensor, optimizers: Sequence[Any], clip: Callable[[], object] | None) -> None:
         """Compute the gradients of `loss`, clip them, and let the optimizers take a step."""

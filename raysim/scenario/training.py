@@ -46,7 +46,7 @@ def own_training_of(parsed: ParsedScenario) -> dict[int, Training]:
             raise parsed.origin.error(key, "changes no setting; give one, such as `lr`, or remove the override")
         if not clients:
             raise parsed.origin.error(
-                key, "selects no client that an earlier override does not select; move it forward, or remove it"
+                key, "selects no client, or only clients that earlier overrides select; move it forward, or remove it"
             )
         settings = training.model_copy(update=changes)
         _refuse_nesterov(parsed, settings, key)

@@ -159,6 +159,13 @@ REFUSED = [
         "algorithm.server_mode=x",
         "server_mode: 'x' given; allowed: 'per_lar', 'per_client' or 'frozen_random'",
     ),
+    ("training.precision=half", "training.precision: 'half' given; allowed: 'float32', 'bfloat16' or 'float16'"),
+    ("training.overrides=[{clients: 0-3, lrr: 1}]", "training.overrides.0.lrr: unknown key; did you mean 'lr'?"),
+    ("training.overrides=[{clients: 0-3, lr: 0}]", "training.overrides.0.lr: 0 given; allowed: greater than 0"),
+    ("training.stragglers=0.5", "training.stragglers: 0.5 given; allowed: a mapping of keys and values"),
+    ("training.stragglers={share: 0}", "training.stragglers.share: 0 given; allowed: greater than 0"),
+    ("training.stragglers={share: 1.5}", "training.stragglers.share: 1.5 given; allowed: at most 1"),
+    ("training.stragglers={}", "training.stragglers.share: is required and was not given"),
     ("resources.overrides=[3]", "resources.overrides.0: 3 given; allowed: a mapping of keys and values"),
     ("training={1: 2}", "training.1: keys must be text"),
     ("training={lr: {a: {b: 1}}}", "training.lr: {a: {b: 1}} given; allowed: a number"),
@@ -408,6 +415,29 @@ COMBINATIONS = [
     ),
     (["resources.overrides=[{clients: x}]"], "resources.overrides.0.clients: 'x' is invalid: write ranges of ids"),
     (["resources.overrides=[{models: [cnn1]}]"], "resources.overrides.0.models: 'cnn1' is not among clients.models"),
+    (["training.overrides=[{lr: 1}]"], "training.overrides.0: give either `models` or `clients` to select"),
+    (["training.overrides=[{clients: 0-99, lr: 1}]"], "training.overrides.0.clients: '0-99' is invalid: there is no"),
+    (
+        ["training.overrides=[{models: [cnn1], lr: 1}]"],
+        "training.overrides.0.models: 'cnn1' is not among clients.models (digits_mlp64, ",
+    ),
+    (["training.overrides=[{clients: 0-3}]"], "training.overrides.0: changes no setting; give one, such as `lr`"),
+    (
+        ["training.overrides=[{clients: 0-9, lr: 1}, {clients: 3-4, lr: 2}]"],
+        "training.overrides.1: selects no client, or only clients that earlier overrides select; move it forward",
+    ),
+    (
+        ["training.nesterov=true", "training.momentum=0"],
+        "training.nesterov: true given with momentum 0; set a momentum greater than 0",
+    ),
+    (
+        ["training.nesterov=true", "training.optimizer=adamw"],
+        "training.nesterov: true given with optimizer adamw; set it to false, or use optimizer sgd",
+    ),
+    (
+        ["training.nesterov=true", "training.overrides=[{models: [digits_resnet], optimizer: adam}]"],
+        "training.overrides.0.nesterov: true given with optimizer adam; set it to false, or use optimizer sgd",
+    ),
     (["data.split=published", "data.partition={name: hks, alpha: 0.0}"], "data.partition.alpha: 0.0 given"),
     (["data.split=pooled811", "data.partition={name: hks}"], "data.split: pooled811 given, but partition hks"),
 ]
