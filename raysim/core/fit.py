@@ -129,7 +129,7 @@ def fit_one(job: FitJob) -> FitResult:
     optimizers = make_optimizers(trained, job.local, job.rates)
     parameters = list(trained.values())
     device, limit = parameters[0].device, job.local.clip
-    backward = Backward(job.local.precision, device)
+    lower, backward = autocast(job.local.precision, device), Backward(job.local.precision, device)
     clip = None if limit is None else lambda: nn.utils.clip_grad_norm_(parameters, limit)
     loss_sum, samples = torch.zeros((), device=device), 0
     rows: Tensor | None = None
@@ -137,7 +137,7 @@ def fit_one(job: FitJob) -> FitResult:
     for optimizer in optimizers:
         optimizer.zero_grad()
     for batch in job.batches:
-        with autocast(job.local.precision, device):
+        with lower:
             loss, kept = loss_and_rows(job, batch)
         backward(loss, optimizers, clip)
         for optimizer in optimizers:

@@ -140,6 +140,8 @@ class Scenario(ParsedScenario):
             texts.append(
                 f"training.momentum: {training.momentum:g} is not used, as the optimizer is {training.optimizer}"
             )
+        if training.stragglers and max(one.epochs for one in (training, *self.own_training.values())) == 1:
+            texts.append("training.stragglers: it has no effect, as all clients train for 1 epoch")
         schedule: object = training.schedule
         if isinstance(schedule, WarmsUp) and schedule.warmup >= self.rounds:
             texts.append(

@@ -12,6 +12,7 @@ import yaml
 
 import raysim
 from raysim.algorithms.standalone import Standalone
+from raysim.comparison.runs import RunRecord
 from raysim.core.algorithm import Client
 from raysim.core.fit import LocalTraining
 from raysim.core.ops import cross_entropy
@@ -19,6 +20,7 @@ from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.run import run_round
 from raysim.engine.spec import RunSpec
 from raysim.engine.stragglers import Stragglers
+from raysim.inspection.transmission import attack_spec
 from raysim.runs.assembly import assemble
 from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import digits, loaded, spec_for
@@ -144,6 +146,20 @@ def test_clients_of_one_group_may_have_different_epochs(caplog: pytest.LogCaptur
         assert (report.train_samples, report.flops) == (alone[k].train_samples, alone[k].flops)
 
 
+def test_stragglers_without_effect_are_warned_of() -> None:
+    def warnings(*sets: str) -> tuple[str, ...]:
+        return Scenario.of(loaded("training.stragglers={share: 0.5}", *sets)).warnings
+
+    assert warnings() == ("training.stragglers: it has no effect, as all clients train for 1 epoch",)
+    assert not warnings("training.epochs=2") and not warnings("training.overrides=[{clients: 0-1, epochs: 2}]")
+
+
+def test_an_attack_knows_the_learning_rate_of_each_client() -> None:
+    spec = attack_spec(spec_of("training.overrides=[{clients: 0-1, lr: 0.5}]", "training.stragglers={share: 1}"))
+    assert [spec.local_of(k).lr for k in (1, 2)] == [0.5, 0.05]
+    assert spec.local_of(1).momentum == 0 and spec.stragglers is None
+
+
 def test_defaults_are_what_they_were() -> None:
     assert spec_for(loaded())[0].local == LocalTraining(epochs=1, batch_size=32, lr=0.05, momentum=0.9, clip=5.0)
     assert (spec_of().own_local, spec_of().stragglers) == ({}, None)
@@ -154,7 +170,7 @@ def test_a_resumed_run_has_the_same_bits(sets: list[str], tmp_path: Path) -> Non
     places = [f"output={tmp_path}", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db"]
     two, three = (raysim.run(digits(), sets=[*places, *sets, f"rounds={rounds}"], quiet=True) for rounds in (2, 3))
     assert two.resume(["rounds=3"], quiet=True).state_digest == three.state_digest
-    assert two.state_digest != raysim.run(digits(), sets=[*places, "rounds=3"], quiet=True).state_digest
+    assert three.state_digest != raysim.run(digits(), sets=[*places, "rounds=3"], quiet=True).state_digest
 
 
 def test_a_run_from_before_these_keys_is_resumed(tmp_path: Path) -> None:
@@ -166,4 +182,5 @@ def test_a_run_from_before_these_keys_is_resumed(tmp_path: Path) -> None:
     resolved["training"] = {key: value for key, value in resolved["training"].items() if key not in new}
     assert resolved["training"]["schedule"] == {"name": "constant"}
     file.write_text(yaml.safe_dump(resolved))
+    assert RunRecord.read(two.folder).deciding | {"rounds": 3} == RunRecord.read(three.folder).deciding
     assert two.resume(["rounds=3"], quiet=True).state_digest == three.state_digest
