@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 import raysim
+from raysim.engine.stragglers import Stragglers
+from raysim.scenario.scenario import Scenario
 from tests.conftest import REPOSITORY
 from tests.engine.scenarios import digits
 
@@ -29,6 +31,7 @@ ELSEWHERE: Mapping[tuple[str, str], tuple[int, str]] = {
 """(page, language) -> how many blocks, and the file whose tests execute them."""
 
 HERE = {
+    ("docs/guide.md", "yaml"): 1,
     ("docs/inspection.md", "python"): 1,
     ("docs/own_code.md", "python"): 1,
     ("docs/own_code.md", "yaml"): 1,
@@ -54,6 +57,16 @@ def test_every_block_has_its_test() -> None:
     assert {key: count for key, count in counts.items() if count} == executed
     for (page, _), (_, file) in ELSEWHERE.items():
         assert Path(page).name in (REPOSITORY / file).read_text(encoding="utf-8") or page == "README.md", file
+
+
+def test_the_training_section_of_the_guide() -> None:
+    (text,) = blocks("docs/guide.md", "yaml")
+    clients = {"count": 12, "models": ["digits_cnn_s", "vit_small"], "feature_dim": 32}
+    scenario = Scenario.load(digits(**yaml.safe_load(text), clients=clients))
+    local = {k: scenario.own_local.get(k, scenario.local) for k in range(12)}
+    assert [local[k].optimizer for k in range(12)] == ["sgd", "adamw"] * 6
+    assert [(one.epochs, one.batch_size) for one in (local[0], local[1], local[10])] == [(2, 16), (5, 64), (5, 64)]
+    assert scenario.local.precision == "bfloat16" and scenario.stragglers == Stragglers(0.5, scenario.seed)
 
 
 def test_the_python_of_the_page_on_inspection(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:

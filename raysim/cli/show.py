@@ -154,8 +154,10 @@ def show_preview(found: Preview, scenario: Scenario) -> None:
             nodes.add_row(_text(one.node.name), cpus, gpus, _text(one.holds))
         console.print(nodes)
     models = _table("Architectures", "model", "clients", "parameters", "one step on this CPU")
+    several = len({model.name for model in found.models}) < len(found.models)
     for model in found.models:
-        models.add_row(model.name, str(model.clients), f"{model.params:,}", f"{model.step_s * 1e3:.3g} ms")
+        name = f"{model.name}, batches of {model.batch_size}" if several else model.name
+        models.add_row(name, str(model.clients), f"{model.params:,}", f"{model.step_s * 1e3:.3g} ms")
     console.print(models)
     memory = found.process_memory_mb * (found.plan.num_actors + 2) + found.client_memory_mb + found.samples_mb
     console.print(

@@ -48,7 +48,7 @@ METRICS: Mapping[str, str] = {
     "loss/train": "mean over participants of their mean training loss per sample",
     "loss/test": "mean over all clients of the mean test loss per sample, each with its latest model",
     "loss/test_current": "mean over all clients of the mean test loss per sample of the copies in accuracy/all_current",
-    "training/lr": "the clients' learning rate in this round: `training.lr`, as `training.schedule` has it",
+    "training/lr": "learning rate of the round, without overrides: `training.lr` times its schedule's factor",
     "comm/up_bytes": "bytes that the participants sent in this round",
     "comm/down_bytes": "bytes that the server sent in this round",
     "comm/total_bytes": "bytes in both directions, from the first round on",

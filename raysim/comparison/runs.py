@@ -19,8 +19,16 @@ from raysim.comparison.measures import MIB, TARGETS
 from raysim.comparison.sweep_card import CellCard, SweepCard
 from raysim.report.load import last_measured, read_clients, read_rounds, read_summary, rounds_done
 from raysim.scenario.parse import flatten
-from raysim.scenario.schema import decides
+from raysim.scenario.schema import Section, Settings, decides
 from raysim.scenario.yaml_text import parse, read_text
+
+
+@cache
+def _default_keys() -> Mapping[str, Any]:
+    """Return the keys of the sections that a scenario may omit, with their defaults."""
+    sections = {name: field.default for name, field in Settings.model_fields.items()}
+    given = {name: value.model_dump(mode="json") for name, value in sections.items() if isinstance(value, Section)}
+    return dict(flatten(given))
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,8 @@ class RunRecord:
         summary |= {"rounds": rounds_done(folder, summary)}
         path = folder / "resolved.yaml"
         keys = dict(flatten(parse(read_text(path), str(path))))
+        # A run from before a key existed has the key's default.
+        keys |= {key: value for key, value in _default_keys().items() if key not in keys}
         if not isinstance(keys.get("seed"), int):
             raise ScenarioError(f"{keys.get('seed')!r} given; give an integer", key="seed", origin=str(path))
         cell = sweep.cells.get(folder.resolve().parent.name) if sweep else None

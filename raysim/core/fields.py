@@ -108,7 +108,7 @@ def in_words(hint: Any) -> str:
     if not isinstance(hint, Hashable):  # not a type: a file may contain any annotation
         return str(hint)
     if hint not in _WORDS and isinstance(hint, type):  # a section of a scenario
-        return f"a mapping of {', '.join(inspect.get_annotations(hint))}"
+        return f"a mapping of {', '.join(getattr(hint, 'model_fields', inspect.get_annotations(hint)))}"
     return _WORDS.get(hint, str(hint))
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from raysim.core.data import Batch
+from raysim.core.precision import Backward, Precision, as_float32, autocast
 from raysim.core.torch_workarounds import Sgd, named_tensors, set_training
 
 Loss = Callable[[Any, Batch, Any], Tensor | tuple[Tensor, Tensor]]
@@ -31,15 +32,17 @@ class Batches(Protocol):
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """Training settings of every client, for any algorithm; they come from the scenario."""
+    """Training settings of a client, for any algorithm; they come from the scenario."""
 
     epochs: int = 1
     batch_size: int = 64
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float = 0.01
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float | None = None  # greatest norm of a step's gradient over all parameters; None: no limit
+    nesterov: bool = False  # Nesterov's momentum; for SGD with momentum
+    precision: Precision = "float32"  # of forward and backward passes; parameters and messages are float32
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class FitResult:
 Trainer = Callable[[FitJob], FitResult]
 
 
-Optimizer = Sgd | torch.optim.Adam
+Optimizer = Sgd | torch.optim.Adam | torch.optim.AdamW
 
 
 def make_optimizers(named: Mapping[str, Tensor], local: LocalTraining, rates: Mapping[str, float]) -> list[Optimizer]:
@@ -77,10 +80,11 @@ def make_optimizers(named: Mapping[str, Tensor], local: LocalTraining, rates: Ma
     of_rate: dict[float, list[Tensor]] = {}
     for name, parameter in named.items():
         of_rate.setdefault(rates.get(name, local.lr), []).append(parameter)
-    if local.optimizer == "adam":
-        decay = local.weight_decay
-        return [torch.optim.Adam(part, lr=lr, weight_decay=decay, fused=True) for lr, part in of_rate.items()]
-    return [Sgd(part, lr, local.momentum, local.weight_decay) for lr, part in of_rate.items()]
+    decay = local.weight_decay
+    if local.optimizer == "sgd":
+        return [Sgd(part, lr, local.momentum, decay, local.nesterov) for lr, part in of_rate.items()]
+    kind = torch.optim.Adam if local.optimizer == "adam" else torch.optim.AdamW
+    return [kind(part, lr=lr, weight_decay=decay, fused=True) for lr, part in of_rate.items()]
 
 
 def check_names(job: FitJob, named: Mapping[str, Tensor]) -> None:
@@ -124,18 +128,19 @@ def fit_one(job: FitJob) -> FitResult:
     trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
     optimizers = make_optimizers(trained, job.local, job.rates)
     parameters = list(trained.values())
-    loss_sum, samples = torch.zeros((), device=parameters[0].device), 0
+    device, limit = parameters[0].device, job.local.clip
+    lower, backward = autocast(job.local.precision, device), Backward(job.local.precision, device)
+    clip = None if limit is None else lambda: nn.utils.clip_grad_norm_(parameters, limit)
+    loss_sum, samples = torch.zeros((), device=device), 0
     rows: Tensor | None = None
     set_training(job.net, True)
     for optimizer in optimizers:
         optimizer.zero_grad()
     for batch in job.batches:
-        loss, kept = loss_and_rows(job, batch)
-        loss.backward()
-        if job.local.clip is not None:
-            nn.utils.clip_grad_norm_(parameters, job.local.clip)
+        with lower:
+            loss, kept = loss_and_rows(job, batch)
+        backward(loss, optimizers, clip)
         for optimizer in optimizers:
-            optimizer.step()
             # After the step too: gradients left on a model double its memory for as long as the client lives.
             optimizer.zero_grad()
         if job.bounds:
@@ -150,9 +155,11 @@ def fit_one(job: FitJob) -> FitResult:
 
 
 def loss_and_rows(job: FitJob, batch: Batch) -> tuple[Tensor, Tensor | None]:
-    """Return the loss of a batch and, detached, its rows, if the loss returns any."""
+    """Return the loss of a batch and, detached, its rows, if the loss returns any; neither in a lower precision."""
     result = job.loss(job.net, batch, job.given)
-    return (result[0], result[1].detach()) if isinstance(result, tuple) else (result, None)
+    if isinstance(result, tuple):
+        return as_float32(result[0]), as_float32(result[1].detach())
+    return as_float32(result), None
 
 
 def has_batchnorm(net: nn.Module) -> bool:

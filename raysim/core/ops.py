@@ -14,6 +14,7 @@ from torch import Tensor
 
 from raysim.core.data import Batch
 from raysim.core.messages import Weights
+from raysim.core.precision import as_float32
 from raysim.core.torch_workarounds import is_batched
 
 
@@ -21,6 +22,7 @@ def cross_entropy(net: Any, batch: Batch, given: Any) -> Tensor:
     """The plain classification loss, a scalar; `given` is not read."""
     logits_BC = net(batch.x)
     if is_batched(logits_BC):
+        logits_BC = as_float32(logits_BC)  # as autocast does for `F.cross_entropy`
         right_B = logits_BC.gather(1, batch.y[:, None]).squeeze(1)
         return batch.mean(logits_BC.logsumexp(1) - right_B)
     if batch.weight is None:  # equal result with one operation instead of two, forward and backward

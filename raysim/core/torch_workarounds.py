@@ -88,10 +88,17 @@ class Sgd:
     Delete when: the first step of `torch.optim.SGD(..., fused=True)` leaves `torch._dynamo` out of `sys.modules`.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], lr: float, momentum: float, weight_decay: float) -> None:
+    def __init__(
+        self, parameters: Sequence[Tensor], lr: float, momentum: float, weight_decay: float, nesterov: bool = False
+    ) -> None:
         self.parameters, self.lr, self.weight_decay = parameters, lr, weight_decay
-        self.momentum = momentum
+        self.momentum, self.nesterov = momentum, nesterov
         self.buffers: dict[Tensor, Tensor] = {}  # momentum of the parameters updated so far
+
+    @property
+    def param_groups(self) -> list[dict[str, Sequence[Tensor]]]:
+        """The parameters, where `torch.amp.GradScaler` looks for them."""
+        return [{"params": self.parameters}]
 
     def zero_grad(self) -> None:
         """Discard all gradients."""
@@ -119,7 +126,7 @@ class Sgd:
                 momentum=self.momentum,
                 lr=self.lr,
                 dampening=0.0,
-                nesterov=False,
+                nesterov=self.nesterov,
                 maximize=False,
             )
             if self.momentum:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 
 from raysim.common.errors import FAILURES, RunError
 from raysim.common.text import quoted
-from raysim.core.fields import Count, Fraction, Range
+from raysim.core.fields import Count, Fraction, NonNegativeInt, Range
 from raysim.plugins.calling import real_number, where
 
 Factor = Annotated[float, Range(gt=0, le=1)]
@@ -22,16 +23,33 @@ class RateSchedule(Protocol):
 
 
 @dataclass(frozen=True)
-class Constant:
-    """The same learning rate in every round."""
+class WarmsUp(ABC):
+    """A schedule that may follow a warm-up, in which the learning rate grows linearly to `training.lr`."""
+
+    warmup: NonNegativeInt = field(default=0, kw_only=True)
+    """Number of rounds in which the learning rate grows linearly, from `training.lr / warmup` in round 1 to
+    `training.lr`. The schedule then starts, over the remaining rounds."""
 
     def factor(self, t: int, num_rounds: int) -> float:
         """See `RateSchedule`."""
+        return t / self.warmup if t <= self.warmup else self.after(t - self.warmup, num_rounds - self.warmup)
+
+    @abstractmethod
+    def after(self, t: int, num_rounds: int) -> float:
+        """Return the factor in round `t` after the warm-up, counted from 1. num_rounds: the rounds after it."""
+
+
+@dataclass(frozen=True)
+class Constant(WarmsUp):
+    """The same learning rate in every round."""
+
+    def after(self, t: int, num_rounds: int) -> float:
+        """See `WarmsUp`."""
         return 1.0
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(WarmsUp):
     """The learning rate is multiplied by `by` after every `every` rounds; `every: 1` gives exponential decay."""
 
     every: Count
@@ -39,13 +57,13 @@ class Step:
     by: Factor = 0.1
     """Factor by which each step multiplies the learning rate."""
 
-    def factor(self, t: int, num_rounds: int) -> float:
-        """See `RateSchedule`."""
+    def after(self, t: int, num_rounds: int) -> float:
+        """See `WarmsUp`."""
         return self.by ** ((t - 1) // self.every)
 
 
 @dataclass(frozen=True)
-class Cosine:
+class Cosine(WarmsUp):
     """The rate falls along half a cosine from `training.lr` in round 1 to `floor` times that after the last round.
 
     Loshchilov, Hutter. ICLR 2017, Eq. 5, without restarts.
@@ -54,8 +72,8 @@ class Cosine:
     floor: Fraction = 0.0
     """Factor of `training.lr` that the schedule approaches after the last round."""
 
-    def factor(self, t: int, num_rounds: int) -> float:
-        """See `RateSchedule`."""
+    def after(self, t: int, num_rounds: int) -> float:
+        """See `WarmsUp`."""
         return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * (t - 1) / num_rounds)) / 2
 
 

@@ -20,6 +20,7 @@ from raysim.core.data import Samples, Transform, shared
 from raysim.core.fit import LocalTraining
 from raysim.core.seeds import global_seed
 from raysim.engine.learning_rate import Constant, RateSchedule, factor_of
+from raysim.engine.stragglers import Stragglers
 from raysim.plugins.own_code import OwnCode
 
 FEW = 8
@@ -37,7 +38,7 @@ class RunSpec:
     models: tuple[str, ...]  # client k has models[k % len(models)]
     build_model: Callable[..., Any]  # name, optional feature_dim -> a SplitModel with weights from torch's generator
     transform: Transform
-    local: LocalTraining
+    local: LocalTraining  # of clients without settings of their own, and at the server
     train: Shards
     val: Shards
     test: Shards
@@ -56,6 +57,8 @@ class RunSpec:
     weights_seed: int | None = None  # seed of initial weights; None: the run's seed
     public: tuple[NDArray[Any], NDArray[np.int64]] | None = None  # stored samples and labels of `Task.public`
     schedule: RateSchedule = field(default_factory=Constant)  # schedule of the learning rate
+    own_local: Mapping[ClientId, LocalTraining] = field(default_factory=dict)  # of clients that an override selects
+    stragglers: Stragglers | None = None  # which clients do not finish their epochs
     own_code: OwnCode = OwnCode()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -78,23 +81,39 @@ class RunSpec:
     def groups(self, cohort: Sequence[ClientId]) -> list[tuple[ClientId, ...]]:
         """Split a cohort into groups that are trained together: one architecture, in id order, of similar size.
 
+        Clients of one architecture that train with different settings, except epochs, are in different groups.
+
         Fewer than `FEW` clients are trained one by one, unless the scenario sets a smaller group size. The groups
         depend on the scenario and the cohort alone, because grouping changes the last bits of results.
         """
-        of_arch: dict[str, list[ClientId]] = {}
+        alike: dict[tuple[str, LocalTraining | None], list[ClientId]] = {}
         for k in cohort:
-            of_arch.setdefault(self.arch(k), []).append(k)
+            settings = replace(self.local_of(k), epochs=1) if self.own_local else None
+            alike.setdefault((self.arch(k), settings), []).append(k)
         groups: list[tuple[ClientId, ...]] = []
-        for arch, ids in of_arch.items():
+        for (arch, _), ids in alike.items():
             most = self.together.get(arch, 1)
             count = math.ceil(len(ids) / most) if len(ids) >= min(most, FEW) else len(ids)
             ends = [len(ids) * i // count for i in range(count + 1)]
             groups += [tuple(ids[begin:end]) for begin, end in pairwise(ends)]
         return sorted(groups)
 
-    def local_in(self, t: int) -> LocalTraining:
-        """Return the training settings of round `t`; round 0, in which no client trains, has those of round 1."""
-        return replace(self.local, lr=self.local.lr * factor_of(self.schedule, max(t, 1), self.num_rounds))
+    def local_of(self, k: ClientId) -> LocalTraining:
+        """Return the training settings of client k as the scenario gives them, without schedule and stragglers."""
+        return self.own_local.get(k, self.local)
+
+    def epochs_in(self, t: int, k: ClientId) -> int:
+        """Return the epochs of client k in round `t`; round 0, in which no client trains, has no stragglers."""
+        epochs = self.local_of(k).epochs
+        return epochs if self.stragglers is None or t < 1 else self.stragglers.epochs(epochs, t, k)
+
+    def local_in(self, t: int, local: LocalTraining | None = None) -> LocalTraining:
+        """Return training settings with the learning rate of round `t`; round 0, without training, has that of round 1.
+
+        local: the settings; None: those of clients without settings of their own.
+        """
+        local = self.local if local is None else local
+        return replace(local, lr=local.lr * factor_of(self.schedule, max(t, 1), self.num_rounds))
 
     def fresh_model(self, name: str, *key: int | str, **width: int) -> Any:
         """Return a new model with the initial weights of `name`. key: a client or a purpose with separate weights.

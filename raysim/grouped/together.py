@@ -32,6 +32,7 @@ from raysim.core.fit import (
     keep_within,
     make_optimizers,
 )
+from raysim.core.precision import as_float32, autocast
 from raysim.core.torch_workarounds import Sgd, named_tensors, set_training, tensors_replaced
 from raysim.grouped.lockstep import ask
 
@@ -91,9 +92,12 @@ class Stack:
         self.tensors = [named_tensors(job.net) for job in jobs]
         for job in jobs:
             set_training(job.net, True)
-        settings = [(job.local, job.rates, job.bounds) for job in jobs]
+        # Batches contain the epochs, and some clients may have more batches than others.
+        settings = [(replace(job.local, epochs=1), job.rates, job.bounds) for job in jobs]
         if any(one != settings[0] for one in settings):
             raise ApartError("they train with different settings")
+        if first.local.precision == "float16":
+            raise ApartError("in float16, the loss of each client needs its own scale")
         check_names(first, self.tensors[0])
         self.whole = {name: self._stacked(name) for name in self.tensors[0]}
         trained = {name: stacked for name, stacked in self.whole.items() if self.tensors[0][name].requires_grad}
@@ -102,9 +106,10 @@ class Stack:
         self.optimizers = make_optimizers(self.trained, first.local, first.rates)
         self.given = Given(jobs)
         self.norm_by_batch = has_batchnorm(first.net)
+        self.device = next(iter(self.trained.values())).device
         self.active = len(jobs)
         self.seen = [0] * len(jobs)
-        self.loss_sum_G = torch.zeros(len(jobs), device=next(iter(self.trained.values())).device)
+        self.loss_sum_G = torch.zeros(len(jobs), device=self.device)
         self.row_GN: Tensor | None = None
         self.padding_checked = False
 
@@ -173,10 +178,13 @@ class Stack:
             return self._loss({**trained, **fixed}, batch, self.given.of_one(given))
 
         optional = [None if value is None else 0 for value in (batch.weight, batch.second)]
-        result = vmap(of_one, in_dims=(0, 0, 0, 0, 0, *optional, 0))(
-            self.trained, self.fixed, batch.x, batch.y, batch.index, batch.weight, batch.second, self.given.stacked
-        )
-        return result if isinstance(result, tuple) else (result, None)
+        with autocast(self.jobs[0].local.precision, self.device):
+            result = vmap(of_one, in_dims=(0, 0, 0, 0, 0, *optional, 0))(
+                self.trained, self.fixed, batch.x, batch.y, batch.index, batch.weight, batch.second, self.given.stacked
+            )
+        if isinstance(result, tuple):
+            return as_float32(result[0]), as_float32(result[1])
+        return as_float32(result), None
 
     def _loss(self, tensors: Mapping[str, Tensor], batch: Batch, given: Any) -> Any:
         """Return the loss of one client with these tensors in its network."""

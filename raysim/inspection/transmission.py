@@ -49,8 +49,13 @@ class Transmission:
 
 def attack_spec(spec: RunSpec) -> RunSpec:
     """The run's spec, with one step of plain SGD on images without augmentation as local training."""
-    local = LocalTraining(epochs=1, batch_size=spec.local.batch_size, lr=spec.local.lr)
-    return replace(spec, local=local, transform=replace(spec.transform, augment=None))  # type: ignore[type-var]
+
+    def plain(local: LocalTraining) -> LocalTraining:
+        return LocalTraining(epochs=1, batch_size=local.batch_size, lr=local.lr)
+
+    own = {k: plain(local) for k, local in spec.own_local.items()}
+    local = plain(spec.local)
+    return replace(spec, local=local, own_local=own, stragglers=None, transform=replace(spec.transform, augment=None))  # type: ignore[type-var]
 
 
 def attackable(opened: OpenedRun, checkpoint: Checkpoint) -> list[ClientId]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -11,13 +12,13 @@ import torch
 
 from raysim.common.errors import ScenarioError
 from raysim.core.data import Batch
-from raysim.core.fit import FitJob, fit_one
+from raysim.core.fit import FitJob, LocalTraining, fit_one
 from raysim.core.ops import cross_entropy
 from raysim.core.torch_workarounds import set_training
 from raysim.data.datasets import load_dataset, missing
 from raysim.engine.policies.placement import ActorGroup, ClusterResources, Plan, check_fits, make_plan
 from raysim.models.split import example
-from raysim.runs.assembly import attach, check_local, find_machine, run_schedule
+from raysim.runs.assembly import attach, check_local, find_machine, refuse_float16_on_cpu, run_schedule
 from raysim.runs.backend import Placement, placement
 from raysim.scenario.scenario import Scenario
 
@@ -27,12 +28,14 @@ SPLIT_TRAIN: Mapping[str, float] = {"pooled811": 0.8, "published": 1.0, "pfedhn"
 
 @dataclass(frozen=True)
 class ModelCost:
-    """The cost of one architecture of the scenario, measured on this machine."""
+    """The cost of one architecture with the same training settings, measured on this machine."""
 
     name: str
+    batch_size: int
     clients: int
     params: int
-    step_s: float  # one training step of the scenario's batch size, on one thread of this machine's CPU
+    steps: float  # mean per client round
+    step_s: float  # one training step, on one thread of this machine's CPU
     test_s: float  # the test of one sample, likewise
 
 
@@ -72,6 +75,7 @@ def preview(scenario: Scenario) -> Preview:
 
         nodes = session.nodes(scenario.resources.head)
     plan = make_plan(scenario.requests, machine, scenario.participants)
+    refuse_float16_on_cpu(scenario, plan)
     if nodes:
         check_fits(plan, nodes, scenario.resources.placement == "pack")
     data = scenario.data
@@ -81,8 +85,9 @@ def preview(scenario: Scenario) -> Preview:
         text = f"{data.name} is not on this machine; a run tries to download it"
         plan = replace(plan, notes=(*plan.notes, text))
     early = () if scenario.stop is None else ("the run may end earlier (section `stop`); the times are for all rounds",)
-    plan = replace(plan, notes=(*scenario.warnings, *early, *plan.notes))
-    models = tuple(_measure(scenario, name) for name in scenario.task.architectures)
+    half = ("steps were measured in float32, as float16 is too slow on CPUs",)
+    measured = half if scenario.training.precision == "float16" else ()
+    plan = replace(plan, notes=(*scenario.warnings, *early, *measured, *plan.notes))
     count = scenario.clients.number
     dataset = scenario.dataset
     pool = (
@@ -92,8 +97,10 @@ def preview(scenario: Scenario) -> Preview:
     )
     pool_train = SPLIT_TRAIN[scenario.data.split] * pool
     samples = getattr(scenario.data.partition, "samples_per_client", pool_train / count)
-    steps = scenario.training.epochs * samples / scenario.training.batch_size
-    turn_s = sum(model.step_s * model.clients for model in models) / count * steps
+    models = tuple(
+        _measure(scenario, name, local, clients, samples) for (name, local), clients in _kinds(scenario).items()
+    )
+    turn_s = sum(model.step_s * model.steps * model.clients for model in models) / count
     tested = samples * (dataset.train_size - scenario.held_back + dataset.test_size - pool_train) / pool_train
     tests_s = sum(model.test_s * model.clients for model in models) / count * _samples_tested(scenario, tested)
     lanes = min(plan.num_actors, machine.cpus, scenario.participants)
@@ -105,7 +112,7 @@ def preview(scenario: Scenario) -> Preview:
         models=models,
         participants=scenario.participants,
         samples_per_client=samples,
-        steps_per_turn=steps,
+        steps_per_turn=sum(model.steps * model.clients for model in models) / count,
         turn_s=turn_s,
         tests_s=tests_s,
         round_s=total_s / scenario.rounds,
@@ -150,8 +157,22 @@ def _clients(scenario: Scenario, name: str) -> int:
     return sum(clients.models[k % len(clients.models)] == name for k in range(clients.number))
 
 
-def _measure(scenario: Scenario, name: str) -> ModelCost:
-    size = scenario.training.batch_size
+def _kinds(scenario: Scenario) -> Counter[tuple[str, LocalTraining]]:
+    """Return the number of clients with each architecture and training settings."""
+    models, local, own = scenario.clients.models, scenario.local, scenario.own_local
+    kinds = Counter({(name, local): _clients(scenario, name) for name in scenario.architectures})
+    for k, one in own.items():
+        name = models[k % len(models)]
+        kinds[name, local] -= 1
+        kinds[name, one] += 1
+    return +kinds
+
+
+def _measure(scenario: Scenario, name: str, local: LocalTraining, clients: int, samples: float) -> ModelCost:
+    """Measure a step and a test. local: the settings of `clients` clients, with `samples` training samples each."""
+    size, stragglers = local.batch_size, scenario.stragglers
+    if local.precision == "float16":  # too slow on a CPU to be measured
+        local = replace(local, precision="float32")
     model = scenario.build(name).to(memory_format=torch.channels_last)
     batch = Batch(example(scenario.dataset.input_spec, size), torch.zeros(size, dtype=torch.int64), torch.arange(size))
     threads = torch.get_num_threads()
@@ -159,7 +180,7 @@ def _measure(scenario: Scenario, name: str) -> ModelCost:
     try:
         for _ in range(2):  # the first step also warms up
             start = perf_counter()
-            fit_one(FitJob(model, cross_entropy, None, [batch], scenario.local))
+            fit_one(FitJob(model, cross_entropy, None, [batch], local))
             step_s = perf_counter() - start
         set_training(model, False)
         with torch.inference_mode():
@@ -177,4 +198,6 @@ def _measure(scenario: Scenario, name: str) -> ModelCost:
         ) from None
     finally:
         torch.set_num_threads(threads)
-    return ModelCost(name, _clients(scenario, name), sum(p.numel() for p in model.parameters()), step_s, test_s)
+    epochs = local.epochs if stragglers is None else stragglers.mean(local.epochs)
+    params = sum(p.numel() for p in model.parameters())
+    return ModelCost(name, size, clients, params, epochs * samples / size, step_s, test_s)

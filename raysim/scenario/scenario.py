@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any
 from raysim.common.text import expanded
 from raysim.data.partition import Listed, default_split
 from raysim.data.specs import DatasetSpec, Files
+from raysim.engine.learning_rate import WarmsUp
 from raysim.engine.policies.placement import ResourceRequest
 from raysim.engine.policies.sampling import Participation
+from raysim.engine.stragglers import Stragglers
 from raysim.scenario import rules
 from raysim.scenario.data import partition_of, with_data
 from raysim.scenario.models import builder, feature_dim_of
 from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.scenario.resources import requests_of
-from raysim.scenario.schema import Settings
+from raysim.scenario.schema import Settings, Training
 from raysim.scenario.system import count_participants, participation_of
-from raysim.scenario.training import schedule_of, together_of
+from raysim.scenario.training import own_training_of, schedule_of, together_of
 
 if TYPE_CHECKING:
     import raysim
@@ -44,6 +46,7 @@ class Scenario(ParsedScenario):
     feature_dim: int
     participants: int  # K
     participation: Participation
+    own_training: Mapping[int, Training]  # client that an override selects -> its settings
     together: Mapping[str, int]  # architecture -> clients that one call trains
     requests: tuple[ResourceRequest, ...]
 
@@ -72,7 +75,8 @@ class Scenario(ParsedScenario):
         parsed, data = with_data(parsed, partition, split)
         participation, system = participation_of(parsed)
         feature_dim = feature_dim_of(parsed, data.dataset)
-        together = together_of(parsed, data.dataset, feature_dim)
+        own_training = own_training_of(parsed)
+        together = together_of(parsed, data.dataset, feature_dim, own_training)
         written = {field.name: getattr(parsed, field.name) for field in fields(ParsedScenario)}
         settings = parsed.settings.model_copy(
             update={
@@ -90,6 +94,7 @@ class Scenario(ParsedScenario):
             feature_dim=feature_dim,
             participants=count_participants(parsed),
             participation=participation,
+            own_training=own_training,
             together=together,
             requests=requests_of(parsed),
         )
@@ -130,8 +135,18 @@ class Scenario(ParsedScenario):
     def warnings(self) -> tuple[str, ...]:
         """Sentences about settings that are allowed, but perhaps not intended."""
         texts = []
-        if self.training.optimizer == "adam" and self.training.momentum:
-            texts.append(f"training.momentum: {self.training.momentum:g} is not used, as the optimizer is adam")
+        training = self.training
+        if training.optimizer != "sgd" and training.momentum:
+            texts.append(
+                f"training.momentum: {training.momentum:g} is not used, as the optimizer is {training.optimizer}"
+            )
+        if training.stragglers and max(one.epochs for one in (training, *self.own_training.values())) == 1:
+            texts.append("training.stragglers: it has no effect, as all clients train for 1 epoch")
+        schedule: object = training.schedule
+        if isinstance(schedule, WarmsUp) and schedule.warmup >= self.rounds:
+            texts.append(
+                f"training.schedule.warmup: {schedule.warmup} given, so that all {self.rounds} rounds are warm-up"
+            )
         for name, warmup in self.warmup.items():
             if warmup >= self.rounds:
                 texts.append(f"algorithm.{name}: {warmup} given, so that all {self.rounds} rounds are warm-up")
@@ -149,10 +164,26 @@ class Scenario(ParsedScenario):
 
     @property
     def local(self) -> LocalTraining:
-        """The settings of the clients' local training."""
-        from raysim.core.fit import LocalTraining
+        """The settings of the local training of clients without an override."""
+        return _local(self.training)
 
-        return LocalTraining(**self.training.model_dump(exclude={"schedule", "together"}))
+    @property
+    def own_local(self) -> dict[int, LocalTraining]:
+        """The settings of each client that an override selects."""
+        local = {id(training): _local(training) for training in self.own_training.values()}  # clients share objects
+        return {k: local[id(training)] for k, training in self.own_training.items()}
+
+    @property
+    def stragglers(self) -> Stragglers | None:
+        """Which clients do not finish their epochs; None: all finish them."""
+        given = self.training.stragglers
+        return None if given is None else Stragglers(given.share, self.seed_of("cohorts"))
+
+
+def _local(training: Training) -> LocalTraining:
+    from raysim.core.fit import LocalTraining
+
+    return LocalTraining(**training.model_dump(include={field.name for field in fields(LocalTraining)}))
 
 
 def _resolved(
@@ -179,6 +210,8 @@ def _resolved(
         data["path"] = [str(expanded(path).absolute()) for path in files.path]
     selection = {"name": parsed.clients.selection["name"], **asdict(settings.clients.selection)}
     schedule = {"name": parsed.training.schedule["name"], **asdict(settings.training.schedule)}
+    if isinstance(settings.training.schedule, WarmsUp) and not settings.training.schedule.warmup:
+        del schedule["warmup"]  # so that runs from before this key have the same settings
     return {
         **resolved,
         "data": data,

@@ -182,6 +182,38 @@ class Seeds(Section):
     """Seed of selection, availability and dropout, and of the clients' devices and connections. `null`: `seed`."""
 
 
+class Selected(Section):
+    """The clients that `models` or `clients` selects."""
+
+    models: list[str] | None = None
+    """Select the clients with these architectures."""
+    clients: str | None = None
+    """Select the clients in these ranges of ids, for example "0-9,12"."""
+
+
+class TrainingOverride(Selected):
+    """Training settings of the clients that `models` or `clients` selects; `null`: as in section `training`."""
+
+    epochs: AtLeastOne | None = None
+    batch_size: AtLeastOne | None = None
+    optimizer: Literal["sgd", "adam", "adamw"] | None = None
+    lr: Positive | None = None
+    momentum: Annotated[float, Range(ge=0, lt=1)] | None = None
+    nesterov: bool | None = None
+    weight_decay: NonNegative | None = None
+    clip: Positive | None = None
+
+
+class Stragglers(Section):
+    """Participants that do not finish their local epochs, as in FedProx's paper.
+
+    The seed of cohorts, the round and the client decide who is a straggler and for how many epochs it trains.
+    """
+
+    share: Annotated[float, Range(gt=0, le=1)]
+    """Probability that a participant is a straggler, drawn anew in each round."""
+
+
 class Training(Section):
     """Local training of every client, whatever the algorithm."""
 
@@ -189,16 +221,31 @@ class Training(Section):
     """Passes over the client's training samples per client round."""
     batch_size: AtLeastOne = 64
     """Samples per step."""
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    """Optimizer; its state is created anew in each client round."""
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    """Optimizer; its state is created anew in each client round. `adamw`: Adam with decoupled weight decay."""
     lr: Positive = 0.01
     """Learning rate."""
     momentum: Annotated[float, Range(ge=0, lt=1)] = 0.0
     """Momentum of SGD; Adam does not use it."""
+    nesterov: bool = False
+    """Nesterov's momentum; needs SGD with a `momentum` greater than 0."""
     weight_decay: NonNegative = 0.0
-    """L2 penalty added to the gradient."""
+    """L2 penalty added to the gradient. `adamw`: each step multiplies the weights by 1 - lr * weight_decay instead."""
     clip: Positive | None = None
     """Maximum norm of a step's gradient; a gradient with a larger norm is scaled down. `null`: no limit."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Number format in which networks compute losses and gradients (`torch.autocast`). Parameters, messages and
+    evaluation are float32 in any case. `bfloat16` is faster on CPUs and GPUs with instructions for it, and also applies
+    to networks that the server trains with `Server.fit`; `--dry-run` measures it. `float16` needs GPUs and scales the
+    loss."""
+    overrides: list[TrainingOverride] = Field(default_factory=list)
+    """Other settings per architecture or client range, such as `{models: [vit_small], optimizer: adamw, lr: 0.001}`;
+    the first override that matches a client applies. `schedule` and `stragglers` apply to all clients. A server that
+    trains uses the settings outside the overrides."""
+    stragglers: Stragglers | None = None
+    """Participants that train for fewer epochs, as in FedProx's paper. With `{share: 0.5}`, each participant of a round
+    is a straggler with probability 0.5, and a straggler trains for a number of epochs that is drawn uniformly from 1 to
+    its `epochs`. Epochs that are fields of the method do not change. `null`: none."""
     together: AtLeastOne | dict[str, AtLeastOne] | Auto = "auto"
     """Number of clients of one architecture that one call trains (`torch.func.vmap`), or a mapping of architectures to
     numbers. Unsupported cases fall back to sequential training, with a warning. `auto`: 32 for networks that train
@@ -207,8 +254,8 @@ class Training(Section):
     architecture, they are trained one by one, unless a smaller number is given. The number changes results by rounding,
     so `resolved.yaml` records it."""
     schedule: Named = Field(default_factory=lambda: {"name": "constant"})
-    """The learning rate over the rounds: `name` and that schedule's fields; `constant`, `step` or `cosine`. It does not
-    change learning rates that are fields of the method."""
+    """The learning rate over the rounds: `name` and that schedule's fields; `constant`, `step` or `cosine`, each with
+    an optional `warmup`. It does not change learning rates that are fields of the method."""
 
 
 class Evaluation(Section):
@@ -262,13 +309,9 @@ class EarlyStop(Section):
     """Never end the run before this round."""
 
 
-class Override(Section):
+class Override(Selected):
     """Resources of the clients that `models` or `clients` selects."""
 
-    models: list[str] | None = None
-    """Select the clients with these architectures."""
-    clients: str | None = None
-    """Select the clients in these ranges of ids, for example "0-9,12"."""
     actors: AtLeastOne | Auto = "auto"
     clients_per_actor: AtLeastOne | Auto = "auto"
     cpus_per_actor: Positive | None = None

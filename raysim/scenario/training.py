@@ -1,13 +1,18 @@
-"""Training settings that depend on other sections: the learning rate over the rounds, and the size of groups."""
+"""Training settings that depend on other sections: schedule, overrides of some clients, and the size of groups."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from raysim.common.errors import RunError
 from raysim.data.specs import DatasetSpec
 from raysim.engine.learning_rate import SCHEDULES, RateSchedule, factor_of
 from raysim.models import MODELS, TOGETHER
 from raysim.scenario.named import named_settings
+from raysim.scenario.origin import Key
+from raysim.scenario.overrides import clients_of
 from raysim.scenario.parse import ParsedScenario
+from raysim.scenario.schema import Selected, Training
 
 
 def schedule_of(parsed: ParsedScenario) -> RateSchedule:
@@ -24,8 +29,45 @@ def schedule_of(parsed: ParsedScenario) -> RateSchedule:
     return schedule
 
 
-def together_of(parsed: ParsedScenario, dataset: DatasetSpec, feature_dim: int) -> dict[str, int]:
-    """Return how many clients one call trains, by architecture.
+def own_training_of(parsed: ParsedScenario) -> dict[int, Training]:
+    """Return the training settings of each client that an override selects.
+
+    Raises `ScenarioError` when an override selects no client or changes nothing, or for impossible settings.
+    """
+    training = parsed.training
+    _refuse_nesterov(parsed, training, ("training",))
+    own: dict[int, Training] = {}
+    *chosen_by, _ = clients_of(parsed, "training", training.overrides)
+    for i, (override, clients) in enumerate(zip(training.overrides, chosen_by, strict=True)):
+        key: Key = ("training", "overrides", str(i))
+        names = type(override).model_fields.keys() - Selected.model_fields.keys()
+        changes = {name: getattr(override, name) for name in names if getattr(override, name) is not None}
+        if not changes:
+            raise parsed.origin.error(key, "changes no setting; give one, such as `lr`, or remove the override")
+        if not clients:
+            raise parsed.origin.error(
+                key, "selects no client, or only clients that earlier overrides select; move it forward, or remove it"
+            )
+        settings = training.model_copy(update=changes)
+        _refuse_nesterov(parsed, settings, key)
+        own |= dict.fromkeys(clients, settings)
+    return own
+
+
+def _refuse_nesterov(parsed: ParsedScenario, training: Training, key: Key) -> None:
+    if training.nesterov and training.optimizer != "sgd":
+        raise parsed.origin.error(
+            (*key, "nesterov"),
+            f"true given with optimizer {training.optimizer}; set it to false, or use optimizer sgd",
+        )
+    if training.nesterov and not training.momentum:
+        raise parsed.origin.error((*key, "nesterov"), "true given with momentum 0; set a momentum greater than 0")
+
+
+def together_of(
+    parsed: ParsedScenario, dataset: DatasetSpec, feature_dim: int, own: Mapping[int, Training]
+) -> dict[str, int]:
+    """Return how many clients one call trains, by architecture. own: the settings of clients with an override.
 
     Raises `ScenarioError` for an unknown architecture, or if another key requires that each client trains alone.
     """
@@ -44,9 +86,14 @@ def together_of(parsed: ParsedScenario, dataset: DatasetSpec, feature_dim: int) 
     }
     reason = next((key for key, by_itself in by_client.items() if by_itself), None)
     if given == "auto":
-        task = dataset.input_spec, feature_dim, dataset.num_classes, parsed.training.batch_size
-        known = MODELS.keys() if not reason else ()
-        return {name: TOGETHER if name in known and MODELS[name].stacks(*task) else 1 for name in names}
+        task = dataset.input_spec, feature_dim, dataset.num_classes
+        size = dict.fromkeys(names, parsed.training.batch_size)  # the largest of each architecture
+        for k, training in own.items():
+            name = parsed.clients.models[k % len(parsed.clients.models)]
+            size[name] = max(size[name], training.batch_size)
+        # One call cannot train several clients in float16, see `Stack`.
+        known = MODELS.keys() if not reason and parsed.training.precision != "float16" else ()
+        return {name: TOGETHER if name in known and MODELS[name].stacks(*task, size[name]) else 1 for name in names}
     sizes = {name: given.get(name, 1) if isinstance(given, dict) else given for name in names}
     if reason and max(sizes.values()) > 1:
         raise parsed.origin.error(

@@ -173,9 +173,11 @@ def _bytes_per_client(assembly: Assembly, cohorts: Mapping[int, Sequence[ClientI
 def _measure_bytes(assembly: Assembly, train: Shards, cohorts: Mapping[int, Sequence[ClientId]]) -> list[float]:
     """Run the rounds with these training samples for one epoch, and return the mean bytes per client of each."""
     spec = assembly.spec  # message sizes do not depend on the number of epochs
+    own = {k: replace(local, epochs=1) for k, local in spec.own_local.items()}
+    local = replace(spec.local, epochs=1)
     backend = InProcessBackend()
     try:
-        backend.start(replace(spec, local=replace(spec.local, epochs=1), train=train), assembly.raw)
+        backend.start(replace(spec, local=local, own_local=own, stragglers=None, train=train), assembly.raw)
         reports = [run_round(backend, t, cohort).client_reports.values() for t, cohort in cohorts.items()]
         return [sum(one.up.bytes + one.down.bytes for one in each) / max(1, len(each)) for each in reports]
     finally:

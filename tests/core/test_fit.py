@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raysim.contract.toy import toy_model, toy_samples
-from raysim.core.algorithm import Client, Task
+from raysim.core.algorithm import Client, Server, Task
 from raysim.core.data import Batch
 from raysim.core.fit import FitJob, FitResult, LocalTraining, fit_one, has_batchnorm, make_optimizers
 from raysim.core.ops import cross_entropy
@@ -52,6 +52,13 @@ def test_momentum():
     fit(net, lr=0.1, momentum=0.5)
     # v = 1, w = 0.9; v = 0.5 * 1 + 0.9 = 1.4, w = 0.9 - 0.14 = 0.76.
     assert net.w.item() == pytest.approx(0.76)
+
+
+def test_nesterovs_momentum():
+    net = One()
+    fit(net, lr=0.1, momentum=0.5, nesterov=True)
+    # v = 1, step 1 + 0.5 * 1, w = 0.85; v = 0.5 * 1 + 0.85 = 1.35, step 0.85 + 0.5 * 1.35 = 1.525, w = 0.6975.
+    assert net.w.item() == pytest.approx(0.6975)
 
 
 def test_momentum_and_weight_decay():
@@ -121,6 +128,12 @@ def test_adam():
     assert net.w.item() == pytest.approx(0.9)  # the first step of Adam is lr, whatever the gradient
 
 
+def test_adamw_decays_weights_apart_from_the_gradient():
+    net = One()
+    fit(net, batches=steps(1), optimizer="adamw", lr=0.1, weight_decay=0.5)
+    assert net.w.item() == pytest.approx(0.85)  # 1 * (1 - 0.1 * 0.5) = 0.95, minus lr
+
+
 def test_no_momentum_outlives_a_turn():
     net = One()
     fit(net, batches=steps(1), lr=0.1, momentum=0.5)
@@ -154,12 +167,12 @@ def test_the_loss_is_given_what_the_job_gives():
     assert seen == ["teacher", "teacher"]
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.4])
-def test_sgd_is_torchs_sgd_bit_for_bit(momentum: float):
-    local = LocalTraining(lr=0.3, momentum=momentum, weight_decay=0.05)
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.4, False), (0.4, True)])
+def test_sgd_is_torchs_sgd_bit_for_bit(momentum: float, nesterov: bool):
+    local = LocalTraining(lr=0.3, momentum=momentum, weight_decay=0.05, nesterov=nesterov)
     ours, theirs = ([nn.Parameter(torch.linspace(-1, 1, 7)), nn.Parameter(torch.ones(2))] for _ in range(2))
     (mine,) = make_optimizers(dict(zip("ab", ours, strict=True)), local, {})
-    reference = torch.optim.SGD(theirs, lr=0.3, momentum=momentum, weight_decay=0.05, fused=True)
+    reference = torch.optim.SGD(theirs, lr=0.3, momentum=momentum, weight_decay=0.05, nesterov=nesterov, fused=True)
     for step in range(4):
         for parameters in (ours, theirs):
             parameters[0].grad = torch.cos(parameters[0].detach() * (step + 1))
@@ -177,6 +190,85 @@ def test_adam_gets_every_setting():
     (optimizer,) = make_optimizers({"w": nn.Parameter(torch.zeros(1))}, local, {})
     assert isinstance(optimizer, torch.optim.Adam)
     assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]) == (0.3, 0.5)
+
+
+class Line(nn.Module):
+    """A weight by which samples of one feature are multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.w)
+
+
+def ones(count: int) -> list[Batch]:
+    return [Batch(torch.ones(2, 1), torch.zeros(2), torch.arange(2))] * count
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_networks_compute_in_a_lower_precision_and_nothing_else_does(precision: str):
+    net, seen = Line(), []
+
+    def loss(net: Any, batch: Batch, given: Any) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            net(batch.x)
+        output_B1 = net(batch.x)  # after a pass without gradients, which must not take them from this one
+        seen.append(output_B1.dtype)
+        return batch.mean(output_B1.flatten()), output_B1
+
+    job = FitJob(net, loss, None, ones(1), LocalTraining(lr=0.1, precision=precision), num_samples=2)
+    result = fit_one(job)
+    assert seen == [getattr(torch, precision)]
+    assert net.w.dtype == torch.float32 and net.w.item() == pytest.approx(0.9)
+    assert result.rows is not None and result.rows.dtype == torch.float32 and result.loss_sum == pytest.approx(2.0)
+
+
+def test_a_small_gradient_survives_in_float16():
+    net = Line()
+    # 1e-8 is 0 in float16, whose smallest number is 6e-8.
+    local = LocalTraining(lr=1e7, precision="float16")
+    fit_one(FitJob(net, lambda n, batch, given: n(batch.x).float().mean() * 1e-8, None, ones(1), local))
+    assert net.w.item() == pytest.approx(0.9, rel=1e-3)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("clip", [None, 1e6])
+def test_a_step_beyond_float16_is_left_out_and_the_scale_is_halved(optimizer: str, clip: float | None):
+    seen = []
+
+    def loss(net: Any, batch: Batch, given: Any) -> Tensor:
+        seen.append(net.w.item())
+        return net(batch.x).float().mean() * 10
+
+    # Scales of 2^15, 2^14 and 2^13 make a gradient of 10 greater than 65504.
+    local = LocalTraining(optimizer=optimizer, lr=0.01, precision="float16", clip=clip)  # type: ignore[arg-type]
+    fit_one(FitJob(Line(), loss, None, ones(5), local))
+    assert seen[:4] == [1.0] * 4 and seen[4] < 1.0
+
+
+def test_a_parameter_that_the_loss_does_not_use_is_no_problem_in_float16():
+    net = nn.Sequential(Line(), One())
+    job = FitJob(net, lambda n, batch, given: n[0](batch.x).mean(), None, ones(1), LocalTraining(precision="float16"))
+    fit_one(replace(job, rates={"1.w": 0.5}))
+    assert net[0].w.item() < 1 and net[1].w.item() == 1
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bfloat16", torch.bfloat16), ("float16", torch.float32)])
+def test_the_server_trains_in_bfloat16_too(precision: str, dtype: torch.dtype):
+    seen = []
+
+    def loss(net: Any, batch: Batch, given: Any) -> Tensor:
+        logits_BC = net(batch.x)
+        seen.append(logits_BC.dtype)
+        return logits_BC.square().mean()
+
+    task = Task(4, 8, ("flat",), toy_model)
+    server: Server[Any] = Server(task, torch.Generator(), local=LocalTraining(precision=precision))  # type: ignore[arg-type]
+    for local in (None, LocalTraining(optimizer="adam")):
+        server.fit(toy_model("flat"), loss, data=toy_samples([0, 1], 0), local=local)
+    assert seen == [dtype, dtype]
 
 
 @pytest.mark.parametrize(("layer", "has"), [(nn.BatchNorm2d(1), True), (nn.GroupNorm(1, 1), False)])

@@ -25,6 +25,11 @@ BY_HAND = [
     # (1 + cos(pi t / 4)) / 2 of t = 0 to 3: cos(45 degrees) is the root of 1/2.
     (Cosine(), [1, 0.8535534, 0.5, 0.1464466]),
     (Cosine(floor=0.2), [1, 0.8828427, 0.6, 0.3171573]),
+    (Constant(warmup=2), [1 / 2, 1, 1, 1]),
+    (Step(every=2, warmup=1), [1, 1, 1, 0.1, 0.1]),
+    # After the warm-up, the schedule runs over the four rounds that are left.
+    (Cosine(warmup=3), [1 / 3, 2 / 3, 1, 1, 0.8535534, 0.5, 0.1464466]),
+    (Cosine(warmup=4), [1 / 4, 1 / 2, 3 / 4]),  # the run ends before it
 ]
 
 
@@ -70,6 +75,16 @@ def test_clients_and_server_train_with_it() -> None:
     assert [spec.local_in(t).lr for t in range(4)] == pytest.approx([0.5, 0.5, 0.05, 0.005])
 
 
+def test_a_warm_up_is_recorded_where_there_is_one() -> None:
+    def schedule(text: str) -> object:
+        return Scenario.of(loaded(f"training.schedule={text}")).resolved["training"]["schedule"]
+
+    assert schedule("{name: cosine, warmup: 2}") == {"name": "cosine", "warmup": 2, "floor": 0.0}
+    assert schedule("{name: cosine}") == {"name": "cosine", "floor": 0.0}  # as in runs from before the key
+    (warning,) = Scenario.of(loaded("training.schedule={name: constant, warmup: 3}")).warnings
+    assert warning == "training.schedule.warmup: 3 given, so that all 3 rounds are warm-up"
+
+
 def of(schedule: str) -> Outcome:
     return outcome(loaded(f"rounds={ROUNDS}", f"training.schedule={schedule}"), InProcessBackend())
 
@@ -106,6 +121,7 @@ def test_more_rounds_are_added_only_where_the_old_ones_stay_the_same(tmp_path: P
             "{name: step, every: 1, by: 2}",
             "training.schedule.by: 2 given; allowed: at most 1",
         ),
+        ("{name: cosine, warmup: -1}", "training.schedule.warmup: -1 given; allowed: at least 0"),
         ("{every: 1}", "training.schedule"),
         ("./mine.py:Zero", "training.schedule"),
         ("{name: './mine.py:Zero'}", "training.schedule: Zero.factor(2, 2) gives 0; allowed: greater than 0"),

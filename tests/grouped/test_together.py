@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raysim.core.data import Batch, Samples, tensors
+from raysim.core.data import Batch, Samples, Shuffled, tensors
 from raysim.core.fit import FitJob, FitResult, LocalTraining, Loss, fit_one
 from raysim.core.ops import cross_entropy, kl
 from raysim.grouped.together import fit_all, outputs_together
@@ -98,7 +98,9 @@ def check_alike(*args: Any, **given: Any) -> None:
     [
         {},
         {"momentum": 0.9, "weight_decay": 0.1},
+        {"momentum": 0.9, "nesterov": True},
         {"optimizer": "adam", "weight_decay": 0.1},
+        {"optimizer": "adamw", "weight_decay": 0.1},
         {"clip": 0.05},
         {"rates": {"0.weight": 0.01}, "momentum": 0.5},
         {"bounds": {"0.weight": (-0.1, 0.1)}, "momentum": 0.5},
@@ -107,6 +109,52 @@ def check_alike(*args: Any, **given: Any) -> None:
 )
 def test_optimizers(sizes: Sequence[int], local: dict[str, Any]) -> None:
     check_alike(sizes, **local)
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, lambda net, batch, given: kept(net, batch)], ids=["plain", "rows"])
+def test_bfloat16(loss: Loss) -> None:
+    torch.set_default_dtype(torch.float32)  # autocast leaves float64 as it is
+    lower, full = (jobs_of(UNEVEN, loss=loss, precision=precision) for precision in ("bfloat16", "float32"))
+    alone = jobs_of(UNEVEN, loss=loss, precision="bfloat16")
+    results = fit_all(lower)
+    fit_all(full)
+    for one, job, other, exact in zip(results, lower, alone, full, strict=True):
+        expected = fit_one(other)
+        assert isinstance(one, FitResult), one
+        assert one.loss_sum == pytest.approx(expected.loss_sum, rel=0.01)
+        assert one.rows is None or one.rows.dtype == torch.float32
+        for value, same, better in zip(*(one.net.parameters() for one in (job, other, exact)), strict=True):
+            assert value.dtype == torch.float32 and not torch.equal(value, better)
+            torch.testing.assert_close(value, same, rtol=0, atol=0.02)
+
+
+def kept(net: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    logits_BC = net(batch.x)
+    return batch.mean(-F.log_softmax(logits_BC, 1).gather(1, batch.y[:, None]).squeeze(1)), logits_BC
+
+
+def test_float16_is_trained_one_by_one() -> None:
+    assert (
+        fit_all(jobs_of(SAME, precision="float16")) == ["in float16, the loss of each client needs its own scale"] * 3
+    )
+
+
+def test_clients_of_one_call_may_have_different_epochs_and_no_other_settings() -> None:
+    def jobs() -> list[FitJob]:
+        first, *others = jobs_of(UNEVEN)
+        batches = first.batches
+        assert isinstance(batches, Shuffled)
+        fewer = replace(batches, epochs=1)
+        return [replace(first, batches=fewer, local=replace(first.local, epochs=1)), *others]
+
+    together, alone = jobs(), jobs()
+    for one, job, other in zip(fit_all(together), together, alone, strict=True):
+        assert isinstance(one, FitResult) and one.samples == fit_one(other).samples
+        for value, same in zip(job.net.parameters(), other.net.parameters(), strict=True):
+            torch.testing.assert_close(value, same, rtol=0, atol=1e-9)
+    first, *others = jobs_of(SAME)
+    mixed = fit_all([replace(first, local=replace(first.local, lr=0.1)), *others])
+    assert mixed == ["they train with different settings"] * 3
 
 
 def test_augmentation_draws_from_each_clients_generator() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from raysim.common.errors import ScenarioError
+from raysim.engine.policies.placement import ClusterResources
+from raysim.runs.assembly import assemble
 from raysim.runs.preview import _samples_tested, preview
 from raysim.scenario.scenario import Scenario
 
@@ -36,3 +39,36 @@ def test_tests_are_in_the_estimate() -> None:
     # Of the 1,437 training samples each client has a quarter, and a quarter of the 360 published test samples.
     assert found.tests_s == pytest.approx(per_sample_s * (4 + 2 * 3) * (90 + PUBLISHED))
     assert found.total_s == pytest.approx((found.turn_s * 2 * 5 + found.tests_s) / found.plan.num_actors)
+
+
+def test_overrides_and_stragglers_are_in_the_estimate() -> None:
+    two = ["clients.models=[digits_mlp64, digits_cnn_s]", "training.epochs=4", "training.batch_size=16"]
+    overrides = "training.overrides=[{models: [digits_cnn_s], epochs: 2, batch_size: 8}]"
+    found = preview(Scenario.load(QUICKSTART, [*TINY, *two, overrides, "training.stragglers={share: 0.5}"]))
+    samples = found.samples_per_client
+    # Half of the participants train for 2.5 of 4 epochs, or 1.5 of 2 epochs, on average.
+    steps = {16: (4 + 2.5) / 2 * samples / 16, 8: (2 + 1.5) / 2 * samples / 8}
+    assert {model.batch_size: model.steps for model in found.models} == pytest.approx(steps)
+    assert [(model.name, model.clients) for model in found.models] == [("digits_mlp64", 2), ("digits_cnn_s", 2)]
+    assert found.steps_per_turn == pytest.approx(sum(steps.values()) / 2)
+    assert found.turn_s == pytest.approx(sum(model.step_s * steps[model.batch_size] for model in found.models) / 2)
+    part = preview(Scenario.load(QUICKSTART, [*TINY, *two, "training.overrides=[{clients: 0-2, batch_size: 8}]"]))
+    assert [(model.name, model.batch_size, model.clients) for model in part.models] == [
+        ("digits_cnn_s", 16, 1),
+        ("digits_mlp64", 8, 2),
+        ("digits_cnn_s", 8, 1),
+    ]
+
+
+def test_float16_needs_gpus() -> None:
+    scenario = Scenario.load(QUICKSTART, [*TINY, "training.precision=float16", "resources.gpus_per_actor=0"])
+    for refused in (preview, assemble):
+        with pytest.raises(ScenarioError, match=r"training\.precision: float16 given, but clients train on the CPU, "):
+            refused(scenario)
+    assert assemble(scenario, ClusterResources(2, 0), rounds_left=False).spec.local.precision == "float16"
+    many = ["clients.count=64", "clients.models=[digits_mlp64]"]
+    together = {
+        precision: Scenario.load(QUICKSTART, [*many, f"training.precision={precision}"]).together["digits_mlp64"]
+        for precision in ("bfloat16", "float16")
+    }
+    assert together == {"bfloat16": 32, "float16": 1}

@@ -20,27 +20,30 @@ class CostModel:
     spec: RunSpec
     sample_s: dict[str, float] = field(default_factory=dict)
 
-    def expected_s(self, k: ClientId) -> float:
-        """Return the expected seconds of a client round; before the first measurement only ratios are meaningful.
+    def expected_s(self, t: int, k: ClientId) -> float:
+        """Return the expected seconds of client k's part of round `t`.
 
-        An architecture without a measurement gets the mean of the others.
+        Before the first measurement, only ratios are meaningful. An architecture without a measurement gets the mean of
+        the others.
         """
         known = self.sample_s.values()
-        return self._samples(k) * self.sample_s.get(self.spec.arch(k), sum(known) / len(known) if known else 1.0)
+        return self._samples(t, k) * self.sample_s.get(self.spec.arch(k), sum(known) / len(known) if known else 1.0)
 
-    def learn(self, reports: Mapping[ClientId, ClientReport], evaluations: Mapping[ClientId, ClientEvaluation]) -> None:
-        """Update the means with these client rounds and the tests of their models."""
+    def learn(
+        self, t: int, reports: Mapping[ClientId, ClientReport], evaluations: Mapping[ClientId, ClientEvaluation]
+    ) -> None:
+        """Update the means with these client rounds of round `t` and the tests of their models."""
         for k, report in reports.items():
             seconds = report.train_s + (_own_s(evaluations[k]) if k in evaluations else 0.0)
-            sample_s = seconds / self._samples(k)
+            sample_s = seconds / self._samples(t, k)
             arch = self.spec.arch(k)
             before = self.sample_s.get(arch, sample_s)
             self.sample_s[arch] = (1 - NEWEST) * before + NEWEST * sample_s
 
-    def _samples(self, k: ClientId) -> int:
+    def _samples(self, t: int, k: ClientId) -> int:
         """Return the number of samples that pass through the network in a client round, plus one for fixed cost."""
         spec = self.spec
-        return spec.local.epochs * len(spec.train.of(k)) + len(spec.val.of(k)) + len(spec.test.of(k)) + 1
+        return spec.epochs_in(t, k) * len(spec.train.of(k)) + len(spec.val.of(k)) + len(spec.test.of(k)) + 1
 
 
 def _own_s(one: ClientEvaluation) -> float:

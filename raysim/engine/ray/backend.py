@@ -110,7 +110,7 @@ class RayBackend:
         skip: Collection[ClientId],
         progress: Callable[[int], None],
     ) -> Pending[TrainingResult]:
-        cost_s = {k: self.cost_model.expected_s(k) for group in cohort for k in group}
+        cost_s = {k: self.cost_model.expected_s(t, k) for group in cohort for k in group}
         work_lists = self._work_lists(cohort, cost_s)
         lists = {worker: [k for group in groups for k in group] for worker, groups in work_lists.items()}
         moves: dict[tuple[Worker, Worker], list[ClientId]] = {}  # (old worker, new worker) -> clients
@@ -143,7 +143,7 @@ class RayBackend:
         def result() -> TrainingResult:
             uploads, reports = self._collect(work, f"round {t}", progress)
             trained = TrainingResult.of(cohort, uploads, reports, sum(map(len, moves.values())))
-            self.cost_model.learn(trained.reports, trained.evaluations)
+            self.cost_model.learn(t, trained.reports, trained.evaluations)
             return trained
 
         return Pending(result)

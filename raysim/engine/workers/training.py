@@ -63,7 +63,7 @@ class Training:
         self.spec, self.task, self.states = spec, task, states
         self.samples, self.evaluation, self.device = samples, evaluation, samples.device
         self.before: dict[ClientId, Row | None] = {}  # before the round, if `spec.may_discard`; None: initial state
-        self.local = -1, spec.local  # (round, its training settings)
+        self.local: tuple[int, dict[LocalTraining, LocalTraining]] = -1, {}  # (round, settings -> those in the round)
         self.meter = FlopMeter()
         self.rounds_received = 0  # rounds with a message, so far
 
@@ -145,7 +145,7 @@ class Training:
             task=self.task,
             data=self.samples.at(spec.train.of(k)),
             net=self.states.open(k),
-            local=self._local_in(t) if local is None else local,
+            local=self._local_in(t, k) if local is None else local,
             rng=seeded(spec.seed, "client", t, k),
             t=t,
             arch=spec.arch(k),
@@ -163,7 +163,7 @@ class Training:
         start = perf_counter()
         with self.states.reading(k), self._time_limit(k, t):
             # After the last round there are no training settings of the next one, so the client has the last ones.
-            client = self.client(k, t, local=self._local_in(t - 1))
+            client = self.client(k, t, local=self._local_in(t - 1, k))
             with self._hook("client_receive", t, k, down):
                 self.spec.algorithm.client_receive(client, down)
             self._check_unchanged(guard, "client_receive", k, t)
@@ -261,10 +261,16 @@ class Training:
             "tensor.clone()"
         )
 
-    def _local_in(self, t: int) -> LocalTraining:
+    def _local_in(self, t: int, k: ClientId) -> LocalTraining:
+        """Return client k's training settings in round `t`: its own epochs, and the learning rate of the round."""
         if self.local[0] != t:
-            self.local = t, self.spec.local_in(t)
-        return self.local[1]
+            self.local = t, {}
+        known, given = self.local[1], self.spec.local_of(k)
+        if (epochs := self.spec.epochs_in(t, k)) != given.epochs:
+            given = replace(given, epochs=epochs)
+        if given not in known:
+            known[given] = self.spec.local_in(t, given)
+        return known[given]
 
     def _hook(self, name: str, t: int, k: ClientId, msg: Any = None) -> Any:
         return hook(self.spec.seed, name, t, k, self.spec.algorithm, self.device, msg, self.spec.arch(k))

@@ -15,7 +15,7 @@ COUNTS = {"train": 8, "val": 1, "test": 10}
 
 def spec() -> Any:
     samples = {name: SimpleNamespace(of=lambda k, n=number: range(n)) for name, number in COUNTS.items()}
-    return SimpleNamespace(arch=lambda k: "cnn", local=SimpleNamespace(epochs=10), **samples)
+    return SimpleNamespace(arch=lambda k: "cnn", epochs_in=lambda t, k: 10 * t, **samples)
 
 
 @pytest.mark.parametrize(
@@ -25,5 +25,6 @@ def spec() -> Any:
 def test_tests_on_the_whole_test_set_are_left_out(everyone: EvaluationResult | None, expected_s: float) -> None:
     model = CostModel(spec())
     tested = ClientEvaluation(EvaluationResult(0, 10, 0.0), 0, 1, everyone, seconds=5.5)
-    model.learn({3: SimpleNamespace(train_s=6.0)}, {3: tested})  # type: ignore[dict-item]
-    assert model.expected_s(3) == pytest.approx(expected_s)
+    model.learn(1, {3: SimpleNamespace(train_s=6.0)}, {3: tested})  # type: ignore[dict-item]
+    assert model.expected_s(1, 3) == pytest.approx(expected_s)
+    assert model.expected_s(2, 3) == pytest.approx(expected_s * (2 * 80 + 12) / (80 + 12))  # twice the epochs

@@ -35,6 +35,7 @@ from raysim.tracking.in_memory import MemoryTracker
 from tests.engine.scenarios import loaded, of_method
 from tests.engine.test_system import UNEVEN
 from tests.engine.test_system import rounds_on as rounds_in_virtual_time
+from tests.engine.test_training_settings import SETTINGS
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
@@ -152,6 +153,16 @@ def test_all_clients_are_tested_alike_on_any_placement(method: str, backends: di
     assert len([row for row in rows if row.current_total is not None]) == 4 * 8
     for name, backend in backends.items():
         assert rounds_on(backend, given)[:3] == (digest, rows, values), name
+
+
+@pytest.mark.parametrize("sets", SETTINGS.values(), ids=SETTINGS)
+def test_training_settings_have_the_same_bits_on_any_placement(
+    sets: list[str], backends: dict[str, RayBackend]
+) -> None:
+    given = loaded(*of_method("hks"), *sets, "training.together=2")
+    *expected, _ = rounds_on(InProcessBackend(), given)
+    *there, _ = rounds_on(backends["three actors"], given)
+    assert there == expected
 
 
 def test_the_whole_command_agrees_too(workplace: Path) -> None:

@@ -30,6 +30,7 @@ from raysim.engine.workers.rows import StateLimits
 from tests.conftest import REPOSITORY, said
 from tests.engine.ray.deaths import GIVEN, Killing, kill
 from tests.engine.scenarios import ROUNDS, loaded, outcome, spec_for
+from tests.engine.test_training_settings import SETTINGS
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
@@ -86,6 +87,14 @@ def test_an_actor_is_killed_while_all_clients_are_tested(
     monkeypatch.setattr(backend, "evaluate_current", and_kill)
     assert outcome(loaded(GIVEN), backend, checkpoints, all_every=2) == expected  # type: ignore[arg-type]
     assert not left
+
+
+def test_training_settings_have_the_same_bits_after_a_death(backend: RayBackend, tmp_path: Path) -> None:
+    given = loaded(GIVEN, *(one for sets in SETTINGS.values() for one in sets), "training.together=2")
+    checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 2, ROUNDS)
+    killing = Killing(backend, [3], lambda backend: kill(backend.pool.clients[0]))
+    assert outcome(given, backend, checkpoints) == outcome(given, InProcessBackend())  # type: ignore[arg-type]
+    assert not killing.left
 
 
 def test_a_dead_gcs_ends_the_run(ray_session: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,41 @@
+"""Overrides of a section for some clients: which clients each one applies to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from raysim.engine.policies.placement import parse_ranges
+from raysim.scenario.parse import ParsedScenario
+from raysim.scenario.schema import Selected
+
+
+def clients_of(parsed: ParsedScenario, section: str, overrides: Sequence[Selected]) -> list[list[int]]:
+    """Return the clients of each override, ascending, and at the end all other clients.
+
+    The first override that matches a client applies. section: the section with the key `overrides`. Raises
+    `ScenarioError` when an override does not select clients of this scenario.
+    """
+    origin, models, count = parsed.origin, parsed.clients.models, parsed.clients.number
+    left, chosen_by = list(range(count)), []
+    for i, override in enumerate(overrides):
+        key = (section, "overrides", str(i))
+        if (override.models is None) == (override.clients is None):
+            raise origin.error(key, "give either `models` or `clients` to select the clients of this override")
+        if override.models is not None:
+            strange = [name for name in override.models if name not in models]
+            if strange:
+                raise origin.error(
+                    (*key, "models"), f"{strange[0]!r} is not among clients.models ({', '.join(dict.fromkeys(models))})"
+                )
+            chosen = {k for k in left if models[k % len(models)] in override.models}
+        else:
+            assert override.clients is not None
+            try:
+                chosen = parse_ranges(override.clients, count)
+            except ValueError as error:
+                raise origin.error(
+                    (*key, "clients"), f"{override.clients!r} is invalid: {error}; allowed: ids from 0 to {count - 1}"
+                ) from None
+        chosen_by.append([k for k in left if k in chosen])
+        left = [k for k in left if k not in chosen]
+    return [*chosen_by, left]

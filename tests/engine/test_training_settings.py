@@ -1,0 +1,186 @@
+"""Overrides, stragglers, precision and optimizers of the section `training`: what clients train with, and the bits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import raysim
+from raysim.algorithms.standalone import Standalone
+from raysim.comparison.runs import RunRecord
+from raysim.core.algorithm import Client
+from raysim.core.fit import LocalTraining
+from raysim.core.ops import cross_entropy
+from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.run import run_round
+from raysim.engine.spec import RunSpec
+from raysim.engine.stragglers import Stragglers
+from raysim.inspection.transmission import attack_spec
+from raysim.runs.assembly import assemble
+from raysim.scenario.scenario import Scenario
+from tests.engine.scenarios import digits, loaded, spec_for
+
+SETTINGS = {
+    "bfloat16": ["training.precision=bfloat16"],
+    "overrides": ["training.overrides=[{clients: 0-2, lr: 0.1, epochs: 2}, {models: [digits_mlp64], batch_size: 16}]"],
+    "stragglers": ["training.epochs=3", "training.stragglers={share: 0.7}"],
+    "adamw": ["training.optimizer=adamw", "training.momentum=0", "training.weight_decay=0.1", "training.lr=0.005"],
+}
+"""The `--set`s of settings with which a run has the same bits everywhere."""
+
+
+def spec_of(*sets: str) -> RunSpec:
+    return assemble(Scenario.of(loaded(*sets))).spec
+
+
+@dataclass(frozen=True)
+class Noted(Standalone):
+    """Logs what a client sees of its settings."""
+
+    def client_update(self, client: Client, down: None) -> None:
+        client.fit(cross_entropy)
+        for name in ("epochs", "batch_size", "lr", "momentum"):
+            client.log(name, getattr(client.local, name))
+
+
+def reports_of(*sets: str, t: int = 2) -> Any:
+    """The reports of all clients in round `t`."""
+    assembly = assemble(Scenario.of(loaded(*sets, "clients.participation=1.0")))
+    backend = InProcessBackend()
+    backend.start(replace(assembly.spec, algorithm=Noted()), assembly.raw)
+    report = run_round(backend, t, range(8))
+    backend.close()
+    return report.client_reports
+
+
+def test_the_first_override_that_matches_a_client_applies() -> None:
+    spec = spec_of(
+        "training.overrides=[{clients: '1-2', lr: 0.5}, {models: [digits_cnn_s], epochs: 4, optimizer: adamw}]",
+        "training.schedule={name: step, every: 1}",
+    )
+    # Client k has architecture k % 3; digits_cnn_s is that of clients 1, 4 and 7.
+    plain = spec.local
+    assert spec.local_of(0) == plain and spec.local_of(8 - 3) == plain
+    assert spec.local_of(1) == spec.local_of(2) == replace(plain, lr=0.5)  # and not `epochs: 4`
+    assert spec.local_of(4) == spec.local_of(7) == replace(plain, epochs=4, optimizer="adamw")
+    assert spec.local_in(2, spec.local_of(1)).lr == pytest.approx(0.05)  # the schedule applies to all
+    assert spec.local_in(2) == replace(plain, lr=pytest.approx(plain.lr / 10))  # of the server
+    assert spec.local_of(4) is spec.local_of(7)
+
+
+def test_a_client_sees_its_own_settings_and_trains_with_them() -> None:
+    reports = reports_of(
+        "training.overrides=[{clients: 1-2, lr: 0.01, epochs: 3}, {clients: '0,3,6', batch_size: 5, momentum: 0}]",
+        "training.schedule={name: step, every: 1, by: 0.5}",
+    )
+    plain = reports_of("training.schedule={name: step, every: 1, by: 0.5}")
+    seen = {k: tuple(report.values.values()) for k, report in reports.items()}
+    assert seen[1] == seen[2] == (3, 32, 0.005, 0.9)
+    assert seen[0] == seen[3] == seen[6] == (1, 5, 0.025, 0)
+    assert seen[4] == seen[5] == seen[7] == (1, 32, 0.025, 0.9)
+    for k, report in reports.items():
+        times = 3 if k in (1, 2) else 1
+        assert report.train_samples == times * plain[k].train_samples
+        assert report.flops == pytest.approx(times * plain[k].flops)
+
+
+def test_stragglers_are_drawn_anew_by_seed_round_and_client() -> None:
+    stragglers = Stragglers(0.5, seed=3)
+    drawn = {(t, k): stragglers.epochs(5, t, k) for t in range(1, 41) for k in range(50)}
+    count = Counter(drawn.values())
+    # 2000 draws: half are 5 at once, and the others are 1 to 5 alike, 200 each.
+    assert all(150 < count[epochs] < 250 for epochs in range(1, 5)) and 1120 < count[5] < 1280
+    assert sum(count) == 15  # no other numbers
+    assert sum(drawn.values()) / len(drawn) == pytest.approx(stragglers.mean(5), abs=0.1) and stragglers.mean(5) == 4
+    assert drawn == {(t, k): Stragglers(0.5, seed=3).epochs(5, t, k) for t, k in drawn}
+    assert drawn != {(t, k): Stragglers(0.5, seed=4).epochs(5, t, k) for t, k in drawn}
+    assert len({drawn[t, 7] for t in range(1, 41)}) > 1 < len({drawn[3, k] for k in range(50)})
+    assert {Stragglers(1.0, seed=3).epochs(1, t, 0) for t in range(9)} == {1}
+
+
+def test_a_straggler_trains_for_fewer_epochs_of_its_own() -> None:
+    sets = ["training.epochs=4", "training.stragglers={share: 1}", "training.overrides=[{clients: 0-3, epochs: 2}]"]
+    reports, spec = reports_of(*sets), spec_of(*sets)
+    epochs = {k: spec.epochs_in(2, k) for k in range(8)}
+    assert {k: report.values["epochs"] for k, report in reports.items()} == epochs
+    assert max(epochs[k] for k in range(4)) <= 2 < max(epochs.values()) <= 4
+    assert spec.epochs_in(0, 0) == 2  # before round 1 no client trains
+    plain = reports_of()
+    assert {k: report.train_samples for k, report in reports.items()} == {
+        k: epochs[k] * one.train_samples for k, one in plain.items()
+    }
+    assert {k: report.flops for k, report in reports.items()} == {
+        k: pytest.approx(epochs[k] * one.flops) for k, one in plain.items()
+    }
+
+
+def test_stragglers_follow_the_seed_of_cohorts() -> None:
+    given, other = (
+        [spec_of("training.epochs=9", "training.stragglers={share: 1}", *sets).epochs_in(1, k) for k in range(8)]
+        for sets in ([], ["seeds={cohorts: 77}"])
+    )
+    assert given != other
+
+
+def test_groups_have_the_same_settings_except_epochs() -> None:
+    spec = spec_of(
+        "clients.count=24", "training.together=3", "training.stragglers={share: 0.5}",
+        "training.overrides=[{clients: 0-8, lr: 0.1}, {clients: 9-11, epochs: 7}]",
+    )  # fmt: skip
+    # Of the perceptrons, 0, 3 and 6 have a rate of their own; 9 differs only in epochs.
+    assert [group for group in spec.groups(range(24)) if group[0] % 3 == 0] == [(0, 3, 6), (9, 12), (15, 18, 21)]
+
+
+def test_clients_of_one_group_may_have_different_epochs(caplog: pytest.LogCaptureFixture) -> None:
+    sets = ["clients.models=[digits_mlp64]", "training.epochs=3", "training.stragglers={share: 0.7}"]
+    together, alone = (reports_of(*sets, f"training.together={most}") for most in (8, 1))
+    assert len({report.values["epochs"] for report in alone.values()}) > 1
+    assert not any(report.apart for report in together.values())
+    for k, report in together.items():
+        assert report.train_loss == pytest.approx(alone[k].train_loss, rel=1e-4)
+        assert (report.train_samples, report.flops) == (alone[k].train_samples, alone[k].flops)
+
+
+def test_stragglers_without_effect_are_warned_of() -> None:
+    def warnings(*sets: str) -> tuple[str, ...]:
+        return Scenario.of(loaded("training.stragglers={share: 0.5}", *sets)).warnings
+
+    assert warnings() == ("training.stragglers: it has no effect, as all clients train for 1 epoch",)
+    assert not warnings("training.epochs=2") and not warnings("training.overrides=[{clients: 0-1, epochs: 2}]")
+
+
+def test_an_attack_knows_the_learning_rate_of_each_client() -> None:
+    spec = attack_spec(spec_of("training.overrides=[{clients: 0-1, lr: 0.5}]", "training.stragglers={share: 1}"))
+    assert [spec.local_of(k).lr for k in (1, 2)] == [0.5, 0.05]
+    assert spec.local_of(1).momentum == 0 and spec.stragglers is None
+
+
+def test_defaults_are_what_they_were() -> None:
+    assert spec_for(loaded())[0].local == LocalTraining(epochs=1, batch_size=32, lr=0.05, momentum=0.9, clip=5.0)
+    assert (spec_of().own_local, spec_of().stragglers) == ({}, None)
+
+
+@pytest.mark.parametrize("sets", SETTINGS.values(), ids=SETTINGS)
+def test_a_resumed_run_has_the_same_bits(sets: list[str], tmp_path: Path) -> None:
+    places = [f"output={tmp_path}", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db"]
+    two, three = (raysim.run(digits(), sets=[*places, *sets, f"rounds={rounds}"], quiet=True) for rounds in (2, 3))
+    assert two.resume(["rounds=3"], quiet=True).state_digest == three.state_digest
+    assert three.state_digest != raysim.run(digits(), sets=[*places, "rounds=3"], quiet=True).state_digest
+
+
+def test_a_run_from_before_these_keys_is_resumed(tmp_path: Path) -> None:
+    places = [f"output={tmp_path}", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db"]
+    two, three = (raysim.run(digits(), sets=[*places, f"rounds={rounds}"], quiet=True) for rounds in (2, 3))
+    file = two.folder / "resolved.yaml"
+    resolved = yaml.safe_load(file.read_text())
+    new = ("nesterov", "precision", "overrides", "stragglers")
+    resolved["training"] = {key: value for key, value in resolved["training"].items() if key not in new}
+    assert resolved["training"]["schedule"] == {"name": "constant"}
+    file.write_text(yaml.safe_dump(resolved))
+    assert RunRecord.read(two.folder).deciding | {"rounds": 3} == RunRecord.read(three.folder).deciding
+    assert two.resume(["rounds=3"], quiet=True).state_digest == three.state_digest
