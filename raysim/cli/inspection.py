@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from raysim.inspection.attack import Convention
     from raysim.inspection.transmission import Knowledge
     from raysim.report.figures import Width
+    from raysim.runs.opened import Round
 
 
 def _ids(context: click.Context, parameter: click.Parameter, given: str) -> list[int]:
@@ -37,6 +38,28 @@ def _output(name: str) -> Callable[[Any], Any]:
 SEED = click.option(
     "--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Seed of this command's random choices."
 )
+
+
+def _saved_round(context: click.Context, parameter: click.Parameter, given: str | None) -> Any:
+    """Parse the number of a round, or best_val."""
+    if given is None or given == "best_val":
+        return given
+    if not given.isdecimal():
+        raise click.BadParameter(f"{given!r} given; allowed: the number of a round, or best_val")
+    return int(given)
+
+
+def _round(default: str) -> Callable[[Any], Any]:
+    return click.option(
+        "--round",
+        "round_",
+        callback=_saved_round,
+        metavar="T|best_val",
+        help="Use the state after this round; best_val: the round with the greatest validation accuracy, if "
+        f"checkpoint.keep has best_val. Default: {default}.",
+    )
+
+
 PART = click.Choice(["train", "val", "test"])
 # The keys of `run_plots.KINDS`, which would import torch: `raysim --help` takes no second.
 PLOTS = ("curves", "bytes", "virtual-time", "boxes", "clients", "confusion")
@@ -78,9 +101,10 @@ def plot(runs: tuple[str, ...], kind: str, width: Width, output: str) -> None:
     "--clients", default="0,1,2", show_default=True, callback=_ids, metavar="K,K", help="Clients whose samples to show."
 )
 @click.option("--part", default="test", show_default=True, type=PART, help="Which part of their samples to show.")
+@_round("the latest")
 @SEED
 @_output("tsne.png")
-def tsne(runs: tuple[str, ...], clients: list[int], part: str, seed: int, output: str) -> None:
+def tsne(runs: tuple[str, ...], clients: list[int], part: str, round_: Round, seed: int, output: str) -> None:
     """Draw clients' representations in the plane by t-SNE, one panel per RUN.
 
     Each client's network maps the client's own samples. Colours are classes, markers are clients.
@@ -91,7 +115,7 @@ def tsne(runs: tuple[str, ...], clients: list[int], part: str, seed: int, output
     """
     from raysim.inspection.tsne import draw_tsne
 
-    echo(draw_tsne(runs, clients, part, output, seed))
+    echo(draw_tsne(runs, clients, part, output, seed, round_))
 
 
 @click.command()
@@ -99,9 +123,7 @@ def tsne(runs: tuple[str, ...], clients: list[int], part: str, seed: int, output
 @click.option(
     "--pairs", default=20, show_default=True, type=click.IntRange(min=1), help="How many (client, image) pairs."
 )
-@click.option(
-    "--round", "round_", type=int, metavar="T", help="Start from the state after this round. Default: 10 or the latest."
-)
+@_round("10 or the latest")
 @click.option(
     "--knowledge",
     default="white",
@@ -120,7 +142,7 @@ def tsne(runs: tuple[str, ...], clients: list[int], part: str, seed: int, output
 @SEED
 @_output("attack.png")
 def attack(
-    run: str, pairs: int, round_: int | None, knowledge: Knowledge, convention: Convention, seed: int, output: str
+    run: str, pairs: int, round_: Round, knowledge: Knowledge, convention: Convention, seed: int, output: str
 ) -> None:
     """Try to reconstruct clients' images from their uploads: gradient inversion (DLG), measured in PSNR.
 
@@ -162,8 +184,9 @@ def attack(
 @click.option(
     "--sample", required=True, type=click.IntRange(min=0), help="Position in the data set, as in partition.parquet."
 )
+@_round("the latest")
 @_output("tree.png")
-def tree(run: str, sample: int, output: str) -> None:
+def tree(run: str, sample: int, round_: Round, output: str) -> None:
     """Show the clusters around a training sample in a run of HKS, from its first merge to the top.
 
     The mean logits of one of these clusters, or of all of them, taught the sample. The picture shows which samples join
@@ -177,7 +200,7 @@ def tree(run: str, sample: int, output: str) -> None:
     from raysim.report.figures import picture_file
 
     picture_file(output)
-    found = sample_tree(run, sample)
+    found = sample_tree(run, sample, round_)
     echo(f"{found.run.name}, after round {found.round}: sample {sample} of client {found.client}, {found.label}")
     if not found.clusters:
         echo("no cluster contains this sample yet; its own logits teach it")

@@ -137,6 +137,7 @@ class Loop:
         self.backend, self.schedule, self.progress, self.observers = backend, schedule, progress, observers
         self.checkpoints, self.record = checkpoints, record
         self._restarts_at_save = 0
+        self._best_val: tuple[int, Mapping[str, Any]] | None = None  # best round by validation, facts of its checkpoint
         self.notices = Notices(backend, schedule.max_failed_fraction)
         self.recovering = RecoveringBackend(backend, self._replay, checkpoints, schedule.max_attempts, record.wait)
 
@@ -235,8 +236,13 @@ class Loop:
         self.recovering(self.record.wait)  # the previous checkpoint may have been lost with an actor
         complete = None
         # A checkpoint builds on the previous one: without it, clients that changed in between would be missing.
-        if checkpoints and files and self.restarts == self._restarts_at_save:
-            complete = partial(checkpoints.complete, t, files, progress.facts())
+        if self.restarts != self._restarts_at_save:
+            files = None
+        if checkpoints and (files := files or self._save_best_val(t)):
+            facts = progress.facts()
+            complete = partial(checkpoints.complete, t, files, facts)
+            if progress.best_val_round == t:
+                self._best_val = (t, facts)
         self.record(t, metrics, rows, complete)
         progress.t = t
         self.recovering(partial(self.observers.after_round, t))
@@ -251,6 +257,13 @@ class Loop:
         self.recovering(
             lambda: checkpoints.complete(progress.t, self.backend.save(progress.t, storage), progress.facts())
         )
+
+    def _save_best_val(self, t: int) -> Pending[SavedFiles] | None:
+        """Begin to save the state after round `t` if it is to be kept as the best by validation, and was not saved."""
+        checkpoints = self.checkpoints
+        if checkpoints is None or not checkpoints.keep_best_val or self.progress.best_val_round != t:
+            return None
+        return self.recovering(lambda: self.backend.save(t, checkpoints.begin()))
 
     def _test_unknown(self) -> None:
         """Test all clients before round 1; in a resumed run, test the clients with a missing latest row."""
@@ -279,6 +292,10 @@ class Loop:
         """Run round `t` again, without the clients that failed in it."""
         participants = sample(self.backend.spec, self.schedule, t)
         run_round(self.backend, t, participants, skip=failed, timing=self._timing(t))
+        checkpoints = self.checkpoints
+        if checkpoints and checkpoints.keep_best_val and self._best_val and self._best_val[0] == t:
+            # Replayed rounds have no checkpoint, or a damaged one, and no later round restores this state.
+            checkpoints.complete(t, self.backend.save(t, checkpoints.begin()), self._best_val[1])
 
     def _timing(self, t: int) -> Callable[[TrainingResult], Timing | None]:
         return partial(virtual_timing, self.backend.spec, self.schedule, t)

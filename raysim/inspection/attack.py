@@ -36,7 +36,7 @@ from raysim.inspection.transmission import (
     transmit,
 )
 from raysim.report.figures import picture_file, save_picture
-from raysim.runs.opened import OpenedRun
+from raysim.runs.opened import OpenedRun, Round
 
 Convention = Literal["psnr", "pfllib"]
 
@@ -106,7 +106,7 @@ class Attack:
 def attack(
     run: Path | str,
     *,
-    round: int | None = None,
+    round: Round = None,
     pairs: int = PAIRS,
     knowledge: Knowledge = "white",
     convention: Convention = "psnr",
@@ -115,7 +115,8 @@ def attack(
 ) -> Attack:
     """Attack the uploads of random clients of a run, each after training on one random image.
 
-    round: the clients start from the state after this round; default: 10 if the run kept it, else the latest.
+    round: the clients start from the state after this round; "best_val": the best by validation; default: 10 if the run
+    kept it, else the latest.
     progress: called with the number of images done. Raises `ScenarioError` if the run's method does not declare what
     its uploads expose (`Algorithm.exposed`), or exposes no single image.
     """

@@ -22,7 +22,7 @@ from raysim.core.algorithm import ClientId, Server
 from raysim.inspection.pictures import make_figure, pixels, show_image
 from raysim.report.figures import picture_file, save_picture
 from raysim.report.units import plural
-from raysim.runs.opened import OpenedRun
+from raysim.runs.opened import OpenedRun, Round
 
 SHOWN = 10
 """Images per row of the figure."""
@@ -79,10 +79,11 @@ class SampleTree:
     clusters: tuple[Cluster, ...]
 
 
-def sample_tree(run: Path | str, sample: int) -> SampleTree:
+def sample_tree(run: Path | str, sample: int, round: Round = None) -> SampleTree:
     """Return the clusters around a training sample.
 
-    sample: its position in the data set, as in `partition.parquet`. Raises `ScenarioError` if the run's method does
+    sample: its position in the data set, as in `partition.parquet`. round: the clusters are those after this round;
+    "best_val": the best by validation; default: the latest. Raises `ScenarioError` if the run's method does
     not cluster logits, or the server has no logits of that sample.
     """
     opened = OpenedRun.of(run)
@@ -92,7 +93,7 @@ def sample_tree(run: Path | str, sample: int) -> SampleTree:
             f"{opened.folder} is a run of {opened.method}, which has no tree of clusters; give a run of a method with "
             "`clustered_logits` and `tree`, such as HKS"
         )
-    checkpoint = opened.checkpoint()
+    checkpoint = opened.checkpoint(round)
     with opened.backend((), checkpoint) as backend:
         logits = method.clustered_logits(backend.server.server)
     known = sorted(logits)

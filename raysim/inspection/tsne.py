@@ -18,7 +18,7 @@ from raysim.common.names import picture
 from raysim.core.algorithm import ClientId
 from raysim.inspection.pictures import class_colours, make_figure
 from raysim.report.figures import picture_file, save_picture
-from raysim.runs.opened import OpenedRun, Representations
+from raysim.runs.opened import OpenedRun, Representations, Round
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,10 +53,16 @@ def embed(value_ND: NDArray[np.float32], seed: int = 0) -> NDArray[np.float32]:
 
 
 def draw_tsne(
-    runs: Sequence[Path | str], clients: Sequence[ClientId], part: str, output: Path | str, seed: int = 0
+    runs: Sequence[Path | str],
+    clients: Sequence[ClientId],
+    part: str,
+    output: Path | str,
+    seed: int = 0,
+    round: Round = None,
 ) -> Path:
     """Draw one panel per run, side by side; colours are classes, markers are clients. Returns the file.
 
+    round: the networks are those after this round; "best_val": the best by validation; default: the latest.
     Raises `ScenarioError` if a run, client or part does not exist, or the file cannot be written.
     """
     file = picture_file(output)
@@ -64,11 +70,11 @@ def draw_tsne(
         raise ScenarioError(f"--clients: {len(clients)} given; allowed: at most {len(MARKERS)}, one marker each")
     markers = dict(zip(clients, MARKERS, strict=False))
     opened = [OpenedRun.of(run) for run in runs]
-    representations = [run.representations(clients, part) for run in opened]
+    representations = [run.representations(clients, part, round) for run in opened]
     colours = class_colours(np.unique(np.concatenate([one.label_N for one in representations])))
     figure, panels = make_figure(1, len(representations), 5.0 * len(representations), 5.4)
     for axes, run, one in zip(panels[0], opened, representations, strict=True):
-        axes.set_title(picture(fill(f"{run.name}, after round {run.checkpoint().round}", 64)), fontsize=8)
+        axes.set_title(picture(fill(f"{run.name}, after round {run.checkpoint(round).round}", 64)), fontsize=8)
         axes.set(xticks=[], yticks=[])
         _panel(axes, one, embed(one.value_ND, seed), colours, markers)
     from matplotlib.lines import Line2D

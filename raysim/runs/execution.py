@@ -152,7 +152,12 @@ class Execution:
             return None
         store = self.resumed.store if self.resumed else CheckpointStore(checkpoint_storage(self.checkpoint_folder))
         return CheckpointManager(
-            store, None if every == "auto" else every, scenario.rounds, self.folder.sync, self._log_checkpoint
+            store,
+            None if every == "auto" else every,
+            scenario.rounds,
+            self.folder.sync,
+            self._log_checkpoint,
+            keep_best_val="best_val" in scenario.checkpoint.keep,
         )
 
     def _resume(
@@ -347,6 +352,14 @@ class Execution:
                     f"cannot draw plots/{path.name} ({type(error).__name__}: {error}); the run ends without it"
                 )
 
+    def _checkpoint_facts(self, checkpoints: CheckpointManager) -> dict[str, Any]:
+        best_val = checkpoints.best_val
+        return {
+            "round": checkpoints.saved_round,
+            "best_val_round": best_val and best_val.round,
+            "folder": self.checkpoint_folder,
+        }
+
     @property
     def _resume_line(self) -> str:
         return resume_line(self.options.resume_command, self.card.folder)
@@ -361,6 +374,7 @@ class Execution:
             "ended_early": progress.ended_early or None,
             "best_round": progress.best_round,
             "best_val_round": progress.best_val_round,
+            "best_val": None if progress.best_val_round is None else progress.best_val,
             "final": dict(progress.final),
             "up_bytes_per_participant": up / client_rounds,
             "down_bytes_per_participant": down / client_rounds,
@@ -372,7 +386,7 @@ class Execution:
             "failed_clients": progress.failed,
             "dropped_clients": int(progress.totals.get("dropped", 0)),
             "restarts": progress.restarts,
-            "checkpoint": {"round": checkpoints.saved_round, "folder": self.checkpoint_folder} if checkpoints else None,
+            "checkpoint": checkpoints and self._checkpoint_facts(checkpoints),
             "state_digest": self.facts.get("state_digest"),
             "error": self.facts.get("error"),
             "actors": self.facts.get("actors", 0),

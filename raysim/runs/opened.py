@@ -5,12 +5,12 @@ Shapes: N samples, C classes, D representation width.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +30,12 @@ from raysim.runs.assembly import Assembly, assemble, checkpoint_storage
 from raysim.runs.identity import Identity, label
 from raysim.runs.resume import find_run, run_scenario
 from raysim.scenario.scenario import Scenario
+
+BEST_VAL: Literal["best_val"] = "best_val"
+"""Stands for the round with the greatest validation accuracy, whose state `checkpoint.keep` can keep."""
+
+Round = int | Literal["best_val"] | None
+"""A round whose state was saved; None: the latest."""
 
 
 class Representations(NamedTuple):
@@ -93,8 +99,8 @@ class OpenedRun:
             if not 0 <= k < self.spec.num_clients:
                 raise ScenarioError(f"client {k} given, but {self.folder} has clients 0 to {self.spec.num_clients - 1}")
 
-    def checkpoint(self, t: int | None = None) -> Checkpoint:
-        """Return the checkpoint of round `t`; default: the latest. Raises `ScenarioError` if it does not exist."""
+    def checkpoint(self, t: Round = None) -> Checkpoint:
+        """Return the checkpoint of round `t`. Raises `ScenarioError` if it does not exist."""
         latest = self.store.latest()
         kept = {checkpoint.round: checkpoint for checkpoint in self.store.kept}
         if latest is None:
@@ -104,12 +110,36 @@ class OpenedRun:
             raise ScenarioError(
                 f"{self.folder} has no checkpoint{damage}; a run saves one unless checkpoint.every is 0"
             )
+        if t == BEST_VAL:
+            return self._best_val(latest, kept)
         if t is not None and t not in kept:
             raise ScenarioError(
                 f"round {t} given, but {self.folder} keeps the state after round {' and '.join(map(str, kept))} only; "
                 f"to keep this state, run the scenario with rounds: {t}"
             )
         return latest if t is None else kept[t]
+
+    def _best_val(self, latest: Checkpoint, kept: Mapping[int, Checkpoint]) -> Checkpoint:
+        """Return the checkpoint of the best round by validation. Raises `ScenarioError` if it cannot be used."""
+        t = latest.facts.get("best_val_round")
+        if not isinstance(t, int):
+            raise ScenarioError(
+                f"round {BEST_VAL} given, but {self.folder} has measured no validation accuracy up to round "
+                f"{latest.round}; give the number of a round"
+            )
+        state = f"the state after round {t}, the best by validation"
+        if t in kept:
+            if problem := self.store.problem(kept[t]):
+                raise ScenarioError(f"{self.folder}: {state}, cannot be used: {problem}; restore that file")
+            return kept[t]
+        if BEST_VAL not in self.assembly.scenario.checkpoint.keep:
+            raise ScenarioError(
+                f"{self.folder} did not keep {state}; run the scenario with checkpoint.keep: [last, {BEST_VAL}]"
+            )
+        raise ScenarioError(
+            f"{self.folder}: {state}, is lost: {self.store.storage.where} has no intact checkpoint of that round; "
+            "restore its files there"
+        )
 
     @contextmanager
     def backend(
@@ -133,7 +163,7 @@ class OpenedRun:
         finally:
             backend.close()
 
-    def nets(self, clients: Sequence[ClientId], t: int | None = None) -> dict[ClientId, nn.Module]:
+    def nets(self, clients: Sequence[ClientId], t: Round = None) -> dict[ClientId, nn.Module]:
         """Return the networks of these clients after round `t`, in eval mode; initial ones if they never took part."""
         self.check_clients(clients)
         with self.backend(clients, self.checkpoint(t)) as backend:
@@ -153,10 +183,10 @@ class OpenedRun:
         self.store = checkpoints_of(self.folder)
 
     @torch.inference_mode()
-    def predictions(self, k: ClientId, part: str) -> dict[str, NDArray[Any]]:
+    def predictions(self, k: ClientId, part: str, t: Round = None) -> dict[str, NDArray[Any]]:
         """Test a client on its samples of one part: columns `sample`, `label`, `predicted` and `probability`."""
         samples = self.samples(k, part)
-        net = self.nets([k])[k]
+        net = self.nets([k], t)[k]
         logits = [net(batch.x) for batch in samples.in_order(EVALUATION_BATCH)]
         probability_NC = torch.cat(logits).softmax(1) if logits else torch.zeros(0, self.spec.num_classes)
         probability_N, predicted_N = probability_NC.max(1)
@@ -186,7 +216,7 @@ class OpenedRun:
         return count_CC
 
     @torch.inference_mode()
-    def representations(self, clients: Sequence[ClientId], part: str, t: int | None = None) -> Representations:
+    def representations(self, clients: Sequence[ClientId], part: str, t: Round = None) -> Representations:
         """Return the representations of each client's own samples by its own network."""
         values, labels, owners = [], [], []
         for k, net in self.nets(clients, t).items():

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from raysim.core.data import Samples
-    from raysim.runs.opened import OpenedRun, Representations
+    from raysim.runs.opened import OpenedRun, Representations, Round
 
 
 class Run:
@@ -115,12 +115,15 @@ class Run:
         self._opened = None
         return self
 
-    def client(self, k: int) -> RunClient:
-        """Return client k. Raises `ScenarioError` if it does not exist, or the data is not that of the run."""
-        self._open().check_clients([k])
-        return RunClient(self, k)
+    def client(self, k: int, round: Round = None) -> RunClient:
+        """Return client k. Raises `ScenarioError` if it does not exist, or the data is not that of the run.
 
-    def representations(self, clients: Sequence[int], part: str = "test", round: int | None = None) -> Representations:
+        round: the saved state that `network` and `predictions` use, as in `RunClient.network_after`.
+        """
+        self._open().check_clients([k])
+        return RunClient(self, k, round)
+
+    def representations(self, clients: Sequence[int], part: str = "test", round: Round = None) -> Representations:
         """Return the input of the headers: each client's own samples of one part, read by its own network.
 
         The arrays are `value_ND` float32 [N, D], `label_N` int64 [N] and `client_N` int64 [N]. part: train, val or
@@ -157,26 +160,28 @@ class RunClient:
     Attributes:
         run: the run.
         id: the client's id, from 0.
+        round: the round after which `network` and `predictions` have the client's state, as in `network_after`.
     """
 
-    def __init__(self, run: Run, k: int) -> None:
-        self.run, self.id = run, k
+    def __init__(self, run: Run, k: int, round: Round = None) -> None:
+        self.run, self.id, self.round = run, k, round
 
     def __repr__(self) -> str:
-        return f"{self.run!r}.client({self.id})"
+        return f"{self.run!r}.client({self.id}{'' if self.round is None else f', round={self.round!r}'})"
 
     @property
     def network(self) -> nn.Module:
-        """The client's network after the last saved round, in eval mode, with all parts that the method keeps for it.
+        """The client's network after `round`, in eval mode, with all parts that the method keeps for it.
 
         It reads normalised samples, such as `data.test.x`, and returns logits [N, C].
         """
-        return self.network_after(None)
+        return self.network_after(self.round)
 
-    def network_after(self, round: int | None) -> nn.Module:
+    def network_after(self, round: Round) -> nn.Module:
         """Return the client's network after a round with a checkpoint: one of the last two saved; None: the latest.
 
-        A client that never took part has its initial network. Raises `ScenarioError` if the round has no checkpoint.
+        "best_val": the round with the greatest validation accuracy, if `checkpoint.keep` has `best_val`. A client that
+        had not taken part until then has its initial network. Raises `ScenarioError` if the round has no checkpoint.
         """
         return self.run._open().nets([self.id], round)[self.id]
 
@@ -194,7 +199,7 @@ class RunClient:
         """
         import pandas as pd
 
-        return pd.DataFrame(self.run._open().predictions(self.id, part))
+        return pd.DataFrame(self.run._open().predictions(self.id, part, self.round))
 
 
 def run(

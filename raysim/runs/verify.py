@@ -19,7 +19,7 @@ from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import ClusterResources
 from raysim.engine.progress import Progress
-from raysim.engine.run import Observers, run_rounds, sample
+from raysim.engine.run import Observers, run_rounds, sample, state_digest
 from raysim.runs.assembly import assemble
 from raysim.runs.backend import state_limits
 from raysim.scenario.parse import ParsedScenario, parse_scenario
@@ -54,6 +54,7 @@ class Trace:
     rounds: list[dict[str, dict[str, str]]] = field(default_factory=list)  # [t - 1]: party -> tensor -> SHA-256
     metrics: list[Mapping[str, Any]] = field(default_factory=list)  # [t]
     digest: str = ""
+    best_val: tuple[int, str] | None = None  # the kept best round by validation, and the digest of the state after it
     seconds: float = 0.0
     restarts: int = 0
     difference: str | None = None  # from the trace of the first variation, one sentence
@@ -88,7 +89,7 @@ def verify(
 def difference(one: Trace, other: Trace) -> str | None:
     """Describe the first round, party and tensor in which two runs differ, else the first metric; None if they agree.
 
-    If all of these agree, the final digests are compared.
+    If all of these agree, the final digests are compared, and then the kept states of the best round by validation.
     """
     for t, (expected, actual) in enumerate(zip(one.rounds, other.rounds, strict=True), start=1):
         for party in expected:  # clients in id order, then the server: the first difference causes the rest
@@ -100,7 +101,11 @@ def difference(one: Trace, other: Trace) -> str | None:
         for name in dict.fromkeys([*mine, *its]):
             if (name in SAME or not name.startswith(VARYING)) and mine.get(name) != its.get(name):
                 return f"round {t}, {name}: {its.get(name)} instead of {mine.get(name)} as {one.variation.name}"
-    return None if one.digest == other.digest else f"the state digest differs from that of {one.variation.name}"
+    if one.digest != other.digest:
+        return f"the state digest differs from that of {one.variation.name}"
+    if one.best_val != other.best_val:
+        return f"the kept state of the best round by validation differs from that of {one.variation.name}"
+    return None
 
 
 def _traced(given: ParsedScenario, variation: Variation, most: int, cleanup: contextlib.ExitStack) -> Trace:
@@ -131,15 +136,25 @@ def _traced(given: ParsedScenario, variation: Variation, most: int, cleanup: con
             trace.rounds.append({**{f"client {k}": clients[k] for k in members}, "the server": server})
 
         within = _killer(backend, schedule.rounds, progress) if variation.kill else lambda done, of: None
+        checkpoints = CheckpointManager(
+            CheckpointStore(open_storage(folder)),
+            2,
+            schedule.rounds,
+            keep_best_val="best_val" in scenario.checkpoint.keep,
+        )
         trace.digest = run_rounds(
             backend,
             schedule,
             progress,
             Observers([memory], within_round=within, after_round=fingerprint),
-            CheckpointManager(CheckpointStore(open_storage(folder)), 2, schedule.rounds),
+            checkpoints,
             lambda: backend.start(spec, assembly.raw),
         )
         trace.metrics, trace.restarts = list(memory.rounds), progress.restarts
+        if (best := checkpoints.best_val) is not None:
+            backend.recover()
+            checkpoints.store.restore(best, backend.restore)
+            trace.best_val = (best.round, state_digest(backend))
     trace.seconds = perf_counter() - began
     return trace
 

@@ -133,6 +133,28 @@ def refuse_unusable_stop(scenario: Scenario) -> None:
         )
 
 
+def refuse_unusable_keep(scenario: Scenario) -> None:
+    """Refuse checkpoints without the last ones, and a best round by validation that is never measured or saved."""
+    checkpoint, origin, key = scenario.checkpoint, scenario.origin, ("checkpoint", "keep")
+    if "last" not in checkpoint.keep:
+        raise origin.error(key, "last is missing, from which a run continues; give [last] or [last, best_val]")
+    if "best_val" not in checkpoint.keep:
+        return
+    if checkpoint.every == 0:
+        raise origin.error(
+            key,
+            "best_val given, but checkpoint.every is 0, so no state is saved; change one of them",
+            cause=("checkpoint", "every"),
+        )
+    if scenario.data.split == "published":
+        raise origin.error(
+            key,
+            "best_val given, but with data.split published clients have no validation samples; "
+            "use data.split pooled811 or pfedhn, or give [last]",
+            cause=("data", "split"),
+        )
+
+
 def refuse_unsuited_algorithm(scenario: Scenario) -> None:
     """Refuse several architectures or missing public data, if the algorithm needs one architecture or public data."""
     name = scenario.algorithm_name
@@ -173,6 +195,7 @@ AFTER: Sequence[Callable[[Scenario], None]] = (
     refuse_global_test,
     refuse_tests_without_rounds,
     refuse_unusable_stop,
+    refuse_unusable_keep,
     refuse_unsuited_algorithm,
     ask_algorithm,
 )

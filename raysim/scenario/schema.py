@@ -361,6 +361,9 @@ class Checkpoint(Section):
     every: Annotated[int, Range(ge=0)] | Auto = "auto"
     """Number of rounds between checkpoints, which are also saved after the last round and at Ctrl-C; `auto`: about one
     checkpoint per minute; 0: no checkpoints."""
+    keep: list[Literal["last", "best_val"]] = ["last"]
+    """Checkpoints that are kept. `last`, which is required: the last two, from which a run continues. `best_val`: also
+    the state after the round with the greatest `accuracy/val` so far, saved whenever that improves."""
     folder: str | None = None
     """Folder of the checkpoints, or an address for fsspec, such as s3://bucket/runs. Default: in the run folder."""
 

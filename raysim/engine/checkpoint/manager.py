@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from raysim.engine.checkpoint.storage import Storage
-from raysim.engine.checkpoint.store import CheckpointStore
+from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
 from raysim.engine.records import Pending, SavedFiles
 
 AUTO_INTERVAL_S = 60.0
@@ -24,6 +24,7 @@ class CheckpointManager:
     rounds: int
     sync: Callable[[], None] = lambda: None  # makes the rows of the rounds so far survive a power cut
     first: Callable[[int], None] = lambda t: None  # called after the first checkpoint of this process
+    keep_best_val: bool = False  # also save and keep the state after the round with the greatest validation accuracy
     begun_s: float = field(default_factory=perf_counter)  # when the last checkpoint was begun
 
     def __post_init__(self) -> None:
@@ -48,6 +49,11 @@ class CheckpointManager:
         """The round of the last complete checkpoint; None if there is none."""
         return self.store.kept[-1].round if self.store.kept else None
 
+    @property
+    def best_val(self) -> Checkpoint | None:
+        """The checkpoint of the best round by validation, according to the last checkpoint; None if it is not kept."""
+        return self.store.of_best_val() if self.keep_best_val else None
+
     def complete(self, t: int, files: Pending[SavedFiles], facts: Mapping[str, Any]) -> None:
         """Complete a checkpoint from its files, once they and the rows of all rounds so far are written.
 
@@ -58,6 +64,6 @@ class CheckpointManager:
         except OSError as error:
             raise self.store.failure(t, error) from error
         self.sync()
-        self.store.add(t, *written, facts)
+        self.store.add(t, *written, facts, [facts.get("best_val_round")] if self.keep_best_val else ())
         first, self.first = self.first, lambda t: None
         first(t)

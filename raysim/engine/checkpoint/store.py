@@ -3,7 +3,7 @@
 A checkpoint is a manifest, `checkpoint-<round>.json`, that names safetensors files with their sizes and checksums. A
 file never changes: a client's file is written when the client has changed, and later checkpoints name the same file
 until the client changes again. The manifest is written last and atomically; files that no manifest names are ignored.
-The two latest checkpoints and their files are kept, all others are removed.
+The two latest checkpoints and those that the caller of `add` names are kept, with their files; all others are removed.
 
     clients-000012-00007.safetensors   the state after round 12 of client 7 (and of small clients after it, together)
     server-000012.safetensors          the server's state after round 12
@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from raysim.engine.records import CheckpointFile, LostError, SavedFiles
 
 FORMAT = 3
 KEPT = 2
-"""Number of checkpoints that are kept, so that a damaged one has a predecessor."""
+"""Number of latest checkpoints that are kept, so that a damaged one has a predecessor."""
 
 _OURS = re.compile(r"\.?(?:checkpoint|clients|server)-(\d{6,})")
 """Beginning of the names of checkpoint files, with the round."""
@@ -93,11 +93,20 @@ class CheckpointStore:
         Newer checkpoints with a missing file or a file of another size are dropped and added to `damage`.
         """
         while self.kept:
-            wrong = next((problem for file in self.kept[-1].files if (problem := self._problem(file))), None)
+            wrong = self.problem(self.kept[-1])
             if wrong is None:
                 return self.kept[-1]
             self.damage.append(f"the checkpoint of round {self.kept.pop().round} cannot be used: {wrong}")
         return None
+
+    def of_best_val(self) -> Checkpoint | None:
+        """Return the checkpoint of the round that the last checkpoint names as the best by validation, if it exists."""
+        best = self.kept[-1].facts.get("best_val_round") if self.kept else None
+        return next((one for one in self.kept if one.round == best), None)
+
+    def problem(self, checkpoint: Checkpoint) -> str | None:
+        """Return why a checkpoint cannot be used: a missing file, or one of another size. None: it may be usable."""
+        return next((problem for file in checkpoint.files if (problem := self._problem(file))), None)
 
     def take_damage(self) -> list[str]:
         """Return the sentences in `damage` and clear it."""
@@ -105,22 +114,29 @@ class CheckpointStore:
         return damage
 
     def add(
-        self, t: int, changed: Sequence[CheckpointFile], server: CheckpointFile, facts: Mapping[str, Any]
+        self,
+        t: int,
+        changed: Sequence[CheckpointFile],
+        server: CheckpointFile,
+        facts: Mapping[str, Any],
+        keep: Collection[int | None] = (),
     ) -> Checkpoint:
         """Make a checkpoint of round `t` from written files; clients in none of `changed` keep their earlier files.
 
+        keep: rounds whose checkpoints are kept besides the latest ones.
         Raises `CheckpointError` if that fails; earlier checkpoints stay unchanged.
         """
         now = {k for file in changed for k in file.clients}
         before = self.kept[-1].client_files if self.kept else ()
-        older = [_without(now, file) for file in before]
-        checkpoint = Checkpoint(t, (*(file for file in older if file.clients), *changed), server, facts)
+        unchanged = [_without(now, file) for file in before]
+        checkpoint = Checkpoint(t, (*(file for file in unchanged if file.clients), *changed), server, facts)
         try:
             self.storage.fsync([file.name for file in (*changed, server)])
             self.storage.publish(_name(t), _manifest_bytes(checkpoint))
         except OSError as error:
             raise self.failure(t, error) from error
-        self.kept = [*self.kept[1 - KEPT :], checkpoint]
+        older, recent = self.kept[: 1 - KEPT], self.kept[1 - KEPT :]
+        self.kept = [*(c for c in older if c.round in keep), *recent, checkpoint]
         try:
             self._remove_others(t)
         except OSError as error:

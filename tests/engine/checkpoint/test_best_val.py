@@ -1,0 +1,151 @@
+"""The state after the best round by validation is kept, whatever dies, and costs at most one more checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raysim.engine.checkpoint.manager import CheckpointManager
+from raysim.engine.checkpoint.storage import Storage, open_storage
+from raysim.engine.checkpoint.store import KEPT, CheckpointStore
+from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.progress import Progress
+from raysim.engine.records import LostError, Pending, SavedFiles
+from raysim.engine.run import Observers, Schedule, run_rounds, state_digest
+from tests.engine.scenarios import loaded, spec_for
+from tests.engine.test_recovery import Killable
+
+PEAK = ("training.lr=0.6", "seed=7")
+"""Settings of the tiny scenario whose validation accuracy is greatest after round 4 of 8."""
+ROUNDS = 8
+
+
+def manager(folder: Path, every: int | None = 1, keep_best_val: bool = True) -> CheckpointManager:
+    return CheckpointManager(CheckpointStore(open_storage(folder)), every, ROUNDS, keep_best_val=keep_best_val)
+
+
+def run(
+    *sets: str,
+    checkpoints: CheckpointManager | None = None,
+    backend: InProcessBackend | None = None,
+    every: int = 1,
+    after_round: Callable[[Any, int], None] = lambda backend, t: None,
+) -> tuple[Progress, str, str | None]:
+    """Run the scenario: its progress, its final digest and that of the kept state of the best round."""
+    spec, images, participants = spec_for(loaded(*PEAK, *sets))
+    used, progress = backend or InProcessBackend(), Progress()
+    used.start(spec, images)
+    try:
+        digest = run_rounds(
+            used,
+            Schedule(ROUNDS, participants, evaluate_every=every, max_attempts=100),
+            progress,
+            Observers(after_round=lambda t: after_round(used, t)),
+            checkpoints,
+        )
+    finally:
+        used.close()
+    return progress, digest, checkpoints and digest_of_best(checkpoints, spec, images)
+
+
+def digest_of_best(checkpoints: CheckpointManager, spec: Any, images: Any) -> str | None:
+    best, backend = CheckpointStore.open(checkpoints.store.storage).of_best_val(), InProcessBackend()
+    if best is None:
+        return None
+    try:
+        backend.start(spec, images)
+        checkpoints.store.restore(best, backend.restore)
+        return state_digest(backend)
+    finally:
+        backend.close()
+
+
+@pytest.mark.parametrize("when", ["after_update", "after_receive"])
+@pytest.mark.parametrize(("every", "saved_every"), [(1, 1), (2, 3), (1, 100)])
+def test_the_state_after_the_best_round_is_kept(tmp_path: Path, when: str, every: int, saved_every: int) -> None:
+    after: dict[int, str] = {}
+    given = f"evaluation.when={when}"
+    plain, digest, _ = run(given, every=every, after_round=lambda b, t: after.update({t: state_digest(b)}))
+    checkpoints = manager(tmp_path, saved_every)
+    progress, same, best = run(given, every=every, checkpoints=checkpoints)
+    assert same == digest
+    assert progress.best_val_round == plain.best_val_round is not None
+    if when == "after_update":
+        assert progress.best_val_round == 4
+    assert best == after[progress.best_val_round]
+
+
+def test_without_the_key_the_best_round_goes(tmp_path: Path) -> None:
+    progress, _, best = run(checkpoints=manager(tmp_path, keep_best_val=False))
+    assert (progress.best_val_round, best) == (4, None)
+    assert sorted(path.name for path in tmp_path.glob("*.json")) == ["checkpoint-000007.json", "checkpoint-000008.json"]
+
+
+def test_it_costs_at_most_one_more_checkpoint(tmp_path: Path) -> None:
+    """All clients take part in every round, so each checkpoint is whole."""
+    manifests: list[int] = []
+
+    def count(backend: Any, t: int) -> None:
+        manifests.append(len(list(tmp_path.glob("*.json"))))
+
+    run("clients.participation=1", checkpoints=manager(tmp_path), after_round=count)
+    assert max(manifests) <= KEPT + 1
+    servers = list(tmp_path.glob("server-*"))
+    assert len(servers) == len(list(tmp_path.glob("*.json"))) <= KEPT + 1
+    rounds = {path.name[: len("clients-000000")] for path in tmp_path.glob("clients-*")}
+    assert len(rounds) == len(servers)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_deaths_change_neither_the_run_nor_the_kept_state(tmp_path: Path, seed: int) -> None:
+    expected = run(checkpoints=manager(tmp_path / "whole"))
+    killable = Killable(seed, 0.2)
+    progress, *digests = run(checkpoints=manager(tmp_path / "deaths", 3), backend=killable)
+    assert killable.deaths
+    assert (progress.best_val_round, progress.best_val) == (expected[0].best_val_round, expected[0].best_val)
+    assert tuple(digests) == expected[1:]
+
+
+def test_a_best_checkpoint_that_is_lost_in_writing_is_saved_when_its_round_is_repeated(tmp_path: Path) -> None:
+    expected = run(checkpoints=manager(tmp_path / "whole"))
+
+    class Losing(InProcessBackend):
+        saved: list[int] = []  # noqa: RUF012
+
+        def save(self, t: int, storage: Storage) -> Pending[SavedFiles]:
+            files = super().save(t, storage)
+            self.saved.append(t)
+            lost = t == 4 and self.saved.count(4) == 1
+
+            def late() -> SavedFiles:
+                if lost:
+                    raise LostError("the checkpoint of round 4: an object is lost")
+                return files.result()
+
+            return Pending(late)
+
+    backend = Losing()
+    progress, *digests = run(checkpoints=manager(tmp_path / "lost", 100), backend=backend)
+    assert backend.saved == [1, 2, 3, 4, 4, 8]
+    assert tuple(digests) == expected[1:]
+
+
+def test_a_damaged_best_checkpoint_is_made_again_when_its_round_is_repeated(tmp_path: Path) -> None:
+    expected = run(checkpoints=manager(tmp_path / "whole"))
+
+    class Damaging(InProcessBackend):
+        died = False
+
+        def send(self, t: int, cohort: Any) -> Any:
+            if t == 6 and not self.died:
+                self.died = True
+                (tmp_path / "damaged" / "server-000004.safetensors").write_bytes(b"")
+                raise LostError("round 6: client actor 1 of 1 died")
+            return super().send(t, cohort)
+
+    progress, *digests = run(checkpoints=manager(tmp_path / "damaged", 100), backend=Damaging())
+    assert progress.restarts == 1
+    assert tuple(digests) == expected[1:]
