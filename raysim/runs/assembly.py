@@ -167,6 +167,11 @@ def assemble(scenario: Scenario, machine: ClusterResources | None = None, *, rou
             f"{scenario.stop.metric} given, but no client has validation samples; give them more samples or set "
             "another metric",
         )
+    if rounds_left and "best_val" in scenario.checkpoint.keep and not len(assembly.partition.val.index):
+        raise scenario.origin.error(
+            ("checkpoint", "keep"),
+            "best_val given, but no client has validation samples; give them more samples, or give [last]",
+        )
     return assembly
 
 

@@ -353,12 +353,11 @@ class Execution:
                 )
 
     def _checkpoint_facts(self, checkpoints: CheckpointManager) -> dict[str, Any]:
-        best_val = checkpoints.best_val
-        return {
-            "round": checkpoints.saved_round,
-            "best_val_round": best_val and best_val.round,
-            "folder": self.checkpoint_folder,
-        }
+        facts: dict[str, Any] = {"round": checkpoints.saved_round, "folder": self.checkpoint_folder}
+        if checkpoints.keep_best_val:
+            best_val = checkpoints.best_val
+            facts["best_val_round"] = best_val and best_val.round
+        return facts
 
     @property
     def _resume_line(self) -> str:

@@ -404,6 +404,16 @@ COMBINATIONS = [
         ["stop={metric: accuracy/val_current, patience: 2}", "evaluation.clients=all", "data.split=published"],
         "accuracy/val_current given, but with data.split published clients have no validation samples",
     ),
+    (["checkpoint.keep=[best_val]"], "checkpoint.keep: last is missing, from which a run continues; give [last] or"),
+    (["checkpoint.keep=[last, best]"], "checkpoint.keep.1: 'best' given; allowed: 'last' or 'best_val'"),
+    (
+        ["checkpoint={keep: [last, best_val], every: 0}"],
+        "checkpoint.keep: best_val given, but checkpoint.every is 0, so no state is saved; change one of them",
+    ),
+    (
+        ["checkpoint.keep=[last, best_val]", "data.split=published"],
+        "checkpoint.keep: best_val given, but with data.split published clients have no validation samples",
+    ),
     (["resources.overrides=[{actors: 1}]"], "resources.overrides.0: give either `models` or `clients`"),
     (
         ["resources.overrides=[{models: [digits_cnn_s], clients: 0-1}]"],

@@ -128,7 +128,7 @@ def test_a_best_checkpoint_that_is_lost_in_writing_is_saved_when_its_round_is_re
             return Pending(late)
 
     backend = Losing()
-    progress, *digests = run(checkpoints=manager(tmp_path / "lost", 100), backend=backend)
+    _, *digests = run(checkpoints=manager(tmp_path / "lost", 100), backend=backend)
     assert backend.saved == [1, 2, 3, 4, 4, 8]
     assert tuple(digests) == expected[1:]
 

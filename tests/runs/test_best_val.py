@@ -1,0 +1,163 @@
+"""`checkpoint.keep: [last, best_val]`: the state after the best round by validation is kept, found and opened."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import raysim
+from raysim.common.errors import ScenarioError
+from raysim.report.load import last_measured, read_clients
+from raysim.runs.run import Run, run
+from raysim.runs.verify import verify
+from tests.cli.command import run as command
+from tests.engine.checkpoint.test_best_val import PEAK
+from tests.engine.scenarios import loaded
+from tests.runs.test_resume import Cut, of_results
+
+KEEP = (*PEAK, "rounds=8", "checkpoint={every: 1, keep: [last, best_val]}")
+"""The best round by validation is round 4."""
+
+
+def states(of: Run) -> list[dict[str, torch.Tensor]]:
+    return [of.client(k, round="best_val").network.state_dict() for k in range(8)]
+
+
+def assert_same(ours: list[dict[str, torch.Tensor]], theirs: list[dict[str, torch.Tensor]]) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_networks_after_the_best_round_are_opened(workplace: Path) -> None:
+    plain = run(loaded(*PEAK, "rounds=8"), quiet=True)
+    kept = run(loaded(*KEEP), quiet=True)
+    assert kept.state_digest == plain.state_digest
+    assert of_results(kept.folder)[0].equals(of_results(plain.folder)[0])
+    summary = kept.summary
+    assert summary["best_val_round"] == summary["checkpoint"]["best_val_round"] == 4
+    assert summary["best_val"] == plain.summary["best_val"] == kept.rounds["accuracy/val"][1:].max()
+    short = run(loaded(*PEAK, "rounds=4"), quiet=True)
+    assert_same(states(kept), [short.client(k).network.state_dict() for k in range(8)])
+    assert kept.client(0).network.state_dict().keys() == states(kept)[0].keys()
+
+    # The predictions are those that made `accuracy/val` of round 4.
+    table = read_clients(kept.folder)
+    measured = last_measured(table.filter([t <= 4 for t in table["round"].to_pylist()])).to_pylist()
+    for row in measured:
+        client = kept.client(row["client"], round="best_val")
+        predictions = client.predictions("val")
+        assert (predictions["predicted"] == predictions["label"]).sum() == row["val_correct"]
+    assert repr(client).endswith(f".client({row['client']}, round='best_val')")
+    ours, last = (kept.representations([1], "test", t).value_ND for t in ("best_val", None))
+    assert (ours != last).any() and (ours == kept.representations([1], "test", 4).value_ND).all()
+
+
+@pytest.mark.parametrize("cut", [5, 7])
+def test_a_kill_between_the_best_round_and_the_end_loses_nothing(workplace: Path, cut: int) -> None:
+    whole = run(loaded(*KEEP), quiet=True)
+    with pytest.raises(KeyboardInterrupt):
+        run(loaded(*KEEP, "checkpoint.every=3"), quiet=True, trackers=[Cut(cut)])
+    (folder,) = set((workplace / "runs" / "tiny").iterdir()) - {whole.folder}
+    resumed = Run(folder).resume(quiet=True)
+    assert resumed.state_digest == whole.state_digest
+    assert (resumed.summary["best_val_round"], resumed.summary["best_val"]) == (4, whole.summary["best_val"])
+    assert resumed.summary["checkpoint"]["best_val_round"] == 4
+    assert_same(states(resumed), states(whole))
+
+
+def test_a_run_that_is_resumed_for_more_rounds_keeps_its_best(workplace: Path) -> None:
+    whole = run(loaded(*KEEP), quiet=True)
+    short = run(loaded(*KEEP, "rounds=6"), quiet=True)
+    assert_same(states(short.resume(["rounds=8"], quiet=True)), states(whole))
+
+
+def test_a_best_round_that_is_not_kept_says_why(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    plain = run(loaded(*PEAK, "rounds=6", "checkpoint.every=1"), quiet=True)
+    sentence = (
+        f"{plain.folder} did not keep the state after round 4, the best by validation; "
+        "run the scenario with checkpoint.keep: [last, best_val]"
+    )
+    with pytest.raises(ScenarioError) as caught:
+        _ = plain.client(0, round="best_val").network
+    assert str(caught.value) == sentence
+    code, _, err = command(capfd, "tsne", str(plain.folder), "--round", "best_val")
+    assert code == 2 and sentence in err
+
+    longer = plain.resume(["rounds=7", "checkpoint.keep=[last, best_val]"], quiet=True)  # too late for round 4
+    assert longer.summary["checkpoint"]["best_val_round"] is None
+    with pytest.raises(ScenarioError, match=r"round 4, the best by validation, is lost: .* has no intact checkpoint"):
+        _ = longer.client(0, round="best_val").network
+
+
+def test_a_run_without_validation_samples_has_no_best_round(workplace: Path) -> None:
+    plain = run(loaded("rounds=1", "data.split=published", "data.partition={name: iid}"), quiet=True)
+    assert plain.summary["best_val"] is None
+    with pytest.raises(ScenarioError, match=r"^round best_val given, but .* has measured no validation accuracy up to"):
+        _ = plain.client(0, round="best_val").network
+
+
+def test_clients_without_validation_samples_cannot_have_a_best_round(workplace: Path) -> None:
+    few = ["clients.count=890", "data.partition={name: iid}", "data.augment=false"]
+    with pytest.raises(ScenarioError, match=r"checkpoint\.keep: best_val given, but no client has validation samples"):
+        run(loaded(*few, "checkpoint.keep=[last, best_val]"), quiet=True)
+    assert not Path("runs").exists()
+
+
+def test_lost_files_of_the_best_round_are_named(workplace: Path) -> None:
+    kept = run(loaded(*KEEP), quiet=True)
+    place = kept.folder / "checkpoints"
+    shutil.copytree(place, workplace / "whole")
+
+    def told(name: str, data: bytes | None) -> str:
+        (place / name).unlink() if data is None else (place / name).write_bytes(data)
+        with pytest.raises(raysim.RaysimError) as caught:
+            _ = kept.client(0, round="best_val").network
+        assert kept.client(0).network is not None  # of the last round, as before
+        (place / name).write_bytes((workplace / "whole" / name).read_bytes())
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    server = place / "server-000004.safetensors"
+    state = "the state after round 4, the best by validation,"
+    assert told(server.name, None).startswith(
+        f"{kept.folder}: {state} cannot be used: {server} cannot be read (no such"
+    )
+    assert told(server.name, b"x") == (
+        f"{kept.folder}: {state} cannot be used: {server} has 1 bytes instead of {server.stat().st_size}; "
+        "restore that file"
+    )
+    assert f"{server} is damaged" in told(server.name, server.read_bytes()[:-1] + b"\xff")
+    for data in (None, b"{}"):
+        assert told("checkpoint-000004.json", data) == (
+            f"{kept.folder}: {state} is lost: {place} has no intact checkpoint of that round; restore its files there"
+        )
+
+
+def test_a_run_that_lost_the_best_state_is_resumed(workplace: Path) -> None:
+    whole = run(loaded(*PEAK, "rounds=8"), quiet=True)
+    short = run(loaded(*KEEP, "rounds=7"), quiet=True)
+    (short.folder / "checkpoints" / "server-000004.safetensors").unlink()
+    assert short.resume(["rounds=8"], quiet=True).state_digest == whole.state_digest
+
+
+def test_commands_take_the_best_round(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    kept = run(loaded(*KEEP), quiet=True)
+    code, _, err = command(capfd, "tsne", str(kept.folder), "--round", "best_val", "--clients", "0,1", "-o", "t.png")
+    assert code == 0, err
+    code, out, err = command(capfd, "attack", str(kept.folder), "--round", "best_val", "--pairs", "1", "-o", "a.png")
+    assert code == 0 and "round 5, from the state after 4" in out, err
+    code, _, err = command(capfd, "attack", str(kept.folder), "--round", "best")
+    assert code == 2 and "'best' given; allowed: the number of a round, or best_val" in err
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_on_ray_the_kept_state_has_the_same_bits_also_after_a_death(workplace: Path) -> None:
+    traces = verify(loaded(*PEAK, "rounds=6", "checkpoint.keep=[last, best_val]"), [1, 2], kill=True)
+    assert [trace.difference for trace in traces] == [None] * 4
+    assert traces[-1].restarts
+    assert [trace.best_val for trace in traces] == [traces[0].best_val] * 4
+    assert traces[0].best_val is not None and traces[0].best_val[0] == 4
