@@ -135,6 +135,15 @@ def _folders(runs: tuple[str, ...]) -> list[Path]:
     return [load_sweep(run).output if Path(run).suffix in SWEEP_FILES else Path(run) for run in runs]
 
 
+SELECT = click.option(
+    "--select",
+    default="last",
+    show_default=True,
+    type=click.Choice(["last", "val"]),
+    help="Show each run in its last round, or in the round with the greatest validation accuracy.",
+)
+
+
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path())
 @click.option(
@@ -145,6 +154,7 @@ def _folders(runs: tuple[str, ...]) -> list[Path]:
     help="Target accuracy: also show the rounds, MiB and FLOP needed to reach it.",
 )
 @click.option("--baseline", metavar="METHOD", help="Also show paired differences to this method or run name.")
+@SELECT
 @click.option(
     "-o",
     "--output",
@@ -163,6 +173,7 @@ def compare(
     runs: tuple[str, ...],
     targets: tuple[float, ...],
     baseline: str | None,
+    select: str,
     output: str | None,
     columns: str | None,
     siunitx: bool,
@@ -180,7 +191,7 @@ def compare(
     from raysim.comparison.compare import compare as of
     from raysim.comparison.tables import chosen_columns, print_table, write_tables
 
-    found = of(*_folders(runs), targets=targets or None, baseline=baseline)
+    found = of(*_folders(runs), targets=targets or None, baseline=baseline, select=select)
     shown = None if columns is None else chosen_columns(found, [name.strip() for name in columns.split(",")])
     print_table(found, shown=shown)
     if output is not None:
@@ -194,6 +205,7 @@ def compare(
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path())
 @click.option("--baseline", metavar="METHOD", help="Also show paired differences to this method or run name.")
+@SELECT
 @click.option("-o", "--output", default="report.html", show_default=True, metavar="FILE", help="The HTML file.")
 @click.option(
     "--watch",
@@ -201,7 +213,7 @@ def compare(
     is_flag=True,
     help="Write the file again every few seconds until the runs have ended. The page refreshes itself in the browser.",
 )
-def report(runs: tuple[str, ...], baseline: str | None, output: str, watched: bool) -> None:
+def report(runs: tuple[str, ...], baseline: str | None, select: str, output: str, watched: bool) -> None:
     """Write a comparison of runs as one self-contained HTML file, with a part for each of RUNS.
 
     RUNS are run folders, folders that contain run folders, such as a sweep's, or sweep files.
@@ -222,9 +234,9 @@ def report(runs: tuple[str, ...], baseline: str | None, output: str, watched: bo
 
             # Only a sweep's folder, which its file names, may still be missing.
             find_runs([run for run in runs if Path(run).suffix not in SWEEP_FILES and not Path(run).is_dir()])
-            echo(watch(folders, output, baseline, partial(echo, err=True)))
+            echo(watch(folders, output, baseline, partial(echo, err=True), select=select))
         else:
-            echo(write(*folders, output=output, baseline=baseline))
+            echo(write(*folders, output=output, baseline=baseline, select=select))
     except OSError as error:
         raise RunError(f"-o: {output} cannot be written: {(error.strerror or str(error)).lower()}") from None
 

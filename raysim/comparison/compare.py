@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from raysim.common.errors import ScenarioError
 from raysim.common.names import apart
 from raysim.common.names import name as clean_name
-from raysim.comparison.measures import MEASURES, TO_TARGET, is_cost_to_target
+from raysim.comparison.measures import MEASURES, SELECT, TO_TARGET, is_cost_to_target
 from raysim.comparison.published import Published, by_measure
 from raysim.comparison.runs import RunRecord, find_runs
 from raysim.comparison.statistics import (
@@ -27,12 +27,18 @@ from raysim.comparison.statistics import (
 )
 from raysim.comparison.sweep_card import SweepCard
 from raysim.plugins.references import Reference
+from raysim.report.units import plural
 
 if TYPE_CHECKING:
     import pandas as pd
 
 BUDGET = ("rounds", "clients.count", "clients.participation", "training.epochs", "training.batch_size")
 """Keys that decide how much work a run does. If they differ, the variant that does more work has an advantage."""
+
+SELECTED_BY_VAL = (
+    "selected by validation: accuracies are test accuracies in the round with the greatest mean validation accuracy of "
+    "all clients; a target counts as reached when that validation accuracy reaches it"
+)
 
 
 class Reached(NamedTuple):
@@ -107,7 +113,13 @@ class Comparison:
     targets: Sequence[float]
     baseline: str | None = None  # the name of the baseline
     notes: Sequence[str] = field(default_factory=list)
-    targets_on: str = "all"  # the clients, one of `CURVES`, whose mean accuracy must reach a target
+    targets_on: str = "all"  # the clients, one of `CURVES`, whose mean accuracy must reach a target; `val`: validation
+    select: str = "last"  # what selects the round whose measures count, one of `SELECT`
+
+    @property
+    def main(self) -> str:
+        """The measure that tables show first, with differences, and that is summarised over tasks."""
+        return SELECT[self.select]
 
     @cached_property
     def measured(self) -> Mapping[str, Mapping[str, Mapping[Any, float]]]:
@@ -246,9 +258,10 @@ class Comparison:
             for run in variant.runs
         ]
 
-    def over_tasks(self, measure: str = "last") -> pd.DataFrame | None:
+    def over_tasks(self, measure: str | None = None) -> pd.DataFrame | None:
         """One row per method over all tasks (data sets and partitions): interquartile mean, probability of improvement.
 
+        measure: default: `main`.
         None if there are fewer than two tasks, or fewer than two methods with runs on every task.
         """
         import pandas as pd
@@ -256,7 +269,7 @@ class Comparison:
         by_method: dict[str, dict[tuple[str, ...], list[float]]] = {}
         baseline: dict[tuple[str, ...], list[float]] = {}
         for variant in self.variants:
-            values = list(self.measured[variant.name].get(measure, {}).values())
+            values = list(self.measured[variant.name].get(measure or self.main, {}).values())
             by_method.setdefault(variant.method, {}).setdefault(variant.task, []).extend(values)
             if variant.is_baseline:
                 baseline[variant.task] = values
@@ -276,23 +289,39 @@ class Comparison:
         return pd.DataFrame(rows)
 
 
-def compare(*runs: Path | str, targets: Iterable[float] | None = None, baseline: str | None = None) -> Comparison:
+def compare(
+    *runs: Path | str,
+    targets: Iterable[float] | None = None,
+    baseline: str | None = None,
+    select: str = "last",
+) -> Comparison:
     """Compare runs: group those that differ only in their seed, and give each measure a 95 % interval over seeds.
 
     runs: run folders, or folders with run folders at any depth. targets: mean accuracies in (0, 1]; the rounds, MiB
     and FLOP that a run needs to reach them become measures; default: the sweep's targets, or the papers' for this
     data. baseline: the method that others are compared with, on the same data and clients; default: the sweep's, or
-    none.
+    none. select: what selects the round of each run whose measures count: `last`, its last round, or `val`, the round
+    with the greatest validation accuracy, whose mean test accuracy is `at_best_val`; a target then counts as reached
+    when the validation accuracy reaches it.
 
     Raises:
-        ScenarioError: no run, a damaged run, a target out of range, or an unknown baseline.
+        ScenarioError: no run, a damaged run, a target out of range, an unknown baseline, or a run without validation
+            accuracy that `val` should select a round of.
     """
-    all_runs = find_runs(runs)
+    if select not in SELECT:
+        raise ScenarioError(f"--select: {select} given; allowed: {', '.join(SELECT)}")
+    all_runs = [replace(run, select=select) for run in find_runs(runs)]
     if not all_runs:
         raise ScenarioError("compare: no run given; give one or more run folders, or folders that contain runs")
     measured = sorted((run for run in all_runs if run.summary.get("rounds")), key=lambda run: run.place)
     if not measured:
         raise ScenarioError(f"compare: {all_runs[0].folder} has no finished round, and neither do the other runs")
+    if select == "val" and (without := [run for run in measured if not len(run.series("accuracy/val")[0])]):
+        others = f" and {plural(len(without) - 1, 'other run')}" if len(without) > 1 else ""
+        raise ScenarioError(
+            f"--select: val given, but {without[0].folder}{others} measured no validation accuracy; "
+            "leave them out, or use --select last"
+        )
     sweeps = [run.sweep for run in measured]
     sweep = sweeps[0] if all(one == sweeps[0] for one in sweeps) else None
     if targets is None and sweep is not None:
@@ -316,7 +345,10 @@ def compare(*runs: Path | str, targets: Iterable[float] | None = None, baseline:
     notes += list(dict.fromkeys(note for run in measured if run.sweep for note in run.sweep.notes))
     notes += _cells_without_runs(measured)
     targets_on = sweep.targets_on if sweep is not None else "all"
-    return Comparison(variants, chosen, baseline, [*notes, *_notes(variants)], targets_on)
+    if select == "val":
+        targets_on = "val"
+        notes.insert(0, SELECTED_BY_VAL)
+    return Comparison(variants, chosen, baseline, [*notes, *_notes(variants)], targets_on, select)
 
 
 def _variants(runs: Sequence[RunRecord]) -> list[Variant]:

@@ -18,7 +18,8 @@ TARGETS: Mapping[tuple[str, str], tuple[float, ...]] = {
 MEASURES: Mapping[str, str] = {
     "last": "mean test accuracy of all clients, each client's own latest network as it was last tested, "
     "in the last round that measured it",
-    "at_best_val": "the same in the round with the greatest validation accuracy",
+    "at_best_val": "mean test accuracy of all clients, measured likewise, in the round with the greatest validation "
+    "accuracy",
     "best": "the greatest mean test accuracy of all clients, chosen by the test samples themselves",
     "last_current": "mean test accuracy of all clients with the server's current message (`evaluation.clients: all`), "
     "in the last round that measured it",
@@ -31,6 +32,9 @@ MEASURES: Mapping[str, str] = {
     "jain": "Jain's fairness index of the accuracy over clients, in that round: 1 if all have the same",
     "macro_f1": "mean over clients of their macro-averaged F1, in that round",
     "std": "standard deviation of the accuracy over clients, in that round",
+    "val": "mean validation accuracy of all clients, in the last round that measured it",
+    "best_val": "the greatest mean validation accuracy of all clients after a round",
+    "best_val_round": "the first round with that validation accuracy",
     "up_mib": "MiB that a participant sends per round, on average",
     "down_mib": "MiB that a participant receives per round, on average",
     "both_mib": "MiB of a participant per round in both directions, on average",
@@ -50,6 +54,16 @@ TO_TARGET: Mapping[str, str] = {
     "virtual_s": "virtual seconds until then, where the scenario has `system`",
 }
 
+SELECT: Mapping[str, str] = {"last": "last", "val": "at_best_val"}
+"""What selects a run's round -> the measure that comparisons show first, test, and summarise over tasks.
+
+With `val`, measures of the last round are those of the round with the greatest validation accuracy, except `last`,
+`last_current`, `last_global` and `val`; and a target counts as reached when the validation accuracy reaches it.
+"""
+
+SELECTED_ACCURACY: Mapping[str, str] = {"last": "last accuracy", "val": "test accuracy at best validation"}
+"""What selects a run's round -> the name of that round's accuracy in a sentence."""
+
 CURVES = ("all", "all_current", "participants")
 """Clients whose mean test accuracy must reach a target: all clients with their own networks or with the server's
 current message, or a round's participants."""
@@ -68,6 +82,8 @@ ACCURACIES = frozenset(
         "min",
         "macro_f1",
         "std",
+        "val",
+        "best_val",
     }
 )
 """Measures in [0, 1], which tables show in per cent."""

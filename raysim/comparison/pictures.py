@@ -219,10 +219,10 @@ def _is_number(value: object) -> bool:
 
 @style()
 def over_key(comparison: Comparison, key: str, width: Width = SCREEN) -> Figure | None:
-    """Accuracy of all clients in the last round over a swept key, a line for each combination of the other keys."""
+    """Accuracy of all clients in the selected round over a swept key, a line for each combination of the other keys."""
     lines: dict[str, list[tuple[float, float, float, float]]] = {}
     for variant in comparison.variants:
-        found = comparison.estimate(variant.name, "last")
+        found = comparison.estimate(variant.name, comparison.main)
         if variant.keys.get(key) is not None and found is not None:
             rest = {name: value for name, value in variant.keys.items() if name != key}
             name = replace(variant, keys=rest, label="").name

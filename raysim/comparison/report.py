@@ -16,21 +16,22 @@ from raysim.common.errors import ScenarioError
 from raysim.common.files import refuse_special, replace
 from raysim.common.text import printable
 from raysim.comparison.compare import Comparison, compare
-from raysim.comparison.measures import ACCURACIES, MEASURES
+from raysim.comparison.measures import ACCURACIES, MEASURES, SELECTED_ACCURACY
 from raysim.comparison.pictures import pictures
 from raysim.comparison.runs import RunRecord
-from raysim.comparison.tables import TASKS, legend, short, task_rows, title, variant_rows
+from raysim.comparison.tables import legend, short, task_rows, tasks_legend, title, variant_rows
 from raysim.report.figures import save
 from raysim.scenario.yaml_text import opening_comment, read_text, shown
 
 CAPTIONS = {
     "curves": "Mean test accuracy of all clients over rounds, over bytes sent, over operations and over virtual time, "
     "where runs have it. Bands are 95% confidence intervals over seeds, where there are at least three.",
-    "clients": "How the clients' last accuracies spread, of all seeds: median, quartiles, whiskers at 1.5 "
+    "clients": "How the clients' {accuracies} spread, of all seeds: median, quartiles, whiskers at 1.5 "
     "interquartile ranges; the dot is the mean.",
-    "profile": "Performance profile: the share of clients, of all seeds, whose last accuracy is greater than x.",
-    "architectures": "Mean last accuracy of each architecture's clients, with 95% confidence intervals over seeds.",
+    "profile": "Performance profile: the share of clients, of all seeds, whose {accuracy} is greater than x.",
+    "architectures": "Mean {accuracy} of each architecture's clients, with 95% confidence intervals over seeds.",
 }
+"""Kind of a figure -> caption; `accuracy` is the name of the accuracy in the selected round."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Part:
     @property
     def table(self) -> list[list[str]]:
         """The short table."""
-        return variant_rows(self.comparison, short(self.comparison), {"last"})
+        return variant_rows(self.comparison, short(self.comparison), {self.comparison.main})
 
     @property
     def all_measures(self) -> list[list[str]]:
@@ -87,8 +88,11 @@ class Part:
             text = io.StringIO()
             save(picture.figure, text, format="svg", transparent=True)
             key = picture.kind.removeprefix("over_")
-            over_key = f"Mean last accuracy over {key}, with 95% confidence intervals over seeds."
-            caption = CAPTIONS.get(picture.kind, over_key) + (f" Task: {picture.task}." if picture.task else "")
+            over_key = "Mean {accuracy} over {key}, with 95% confidence intervals over seeds."
+            accuracy = SELECTED_ACCURACY[self.comparison.select]
+            accuracies = accuracy.replace("accuracy", "accuracies")
+            caption = CAPTIONS.get(picture.kind, over_key).format(accuracy=accuracy, accuracies=accuracies, key=key)
+            caption += f" Task: {picture.task}." if picture.task else ""
             figures.append((inline(text.getvalue(), f"{self.name}-{picture.name}"), caption))
         return figures
 
@@ -114,12 +118,17 @@ class Live:
 
 
 def report(
-    *sources: Path | str, output: Path | str, baseline: str | None = None, live: Live | None = None, name: str = ""
+    *sources: Path | str,
+    output: Path | str,
+    baseline: str | None = None,
+    live: Live | None = None,
+    name: str = "",
+    select: str = "last",
 ) -> Path:
     """Write a report on runs, one part per source, into one HTML file; returns its path.
 
     sources: run folders, or folders with runs in them, such as a sweep's. live: the state of the runs. name: the title;
-    default: the names of the sources.
+    default: the names of the sources. baseline, select: as in `compare`.
 
     Raises:
         ScenarioError: see `compare`.
@@ -127,7 +136,7 @@ def report(
     """
     parts: list[Part] = []
     for source in sources:
-        part = _part(Path(source), baseline)
+        part = _part(Path(source), baseline, select)
         is_repeated = any(part.about == earlier.about for earlier in parts)
         parts.append(dataclasses.replace(part, about="") if is_repeated else part)
     environment = Environment(
@@ -136,7 +145,7 @@ def report(
     measures = {title(name): meaning for name, meaning in MEASURES.items()}
     name = name or ", ".join(part.name for part in parts)
     page = environment.get_template("report.html").render(
-        parts=parts, measures=measures, tasks=TASKS, live=live, name=name
+        parts=parts, measures=measures, tasks=tasks_legend(select), live=live, name=name
     )
     path = Path(output)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -149,8 +158,8 @@ def _clean(value: object) -> object:
     return printable(value) if type(value) is str else value
 
 
-def _part(source: Path, baseline: str | None) -> Part:
-    comparison = compare(source, baseline=baseline)
+def _part(source: Path, baseline: str | None, select: str) -> Part:
+    comparison = compare(source, baseline=baseline, select=select)
     runs = [run for variant in comparison.variants for run in variant.runs]
     return Part(names.name(source.resolve().name), _about(runs), comparison)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from raysim.common.errors import ScenarioError
 from raysim.common.names import name as clean_name
@@ -40,6 +41,7 @@ class RunRecord:
     keys: Mapping[str, Any]  # the resolved scenario by dotted key
     sweep: SweepCard | None = None  # the sweep that the run belongs to
     cell: CellCard | None = None
+    select: str = "last"  # what selects the round whose measures count, one of `SELECT`
 
     @classmethod
     def read(cls, folder: Path, sweep: SweepCard | None = None) -> RunRecord:
@@ -146,14 +148,24 @@ class RunRecord:
         known = np.isfinite(value)
         return t[known], value[known]
 
+    @cached_property
+    def best_val_round(self) -> int | None:
+        """The first round with the greatest validation accuracy; None if no round measured it."""
+        t, accuracy = self.series("accuracy/val")
+        t, accuracy = t[t >= 1], accuracy[t >= 1]
+        return int(t[accuracy.argmax()]) if len(t) else None
+
     def last_clients(self) -> pa.Table:
-        """The last measured row of each client, by id."""
+        """The last measured row of each client up to the selected round, by id."""
+        if self.select == "val":
+            return last_measured(self.clients.filter(pc.less_equal(self.clients["round"], self.best_val_round or 0)))
         return last_measured(self.clients)
 
     def measures(self, targets: Sequence[float], targets_on: str = "all") -> dict[str, float]:
         """Measure -> value, for each measure that this run has; targets that it never reaches have no measures.
 
-        targets_on: the clients, one of `CURVES`, whose mean test accuracy must reach the targets.
+        targets_on: the clients, one of `CURVES`, whose mean test accuracy must reach the targets; `val`: the mean
+        validation accuracy must.
         """
         dropped = self.series("engine/dropped_clients")[1]
         values = {
@@ -165,11 +177,14 @@ class RunRecord:
             "best_participants": _max(self.series("accuracy/participants")[1]),
             "best_global": _max(self.series("accuracy/global")[1]),
             "last_global": _at(self.series("accuracy/global")[1], -1),
-            "worst_decile": _at(self.series("accuracy/worst_decile")[1], -1),
-            "min": _at(self.series("accuracy/min")[1], -1),
-            "jain": _at(self.series("accuracy/jain")[1], -1),
-            "macro_f1": _at(self.series("accuracy/macro_f1")[1], -1),
-            "std": _at(self.series("accuracy/all_std")[1], -1),
+            "worst_decile": self._selected("accuracy/worst_decile"),
+            "min": self._selected("accuracy/min"),
+            "jain": self._selected("accuracy/jain"),
+            "macro_f1": self._selected("accuracy/macro_f1"),
+            "std": self._selected("accuracy/all_std"),
+            "val": _at(self.series("accuracy/val")[1], -1),
+            "best_val": self._in_round("accuracy/val", self.best_val_round),
+            "best_val_round": None if self.best_val_round is None else float(self.best_val_round),
             **{f"{way}_mib": self._per_participant(f"comm/{way}_bytes", MIB) for way in ("up", "down")},
             "total_mib": self._total("comm/total_bytes", MIB),
             "gflop": self._per_participant("compute/flops", 1e9),
@@ -191,6 +206,16 @@ class RunRecord:
                 values[f"gflop_to_{target:g}"] = self._total("compute/total_flops", 1e9, first)
                 values[f"virtual_s_to_{target:g}"] = self._total("time/virtual_total_s", 1.0, first)
         return {name: value for name, value in values.items() if value is not None}
+
+    def _selected(self, metric: str) -> float | None:
+        """The metric in the round that `select` selects."""
+        if self.select == "val":
+            return self._in_round(metric, self.best_val_round)
+        return _at(self.series(metric)[1], -1)
+
+    def _in_round(self, metric: str, t: int | None) -> float | None:
+        rounds, values = self.series(metric)
+        return None if t is None else _at(values[rounds == t], -1)
 
     def _per_participant(self, metric: str, unit: float, until: int | None = None) -> float | None:
         """The mean of a metric per participant over all rounds, or over the rounds up to `until`."""

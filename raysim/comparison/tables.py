@@ -12,7 +12,7 @@ from raysim.common.errors import ScenarioError
 from raysim.common.files import replace
 from raysim.common.suggestions import suggest
 from raysim.comparison.compare import Comparison, Variant
-from raysim.comparison.measures import ACCURACIES, is_cost_to_target
+from raysim.comparison.measures import ACCURACIES, SELECTED_ACCURACY, is_cost_to_target
 from raysim.comparison.published import Published
 from raysim.comparison.statistics import SIGNIFICANT, Estimate
 from raysim.report.units import human_count
@@ -26,11 +26,17 @@ COLUMNS = (
 )  # fmt: skip
 """Measures of the terminal's table, besides rounds and virtual seconds to a target; files have all measures."""
 
+VAL_COLUMNS = (
+    "at_best_val", "best_val", "best_val_round", "worst_decile", "total_mib", "total_gflop", "virtual_s", "dropped",
+)  # fmt: skip
+"""The same if validation selects the round; no test sample chooses any of them."""
+
 TITLES = {
     "last": "last", "at_best_val": "at best val.", "best": "best", "best_participants": "best part.",
     "last_current": "last current", "best_current": "best current", "best_global": "best global",
     "last_global": "last global", "worst_decile": "worst 10%", "std": "std clients",
     "min": "min", "jain": "Jain", "macro_f1": "macro F1",
+    "val": "val.", "best_val": "max val.", "best_val_round": "max val. round",
     "up_mib": "MiB up", "down_mib": "MiB down", "both_mib": "MiB each", "total_mib": "MiB", "gflop": "GFLOP each",
     "total_gflop": "GFLOP", "virtual_s": "virtual s", "dropped": "dropped",
 }  # fmt: skip
@@ -206,7 +212,10 @@ def task_rows(comparison: Comparison) -> list[list[str]]:
     return table
 
 
-TASKS = "IQM is the interquartile mean of the last accuracy over all seeds and tasks (data and clients), in %."
+def tasks_legend(select: str) -> str:
+    """The explanation of the table of methods over all tasks. select: what selects a run's round."""
+    accuracy = SELECTED_ACCURACY[select]
+    return f"IQM is the interquartile mean of the {accuracy} over all seeds and tasks (data and clients), in %."
 
 
 def _published(measure: str, estimate: Estimate | None, paper: Published | None) -> str:
@@ -223,12 +232,13 @@ def short(comparison: Comparison) -> list[str]:
     """The measures of the short table."""
     printed = {measure for variant in comparison.variants for measure in comparison.published(variant.name)}
     costs = ("rounds_to_", "virtual_s_to_")
-    return [m for m in comparison.measures if m in COLUMNS or m in printed or m.startswith(costs)]
+    columns = VAL_COLUMNS if comparison.select == "val" else COLUMNS
+    return [m for m in comparison.measures if m in columns or m in printed or m.startswith(costs)]
 
 
 def short_columns(comparison: Comparison) -> list[Column]:
     """The columns of the short table."""
-    return columns(comparison, short(comparison), {"last"})
+    return columns(comparison, short(comparison), {comparison.main})
 
 
 def print_table(comparison: Comparison, file: TextIO | None = None, shown: Sequence[Column] | None = None) -> None:
@@ -255,14 +265,14 @@ def print_table(comparison: Comparison, file: TextIO | None = None, shown: Seque
     show(rows_of(comparison, shown or short_columns(comparison)), f"Accuracies in %. {legend(comparison)}")
     if over := task_rows(comparison):
         console.print()
-        show(over, TASKS)
+        show(over, tasks_legend(comparison.select))
     for note in comparison.notes:
         console.print(Text(f"note: {names.plain(note)}"))
 
 
 def legend(comparison: Comparison) -> str:
     """The explanation of ±, differences, their p-values and costs to a target."""
-    estimates = (comparison.estimate(variant.name, "last") for variant in comparison.variants)
+    estimates = (comparison.estimate(variant.name, comparison.main) for variant in comparison.variants)
     text = ""
     if any(one is not None and one.half_width is not None for one in estimates):
         text = "± is half the 95% confidence interval over seeds (Student's t)."
@@ -278,6 +288,8 @@ def legend(comparison: Comparison) -> str:
     whose = {"participants": "a round's participants", "all_current": "all clients with the server's current message"}
     if comparison.targets and comparison.targets_on in whose:
         text += f" A target counts as reached when the mean test accuracy of {whose[comparison.targets_on]} reaches it."
+    if "at_best_val" in comparison.measures:
+        text += " at best val.: test accuracy in the round with the greatest validation accuracy."
     if sources := dict.fromkeys(one.source for variant in comparison.variants for one in variant.published):
         text += f" published: {'; '.join(sources)}, and in brackets the measured mean less it."
     return text.lstrip()
@@ -297,7 +309,7 @@ def markdown(comparison: Comparison) -> str:
         "",
     ]
     if over := task_rows(comparison):
-        lines += [*table(over), "", TASKS, ""]
+        lines += [*table(over), "", tasks_legend(comparison.select), ""]
     return "\n".join([*lines, *(f"- {names.markdown(note)}" for note in comparison.notes), ""])
 
 

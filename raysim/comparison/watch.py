@@ -61,6 +61,7 @@ def watch(
     baseline: str | None = None,
     told: Callable[[str], None] = lambda line: None,
     sleep: Callable[[float], None] = time.sleep,
+    select: str = "last",
 ) -> Path:
     """Write a report on runs every few seconds until they have ended, and return its path.
 
@@ -80,21 +81,23 @@ def watch(
                     told(line)
             before = lines
             if all(one.begun and not one.running for one in watched.values()):
-                return _write(watched, output, baseline, None)
+                return _write(watched, output, baseline, select, None)
             try:
-                _write(watched, output, baseline, round(EVERY_S))
+                _write(watched, output, baseline, select, round(EVERY_S))
             except ScenarioError:
                 if baseline is None:
                     raise
-                _write(watched, output, None, round(EVERY_S))  # the runs of the baseline may begin later
+                _write(watched, output, None, select, round(EVERY_S))  # the runs of the baseline may begin later
             sleep(max(EVERY_S, 4 * (time.monotonic() - began_s)))
     except KeyboardInterrupt:
-        _write(watched, output, None, None)
+        _write(watched, output, None, select, None)
         raise
 
 
-def _write(watched: Mapping[Path, Watched], output: Path | str, baseline: str | None, refresh_s: int | None) -> Path:
+def _write(
+    watched: Mapping[Path, Watched], output: Path | str, baseline: str | None, select: str, refresh_s: int | None
+) -> Path:
     measured = [source for source, one in watched.items() if one.measured]
     live = Live([one.line for one in watched.values()], refresh_s, time.strftime("%H:%M:%S"))
     name = ", ".join(names.name(source.resolve().name) for source in watched)
-    return report(*measured, output=output, baseline=baseline, live=live, name=name)
+    return report(*measured, output=output, baseline=baseline, live=live, name=name, select=select)

@@ -97,19 +97,21 @@ class Study:
                 run_sweep(self._sweep, parallel=parallel, retry_failed=retry_failed, only=only, show=progress.show)
         return self
 
-    def compare(self, *, targets: Iterable[float] | None = None, baseline: str | None = None) -> Comparison:
+    def compare(
+        self, *, targets: Iterable[float] | None = None, baseline: str | None = None, select: str = "last"
+    ) -> Comparison:
         """Compare the runs so far; the arguments are those of `raysim.compare`, the defaults those of the file."""
         from raysim.comparison.compare import compare
 
         self._check_begun()
-        return compare(self.folder, targets=targets, baseline=baseline)
+        return compare(self.folder, targets=targets, baseline=baseline, select=select)
 
-    def report(self, output: Path | str, *, baseline: str | None = None) -> Path:
+    def report(self, output: Path | str, *, baseline: str | None = None, select: str = "last") -> Path:
         """Write the comparison of the runs so far as one HTML file and return its path."""
         from raysim.comparison.report import report
 
         self._check_begun()
-        return report(self.folder, output=output, baseline=baseline)
+        return report(self.folder, output=output, baseline=baseline, select=select)
 
     def _check_begun(self) -> None:
         if not self.runs:

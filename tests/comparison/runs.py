@@ -36,6 +36,7 @@ def make_run(
     code_changed: Sequence[int] = (),
     digest: str | None = None,
     losses: Sequence[float | None] = (),
+    val: Sequence[float] = (),
     called: str | None = None,
     **changes: Any,
 ) -> Path:
@@ -43,6 +44,7 @@ def make_run(
 
     virtual_s: of each round, in which then 2 clients drop out. code_changed: after these rounds.
     called: the class's name of a method in a user's own file.
+    val: validation accuracies in rounds 0, 1, ...; empty: no client has validation samples.
     accuracy: of all clients, in rounds 0, 1, ...; two clients, 0.1 below and above it.
     """
     folder.mkdir(parents=True)
@@ -63,6 +65,10 @@ def make_run(
         "compute/flops": [0.0, *[1e9] * rounds[-1]],
         "compute/total_flops": [1.5e9 * t for t in rounds],
     }
+    if val:
+        best = [max(rounds[1 : t + 1], key=lambda one: val[one], default=None) for t in rounds]
+        table["accuracy/val"] = list(val)
+        table["accuracy/at_best_val"] = [None if t is None else accuracy[t] for t in best]
     if losses:
         table["loss/test"] = list(losses)
     if virtual_s is not None:

@@ -1,0 +1,135 @@
+"""`--select val`: each run counts in the round that its validation samples select."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raysim.common.errors import ScenarioError
+from raysim.comparison.compare import Comparison, compare
+from raysim.comparison.report import report
+from raysim.comparison.runs import find_runs
+from raysim.comparison.tables import latex, legend, markdown, print_table, task_rows, tasks_legend, variant_rows
+from raysim.comparison.tables import short as short_measures
+from tests.cli.command import run as command
+from tests.comparison.runs import make_run
+
+ACCURACY, VAL = (0.1, 0.3, 0.6, 0.5, 0.7), (0.9, 0.2, 0.3, 0.3, 0.1)
+"""Round 2 is the first with the greatest validation accuracy; round 0 does not count."""
+
+
+def made(folder: Path) -> Path:
+    for seed in (1, 2, 3):
+        less = [value - 0.01 * seed for value in ACCURACY]
+        make_run(folder / f"a{seed}", seed=seed, accuracy=less, val=VAL)
+        make_run(
+            folder / f"b{seed}", "standalone", seed, accuracy=[0.1, 0.2, 0.2, 0.65, 0.1], val=(0, 0.1, 0.2, 0.4, 0.3)
+        )
+    return folder
+
+
+def mean(comparison: Comparison, variant: str, measure: str) -> float | None:
+    found = comparison.estimate(variant, measure)
+    return found and found.mean
+
+
+def test_measures_of_the_selected_round(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", accuracy=ACCURACY, val=VAL)
+    (run,) = find_runs([tmp_path])
+    last = run.measures([0.3])
+    shared = {"at_best_val": 0.6, "val": 0.1, "best_val": 0.3, "best_val_round": 2.0, "last": 0.7, "best": 0.7}
+    assert {name: last[name] for name in shared} == pytest.approx(shared)
+    assert (last["worst_decile"], last["rounds_to_0.3"]) == (pytest.approx(0.6), 1)
+    assert run.last_clients()["accuracy"].to_pylist() == pytest.approx([0.8, 0.6])
+
+    (variant,) = compare(tmp_path, select="val").variants
+    (run,) = variant.runs
+    selected = run.measures([0.3], "val")
+    assert {name: selected[name] for name in shared} == pytest.approx(shared)
+    assert (selected["worst_decile"], selected["rounds_to_0.3"]) == (pytest.approx(0.5), 2)
+    assert (selected["mib_to_0.3"], selected["total_mib"]) == (6, 12)
+    assert run.last_clients()["accuracy"].to_pylist() == pytest.approx([0.7, 0.5])
+
+
+def test_tables_show_the_selected_round(tmp_path: Path) -> None:
+    by_last = compare(made(tmp_path), baseline="standalone", targets=[0.3])
+    by_val = compare(tmp_path, baseline="standalone", targets=[0.3], select="val")
+    assert by_last.main == "last" and by_val.main == "at_best_val"
+    assert (mean(by_last, "fedgh", "last"), mean(by_val, "fedgh", "at_best_val")) == pytest.approx((0.68, 0.58))
+    (head, *_) = variant_rows(by_val, short_measures(by_val), {by_val.main})
+    assert head == [
+        "variant", "n", "at best val.", "vs baseline", "p (Holm)", "worst 10%", "max val.", "max val. round",
+        "MiB", "GFLOP", "rounds to 30%",
+    ]  # fmt: skip
+    assert mean(by_last, "standalone", "rounds_to_0.3") == mean(by_val, "standalone", "rounds_to_0.3") == 3
+    assert (mean(by_last, "fedgh", "rounds_to_0.3"), mean(by_val, "fedgh", "rounds_to_0.3")) == (2, 2)
+    sentence = "accuracies are test accuracies in the round with the greatest mean validation accuracy of all clients"
+    assert sentence in by_val.notes[0] and "a target counts as reached when that validation accuracy" in by_val.notes[0]
+    assert sentence in markdown(by_val) and sentence in latex(by_val)
+    assert not any(sentence in note for note in by_last.notes)
+    for comparison in (by_last, by_val):
+        assert "at best val.: test accuracy in the round with the greatest validation accuracy." in legend(comparison)
+
+
+def test_what_is_chosen_without_the_option_stays(tmp_path: Path) -> None:
+    comparison = compare(made(tmp_path), baseline="standalone")
+    (head, *_) = variant_rows(comparison, short_measures(comparison), {comparison.main})
+    assert head[:6] == ["variant", "n", "last", "vs baseline", "p (Holm)", "at best val."]
+    assert not {"max val.", "val."} & set(head)
+
+
+def test_the_summary_over_tasks_takes_the_selected_round(tmp_path: Path) -> None:
+    for data in ("digits", "cifar10"):
+        for name, accuracy in (("fedgh", ACCURACY), ("standalone", [0.2] * 5)):
+            make_run(tmp_path / f"{data}{name}", name, accuracy=accuracy, val=VAL, data={"name": data})
+    iqm = [[row[2] for row in task_rows(compare(tmp_path, select=select))[1:]] for select in ("last", "val")]
+    assert iqm == [["70.00", "20.00"], ["60.00", "20.00"]]
+    assert "of the last accuracy over all" in tasks_legend("last")
+    assert "of the test accuracy at best validation over all" in tasks_legend("val")
+
+
+def test_runs_without_validation_samples_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    make_run(tmp_path / "a", val=(0.1, 0.2, 0.3, 0.4))
+    make_run(tmp_path / "b", seed=2)
+    make_run(tmp_path / "c", seed=3)
+    sentence = (
+        f"--select: val given, but {tmp_path / 'b'} and 1 other run measured no validation accuracy; "
+        "leave them out, or use --select last"
+    )
+    with pytest.raises(ScenarioError) as caught:
+        compare(tmp_path, select="val")
+    assert str(caught.value) == sentence
+    code, _, err = command(capfd, "compare", str(tmp_path), "--select", "val")
+    assert code == 2 and sentence in err
+    with pytest.raises(ScenarioError, match=r"^--select: best given; allowed: last, val$"):
+        compare(tmp_path, select="best")
+
+
+def test_a_run_that_has_not_yet_measured_validation_lacks_the_measures(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", accuracy=(0.1, 0.2), val=(0.1, float("nan")))
+    comparison = compare(tmp_path, select="val")
+    assert mean(comparison, "fedgh", "worst_decile") is mean(comparison, "fedgh", "best_val") is None
+    print_table(comparison)
+
+
+def test_commands_take_the_option(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    made(tmp_path / "runs")
+    code, out, _ = command(
+        capfd,
+        "compare",
+        str(tmp_path / "runs"),
+        "--select",
+        "val",
+        "--baseline",
+        "standalone",
+        "-o",
+        str(tmp_path / "c"),
+    )
+    assert code == 0 and "at best val." in out and "note: selected by validation: " in out
+    assert (tmp_path / "c" / "clients.png").stat().st_size
+    code, *_ = command(capfd, "report", str(tmp_path / "runs"), "--select", "val", "-o", str(tmp_path / "r.html"))
+    page = (tmp_path / "r.html").read_text()
+    assert code == 0 and "How the clients' test accuracies at best validation spread" in page.replace("&#39;", "'")
+    page = report(tmp_path / "runs", output=tmp_path / "l.html").read_text()
+    assert "How the clients' last accuracies spread" in page.replace("&#39;", "'")
