@@ -46,4 +46,7 @@ def test_the_python_of_the_page_on_comparisons(workplace: Path) -> None:
     last = run.rounds["accuracy/all"].iloc[-1]
     assert frame.query("variant == 'fedgh' and measure == 'last'")["mean"].item() == pytest.approx(last)
     assert "standalone" in Path("report.html").read_text(encoding="utf-8")
+    assert "at best val." in study.report("val.html", select="val").read_text(encoding="utf-8")
+    selected = study.compare(select="val").estimate("fedgh", "at_best_val")
+    assert selected is not None and selected.mean == run.rounds["accuracy/at_best_val"].iloc[-1]
     assert study.run() is study  # nothing is left to do
