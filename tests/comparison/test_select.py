@@ -8,9 +8,10 @@ import pytest
 
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import Comparison, compare
+from raysim.comparison.latex import latex
 from raysim.comparison.report import report
 from raysim.comparison.runs import find_runs
-from raysim.comparison.tables import latex, legend, markdown, print_table, task_rows, tasks_legend, variant_rows
+from raysim.comparison.tables import legend, markdown, print_table, task_rows, tasks_legend, variant_rows
 from raysim.comparison.tables import short as short_measures
 from tests.cli.command import run as command
 from tests.comparison.runs import make_run
