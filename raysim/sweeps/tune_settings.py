@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Any, get_args
 
 from raysim.common.errors import ScenarioError
+from raysim.scenario.rules import VALIDATED
 from raysim.scenario.schema import EarlyStop, decides
 from raysim.scenario.yaml_text import shown
 from raysim.sweeps.halving import Halving
@@ -31,7 +32,7 @@ SEARCHES = ("grid", "random", "tpe")
 METRICS: tuple[str, ...] = get_args(EarlyStop.model_fields["metric"].annotation)
 """Metrics that may choose: those that may end a run early."""
 
-WITHOUT_TEST = frozenset({"accuracy/val", "loss/train"})
+WITHOUT_TEST = frozenset({*VALIDATED, "loss/train"})
 """The metrics among them that use no test sample."""
 
 MOST_TRIALS = 1000

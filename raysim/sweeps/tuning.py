@@ -17,6 +17,7 @@ from raysim.common.errors import ScenarioError
 from raysim.comparison.tuned import ChosenValue, TunedVariant, TuningCard
 from raysim.report.load import read_rounds
 from raysim.scenario.parse import ParsedScenario
+from raysim.scenario.rules import VALIDATED
 from raysim.scenario.scenario import Scenario
 from raysim.sweeps.cells import Cell, CellMaker, Sweep, Variant, written
 from raysim.sweeps.halving import kept, ranked, total_rounds
@@ -345,6 +346,8 @@ def _steps(settings: TuneSettings, cell: Cell, name: str, fast: bool) -> tuple[i
     every = scenario.evaluation.every
     if settings.select == "accuracy/global":
         every = scenario.evaluation.global_every or every
+    elif settings.select.endswith("_current"):
+        every = scenario.evaluation.all_every or every
     if wrong := [t for t in halving.rounds if t % every and t != scenario.rounds]:
         text = (
             f"{wrong[0]} given, but {name} measures {settings.select} every {every} rounds; give multiples of {every}"
@@ -372,10 +375,13 @@ def _check_trials(tuning: Tuning, candidate: Candidate) -> None:
     if settings.select == "accuracy/global" and not scenario.evaluation.global_test:
         text = "accuracy/global needs evaluation.global_test: true; set it"
         raise ScenarioError(text, key="tune.select", origin=settings.file)
-    if settings.select == "accuracy/val" and _split(scenario) == "published":
+    if settings.select.endswith("_current") and scenario.evaluation.clients != "all":
+        text = f"{settings.select} needs evaluation.clients: all; set it"
+        raise ScenarioError(text, key="tune.select", origin=settings.file)
+    if settings.select in VALIDATED and _split(scenario) == "published":
         text = (
-            "accuracy/val given, but with data.split published clients have no validation samples; use data.split "
-            "pooled811 or pfedhn, or another metric"
+            f"{settings.select} given, but with data.split published clients have no validation samples; "
+            "use data.split pooled811 or pfedhn, or another metric"
         )
         raise ScenarioError(text, key="tune.select", origin=settings.file)
 

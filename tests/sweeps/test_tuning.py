@@ -360,8 +360,12 @@ RANDOM: dict[str, Any] = {"search": "random", "halving": None, "trials": 2}
         ({"methods": {"FedGH": [1]}}, r"tune.methods.FedGH: \[1\] given; give a mapping of keys to values"),
         ({"methods": {"FedGH": {"seed": [1]}}}, "tune.methods.FedGH.seed: a seed is not tuned"),
         ({"search": "bayes"}, "tune.search: 'bayes' given; allowed: grid, random, tpe"),
-        ({"select": "accuracy/vall"}, "tune.select: 'accuracy/vall' given; allowed: accuracy/val, accuracy/all"),
+        (
+            {"select": "accuracy/vall"},
+            "tune.select: 'accuracy/vall' given; allowed: accuracy/val, accuracy/val_current",
+        ),
         ({"select": "accuracy/global"}, "tune.select: accuracy/global needs evaluation.global_test: true"),
+        ({"select": "accuracy/all_current"}, "tune.select: accuracy/all_current needs evaluation.clients: all; set it"),
         ({"halving": {"rounds": [2, 1]}}, "tune.halving.rounds: .*must ascend"),
         ({"halving": {"rounds": [0]}}, "tune.halving.rounds: .*give a list of rounds"),
         ({"halving": {"rounds": [1, 5]}}, "tune.halving.rounds: 5 given, but FedGH has 4 rounds; give at most 4"),
@@ -383,6 +387,10 @@ def test_wrong_tuning(workplace: Path, changes: dict[str, Any], sentence: str) -
     ("content", "sentence"),
     [
         ({"set": ["evaluation.every=2"]}, "tune.halving.rounds: 1 given, but FedGH measures .* every 2 rounds"),
+        (
+            {"set": ["evaluation.clients=all", "evaluation.all_every=2"], "tune": tune(select="accuracy/val_current")},
+            "tune.halving.rounds: 1 given, but FedGH measures accuracy/val_current every 2 rounds",
+        ),
         ({"set": ["checkpoint.every=0"]}, "tune.halving: trials go on from checkpoints, but FedGH has"),
         ({"set": ["data.split=published"]}, "tune.select: accuracy/val given, but with data.split published"),
         ({"runs": {"a": ["training.lr=0.1"]}}, "tune: a sets training.lr, which is tuned; remove one of both"),
