@@ -87,6 +87,9 @@ def sweep(
     `resources`, or too large for a worker's share of the memory runs with client actors instead, one such cell at a
     time.
 
+    If the file has `tune`, trials on other seeds run first, then the cells with the values that they chose;
+    docs/comparison.md explains the keys.
+
     \b
     Examples:
         raysim sweep scenarios/sweeps/digits.yaml
@@ -99,22 +102,35 @@ def sweep(
     from raysim.sweeps.display import print_states, run_and_show
     from raysim.sweeps.only import chosen_cells
     from raysim.sweeps.state import states_of
+    from raysim.sweeps.tuning_list import print_tuning, print_tuning_plan
 
     loaded = load_sweep(file, grid=grid, seeds=seeds, sets=sets, fast=fast)
     listed = {cell.name for cell in chosen_cells(loaded, only)}
+    tuning = loaded.tuning.of_cells(listed) if loaded.tuning is not None else None
     if status:
+        if tuning is not None:
+            print_tuning(tuning, standings := tuning.standings())
+            loaded = tuning.resolved(loaded, standings)
         print_states([one for one in states_of(loaded) if one.cell.name in listed], every=every)
         return
     if dry_run:
         from raysim.common.errors import ScenarioError
         from raysim.report.units import plural
         from raysim.sweeps.display import print_plan
-        from raysim.sweeps.estimate import Estimator
+        from raysim.sweeps.estimate import Estimator, costs_of_trials
 
-        estimator, states = Estimator(loaded), [one for one in states_of(loaded) if one.cell.name in listed]
+        before_s = 0.0
+        notes: list[str] = []
+        if tuning is not None:
+            standings = tuning.standings()
+            with show_logs(partial(echo, err=True)):
+                trial_costs, notes = costs_of_trials(tuning, standings)
+            before_s = print_tuning_plan(tuning, standings, trial_costs)
+            loaded = tuning.resolved(loaded, standings)
+        estimator, states = Estimator(loaded, notes), [one for one in states_of(loaded) if one.cell.name in listed]
         with show_logs(partial(echo, err=True)):
             costs = estimator.of(states)
-        print_plan(states, costs, parallel or os.cpu_count() or 1, every=every)
+        print_plan(states, costs, parallel or os.cpu_count() or 1, every=every, before_s=before_s)
         for note in estimator.notes:
             echo(f"note: {note}")
         if refused := estimator.refused:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,8 @@ from raysim.comparison.statistics import (
     probability_of_improvement,
 )
 from raysim.comparison.sweep_card import SweepCard
+from raysim.comparison.tuned import TuningCard
+from raysim.comparison.tuned_runs import without_outdated
 from raysim.plugins.references import Reference
 from raysim.report.units import plural
 
@@ -310,7 +312,8 @@ def compare(
     """
     if select not in SELECT:
         raise ScenarioError(f"--select: {select} given; allowed: {', '.join(SELECT)}")
-    all_runs = [replace(run, select=select) for run in find_runs(runs)]
+    all_runs, outdated = without_outdated(find_runs(runs))
+    all_runs = [replace(run, select=select) for run in all_runs]
     if not all_runs:
         raise ScenarioError("compare: no run given; give one or more run folders, or folders that contain runs")
     measured = sorted((run for run in all_runs if run.summary.get("rounds")), key=lambda run: run.place)
@@ -344,11 +347,17 @@ def compare(
     variants = [replace(one, is_baseline=True) if one in baselines else one for one in variants]
     notes += list(dict.fromkeys(note for run in measured if run.sweep for note in run.sweep.notes))
     notes += _cells_without_runs(measured)
+    tunings: list[TuningCard] = []
+    for run in measured:
+        if run.sweep is not None and run.sweep.tuning is not None and run.sweep.tuning not in tunings:
+            tunings.append(run.sweep.tuning)
+    notes += [*outdated, *(note for tuning in tunings for note in tuning.notes)]
     targets_on = sweep.targets_on if sweep is not None else "all"
     if select == "val":
         targets_on = "val"
         notes.insert(0, SELECTED_BY_VAL)
-    return Comparison(variants, chosen, baseline, [*notes, *_notes(variants)], targets_on, select)
+    tuned = frozenset(key for tuning in tunings for key in tuning.keys)
+    return Comparison(variants, chosen, baseline, [*notes, *_notes(variants, tuned)], targets_on, select)
 
 
 def _variants(runs: Sequence[RunRecord]) -> list[Variant]:
@@ -438,10 +447,10 @@ def _cells_without_runs(runs: Sequence[RunRecord]) -> list[str]:
             cards[cell.parent] = run.sweep
     notes = []
     for folder, names in begun.items():
-        if missing := [card.label or name for name, card in cards[folder].cells.items() if name not in names]:
+        if missing := [card.label or name for name, card in cards[folder].current.items() if name not in names]:
             labels = list(dict.fromkeys(missing))
             rest = f" and {len(labels) - 10} more" if len(labels) > 10 else ""
-            what = f"{len(missing)} of {len(cards[folder].cells)} cells of the sweep have no run"
+            what = f"{len(missing)} of {len(cards[folder].current)} cells of the sweep have no run"
             notes.append(f"{folder.name}: {what}: {', '.join(labels[:10])}{rest}")
     return notes
 
@@ -463,14 +472,17 @@ def _same_results(variants: Sequence[Variant]) -> list[str]:
     ]
 
 
-def _notes(variants: Sequence[Variant]) -> list[str]:
-    """One sentence for each reason why the comparison is less fair or less certain than it looks."""
+def _notes(variants: Sequence[Variant], tuned: Collection[str] = ()) -> list[str]:
+    """One sentence for each reason why the comparison is less fair or less certain than it looks.
+
+    tuned: keys whose values tuning has chosen; they may differ.
+    """
     notes = []
     for key in BUDGET:
         values = {str(run.keys.get(key)) for variant in variants for run in variant.runs}
         if len(values) > 1:
             notes.append(f"unequal budgets: {key} is {' or '.join(sorted(values))}")
-    notes += _unequal_settings(variants)
+    notes += _unequal_settings(variants, tuned)
     notes += _same_results(variants)
     for variant in variants:
         cut = [run for run in variant.runs if run.summary.get("rounds", 0) < run.keys.get("rounds", 0)]
@@ -517,10 +529,13 @@ def _unequal_code(runs: Sequence[RunRecord]) -> list[str]:
     return sorted(name for name, of_file in digests.items() if len(of_file) > 1)
 
 
-def _unequal_settings(variants: Sequence[Variant]) -> list[str]:
-    """One sentence for every key in which methods differ, except the method's own keys and those in variants' names."""
+def _unequal_settings(variants: Sequence[Variant], tuned: Collection[str]) -> list[str]:
+    """One sentence for every key in which methods differ, except the method's own keys and those in variants' names.
+
+    tuned: further keys to leave out.
+    """
     scenarios = [variant.runs[0].deciding for variant in variants]
-    mentioned = {*BUDGET, *(key for variant in variants for key in variant.keys)}
+    mentioned = {*BUDGET, *tuned, *(key for variant in variants for key in variant.keys)}
     notes = []
     for key in dict.fromkeys(key for scenario in scenarios for key in scenario):
         if key in mentioned or key.startswith("algorithm.") or not _differs(key, scenarios):

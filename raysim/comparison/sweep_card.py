@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from raysim.common import files
 from raysim.common.errors import ScenarioError
 from raysim.comparison.published import Published
+from raysim.comparison.tuned import TuningCard
 
 SWEEP_CARD = "sweep.json"
 
@@ -34,6 +35,14 @@ class SweepCard:
     targets: Sequence[float] | None = None
     notes: Sequence[str] = field(default_factory=list)  # how the runs differ from the sweep file
     targets_on: str = "all"  # the clients, one of `CURVES`, whose mean accuracy must reach a target
+    tuning: TuningCard | None = None  # the values that were chosen for these cells
+
+    @property
+    def current(self) -> Mapping[str, CellCard]:
+        """The cells without those of an earlier choice of the tuning."""
+        if self.tuning is None:
+            return self.cells
+        return {name: cell for name, cell in self.cells.items() if name in self.tuning.cells}
 
     @classmethod
     def read(cls, folder: Path) -> SweepCard | None:

@@ -97,13 +97,13 @@ def run_rounds(
 
     `progress` is changed in place, so that the caller knows the last round of an interrupted run. After an exception
     it is at the last round that was passed to the trackers, which a tracker may have failed to log. Raises
-    `KeyboardInterrupt` after a round in which `schedule.stop` was requested.
+    `KeyboardInterrupt` after a round in which `schedule.stop` was requested, and after the round that it names.
     """
     with Recorder(observers.trackers) as record:
         loop = Loop(backend, schedule, progress, observers, checkpoints, record)
         loop.start(start)
         for t in range(progress.t + 1, schedule.rounds + 1):
-            if schedule.stop.requested:
+            if schedule.stop.due(progress.t):
                 loop.save()
                 raise KeyboardInterrupt
             if loop.ends_early():

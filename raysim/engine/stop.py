@@ -13,4 +13,9 @@ class Stop:
     possible: bool = False  # whether rounds are running
     requested: bool = False
     closing: bool = False  # whether all rounds are done and results are being written
+    after: int | None = None  # also end the run after this round; None: after its last
     saved_round: Callable[[], bool] = lambda: True  # whether the last round that is done is saved already
+
+    def due(self, t: int) -> bool:
+        """Return whether a run with round `t` done ends now."""
+        return self.requested or (self.after is not None and t >= self.after)

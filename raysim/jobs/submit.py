@@ -25,7 +25,7 @@ from raysim.scenario.scenario import Scenario
 from raysim.tracking.store import PASSWORD, USER, is_loopback, shown
 
 if TYPE_CHECKING:
-    from raysim.sweeps.definition import Sweep
+    from raysim.sweeps.cells import Sweep
 
 logger = logging.getLogger(__name__)
 

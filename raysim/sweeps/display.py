@@ -14,7 +14,7 @@ from raysim.common.logs import show_logs
 from raysim.common.text import one_line
 from raysim.report.load import read_rounds
 from raysim.report.units import human_bytes, human_seconds, per_cent, plural
-from raysim.sweeps.definition import Sweep
+from raysim.sweeps.cells import Sweep
 from raysim.sweeps.estimate import Cost, Estimator
 from raysim.sweeps.listing import is_long, print_collapsed
 from raysim.sweeps.loop import ComparisonError, Progress, run_sweep
@@ -34,6 +34,7 @@ class PlainProgress:
         self.sweep, self.stream = sweep, stream
         self.states: dict[str, str] = {}
         self.shown_s = 0.0
+        self.phase: list[tuple[str, int]] = []  # the cells: tuning runs other cells, or the same for more rounds
         self.left = TimeLeft(lambda cells: Estimator(sweep).seconds_per_round(cells))
 
     def print(self, text: str) -> None:
@@ -43,6 +44,8 @@ class PlainProgress:
     def show(self, progress: Progress) -> None:
         """Print changed states and, when due, the overall progress."""
         self.left.update(progress)
+        if (phase := [(one.cell.name, one.cell.rounds) for one in progress.states]) != self.phase:
+            self.phase, self.states = phase, {}
         running = dict(progress.running)
         for one in progress.states:
             state = "running" if one.cell.name in running else one.state
@@ -62,7 +65,7 @@ class PlainProgress:
         now = [CellState(s.cell, "running" if s.cell.name in running else s.state) for s in progress.states]
         done, total = 0, 0
         for one in progress.states:
-            asked = one.cell.scenario.rounds
+            asked = one.cell.rounds
             total += asked
             done += asked if one.state in ("done", "failed") else max(running.get(one.cell.name, one.rounds), 0)
         left_s = self.left.seconds(progress) if done < total else None
@@ -91,7 +94,7 @@ class LiveProgress(PlainProgress):
         self.shown_s = time.monotonic()  # the table has the line that `super().show` would print
         super().show(progress)
         table = Table.grid(padding=(0, 2))
-        rounds = {one.cell.name: one.cell.scenario.rounds for one in progress.states}
+        rounds = {one.cell.name: one.cell.rounds for one in progress.states}
         for name, done in progress.running:
             shown = f"round {max(done, 0)}/{rounds[name]}"
             table.add_row(Text(f"  {name}"), Text(shown if done >= 0 else "starting", style="dim"))
@@ -126,20 +129,25 @@ def print_states(states: Sequence[CellState], file: TextIO | None = None, every:
     if not short:
         print_collapsed(states, file=file)
     for one in states if short else ():
-        rounds = f"{one.rounds}/{one.cell.scenario.rounds}"
+        rounds = f"{one.rounds}/{one.cell.rounds}"
         reason = f"  {one_line(one.reason)}" if one.reason else ""
         print(f"{one.state:<11} {rounds:>9}  {one.cell.name}{reason}", file=file)
     print(counts(states), file=file)
 
 
-def print_plan(states: Sequence[CellState], costs: Sequence[Cost], parallel: int, *, every: bool = False) -> None:
-    """Print a line per cell as `print_states` does, with its seconds and bytes; then the time left."""
+def print_plan(
+    states: Sequence[CellState], costs: Sequence[Cost], parallel: int, *, every: bool = False, before_s: float = 0.0
+) -> None:
+    """Print a line per cell as `print_states` does, with its seconds and bytes; then the time left.
+
+    before_s: seconds of the trials that are left.
+    """
     short = every or not is_long(states)
     if not short:
         print_collapsed(states, costs)
-    left_s, longest_s, unknown = 0.0, 0.0, 0
+    left_s, longest_s, unknown = before_s, 0.0, 0
     for one, cost in zip(states, costs, strict=True):
-        asked = one.cell.scenario.rounds
+        asked = one.cell.rounds
         seconds = "?" if cost.seconds is None else human_seconds(cost.seconds)
         sent = "?" if cost.sent is None else human_bytes(cost.sent)
         reason = f"  {one_line(one.reason)}" if one.reason else ""

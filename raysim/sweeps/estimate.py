@@ -24,8 +24,9 @@ from raysim.runs.assembly import Assembly, assemble
 from raysim.runs.preview import preview
 from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import decides
-from raysim.sweeps.definition import Cell, Sweep, placed
-from raysim.sweeps.state import CellState
+from raysim.sweeps.cells import Cell, Sweep, placed
+from raysim.sweeps.state import CellState, states_of
+from raysim.sweeps.tuning import Standing, Tuning
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +112,19 @@ class Estimator:
                 self.refused[cell.name] = str(error)
             self.notes += [text for text in [f"{cell.name}: {error}"] if text not in self.notes]
             return Cost(None, None)
+
+
+def costs_of_trials(tuning: Tuning, standings: Sequence[Standing]) -> tuple[list[Cost], list[str]]:
+    """The cost of a cell of each candidate with all its rounds, and one sentence per cost that is not known.
+
+    It is that of the first trial: the values of the others may change it.
+    """
+    cells = [
+        tuning.cells(standing.candidate, 0, standing.trials[0].values, standing.candidate.rounds)[0]
+        for standing in standings
+    ]
+    estimator = Estimator(replace(tuning.sweep, cells=tuple(cells)))
+    return estimator.of(states_of(estimator.sweep)), estimator.notes
 
 
 def _key(cell: Cell, *without: str) -> str:

@@ -10,7 +10,7 @@ from raysim.common.errors import ScenarioError
 from raysim.runs.preview import client_memory_mb, samples_mb
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.scenario import Scenario
-from raysim.sweeps.definition import Cell
+from raysim.sweeps.cells import Cell
 
 
 def is_large(cell: Cell, parallel: int | None) -> bool:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from raysim.common import names
 from raysim.common.errors import RaysimError, RunError, ScenarioError
@@ -21,13 +22,17 @@ from raysim.comparison.pictures import draw
 from raysim.comparison.tables import write_tables
 from raysim.engine.stop import Stop
 from raysim.runs.signals import interruptible, sigterm_kept
-from raysim.sweeps.definition import Cell, Sweep, placed
+from raysim.sweeps.cells import Cell, Sweep, placed
 from raysim.sweeps.large import is_large
 from raysim.sweeps.only import chosen_cells
 from raysim.sweeps.state import CellState, note_failure, state_of, states_of
+from raysim.sweeps.tuning import Tuning
 from raysim.sweeps.worker import Outcome, Task, run_cell
 from raysim.tracking.parent import ParentRun
 from raysim.tracking.store import check_uri
+
+if TYPE_CHECKING:
+    from raysim.engine.ray.task_pool import TaskPool
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +78,7 @@ def run_sweep(
 
     parallel: cells at the same time; default: one per CPU of the machine, or of the cluster at RAY_ADDRESS.
     retry_failed: run failed cells again. only: run only cells with these names, see `chosen_cells`; the others stay as
-    they are. show: called often with the progress.
+    they are, and variants without any of them are not tuned. show: called often with the progress.
 
     Raises:
         ScenarioError: another process runs this sweep, its folder cannot be used, or no cell has a name in `only`.
@@ -82,32 +87,22 @@ def run_sweep(
         ComparisonError: only the comparison of the cells is missing.
     """
     chosen = {cell.name for cell in chosen_cells(sweep, only)}
-    show = _of_cells(chosen, show) if only else show
     uri = check_uri(sweep.cells[0].scenario.tracking.uri)
     with contextlib.ExitStack() as cleanup:
         lock(sweep, cleanup)
-        try:
-            sweep.card().write(sweep.output)
-        except OSError as error:
-            raise RunError(f"{sweep.output} cannot be written: {reason(error)}") from error
+        workers = cleanup.enter_context(_Workers(parallel))
+        if sweep.tuning is not None:
+            sweep = _tune(sweep, sweep.tuning.of_cells(chosen), uri, workers, retry_failed, show)
+        show = _of_cells(chosen, show) if only else show
+        _write_card(sweep)
         states = {one.cell.name: one for one in _when_abandoned_cells_have_ended(sweep)}
         left = [one for one in states.values() if one.state != "done" and (retry_failed or one.state != "failed")]
-        left = [one for one in left if one.cell.name in chosen]
+        left = [one for one in left if one.cell.name in chosen and not one.cell.pending]
         if not left and _already_compared(sweep, states.values()):
             return list(states.values())
         parent = ParentRun(uri, sweep.name, sweep.output)
-        large: list[CellState] = []
-        small: list[CellState] = []
-        for one in left:
-            (large if is_large(one.cell, parallel) else small).append(one)
-        try:
-            if small:
-                _run_in_workers(small, states, sweep, parent, parallel, show)
-            if large:
-                _run_with_actors(large, states, sweep, parent, show)
-        except KeyboardInterrupt:
-            parent.interrupted()
-            raise
+        _run_cells(left, states, sweep, parent, workers, show)
+        workers.close()
         try:
             _compare(sweep, list(states.values()), parent)
         except RaysimError as error:
@@ -125,35 +120,142 @@ def _of_cells(names: Collection[str], show: Callable[[Progress], None]) -> Calla
     return lambda progress: show(replace(progress, states=[one for one in progress.states if one.cell.name in names]))
 
 
+def _write_card(sweep: Sweep) -> None:
+    try:
+        sweep.card().write(sweep.output)
+    except OSError as error:
+        raise RunError(f"{sweep.output} cannot be written: {reason(error)}") from error
+
+
+def _tune(
+    sweep: Sweep,
+    tuning: Tuning,
+    uri: str,
+    workers: _Workers,
+    retry_failed: bool,
+    show: Callable[[Progress], None],
+) -> Sweep:
+    """Run the trials that are left, and return the sweep with the values that they choose.
+
+    Each pass runs the cells that must end before the next decision of each candidate. A cell that fails or is lost is
+    not tried twice; a lost cell leaves its candidate without a choice.
+    """
+    tried: set[tuple[str, int]] = set()
+    parent: ParentRun | None = None
+
+    def ended(state: CellState) -> bool:
+        retried = not retry_failed or (state.cell.id, state.cell.rounds) in tried
+        return state.state == "done" or (state.state == "failed" and retried)
+
+    with contextlib.ExitStack() as cleanup:
+        lock(tuning.sweep, cleanup)
+        while True:
+            standings = tuning.standings(ended)
+            cells = {state.cell.name: state.cell for standing in standings for state in standing.open}
+            trials = replace(tuning.sweep, cells=tuple(cells.values()))
+            states = {one.cell.name: one for one in _when_abandoned_cells_have_ended(trials)}
+            left = [one for one in states.values() if not ended(one)]
+            left = [one for one in left if (one.cell.id, one.cell.rounds) not in tried]
+            if not left:
+                break
+            tried.update((one.cell.id, one.cell.rounds) for one in left)
+            _write_card(trials)
+            parent = parent or ParentRun(uri, trials.name, trials.output)
+            _run_cells(left, states, trials, parent, workers, show)
+        if parent is not None:
+            parent.close(all(standing.chosen for standing in standings), {}, [])
+    for standing in standings:
+        if standing.chosen is None:
+            logger.warning(f"{standing.candidate.name}: {standing.reason}")
+        else:
+            logger.info(tuning.tuned(standing).sentence)
+    everything = sweep.tuning or tuning  # also of cells that are not to run now
+    return everything.resolved(sweep, everything.standings())
+
+
+class _Workers:
+    """Worker processes for whole cells, which start with the first one and stay warm until the block ends."""
+
+    def __init__(self, parallel: int | None) -> None:
+        self.parallel = parallel
+        self._stack = contextlib.ExitStack()
+        self._pool: TaskPool | None = None
+
+    @property
+    def pool(self) -> TaskPool:
+        """The workers, started if they are not running."""
+        from raysim.engine.ray.task_pool import task_pool  # importing Ray takes a second
+
+        if self._pool is None:
+            self._stack.enter_context(sigterm_kept())
+            self._pool = self._stack.enter_context(task_pool(run_cell, self.parallel))
+        return self._pool
+
+    def close(self) -> None:
+        """End the workers and, if it was started for them, their Ray."""
+        self._pool = None
+        self._stack.close()
+
+    def __enter__(self) -> _Workers:
+        return self
+
+    def __exit__(self, *error: Any) -> bool:
+        self._pool = None
+        return bool(self._stack.__exit__(*error))
+
+
+def _run_cells(
+    left: Sequence[CellState],
+    states: dict[str, CellState],
+    sweep: Sweep,
+    parent: ParentRun,
+    workers: _Workers,
+    show: Callable[[Progress], None],
+) -> None:
+    """Run the cells in `left`, and update `states`. Raises `KeyboardInterrupt` after Ctrl-C."""
+    large: list[CellState] = []
+    small: list[CellState] = []
+    for one in left:
+        (large if is_large(one.cell, workers.parallel) else small).append(one)
+    try:
+        if small:
+            _run_in_workers(small, states, sweep, parent, workers, show)
+        if large:
+            workers.close()  # client actors start a Ray of their own
+            _run_with_actors(large, states, sweep, parent, show)
+    except KeyboardInterrupt:
+        parent.interrupted()
+        raise
+
+
 def _run_in_workers(
     left: list[CellState],
     states: dict[str, CellState],
     sweep: Sweep,
     parent: ParentRun,
-    parallel: int | None,
+    workers: _Workers,
     show: Callable[[Progress], None],
 ) -> None:
     """Run the cells in `left` in worker processes, and update `states`. Raises `KeyboardInterrupt` after Ctrl-C."""
-    from raysim.engine.ray.task_pool import task_pool  # importing Ray takes a second
-
     # The first Ctrl-C waits until the current rounds are done, the second does not.
     stop = Stop(possible=True, saved_round=lambda: False)
     cells = {cell.name: cell for cell in sweep.cells}
     ending = False
-    with sigterm_kept(), task_pool(run_cell, parallel) as workers, interruptible(stop):
-        while left or workers.running:
-            while left and workers.has_room and not stop.requested:
+    pool = workers.pool
+    with interruptible(stop):
+        while left or pool.running:
+            while left and pool.has_room and not stop.requested:
                 state = left.pop(0)
-                workers.start(state.cell.name, _task(state, sweep, parent, "in_process"))
+                pool.start(state.cell.name, _task(state, sweep, parent, "in_process"))
             if stop.requested:
                 left.clear()
                 if not ending:
-                    workers.end()
+                    pool.end()
                     ending = True
-            for ended in workers.wait():
+            for ended in pool.wait():
                 outcome = ended.result or Outcome(None, ended.death, died=True)
                 states[ended.name] = _ended(outcome, cells[ended.name], sweep)
-            show(Progress(list(states.values()), workers.running))
+            show(Progress(list(states.values()), pool.running))
         if stop.requested:
             raise KeyboardInterrupt
 
@@ -225,7 +327,7 @@ def _task(state: CellState, sweep: Sweep, parent: ParentRun, backend: str) -> Ta
             sets.append(f"{key}={json.dumps([str(expanded(one).absolute()) for one in place])}")
         elif place is not None and "://" not in place:
             sets.append(f"{key}={json.dumps(str(expanded(place).absolute()))}")
-    return Task(placed(state.cell, sweep, sets), state.folder if state.resumable else None)
+    return Task(placed(state.cell, sweep, sets), state.folder if state.resumable else None, state.cell.until)
 
 
 def _ended(outcome: Outcome, cell: Cell, sweep: Sweep) -> CellState:

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from raysim.common.errors import ScenarioError
 from raysim.common.suggestions import suggest
-from raysim.sweeps.definition import Cell, Sweep
+from raysim.sweeps.cells import Cell, Sweep
 
 
 def chosen_cells(sweep: Sweep, only: Sequence[str]) -> list[Cell]:

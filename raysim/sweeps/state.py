@@ -12,7 +12,7 @@ from typing import Literal
 from raysim.common.errors import ScenarioError
 from raysim.common.files import refuse_special, replace
 from raysim.report.load import read_summary, rounds_done
-from raysim.sweeps.definition import Cell, Sweep
+from raysim.sweeps.cells import Cell, Sweep
 
 State = Literal["done", "running", "interrupted", "failed", "waiting"]
 ORDER: tuple[State, ...] = ("done", "running", "interrupted", "failed", "waiting")
@@ -38,7 +38,13 @@ class CellState:
 
 
 def state_of(cell: Cell, sweep: Sweep) -> CellState:
-    """A cell's state: that of its finished run if it has one, else of its latest run."""
+    """A cell's state: that of its finished run if it has one, else of its latest run.
+
+    A cell that is interrupted after a round (`Cell.until`) is done once its run has that round, even if the run has
+    gone on since.
+    """
+    if cell.pending:
+        return CellState(cell, "waiting", reason="its values are not chosen yet")
     folder = sweep.output / cell.folder_name
     runs = sorted(path.parent for path in folder.glob("*/summary.json"))
     states = [_of_run(cell, run) for run in runs]
@@ -62,6 +68,8 @@ def _of_run(cell: Cell, run: Path) -> CellState:
     states: dict[object, State] = {"finished": "done", "running": "running", "failed": "failed"}
     rounds = rounds_done(run, summary)
     state = states.get(summary.get("status"), "interrupted")
+    if cell.until is not None and state != "done" and rounds >= cell.until:
+        return CellState(cell, "done", run, rounds)
     return CellState(cell, state, run, rounds, str(summary.get("error") or ""))
 
 

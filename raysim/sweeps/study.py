@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from raysim.common.errors import ScenarioError
 from raysim.runs.run import Run
 from raysim.sweeps.definition import load_sweep
-from raysim.sweeps.state import states_of
+from raysim.sweeps.state import counts, states_of
+from raysim.sweeps.tuning import with_choices
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,14 +58,41 @@ class Study:
         columns = ["name", "label", "seed", "state", "rounds", "folder", "reason"]
         rows = [
             (s.cell.name, s.cell.label, s.cell.scenario.seed, s.state, s.rounds, s.folder, s.reason)
-            for s in states_of(self._sweep)
+            for s in states_of(with_choices(self._sweep))
         ]
         return pd.DataFrame(rows, columns=columns)
 
     @property
+    def trials(self) -> pd.DataFrame:
+        """One row per trial of the tuning, read again at each access; empty without tuning.
+
+        Columns: method, trial, state, rounds, score, chosen, and a column for each key that is tuned. `rounds` is the
+        round after which the trial was last compared, and `score` its mean of the metric over the seeds of the tuning;
+        missing while it is not done, and if it failed or diverged.
+        """
+        import pandas as pd
+
+        columns = ["method", "trial", "state", "rounds", "score", "chosen"]
+        standings = self._sweep.tuning.standings() if self._sweep.tuning is not None else []
+        rows = [
+            {
+                "method": standing.candidate.name,
+                "trial": trial.number,
+                "state": counts(trial.states),
+                "rounds": trial.states[0].cell.rounds,
+                "score": trial.score,
+                "chosen": trial is standing.chosen,
+                **trial.values,
+            }
+            for standing in standings
+            for trial in standing.trials
+        ]
+        return pd.DataFrame(rows) if rows else pd.DataFrame(columns=columns)
+
+    @property
     def runs(self) -> dict[str, Run]:
         """The run of each cell that has begun, by the cell's name."""
-        states = states_of(self._sweep)
+        states = states_of(with_choices(self._sweep))
         return {s.cell.name: Run(s.folder) for s in states if s.folder is not None}
 
     def run(

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from raysim.sweeps.definition import Cell
+from raysim.sweeps.cells import Cell
 from raysim.sweeps.loop import Progress
 
 PLAN_AFTER_S = 20.0
@@ -109,4 +109,4 @@ def label(cell: Cell) -> str:
 
 def asked(cell: Cell) -> int:
     """The number of rounds of a cell."""
-    return cell.scenario.rounds
+    return cell.rounds

@@ -19,6 +19,7 @@ class Task:
 
     scenario: ParsedScenario
     resumed: Path | None = None  # the run folder to resume; None: a new run
+    until: int | None = None  # the round after which the run is interrupted; None: after its last
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ def run_cell(task: Task, stop: Stop, report: Callable[[int], None]) -> Outcome:
     report: called with the number of each finished round. stop: once `requested`, the cell ends after its round.
     """
     rounds = Rounds(report)
+    stop.after = task.until
     try:
         if task.resumed is not None:
             sets = [f"backend={task.scenario.backend}"]  # the run may have begun with another backend

@@ -6,6 +6,7 @@ import re
 
 from raysim.comparison.measures import MEASURES, TO_TARGET
 from raysim.sweeps.definition import KEYS
+from raysim.sweeps.tune_settings import KEYS as TUNE_KEYS
 from tests.conftest import REPOSITORY
 
 ROW = re.compile(r"^\| `(\w+)` \| (.+) \|$", re.MULTILINE)
@@ -16,3 +17,8 @@ def test_the_page_has_every_key_and_measure() -> None:
     to_target = {f"{name}_to_A": meaning for name, meaning in TO_TARGET.items()}
     assert {name: meaning for name, meaning in rows.items() if name not in KEYS} == {**MEASURES, **to_target}
     assert rows.keys() >= KEYS.keys()
+
+
+def test_the_page_has_every_key_of_tuning() -> None:
+    page = (REPOSITORY / "docs" / "comparison.md").read_text()
+    assert {*re.findall(r"^\| `tune\.(\w+)` \|", page, re.MULTILINE)} == TUNE_KEYS.keys()

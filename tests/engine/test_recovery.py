@@ -198,6 +198,16 @@ def test_the_end_is_asked_for_once_the_round_is_saved(tmp_path: Path) -> None:
     assert checkpoints.saved_round == 2
 
 
+def test_a_run_may_be_ended_after_a_round_that_is_known_before(tmp_path: Path) -> None:
+    given = loaded()
+    expected, *_ = outcome(given, InProcessBackend())
+    checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 100, ROUNDS)
+    with pytest.raises(KeyboardInterrupt):
+        outcome(given, InProcessBackend(), checkpoints, stop=Stop(after=3))
+    assert checkpoints.saved_round == 3
+    assert outcome(given, InProcessBackend(), stop=Stop(after=ROUNDS))[0] == expected
+
+
 class Picky(Standalone):
     """Fails for one client in one round, half-way through its training."""
 

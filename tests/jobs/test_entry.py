@@ -20,7 +20,7 @@ from raysim.jobs.job_log import JobLogTracker, read_log
 from raysim.jobs.versions import VARIABLE, Versions
 from raysim.runs.run import Run
 from raysim.scenario.parse import ParsedScenario
-from raysim.sweeps.definition import Sweep
+from raysim.sweeps.cells import Sweep
 from raysim.tracking.store import resolve_uri
 from tests.conftest import REPOSITORY
 

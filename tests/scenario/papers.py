@@ -6,7 +6,8 @@ from functools import cache
 from pathlib import Path
 
 from raysim.scenario.scenario import Scenario
-from raysim.sweeps.definition import Cell, Sweep, load_sweep
+from raysim.sweeps.cells import Cell, Sweep
+from raysim.sweeps.definition import load_sweep
 from tests.conftest import REPOSITORY
 
 FOLDER = REPOSITORY / "scenarios" / "papers"

@@ -11,7 +11,8 @@ import yaml
 import raysim
 from raysim.common.errors import ScenarioError
 from raysim.scenario.scenario import Scenario
-from raysim.sweeps.definition import load_sweep, placed
+from raysim.sweeps.cells import placed
+from raysim.sweeps.definition import load_sweep
 from tests.conftest import REPOSITORY
 from tests.engine.scenarios import digits
 
@@ -46,6 +47,27 @@ def test_runs_are_named_lists_of_overrides(base: Path, tmp_path: Path) -> None:
     sweep = load_sweep(write(tmp_path, runs=runs, seeds=[3]))
     assert [cell.name for cell in sweep.cells] == ["slow seed=3", "more data seed=3"]
     assert sweep.name == "sweep"
+
+
+def test_runs_may_have_grids_of_their_own(base: Path, tmp_path: Path) -> None:
+    of_fedgh = {"set": ["algorithm.name=fedgh"], "grid": {"algorithm.header_lr": [0.1, 0.2]}}
+    alone = ["algorithm.name=standalone"]
+    sweep = load_sweep(write(tmp_path, runs={"a": of_fedgh, "b": alone}, grid={"training.lr": [1, 2]}, baseline="b"))
+    assert [cell.name for cell in sweep.cells] == [
+        *(f"a algorithm.header_lr={header} training.lr={lr}" for header in (0.1, 0.2) for lr in (1, 2)),
+        "b training.lr=1",
+        "b training.lr=2",
+    ]
+    assert {cell.runs for cell in sweep.cells} == {("a",), ("b",)}
+    rates = {"grid": {"training.lr": [0.1, 0.2]}}
+    only = load_sweep(write(tmp_path, runs={"a": rates, "b": {"grid": {"training.lr": [0.3]}}}))
+    assert [cell.name for cell in only.cells] == ["a training.lr=0.1", "a training.lr=0.2", "b training.lr=0.3"]
+    axes = {"method": {"a": of_fedgh, "b": alone}, "length": {"short": ["rounds=1"], "long": ["rounds=2"]}}
+    assert [cell.label for cell in load_sweep(write(tmp_path, runs=axes)).cells] == [
+        *(f"a {length} algorithm.header_lr={header}" for length in ("short", "long") for header in (0.1, 0.2)),
+        "b short",
+        "b long",
+    ]
 
 
 def test_a_scenario_and_a_grid_are_a_sweep(base: Path) -> None:
@@ -205,6 +227,12 @@ def test_a_fast_sweep_is_small_and_another(base: Path, tmp_path: Path) -> None:
         ({"published": [claim(rows={"papr": "X"})]}, "published.0.rows.papr: no such column"),
         ({"published": [claim(), claim(rows={"paper": "Y"}, measures={"acc_%": "last"})]}, "published: the cell"),
         ({"runs": {"method": {}, "seed": {"a": []}}}, "runs.method: {} given; add at least one name"),
+        ({"runs": {"a": {"grid": {"rounds": 3}}}}, "runs.a.grid.rounds: 3 given; give a list with at least one value"),
+        ({"runs": {"a": {"grid": {"rounds": [3]}, "set": "x"}}}, "runs.a.set: 'x' given; give a list of overrides"),
+        (
+            {"runs": {"a": {"grid": {"rounds": [3]}}}, "grid": {"rounds": [2]}},
+            "grid.rounds: rounds is also in the grid of a; remove one of both",
+        ),
         ({"runs": {"method": {"a": "x"}}}, "runs.method.a: 'x' given; give a list of overrides"),
     ],
 )  # fmt: skip
@@ -259,14 +287,18 @@ def test_a_baseline_may_be_a_name_in_runs(base: Path, tmp_path: Path) -> None:
 
 def test_a_key_of_one_method_in_a_grid_of_several(base: Path, tmp_path: Path) -> None:
     """The sentence's own `runs` are a sweep that loads."""
-    grid = {"algorithm.name": ["fedgh", "standalone"], "algorithm.header_lr": [0.1]}
+    grid = {"algorithm.name": ["fedgh", "standalone"], "algorithm.header_lr": [0.1, 0.2]}
     with pytest.raises(ScenarioError, match=r"the cell 'standalone algorithm\.header_lr=0\.1'") as caught:
         load_sweep(write(tmp_path, grid=grid))
     assert "unknown key" in str(caught.value) and "\n" not in str(caught.value)
     text = str(caught.value).split("`")[1].replace("METHOD", "fedgh")
     sweep = load_sweep(write(tmp_path, **yaml.safe_load(text)))
-    assert [cell.name for cell in sweep.cells] == ["without", "with"]
-    assert [cell.scenario.method for cell in sweep.cells] == ["standalone", "fedgh"]
+    assert [cell.name for cell in sweep.cells] == [
+        "without",
+        "with algorithm.header_lr=0.1",
+        "with algorithm.header_lr=0.2",
+    ]
+    assert [cell.scenario.method for cell in sweep.cells] == ["standalone", "fedgh", "fedgh"]
     with pytest.raises(ScenarioError) as caught:
         load_sweep(write(tmp_path, grid={**grid, "algorithm.header_lr": ["x"]}))
     assert "sweep file" not in str(caught.value)

@@ -13,7 +13,8 @@ import yaml
 
 from raysim.common.errors import ScenarioError
 from raysim.report.load import read_summary
-from raysim.sweeps.definition import Cell, Sweep, load_sweep, placed
+from raysim.sweeps.cells import Cell, Sweep, placed
+from raysim.sweeps.definition import load_sweep
 from raysim.sweeps.display import PlainProgress, print_plan, print_states
 from raysim.sweeps.estimate import Cost, Estimator
 from raysim.sweeps.listing import LONG, collapsed, is_long

@@ -15,7 +15,8 @@ from raysim.runs.assembly import Assembly, assemble
 from raysim.runs.run import run
 from raysim.scenario.scenario import Scenario
 from raysim.sweeps import estimate
-from raysim.sweeps.definition import Cell, Sweep, load_sweep, placed
+from raysim.sweeps.cells import Cell, Sweep, placed
+from raysim.sweeps.definition import load_sweep
 from raysim.sweeps.display import print_plan
 from raysim.sweeps.estimate import FEW, PHASES, Cost, Estimator
 from raysim.sweeps.state import CellState, states_of

@@ -17,7 +17,8 @@ from mlflow.tracking import MlflowClient
 from raysim.report.load import read_summary
 from raysim.runs.run import run
 from raysim.scenario.parse import parse_scenario
-from raysim.sweeps.definition import Sweep, load_sweep
+from raysim.sweeps.cells import Sweep
+from raysim.sweeps.definition import load_sweep
 from raysim.sweeps.loop import Progress, run_sweep
 from raysim.sweeps.state import CellState, counts, states_of
 from raysim.tracking.parent import SWEEP_TAG

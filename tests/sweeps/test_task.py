@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from raysim.sweeps.definition import Sweep, load_sweep
+from raysim.sweeps.cells import Sweep
+from raysim.sweeps.definition import load_sweep
 from raysim.sweeps.loop import _ended, _task
 from raysim.sweeps.state import CellState, states_of
 from raysim.sweeps.worker import Outcome

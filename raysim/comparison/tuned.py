@@ -1,0 +1,93 @@
+"""Values that a sweep has tuned: a sentence per method for its comparison, and whether the budgets were equal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from raysim.report.units import plural
+
+
+@dataclass(frozen=True)
+class ChosenValue:
+    """The value that was chosen for a key."""
+
+    key: str
+    value: str  # YAML in one line
+    edge: Literal["", "lower", "upper"] = ""  # the edge of its possible values that it lies on
+
+
+@dataclass(frozen=True)
+class TunedVariant:
+    """The tuning of one variant."""
+
+    label: str
+    trials: int
+    steps: Sequence[int]  # rounds of successive halving; empty: none
+    rounds: int  # that all trials did
+    failed: int  # trials that failed or diverged
+    trial: int | None = None  # the chosen one; None: no choice yet, or every trial failed
+    score: float | None = None  # its mean over the seeds
+    chosen: Sequence[ChosenValue] = ()
+
+    @property
+    def sentence(self) -> str:
+        """What was chosen, with a mark at each value on an edge of its space."""
+        rank_last = f"; {plural(self.failed, 'trial')} failed or diverged" if self.failed else ""
+        if self.trial is None or self.score is None:
+            return f"{self.label}: no values are chosen{rank_last}"
+        values = [
+            f"{one.key}={one.value}" + (f" (at the {one.edge} edge of its values: extend them)" if one.edge else "")
+            for one in self.chosen
+        ]
+        return f"{self.label}: tuned to {', '.join(values)} (trial {self.trial}, {self.score:.4g}){rank_last}"
+
+
+@dataclass(frozen=True)
+class TuningCard:
+    """The facts about the tuning of a sweep that its comparison shows."""
+
+    search: str  # grid, random or tpe
+    select: str  # the metric that chose
+    uses_test: bool  # whether that metric uses test samples
+    seeds: Sequence[int]
+    variants: Sequence[TunedVariant]
+    untuned: Sequence[str] = ()  # labels of the variants without a key to tune
+    cells: Sequence[str] = field(default_factory=list)  # names of the folders with runs of the choice
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """The keys that were tuned, in any variant."""
+        return frozenset(one.key for variant in self.variants for one in variant.chosen)
+
+    @property
+    def notes(self) -> list[str]:
+        """One sentence for the tuning, one per variant, and one for each reason why the result is less fair."""
+        seeds = f"{'seed' if len(self.seeds) == 1 else 'seeds'} {', '.join(map(str, self.seeds))}"
+        notes = [f"tuned by {self.select} on {seeds}, {self.search} search: {self._budget}"]
+        notes += [variant.sentence for variant in self.variants]
+        if self.untuned:
+            notes.append(f"unequal tuning: {', '.join(self.untuned)} was not tuned")
+        if self.uses_test:
+            notes.append(f"{self.select} uses test samples, so results of values that it chose are optimistic")
+        return notes
+
+    @property
+    def _budget(self) -> str:
+        """The trials and rounds of each variant, or of all if they are equal."""
+        budgets = {one.label: self._words(one, with_rounds=True) for one in self.variants}
+        different = set(budgets.values())
+        if len(different) == 1:
+            return f"equal budgets of {different.pop()} per method"
+        if len({(one.trials, tuple(one.steps)) for one in self.variants}) == 1:
+            words = self._words(self.variants[0], with_rounds=False)
+            rounds = ", ".join(f"{one.label} {one.rounds:,}" for one in self.variants)
+            fewer = f"trials that failed or ended early did fewer rounds ({rounds})"
+            return f"equal budgets of {words} per method; {fewer}"
+        return "unequal budgets: " + ", ".join(f"{label} {words}" for label, words in budgets.items())
+
+    def _words(self, one: TunedVariant, with_rounds: bool) -> str:
+        halving = f" with successive halving at rounds {', '.join(map(str, one.steps))}" if one.steps else ""
+        rounds = f" ({one.rounds:,} rounds)" if with_rounds else ""
+        return f"{plural(one.trials, 'trial')}{halving}{rounds}"

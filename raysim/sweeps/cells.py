@@ -1,0 +1,214 @@
+"""`Cell` and `Sweep`, and the making of cells: one scenario per variant, seed and tuned values."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from raysim.common import names
+from raysim.common.errors import ScenarioError
+from raysim.comparison.published import Published
+from raysim.comparison.sweep_card import CellCard, SweepCard
+from raysim.comparison.tuned import TuningCard
+from raysim.engine.policies.sampling import cohort_size
+from raysim.plugins.references import Reference
+from raysim.runs.code import Code, versions
+from raysim.scenario.parse import ParsedScenario, parse_scenario
+from raysim.scenario.schema import decides
+from raysim.scenario.yaml_text import UNREADABLE, Dumper, load_value
+
+if TYPE_CHECKING:
+    from raysim.sweeps.tuning import Tuning
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a sweep."""
+
+    name: str  # unique in the sweep, such as "fedgh seed=1"
+    label: str  # the name without the seed
+    sets: tuple[str, ...]  # overrides of the base
+    scenario: ParsedScenario
+    id: str  # a digest of everything that decides the result
+    published: tuple[Published, ...] = ()  # published values for the label
+    runs: tuple[str, ...] = ()  # the names in `runs` that define the cell
+    until: int | None = None  # the round after which the run is interrupted; None: it has all its rounds
+    pending: bool = False  # whether tuning has not chosen its values yet, so that it cannot run
+
+    @property
+    def folder_name(self) -> str:
+        """The name of the folder with the cell's runs: readable words, made unique by the id."""
+        words = re.sub(r"[^A-Za-z0-9.]+", "-", self.name).strip("-.") or "cell"
+        return f"{words[:60].rstrip('-.')}-{self.id[:10]}"
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds that the cell is to have."""
+        return self.scenario.rounds if self.until is None else self.until
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A validated sweep: the scenario of every cell is valid."""
+
+    name: str
+    base: Path | Mapping[str, Any]
+    cells: tuple[Cell, ...]
+    output: Path  # contains one folder per cell
+    baseline: str | None = None
+    targets: tuple[float, ...] | None = None
+    about: str = ""  # the comments at the top of the file and its base
+    notes: tuple[str, ...] = ()  # how the runs differ from the file
+    targets_on: str = "all"  # the clients, one of `CURVES`, whose mean accuracy must reach a target
+    tuning: Tuning | None = None  # how the values of pending cells are chosen
+    tuned: TuningCard | None = None  # the values that were chosen so far
+
+    def card(self) -> SweepCard:
+        """The facts that the comparison of the cells needs, without pending cells."""
+        known = [cell for cell in self.cells if not cell.pending]
+        cells = {cell.folder_name: CellCard(cell.label, cell.published, cell.runs) for cell in known}
+        return SweepCard(self.about, cells, self.baseline, self.targets, self.notes, self.targets_on, self.tuned)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The cells of a sweep that differ only in their seed."""
+
+    labels: Mapping[str, str]  # axis of `runs` -> name
+    sets: tuple[str, ...]  # overrides of these names
+    assignments: tuple[tuple[str, Any], ...] = ()  # (key, value) of each grid
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """The names in `runs` that define the variant."""
+        return tuple(map(names.name, self.labels.values()))
+
+
+@dataclass(frozen=True)
+class CellMaker:
+    """Makes the cells of one sweep file."""
+
+    base: Path | Mapping[str, Any]
+    common: tuple[str, ...]  # overrides of the base for every cell
+    file: Path  # the sweep file
+    fast: bool = False
+    axes: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # key -> values, of the grid of every variant
+    _methods: dict[str, str] = field(default_factory=dict)  # `algorithm.name` in a grid -> its name in tables
+
+    def cell(
+        self, variant: Variant, seed: int | None, tuned: Mapping[str, Any] | None = None, trial: int | None = None
+    ) -> Cell:
+        """Make a cell. seed: None: the base's. tuned: key -> value of keys that are tuned. trial: number of the trial.
+
+        Raises `ScenarioError` if its scenario is invalid.
+        """
+        of_seed = [] if seed is None else [f"seed={seed}"]
+        assigned = (*variant.assignments, *(tuned or {}).items())
+        overrides = [*variant.sets, *(f"{key}={written(value)}" for key, value in assigned), *of_seed]
+        try:
+            scenario, changed = self._load((*self.common, *overrides))
+        except ScenarioError as error:
+            provisional = self._names(variant, of_seed, trial, None)[1]
+            how = self._runs_instead(error.key, dict(variant.assignments)) if "unknown key" in error.reason else ""
+            raise ScenarioError(f"{self.file}: the cell {provisional!r}: {error}{how}") from None
+        label, name = self._names(variant, of_seed, trial, scenario)
+        return Cell(name, label, changed, scenario, identity(scenario), runs=variant.runs)
+
+    def _runs_instead(self, key: str, assignments: Mapping[str, Any]) -> str:
+        """The remedy if the grid gave a method's key to a method without it: a grid of some methods only."""
+        if not key.startswith("algorithm.") or key not in self.axes or len(self.axes.get("algorithm.name", ())) < 2:
+            return ""
+        name = f"algorithm.name={written(assignments['algorithm.name'])}"
+        grid = f"grid: {{{key}: {written(list(self.axes[key]))}}}"
+        runs = f"{{without: {written([name])}, with: {{set: ['algorithm.name=METHOD'], {grid}}}}}"
+        return (
+            "; a grid gives each of its keys to every method: to give this one to some methods alone, write a sweep "
+            f"file with `runs: {runs}` in place of the grids of algorithm.name and {key}"
+        )
+
+    def _load(self, sets: tuple[str, ...]) -> tuple[ParsedScenario, tuple[str, ...]]:
+        """The scenario of a cell, and its overrides of the base. Raises `ScenarioError`."""
+        scenario = parse_scenario(self.base, sets, folders=[self.file.parent])
+        if self.fast:
+            sets = (*sets, *_fast(scenario))
+            scenario = parse_scenario(self.base, sets, folders=[self.file.parent])
+        return scenario, sets
+
+    def _names(
+        self, variant: Variant, of_seed: Sequence[str], trial: int | None, scenario: ParsedScenario | None
+    ) -> tuple[str, str]:
+        """A cell's label, and its name with the seed. scenario: None: it could not be loaded."""
+        parts = [
+            self._method(scenario, value) if key == "algorithm.name" else f"{key}={shown_value(value)}"
+            for key, value in variant.assignments if key != "seed"
+        ]  # fmt: skip
+        parts = [*variant.labels.values(), *parts]
+        if trial is not None:
+            parts += [*([scenario.method] if scenario is not None and not parts else []), f"trial {trial}"]
+        label = names.name(" ".join(parts)) if parts else ""
+        seeds = [f"{key}={value}" for key, value in variant.assignments if key == "seed"]
+        return label, " ".join([label, *seeds, *of_seed]).strip() or "base"
+
+    def _method(self, scenario: ParsedScenario | None, value: Any) -> str:
+        """The name in tables of an algorithm of the grid."""
+        name = shown_value(value)
+        if scenario is None:
+            return name
+        if name not in self._methods:
+            taken = scenario.method in self._methods.values()
+            self._methods[name] = f"{scenario.method} ({name})" if taken else scenario.method
+        return self._methods[name]
+
+
+def written(value: Any) -> str:
+    """Write a value of a grid for `--set`: YAML in one line."""
+    with suppress(*UNREADABLE):  # such as "[", which needs quotes
+        if isinstance(value, str) and value and load_value(value) == value:
+            return value
+    text = yaml.dump(value, Dumper=Dumper, default_flow_style=True, width=10**6)
+    return " ".join(text.removesuffix("...\n").split())
+
+
+def shown_value(value: Any) -> str:
+    """Write a value of a grid for a cell's name; a custom file by its name in runs, without its folder."""
+    reference = Reference.of(value) if isinstance(value, str) else None
+    return reference.name if reference is not None else written(value)
+
+
+def _fast(scenario: ParsedScenario) -> list[str]:
+    """Overrides that make a cell small enough for `--fast`."""
+    clients = scenario.clients
+    # Fewer participants, not fewer clients: if all images are dealt, fewer clients would each hold more of them.
+    epochs = math.ceil(scenario.training.epochs / 10)
+    sets = [f"rounds={min(scenario.rounds, 3)}", f"training.epochs={epochs}"]
+    # Otherwise a sweep would try nothing but the warm-up.
+    sets += [f"algorithm.{name}=1" for name, warmup in scenario.warmup.items() if warmup]
+    if clients.count != "auto":
+        chosen = cohort_size(clients.participation, clients.count)
+        sets.append(f"clients.participation={max(math.ceil(chosen / 10), min(chosen, 2)) / clients.count}")
+    return sets
+
+
+def identity(scenario: ParsedScenario) -> str:
+    """A digest of everything that decides a run's result: the deciding keys, versions and the method's code."""
+    keys = {key: value for key, value in scenario.flat().items() if decides(key)}
+    all_versions = versions()
+    deciding = {"scenario": keys, "versions": {name: all_versions[name] for name in ("raysim", "torch")}}
+    method = Code.of(scenario.algorithm, scenario.own_code).method
+    text = json.dumps({**deciding, "method": method}, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def placed(cell: Cell, sweep: Sweep, sets: Sequence[str] = ()) -> ParsedScenario:
+    """A cell's scenario, with the sweep's folder for its runs. sets: more overrides, of keys that decide no result."""
+    places = [f"name={cell.folder_name}", f"output={sweep.output}"]
+    return parse_scenario(sweep.base, [*cell.sets, *places, *sets], folders=cell.scenario.own_code.folders)

@@ -1,0 +1,163 @@
+"""`tune:` of a sweep file: its keys, checked without the scenarios that they change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from importlib.util import find_spec
+from typing import Any, get_args
+
+from raysim.common.errors import ScenarioError
+from raysim.scenario.rules import VALIDATED
+from raysim.scenario.schema import EarlyStop, decides
+from raysim.scenario.yaml_text import shown
+from raysim.sweeps.halving import Halving
+from raysim.sweeps.space import Range, Space, domain, points
+
+KEYS: Mapping[str, type] = {
+    "seeds": list,
+    "trials": int,
+    "space": dict,
+    "methods": dict,
+    "search": str,
+    "seed": int,
+    "halving": dict,
+    "select": str,
+}
+"""The keys of `tune` and the types of their values, after `seeds` was parsed."""
+
+SEARCHES = ("grid", "random", "tpe")
+
+METRICS: tuple[str, ...] = get_args(EarlyStop.model_fields["metric"].annotation)
+"""Metrics that may choose: those that may end a run early."""
+
+WITHOUT_TEST = frozenset({*VALIDATED, "loss/train"})
+"""The metrics among them that use no test sample."""
+
+MOST_TRIALS = 1000
+
+
+@dataclass(frozen=True)
+class TuneSettings:
+    """How values are chosen: the trials of every method and the metric that compares them."""
+
+    seeds: tuple[int, ...]
+    space: Space  # of every method
+    methods: Mapping[str, Space]  # name in `runs` -> further keys
+    search: str
+    trials: int | None  # per method; None: every point of the grid
+    seed: int  # of the draws
+    halving: Halving | None
+    select: str
+    file: str  # the sweep file
+
+    @classmethod
+    def read(cls, raw: Mapping[str, Any], file: str) -> TuneSettings:
+        """Parse the mapping `tune` of a sweep file, whose `seeds` is a list of integers. Raises `ScenarioError`."""
+        for key, value in raw.items():
+            if key not in KEYS:
+                text = f"unknown key; allowed: {', '.join(KEYS)}"
+                raise ScenarioError(text, key=f"tune.{key}", origin=file)
+            if not isinstance(value, KEYS[key]) or isinstance(value, bool):
+                names = {str: "text", int: "an integer", dict: "a mapping", list: "a list"}
+                raise ScenarioError(f"{shown(value)} given; give {names[KEYS[key]]}", key=f"tune.{key}", origin=file)
+        space = _space(raw.get("space", {}), "tune.space", file)
+        methods = {}
+        for name, keys in raw.get("methods", {}).items():
+            if not isinstance(keys, dict) or not keys:
+                text = f"{shown(keys)} given; give a mapping of keys to values"
+                raise ScenarioError(text, key=f"tune.methods.{name}", origin=file)
+            methods[str(name)] = _space(keys, f"tune.methods.{name}", file)
+        if not space and not methods:
+            raise ScenarioError("give `space`, `methods`, or both", key="tune", origin=file)
+        search = raw.get("search", "random")
+        _check_choice(search, SEARCHES, "tune.search", file)
+        select = raw.get("select", "accuracy/val")
+        _check_choice(select, METRICS, "tune.select", file)
+        if search == "tpe" and find_spec("optuna") is None:
+            text = "tpe needs Optuna; install it with `pip install 'raysim[tune]'`, or use random"
+            raise ScenarioError(text, key="tune.search", origin=file)
+        trials = raw.get("trials")
+        if trials is None and search != "grid":
+            text = f"is missing; give the number of trials of each method, from 1 to {MOST_TRIALS}"
+            raise ScenarioError(text, key="tune.trials", origin=file)
+        if trials is not None and not 1 <= trials <= MOST_TRIALS:
+            raise ScenarioError(f"{trials} given; allowed: 1 to {MOST_TRIALS}", key="tune.trials", origin=file)
+        seeds = tuple(raw["seeds"])
+        if len(set(seeds)) < len(seeds):
+            raise ScenarioError(f"{shown(list(seeds))} given; give each seed once", key="tune.seeds", origin=file)
+        halving = _halving(raw["halving"], file) if "halving" in raw else None
+        if halving is not None and search == "tpe":
+            text = "does not work with search tpe, which learns from complete trials; use random or grid"
+            raise ScenarioError(text, key="tune.halving", origin=file)
+        return cls(seeds, space, methods, search, trials, raw.get("seed", 1), halving, select, file)
+
+    def number_of_trials(self, space: Space, name: str) -> int:
+        """The trials of a method with this space, called `name`. Raises `ScenarioError` if they do not fit."""
+        size = points(space)
+        if self.search == "grid":
+            if ranges := [key for key, one in space.items() if isinstance(one, Range)]:
+                text = f"grid needs lists of values, but {ranges[0]} of {name} has a range; use random, or a list"
+                raise ScenarioError(text, key="tune.search", origin=self.file)
+            if size > MOST_TRIALS:
+                text = f"the grid of {name} has {size:,} points, and at most {MOST_TRIALS} fit; use random"
+                raise ScenarioError(text, key="tune.search", origin=self.file)
+            if self.trials is not None and size > self.trials:
+                text = (
+                    f"{self.trials} given, but the grid of {name} has {size} points; set trials: {size}, "
+                    "remove values, or use search: random"
+                )
+                raise ScenarioError(text, key="tune.trials", origin=self.file)
+        if self.trials is not None and size < self.trials:
+            text = (
+                f"{self.trials} given, but the space of {name} has only {size} points; "
+                f"set trials: {size}, or add values"
+            )
+            raise ScenarioError(text, key="tune.trials", origin=self.file)
+        return self.trials if self.trials is not None else int(size)
+
+
+def _space(raw: Mapping[str, Any], place: str, file: str) -> Space:
+    """Parse the domain of each key. Raises `ScenarioError`."""
+    for key in map(str, raw):
+        why = ""
+        if not decides(key):
+            why = "decides no result, so its values cannot be compared; remove it"
+        elif key.partition(".")[0] in ("seed", "seeds"):
+            why = "a seed is not tuned; give seeds in `seeds` of the file and of `tune`"
+        elif key == "rounds":
+            why = "trials of different lengths cannot be compared; to compare them early, use `tune.halving`"
+        elif key.partition(".")[0] in ("evaluation", "stop"):
+            why = "changes how trials are measured, not what they learn; remove it"
+        elif key == "algorithm.name":
+            why = "methods are compared by the result, not tuned; name them in `runs`"
+        if why:
+            raise ScenarioError(why, key=f"{place}.{key}", origin=file)
+    return {str(key): domain(value, f"{place}.{key}", file) for key, value in raw.items()}
+
+
+def _check_choice(value: str, allowed: tuple[str, ...], key: str, file: str) -> None:
+    if value not in allowed:
+        raise ScenarioError(f"{value!r} given; allowed: {', '.join(allowed)}", key=key, origin=file)
+
+
+def _halving(raw: Mapping[str, Any], file: str) -> Halving:
+    if unknown := [key for key in raw if key not in ("rounds", "keep")]:
+        raise ScenarioError("unknown key; allowed: rounds, keep", key=f"tune.halving.{unknown[0]}", origin=file)
+    rounds = raw.get("rounds")
+    numbers = rounds if isinstance(rounds, list) else []
+    if not numbers or not all(isinstance(t, int) and not isinstance(t, bool) and t >= 1 for t in numbers):
+        text = f"{shown(rounds)} given; give a list of rounds, such as [10, 30, 100]"
+        raise ScenarioError(text, key="tune.halving.rounds", origin=file)
+    if sorted(set(numbers)) != numbers:
+        raise ScenarioError(f"{shown(rounds)} given; must ascend", key="tune.halving.rounds", origin=file)
+    given = raw.get("keep", "1/3")
+    try:
+        keep = Fraction(str(given)) if not isinstance(given, bool) else Fraction(0)
+    except (ValueError, ZeroDivisionError):
+        keep = Fraction(0)
+    if not 0 < keep < 1:
+        text = f"{shown(given)} given; allowed: a share between 0 and 1, such as 1/3"
+        raise ScenarioError(text, key="tune.halving.keep", origin=file)
+    return Halving(tuple(numbers), keep)

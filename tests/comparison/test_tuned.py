@@ -1,0 +1,65 @@
+"""What a comparison says about the tuning of its sweep."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raysim.common.errors import ScenarioError
+from raysim.comparison.compare import compare
+from raysim.comparison.sweep_card import CellCard, SweepCard
+from raysim.comparison.tuned import ChosenValue, TunedVariant, TuningCard
+from tests.comparison.runs import make_run
+
+A = TunedVariant("A", 16, [2, 6, 20], 84, 0, 3, 0.91234, [ChosenValue("training.lr", "0.3", "upper")])
+B = TunedVariant(
+    "B", 16, [2, 6, 20], 84, 2, 5, 0.5, [ChosenValue("training.lr", "0.1"), ChosenValue("x", "1", "lower")]
+)
+CARD = TuningCard("random", "accuracy/val", False, [101, 102], [A, B], cells=["A", "B"])
+
+
+def test_a_choice_at_an_edge_has_a_mark() -> None:
+    assert A.sentence == "A: tuned to training.lr=0.3 (at the upper edge of its values: extend them) (trial 3, 0.9123)"
+    assert B.sentence == (
+        "B: tuned to training.lr=0.1, x=1 (at the lower edge of its values: extend them) (trial 5, 0.5); "
+        "2 trials failed or diverged"
+    )
+    assert replace(A, trial=None, score=None, chosen=[]).sentence == "A: no values are chosen"
+
+
+def test_budgets_are_equal_or_it_says_how_they_differ() -> None:
+    begins = "tuned by accuracy/val on seeds 101, 102, random search: "
+    halving = "16 trials with successive halving at rounds 2, 6, 20"
+    assert CARD.notes[0] == f"{begins}equal budgets of {halving} (84 rounds) per method"
+    fewer = replace(CARD, variants=[A, replace(B, rounds=80)])
+    rounds = "trials that failed or ended early did fewer rounds (A 84, B 80)"
+    assert fewer.notes[0] == f"{begins}equal budgets of {halving} per method; {rounds}"
+    other = replace(CARD, seeds=[101], variants=[A, replace(B, trials=4, steps=[], rounds=1600)])
+    assert other.notes[0] == (
+        f"tuned by accuracy/val on seed 101, random search: unequal budgets: A {halving} (84 rounds), "
+        "B 4 trials (1,600 rounds)"
+    )
+    assert replace(CARD, untuned=["C"], uses_test=True).notes[-2:] == [
+        "unequal tuning: C was not tuned",
+        "accuracy/val uses test samples, so results of values that it chose are optimistic",
+    ]
+
+
+def test_a_comparison_shows_the_tuning_of_its_sweep(tmp_path: Path) -> None:
+    for name, method, rate in (("A", "fedgh", 0.3), ("B", "standalone", 0.1), ("old", "fedgh", 0.7)):
+        training = {"epochs": 1, "batch_size": 8, "lr": rate}
+        make_run(tmp_path / name / "1", method, algorithm={}, training=training)
+    SweepCard("", {"old": CellCard("A")}).write(tmp_path)
+    SweepCard("", {name: CellCard(name) for name in "AB"}, tuning=CARD).write(tmp_path)
+    found = compare(tmp_path)
+    assert [variant.name for variant in found.variants] == ["A", "B"]
+    outdated = "1 run with values that were chosen by an earlier tuning: left out"
+    assert found.notes[:4] == [outdated, *CARD.notes]
+    assert not any(note.startswith("unequal settings: training.lr") for note in found.notes)
+    SweepCard("", {name: CellCard(name) for name in "AB"}, tuning=replace(CARD, cells=["C"])).write(tmp_path)
+    with pytest.raises(
+        ScenarioError, match="every run has values that were chosen by an earlier tuning; run the sweep"
+    ):
+        compare(tmp_path)

@@ -1,0 +1,115 @@
+"""The pure part of tuning: domains, draws, grids, edges, and the order and number of trials that go on."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from raysim.common.errors import ScenarioError
+from raysim.sweeps.halving import kept, ranked, sizes, total_rounds
+from raysim.sweeps.space import Range, Values, corners, domain, draws, grid, points
+
+SPACE = {"a": Values((1, 2, 3)), "b": Range("log", 0.001, 1.0), "c": Range("integer", 2, 4)}
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ([0.1, "x", [1]], Values((0.1, "x", [1]))),
+        ({"log": [0.001, 1]}, Range("log", 0.001, 1)),
+        ({"linear": [-1, 1.5]}, Range("linear", -1, 1.5)),
+        ({"integer": [0, 3]}, Range("integer", 0, 3)),
+    ],
+)
+def test_domains(raw: Any, expected: Any) -> None:
+    assert domain(raw, "key", "file") == expected
+
+
+@pytest.mark.parametrize(
+    ("raw", "sentence"),
+    [
+        ([], r"\[\] given; give a list of values, or a range: {log: \[LOW, HIGH\]}, {linear"),
+        (3, "3 given; give a list of values"),
+        ([1, 2, 1], r"\[1, 2, 1\] given; give each value once"),
+        ({"log": [0, 1]}, r"{log: \[0, 1\]} given; a log range needs two numbers greater than 0"),
+        ({"log": [-1, 1]}, "a log range needs two numbers greater than 0"),
+        ({"log": [1, 0.1]}, "the first number must be less"),
+        ({"integer": [1, 2.5]}, "give two integers"),
+        ({"linear": [0, math.inf]}, "give a list of values, or a range"),
+        ({"linear": [0]}, "give a list of values, or a range"),
+        ({"lag": [1, 2]}, "give a list of values, or a range"),
+        ({"log": [1, 2], "linear": [1, 2]}, "give a list of values, or a range"),
+    ],
+)
+def test_wrong_domains(raw: Any, sentence: str) -> None:
+    with pytest.raises(ScenarioError, match=f"^file: tune.space.x: .*{sentence}"):
+        domain(raw, "tune.space.x", "file")
+
+
+def test_a_draw_depends_on_seed_method_and_trial_alone() -> None:
+    few, more = draws(SPACE, 1, "FedGH", 4), draws(SPACE, 1, "FedGH", 9)
+    assert more[:4] == few
+    assert draws(SPACE, 2, "FedGH", 4) != few != draws(SPACE, 1, "FedProto", 4)
+    # These numbers are those of every machine and version of Python: a sweep that is resumed must draw them again.
+    assert few[0] == {"a": 2, "b": 0.1031, "c": 2}
+
+
+def test_draws_are_different_points_of_the_space() -> None:
+    many = draws(SPACE, 1, "FedGH", 300)
+    assert {one["a"] for one in many} == {1, 2, 3} and {one["c"] for one in many} == {2, 3, 4}
+    rates = [one["b"] for one in many]
+    assert all(0.001 <= rate <= 1 for rate in rates) and all(float(f"{rate:.4g}") == rate for rate in rates)
+    thirds = [sum(low <= rate < 10 * low for rate in rates) for low in (0.001, 0.01, 0.1)]
+    assert all(70 < count < 130 for count in thirds)  # uniform in the logarithm
+    finite = {"a": Values(("x", "y")), "c": Range("integer", 0, 1)}
+    assert points(finite) == 4 and points(SPACE) == math.inf
+    drawn = draws(finite, 1, "m", 4)
+    assert sorted(map(str, drawn)) == sorted(str({"a": a, "c": c}) for a in "xy" for c in (0, 1))
+
+
+def test_grids_and_corners() -> None:
+    lists = {"a": Values((1, 2)), "b": Values(("x", "y"))}
+    assert grid(lists) == [{"a": 1, "b": "x"}, {"a": 1, "b": "y"}, {"a": 2, "b": "x"}, {"a": 2, "b": "y"}]
+    found = corners(SPACE)
+    assert {one["a"] for one in found} == {1, 2, 3} and {one["b"] for one in found} == {0.001, 1.0}
+
+
+@pytest.mark.parametrize(
+    ("of", "value", "edge"),
+    [
+        (Values((0.1, 0.01, 1)), 0.01, "lower"),
+        (Values((0.1, 0.01, 1)), 1, "upper"),
+        (Values((0.1, 0.01, 1)), 0.1, ""),
+        (Values((0.1,)), 0.1, ""),
+        (Values(("a", "b")), "a", ""),
+        (Values((False, True)), True, ""),
+        (Range("log", 0.001, 1.0), 0.0014, "lower"),
+        (Range("log", 0.001, 1.0), 0.0016, ""),
+        (Range("log", 0.001, 1.0), 0.72, "upper"),
+        (Range("linear", 0.0, 1.0), 0.04, "lower"),
+        (Range("linear", 0.0, 1.0), 0.5, ""),
+        (Range("integer", 1, 5), 5, "upper"),
+        (Range("integer", 1, 5), 4, ""),
+    ],
+)
+def test_edges(of: Values | Range, value: Any, edge: str) -> None:
+    assert of.edge(value) == edge
+
+
+def test_a_third_goes_on_rounded_up() -> None:
+    third = Fraction(1, 3)
+    assert [kept(n, third) for n in (1, 2, 3, 4, 9, 16)] == [1, 1, 1, 2, 3, 6]
+    assert sizes(16, 3, third) == [16, 6, 2]
+    # 16 trials of 10 rounds, 6 of 20 more, 2 of 70 more: a quarter of 16 trials of 100 rounds.
+    assert total_rounds(16, [10, 30, 100], third) == 160 + 120 + 140
+    assert total_rounds(16, [100], Fraction(1)) == 1600
+
+
+def test_equal_scores_keep_the_order_and_scores_that_are_not_finite_are_left_out() -> None:
+    scores = {0: 0.5, 1: math.nan, 2: 0.9, 3: 0.5, 4: math.inf, 5: 0.9}
+    assert ranked(scores) == [2, 5, 0, 3]
+    assert ranked(scores, smaller=True) == [0, 3, 2, 5]
+    assert ranked({0: math.nan}) == []

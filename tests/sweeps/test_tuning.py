@@ -1,0 +1,451 @@
+"""Tuning: trials on seeds of their own, halving that repeats nothing, and the same choice after any interruption."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import raysim
+from raysim.cli.main import main
+from raysim.common.errors import ScenarioError
+from raysim.comparison.compare import compare
+from raysim.engine.ray import task_pool
+from raysim.engine.ray.task_pool import Ended
+from raysim.engine.stop import Stop
+from raysim.runs.run import run
+from raysim.sweeps.cells import Sweep
+from raysim.sweeps.definition import load_sweep
+from raysim.sweeps.loop import run_sweep
+from raysim.sweeps.state import CellState, counts, states_of
+from raysim.sweeps.tuning import Tuning, score, with_choices
+from raysim.sweeps.worker import Task, run_cell
+from tests.conftest import REPOSITORY, said
+from tests.engine.scenarios import digits
+
+HUGE = 1.0e12  # a learning rate that diverges
+
+
+def small(folder: Path) -> dict[str, Any]:
+    """A base of four rounds, whose learning rate depends on the number of rounds."""
+    training = {"batch_size": 64, "lr": 0.05, "schedule": {"name": "cosine"}}
+    clients = {"count": 6, "participation": 0.5, "models": ["digits_mlp64"]}
+    data = {"name": "digits", "partition": {"name": "pathological", "classes_per_client": 3}}
+    return digits(rounds=4, training=training, clients=clients, data=data, output=str(folder / "runs"))
+
+
+def tune(**changes: Any) -> dict[str, Any]:
+    content: dict[str, Any] = {
+        "seeds": [101],
+        "search": "grid",
+        "space": {"training.lr": [HUGE, 0.001, 0.1, 0.05]},
+        "halving": {"rounds": [1, 2, 4], "keep": 0.5},
+    }
+    return {key: value for key, value in {**content, **changes}.items() if value is not None}
+
+
+def write(folder: Path, **content: Any) -> Path:
+    path = folder / "sweep.yaml"
+    runs = {"FedGH": ["algorithm.name=fedgh"], "Alone": ["algorithm.name=standalone"]}
+    whole = {"name": "tuned", "base": small(folder), "seeds": "1..2", "runs": runs, "tune": tune(), **content}
+    path.write_text(yaml.safe_dump(whole, sort_keys=False))
+    return path
+
+
+class KilledError(BaseException):
+    """The driver and its workers were killed."""
+
+
+@dataclass
+class Pool:
+    """A pool of one worker in this process. `kill_at`: the task after whose first round everything is killed."""
+
+    kill_at: int = 0
+    rounds: list[tuple[str, int]] = field(default_factory=list)  # (cell, round) of every round that was run
+    tasks: int = 0
+    stop: Stop = field(default_factory=Stop)  # one for all tasks, as a worker has
+    running: list[tuple[str, int]] = field(default_factory=list)
+    waiting: list[tuple[str, Task]] = field(default_factory=list)
+
+    has_room = True
+
+    def start(self, name: str, task: Task) -> None:
+        self.running.append((name, -1))
+        self.waiting.append((name, task))
+
+    def wait(self) -> list[Ended]:
+        (name, task), self.waiting = self.waiting[0], self.waiting[1:]
+        self.running = [one for one in self.running if one[0] != name]
+        self.tasks += 1
+        if self.tasks == self.kill_at:
+            stop = Stop()
+
+            def report(t: int) -> None:
+                self.rounds.append((name, t))
+                stop.requested = True
+
+            run_cell(task, stop, report)
+            raise KilledError
+        return [Ended(name, run_cell(task, self.stop, lambda t: self.rounds.append((name, t))))]
+
+    @property
+    def done(self) -> list[tuple[str, int]]:
+        return [one for one in self.rounds if one[1] >= 1]  # before round 1, clients are only tested
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> Pool:
+    """Cells run one after another in this process, not in Ray's."""
+    pool = Pool()
+
+    @contextlib.contextmanager
+    def in_process(function: object, size: int | None) -> Iterator[Pool]:
+        pool.running, pool.waiting = [], []
+        yield pool
+
+    monkeypatch.setattr(task_pool, "task_pool", in_process)
+    return pool
+
+
+def tuning(sweep: Sweep) -> Tuning:
+    assert sweep.tuning is not None
+    return sweep.tuning
+
+
+def digests(states: list[CellState]) -> list[Any]:
+    return [raysim.Run(one.folder).state_digest for one in states if one.folder is not None]
+
+
+def test_a_sweep_is_tuned_and_a_kill_anywhere_changes_nothing(
+    workplace: Path, pool: Pool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(workplace)
+    sweep = load_sweep(path)
+    assert [cell.pending for cell in sweep.cells] == [True] * 4
+    assert counts(states_of(sweep)) == "4 waiting"
+    states = run_sweep(sweep)
+    assert counts(states) == "4 done"
+
+    # Four trials until round 1, two until round 2, one until round 4; then two seeds of four rounds. Nothing twice.
+    # The trial that diverges is left out at once.
+    assert len(pool.done) == len(set(pool.done)) == 2 * (4 + 2 + 2) + 2 * 2 * 4
+    standings = tuning(sweep).standings()
+    assert [standing.rounds for standing in standings] == [8, 8]
+    assert [tuning(sweep).planned_rounds(one.candidate) for one in standings] == [8, 8]
+    assert all(math.isnan(standing.trials[0].score or 0) for standing in standings)
+    chosen = [standing.chosen for standing in standings]
+    assert all(one is not None and one.values["training.lr"] in (0.1, 0.05) for one in chosen)
+    best = chosen[0]
+    assert best is not None
+
+    # The rounds of a trial that was interrupted twice are those of a run with all rounds, although the learning rate
+    # depends on how many there are.
+    (state,) = best.states
+    alone = run(state.cell.scenario.resolved, sets=[f"output={workplace / 'alone'}"], quiet=True)
+    assert digests([state]) == [alone.state_digest]
+    assert best.score == pytest.approx(alone.rounds["accuracy/val"].iloc[-1])
+
+    # Trials lie beside the result, which has the chosen values and no other run.
+    assert sorted(folder.name for folder in (workplace / "runs").iterdir()) == ["tuned", "tuned-tuning"]
+    final = with_choices(load_sweep(path))
+    assert [cell.scenario.training.lr for cell in final.cells[:2]] == [best.values["training.lr"]] * 2
+    found = compare(sweep.output)
+    assert [(variant.name, len(variant.runs)) for variant in found.variants] == [("FedGH", 2), ("Alone", 2)]
+    words = "equal budgets of 4 trials with successive halving at rounds 1, 2, 4 (8 rounds) per method"
+    assert found.notes[0] == f"tuned by accuracy/val on seed 101, grid search: {words}"
+    assert any(note.startswith(f"FedGH: tuned to training.lr={best.values['training.lr']}") for note in found.notes)
+    assert not any("unequal" in note for note in found.notes)
+    before = len(pool.rounds)
+    assert counts(run_sweep(load_sweep(path))) == "4 done" and len(pool.rounds) == before
+
+    # The same sweep in another place, killed in a cell of each step, in the next one, and in the result.
+    for kill_at in (2, 4, 3, 2, 1, 3):
+        other = load_sweep(path, sets=[f"output={workplace / 'other'}"])
+        pool.kill_at, pool.tasks = kill_at, 0
+        with pytest.raises(KilledError):
+            run_sweep(other)
+    pool.kill_at = 0
+    again = run_sweep(load_sweep(path, sets=[f"output={workplace / 'other'}"]))
+    assert digests(again) == digests(states)
+    assert set(Counter(pool.done).values()) == {2}  # once in each place
+
+    main(["sweep", str(path), "--status"])
+    tuned, alone_tuned, *_ = capsys.readouterr().out.splitlines()
+    assert tuned.startswith(f"tuned       FedGH: tuned to training.lr={best.values['training.lr']}")
+    assert "1 trial failed or diverged" in tuned and alone_tuned.startswith("tuned       Alone: ")
+    study = raysim.Study(path)
+    trials = study.trials
+    assert list(trials.columns) == ["method", "trial", "state", "rounds", "score", "chosen", "training.lr"]
+    assert trials.query("chosen")["training.lr"].tolist() == [one.values["training.lr"] for one in chosen if one]
+    assert trials.query("method == 'FedGH'")["rounds"].tolist().count(4) == 1
+    assert list(study.runs) == ["FedGH seed=1", "FedGH seed=2", "Alone seed=1", "Alone seed=2"]
+
+
+def test_runs_of_an_earlier_choice_are_left_out(workplace: Path, pool: Pool) -> None:
+    def tuned_to(rate: float) -> Path:
+        runs = {"FedGH": ["algorithm.name=fedgh"]}
+        tuned = tune(halving=None, space={"training.lr": [rate]})
+        return write(workplace, runs=runs, seeds=[1], set=["rounds=1"], tune=tuned)
+
+    first = run_sweep(load_sweep(tuned_to(0.05)))
+    second = run_sweep(load_sweep(tuned_to(0.1)))
+    found = compare(second[0].cell.scenario.settings.results_folder("tuned"))
+    assert [run.folder for variant in found.variants for run in variant.runs] == [second[0].folder]
+    assert first[0].folder is not None and first[0].folder.exists()
+    assert "1 run with values that were chosen by an earlier tuning: left out" in found.notes
+
+
+def test_methods_without_a_choice_wait_and_the_others_run(
+    workplace: Path, pool: Pool, caplog: pytest.LogCaptureFixture
+) -> None:
+    tuned = tune(halving=None, space=None, methods={"FedGH": {"training.lr": [HUGE, 2 * HUGE]}}, trials=2)
+    runs = {"FedGH": ["algorithm.name=fedgh"], "Alone": ["algorithm.name=standalone"]}
+    path = write(workplace, seeds=[1], set=["rounds=1"], tune=tuned, runs=runs)
+    states = run_sweep(load_sweep(path))
+    assert [one.state for one in states] == ["waiting", "done"]
+    assert states[0].reason == "its values are not chosen yet"
+    assert "FedGH: every trial failed or diverged, so no values are chosen" in said(caplog)
+    found = compare(load_sweep(path).output)
+    assert "FedGH: no values are chosen; 2 trials failed or diverged" in found.notes
+    assert "unequal tuning: Alone was not tuned" in found.notes
+
+
+def test_only_the_chosen_methods_are_tuned(workplace: Path, pool: Pool) -> None:
+    path = write(workplace, seeds=[1], set=["rounds=1"], tune=tune(halving=None, space={"training.lr": [0.05, 0.1]}))
+    states = run_sweep(load_sweep(path), only=["FedGH"])
+    assert [(one.cell.label, one.state) for one in states] == [("FedGH", "done"), ("Alone", "waiting")]
+    assert {name.split()[0] for name, _ in pool.rounds} == {"FedGH"}
+    assert counts(run_sweep(load_sweep(path))) == "2 done"
+    assert len(pool.done) == len(set(pool.done)) == 2 * 2 + 2
+
+
+def test_a_failed_trial_ranks_last_and_is_run_again_when_asked(workplace: Path, pool: Pool) -> None:
+    space = {"clients.count": [5000, 6]}  # too many clients for the samples: known only when the data is dealt
+    path = write(workplace, seeds=[1], set=["rounds=1"], tune=tune(halving=None, space=space))
+    sweep = load_sweep(path)
+    run_sweep(sweep)
+    for standing in tuning(sweep).standings():
+        assert [trial.states[0].state for trial in standing.trials] == ["failed", "done"]
+        assert standing.chosen is standing.trials[1] and standing.failed == 1
+    before = pool.tasks
+    run_sweep(load_sweep(path), retry_failed=True)
+    assert pool.tasks == before + 2  # both methods' first trial, once
+
+
+def test_a_score_is_the_last_value_until_the_round_and_nan_after_a_loss_that_is_not_finite(
+    workplace: Path, pool: Pool
+) -> None:
+    path = write(workplace, seeds=[1], tune=tune(space={"training.lr": [0.05]}, halving={"rounds": [2]}))
+    sweep = load_sweep(path)
+    run_sweep(sweep)
+    (state,) = tuning(sweep).standings()[0].trials[0].states
+    assert state.folder is not None and (state.state, state.cell.until) == ("done", 2)
+    rounds = raysim.Run(state.folder).rounds
+    assert rounds["round"].max() == 2
+    assert score(state, "accuracy/val") == rounds["accuracy/val"].iloc[-1]
+    assert math.isnan(score(state, "accuracy/global"))
+    assert math.isnan(score(CellState(state.cell, "failed", state.folder), "accuracy/val"))
+
+
+def test_draws_follow_the_name_of_the_method_not_the_order(workplace: Path) -> None:
+    tuned = tune(search="random", trials=3, halving=None, space={"training.lr": {"log": [0.01, 1]}})
+    runs = {"FedGH": ["algorithm.name=fedgh"], "Alone": ["algorithm.name=standalone"]}
+    one = tuning(load_sweep(write(workplace, tune=tuned, runs=runs)))
+    two = tuning(load_sweep(write(workplace, tune=tuned, runs=dict(reversed(runs.items())))))
+    assert {c.name: one.points(c) for c in one.candidates} == {c.name: two.points(c) for c in two.candidates}
+    assert one.points(one.candidates[0]) != one.points(one.candidates[1])
+
+
+def test_each_variant_is_tuned_and_methods_have_keys_of_their_own(workplace: Path) -> None:
+    grid = {"data.partition.classes_per_client": [2, 3]}
+    methods = {"FedGH": {"algorithm.header_lr": [0.01, 0.1]}}
+    sweep = load_sweep(write(workplace, grid=grid, tune=tune(methods=methods, space={"training.lr": [0.1]})))
+    found = {one.name: list(one.space) for one in tuning(sweep).candidates}
+    assert found == {
+        "FedGH data.partition.classes_per_client=2": ["training.lr", "algorithm.header_lr"],
+        "FedGH data.partition.classes_per_client=3": ["training.lr", "algorithm.header_lr"],
+        "Alone data.partition.classes_per_client=2": ["training.lr"],
+        "Alone data.partition.classes_per_client=3": ["training.lr"],
+    }
+    assert [one.trials for one in tuning(sweep).candidates] == [2, 2, 1, 1]
+    by_grid = load_sweep(write(workplace, runs={}, grid={"algorithm.name": ["fedgh", "fd"]}, tune=tune(
+        space=None, halving=None, methods={"fedgh": {"algorithm.header_lr": [0.01, 0.1]}})))  # fmt: skip
+    assert [one.name for one in tuning(by_grid).candidates] == ["fedgh"] and tuning(by_grid).untuned == ("fd",)
+
+
+def test_fast_tuning_is_small(workplace: Path) -> None:
+    sweep = load_sweep(write(workplace, tune=tune(seeds=[101, 102])), fast=True)
+    assert (sweep.name, tuning(sweep).sweep.output.name) == ("tuned-fast", "tuned-fast-tuning")
+    assert [(one.trials, one.steps) for one in tuning(sweep).candidates] == [(2, (3,))] * 2
+    assert tuning(sweep).planned_rounds(tuning(sweep).candidates[0]) == 6
+    assert "at most 2 trials per method" in sweep.notes[-1]
+
+
+def test_the_tuning_of_the_page_on_comparisons(workplace: Path, pool: Pool) -> None:
+    """The block of comparison.md, with fewer trials, rounds and clients."""
+    page = (REPOSITORY / "docs" / "comparison.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    content = yaml.safe_load(block)
+    path = workplace / "scenarios" / "sweeps" / "tuned.yaml"
+    path.parent.mkdir(parents=True)
+    shutil.copy(REPOSITORY / "scenarios" / "quickstart.yaml", path.parent.parent)
+    path.write_text(block)
+    found = tuning(load_sweep(path))
+    assert [found.planned_rounds(one) for one in found.candidates] == [84] * 3
+    assert [found.full_rounds(one) for one in found.candidates] == [320] * 3
+    content["tune"] |= {"trials": 4, "halving": {"rounds": [1, 2]}}
+    path.write_text(yaml.safe_dump({**content, "seeds": [1]}))
+    tiny = ["rounds=2", "training.epochs=1", "clients.count=4", "clients.models=[digits_mlp64]"]
+    sweep = load_sweep(path, sets=tiny)
+    assert counts(run_sweep(sweep)) == "3 done"
+    notes = compare(sweep.output).notes
+    assert "equal budgets of 4 trials with successive halving at rounds 1, 2 (6 rounds) per method" in notes[0]
+    assert any(note.startswith("FedProto: tuned to training.lr=") and "algorithm.lambda_=" in note for note in notes)
+
+
+def test_the_dry_run_counts_the_trials(workplace: Path, pool: Pool, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(workplace)
+    main(["sweep", str(path), "--dry-run"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("tuning") and lines[0].endswith(
+        "FedGH: 4 trials, 0 of 8 rounds (50% of a search without halving)"
+    )
+    main(["sweep", str(path), "--status"])
+    assert capsys.readouterr().out.splitlines()[0] == (
+        "tuning      FedGH: 4 trials, 0 of 8 rounds; until round 1: 4 waiting"
+    )
+
+
+RANDOM: dict[str, Any] = {"search": "random", "halving": None, "trials": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"sedes": [1]}, "tune.sedes: unknown key; allowed: seeds, trials, space"),
+        ({"seeds": None}, "tune.seeds: is missing; give seeds that differ from those of the result"),
+        ({"seeds": "x"}, "tune.seeds: 'x' given; allowed: a list of integers"),
+        ({"seeds": [101, 101]}, "tune.seeds: .* give each seed once"),
+        ({"seeds": "2..3"}, "tune.seeds: 2 given, which is also a seed of the result; give other seeds"),
+        ({"trials": True}, "tune.trials: true given; give an integer"),
+        ({**RANDOM, "trials": None}, "tune.trials: is missing; give the number of trials"),
+        ({**RANDOM, "trials": 0}, "tune.trials: 0 given; allowed: 1 to 1000"),
+        ({**RANDOM, "trials": 5}, "tune.trials: 5 given, but the space of FedGH has only 4 points; set trials: 4"),
+        ({"trials": 3}, "tune.trials: 3 given, but the grid of FedGH has 4 points; set trials: 4"),
+        ({"trials": 5}, "tune.trials: 5 given, but the space of FedGH has only 4 points; set trials: 4"),
+        ({"space": {"training.lr": {"log": [0.1, 1]}}}, "tune.search: grid needs lists of values, but training.lr of"),
+        ({"space": {"training.lr": {"log": [0, 1]}}}, "tune.space.training.lr: .*needs two numbers greater than 0"),
+        ({"space": None}, "tune: give `space`, `methods`, or both"),
+        ({"space": {"resources.actors": [1, 2]}}, "tune.space.resources.actors: decides no result"),
+        ({"space": {"seed": [1, 2]}}, "tune.space.seed: a seed is not tuned"),
+        ({"space": {"rounds": [1, 2]}}, "tune.space.rounds: trials of different lengths cannot be compared"),
+        ({"space": {"evaluation.every": [1, 2]}}, "tune.space.evaluation.every: changes how trials are measured"),
+        ({"space": {"algorithm.name": ["fd"]}}, "tune.space.algorithm.name: methods are compared by the result"),
+        ({"space": {"training.lr": [-1]}}, "the cell 'FedGH trial 0 seed=101': .*training.lr"),
+        (
+            {"space": {"algorithm.header_lr": [0.1]}},
+            "the cell 'Alone trial 0 .*unknown key.*write it in `tune.methods`",
+        ),
+        ({"methods": {"FedHG": {"training.lr": [1]}}}, "tune.methods.FedHG: no such name in `runs`; allowed: FedGH"),
+        ({"methods": {"FedGH": [1]}}, r"tune.methods.FedGH: \[1\] given; give a mapping of keys to values"),
+        ({"methods": {"FedGH": {"seed": [1]}}}, "tune.methods.FedGH.seed: a seed is not tuned"),
+        ({"search": "bayes"}, "tune.search: 'bayes' given; allowed: grid, random, tpe"),
+        (
+            {"select": "accuracy/vall"},
+            "tune.select: 'accuracy/vall' given; allowed: accuracy/val, accuracy/val_current",
+        ),
+        ({"select": "accuracy/global"}, "tune.select: accuracy/global needs evaluation.global_test: true"),
+        ({"select": "accuracy/all_current"}, "tune.select: accuracy/all_current needs evaluation.clients: all; set it"),
+        ({"halving": {"rounds": [2, 1]}}, "tune.halving.rounds: .*must ascend"),
+        ({"halving": {"rounds": [0]}}, "tune.halving.rounds: .*give a list of rounds"),
+        ({"halving": {"rounds": [1, 5]}}, "tune.halving.rounds: 5 given, but FedGH has 4 rounds; give at most 4"),
+        (
+            {"halving": {"rounds": [1], "keep": "3/2"}},
+            "tune.halving.keep: '3/2' given; allowed: a share between 0 and 1",
+        ),
+        ({"halving": {"round": [1]}}, "tune.halving.round: unknown key; allowed: rounds, keep"),
+    ],
+)
+def test_wrong_tuning(workplace: Path, changes: dict[str, Any], sentence: str) -> None:
+    path = write(workplace, tune=tune(**changes))
+    with pytest.raises(ScenarioError, match=f"^{path}: {sentence}") as caught:
+        load_sweep(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ({"set": ["evaluation.every=2"]}, "tune.halving.rounds: 1 given, but FedGH measures .* every 2 rounds"),
+        (
+            {"set": ["evaluation.clients=all", "evaluation.all_every=2"], "tune": tune(select="accuracy/val_current")},
+            "tune.halving.rounds: 1 given, but FedGH measures accuracy/val_current every 2 rounds",
+        ),
+        ({"set": ["checkpoint.every=0"]}, "tune.halving: trials go on from checkpoints, but FedGH has"),
+        ({"set": ["data.split=published"]}, "tune.select: accuracy/val given, but with data.split published"),
+        ({"runs": {"a": ["training.lr=0.1"]}}, "tune: a sets training.lr, which is tuned; remove one of both"),
+        ({"grid": {"training.lr": [0.1]}}, "tune: FedGH sets training.lr, which is tuned; remove one of both"),
+        ({"grid": {"seed": [1, 2]}, "seeds": None}, "tune: FedGH sets seed; give the seeds of the result in `seeds`"),
+    ],
+)  # fmt: skip
+def test_sweeps_that_cannot_be_tuned(workplace: Path, content: dict[str, Any], sentence: str) -> None:
+    path = write(workplace, **content)
+    if content.get("seeds", 1) is None:
+        raw = yaml.safe_load(path.read_text())
+        del raw["seeds"]
+        path.write_text(yaml.safe_dump(raw, sort_keys=False))
+    with pytest.raises(ScenarioError, match=f"^{path}: {sentence}"):
+        load_sweep(path)
+
+
+def test_a_metric_of_test_samples_is_called_optimistic(workplace: Path, pool: Pool) -> None:
+    tuned = tune(select="loss/test", halving=None, space={"training.lr": [0.05, 0.0001]})
+    path = write(workplace, seeds=[1], set=["rounds=1"], runs={"FedGH": []}, tune=tuned)
+    sweep = load_sweep(path)
+    run_sweep(sweep)
+    (standing,) = tuning(sweep).standings()
+    scores = [trial.score for trial in standing.trials]
+    assert standing.chosen is not None and standing.chosen.score == min(filter(None, scores))
+    assert (
+        "loss/test uses test samples, so results of values that it chose are optimistic" in compare(sweep.output).notes
+    )
+
+
+def test_tpe_says_what_it_needs(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raysim.sweeps.tune_settings.find_spec", lambda name: None)
+    path = write(workplace, tune=tune(search="tpe", trials=3, halving=None))
+    with pytest.raises(
+        ScenarioError, match=r"tune.search: tpe needs Optuna; install it with `pip install 'raysim\[tune\]'`"
+    ):
+        load_sweep(path)
+
+
+@pytest.mark.skipif(find_spec("optuna") is None, reason="needs the extra `tune`")
+def test_tpe_suggests_the_same_trials_after_a_kill(workplace: Path, pool: Pool) -> None:
+    space = {
+        "training.lr": {"log": [0.001, 1]},
+        "training.momentum": [0.0, 0.9],
+        "training.batch_size": {"integer": [16, 64]},
+    }
+    path = write(workplace, seeds=[1], set=["rounds=1"], tune=tune(search="tpe", trials=12, halving=None, space=space))
+    run_sweep(load_sweep(path))
+    expected = [[trial.values for trial in one.trials] for one in tuning(load_sweep(path)).standings()]
+    assert [len(trials) for trials in expected] == [12, 12]
+    for kill_at in (3, 9):
+        pool.kill_at, pool.tasks = kill_at, 0
+        with pytest.raises(KilledError):
+            run_sweep(load_sweep(path, sets=[f"output={workplace / 'other'}"]))
+    pool.kill_at = 0
+    other = load_sweep(path, sets=[f"output={workplace / 'other'}"])
+    run_sweep(other)
+    assert [[trial.values for trial in one.trials] for one in tuning(other).standings()] == expected
