@@ -79,7 +79,7 @@ class Data(Section):
     root: str | None = None
     """Folder that contains the data set. Default: the folder in the environment variable RAYSIM_DATA, then the cache in
     the home folder."""
-    format: Literal["auto", "parquet", "torchvision", "folder"] = "auto"
+    format: Literal["auto", "parquet", "torchvision", "idx", "folder"] = "auto"
     """Layout of the files; `auto` tries all of them."""
     partition: Named = Field(default_factory=lambda: {"name": "iid"})
     """How samples are divided among clients: `name` and that partition's fields; see `raysim list partitions`."""
