@@ -21,6 +21,7 @@ from raysim.comparison.pictures import draw
 from raysim.comparison.tables import write_tables
 from raysim.engine.stop import Stop
 from raysim.runs.signals import interruptible, sigterm_kept
+from raysim.scenario.trackers import check_packages
 from raysim.sweeps.definition import Cell, Sweep, placed
 from raysim.sweeps.large import is_large
 from raysim.sweeps.only import chosen_cells
@@ -84,6 +85,8 @@ def run_sweep(
     chosen = {cell.name for cell in chosen_cells(sweep, only)}
     show = _of_cells(chosen, show) if only else show
     uri = check_uri(sweep.cells[0].scenario.tracking.uri)
+    for cell in sweep.cells:
+        check_packages(cell.scenario)
     with contextlib.ExitStack() as cleanup:
         lock(sweep, cleanup)
         try:
