@@ -27,6 +27,7 @@ ELSEWHERE: Mapping[tuple[str, str], tuple[int, str]] = {
     ("docs/own_data.md", "yaml"): (11, "tests/data/test_own_data_page.py"),
     ("docs/system.md", "python"): (1, "tests/scenario/test_system.py"),
     ("docs/trackers.md", "python"): (1, "tests/runs/test_portable.py"),
+    ("docs/trackers.md", "yaml"): (1, "tests/runs/test_trackers.py"),
     ("cluster/README.md", "yaml"): (1, "tests/cluster/test_files.py"),
 }
 """(page, language) -> how many blocks, and the file whose tests execute them."""

@@ -31,7 +31,18 @@ from raysim.plugins import own_code
 if TYPE_CHECKING:
     from raysim.scenario.parse import ParsedScenario
 
-LISTS = ["algorithms", "models", "datasets", "partitions", "selections", "schedules", "scenarios", "metrics", "all"]
+LISTS = [
+    "algorithms",
+    "models",
+    "datasets",
+    "partitions",
+    "selections",
+    "schedules",
+    "trackers",
+    "scenarios",
+    "metrics",
+    "all",
+]
 QUIET = click.option("--quiet", is_flag=True, help="Show no progress, only the closing table.")
 
 
@@ -186,11 +197,15 @@ def verify(scenario: str, sets: tuple[str, ...], actors: str, kill: bool) -> Non
 @cli.command()
 @SCENARIO
 @SETS
-def validate(scenario: str, sets: tuple[str, ...]) -> None:
+@click.option(
+    "--run-code", is_flag=True, help="Run the custom code that the scenario names, to check it as --dry-run does."
+)
+def validate(scenario: str, sets: tuple[str, ...], run_code: bool) -> None:
     """Check a scenario without running it, and print it with every default filled in.
 
     Only the scenario is read; `launch` checks data files and free memory. Custom code that the scenario names is
-    reported, but not run.
+    reported. It runs only with --run-code: then methods are created, models take a training step, data functions load
+    their data, and options of trackers are checked, as in `launch --dry-run`.
     """
     from raysim.scenario.parse import parse_scenario
     from raysim.scenario.scenario import Scenario
@@ -199,12 +214,16 @@ def validate(scenario: str, sets: tuple[str, ...]) -> None:
     warnings: Sequence[str] = ()
     verdict = "valid"
     try:
-        with own_code.listening(_refuse_to_run):
+        with own_code.listening(_announce if run_code else _refuse_to_run):
             parsed = parse_scenario(scenario, sets)
             parsed = checked = Scenario.of(parsed)
+            if run_code:
+                from raysim.runs.preview import check_code
+
+                check_code(checked)
         warnings = checked.warnings
     except _WouldRunError as error:
-        verdict = f"not checked further, as that runs {error}; `raysim launch {scenario} --dry-run` does"
+        verdict = f"not checked further, as that runs {error}; with --run-code, this command does"
     if parsed is not None:
         echo(parsed.resolved_yaml(), nl=False)
         if parsed.own_code.files:
@@ -250,8 +269,9 @@ def describe(name: str) -> None:
     """Explain an algorithm, model, dataset, partition, metric, or a section of a scenario such as `clients`.
 
     For an algorithm: its paper, whether clients' architectures may differ, its messages, and every field with default,
-    range and meaning. The names `algorithms`, `models`, `datasets`, `partitions`, `selections`, `schedules` and
-    `metrics` each explain all of a kind; `clients.parquet` and `rounds.parquet` explain a file's columns.
+    range and meaning. The names `algorithms`, `models`, `datasets`, `partitions`, `selections`, `schedules`,
+    `trackers` and `metrics` each explain all of a kind; `clients.parquet` and `rounds.parquet` explain a file's
+    columns.
     """
     from raysim.cli.show import show_description
 

@@ -30,6 +30,7 @@ from raysim.scenario.bundled import bundled_names, scenario_file
 from raysim.scenario.declared import Declaration, declaration_of, declared
 from raysim.scenario.json_schema import NAMED
 from raysim.scenario.schema import Data, Section, Settings
+from raysim.scenario.trackers import TRACKERS
 from raysim.scenario.yaml_text import opening_comment, read_text
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ KINDS = {
     "partitions": "How data is dealt to clients, by the names that `data: {partition: {name: NAME}}` takes.",
     "selections": "How a round's participants are drawn, by the names that `clients: {selection: {name: NAME}}` takes.",
     "schedules": "The learning rate over the rounds, by the names that `training: {schedule: {name: NAME}}` takes.",
+    "trackers": "What receives the results of a run besides its folder and MLflow, by the names that "
+    "`tracking: {also: [NAME]}` takes.",
     "scenarios": "The scenarios and sweeps that come with raysim, by the names that `raysim launch` and `raysim sweep` "
     "take; `raysim init` copies their files.",
     "metrics": "What is measured: the columns of rounds.parquet beside `round`, and MLflow's metrics. Accuracies lie "
@@ -77,6 +80,10 @@ def show_description(name: str) -> None:
         declaration = declaration_of(cls)
         console.print(_text(f"{declaration.doc}\n"))
         _show_fields(console, declaration, f"{section}: {{{kind}: {{name: {name}}}}}")
+    elif name in TRACKERS:
+        declaration = declaration_of(TRACKERS[name])
+        console.print(_text(f"{declaration.doc}\n"))
+        _show_fields(console, declaration, f"tracking: {{also: [{{name: {name}}}]}}")
     elif name in MODELS:
         spec = MODELS[name]
         console.print(_text(f"{spec.summary}\nRepresentation width: {spec.native_dim}"))
@@ -100,7 +107,7 @@ def show_description(name: str) -> None:
     elif name in Settings.model_fields or name == "scenario":
         _show_section(console, name)
     else:
-        known = [*algorithm_names(), *settings, *MODELS, *DATASETS, *METRICS]
+        known = [*algorithm_names(), *settings, *TRACKERS, *MODELS, *DATASETS, *METRICS]
         known += [*Settings.model_fields, *KINDS, *FILES]
         raise ScenarioError(f"describe {name}: nothing has this name{suggest(name, known)} (`raysim list` shows all)")
 
@@ -230,7 +237,7 @@ def _entries(kind: str) -> Iterable[tuple[str, str]]:
         return [(name, spec.summary) for name, spec in DATASETS.items()]
     if kind == "scenarios":
         return [(name, _first_sentence(name)) for name in bundled_names()]
-    for (_, key), classes in NAMED.items():
+    for key, classes in (*((key, classes) for (_, key), classes in NAMED.items()), ("tracker", TRACKERS)):
         if kind == f"{key}s":
             return [(name, declaration_of(cls).summary) for name, cls in classes.items()]
     return list(METRICS.items())

@@ -159,6 +159,7 @@ class RunCard:
     num_clients: int
     label: str  # method, seed and overridden keys: "fedgh-s1 lr=0.1"
     facts: Mapping[str, object]  # entries of `summary.json` that are known at the start of the run
+    first_round: int = 0  # the first round that `log` receives; a resumed run may have logged it and later ones before
 
 
 def written(overrides: Iterable[tuple[str, object]]) -> list[str]:

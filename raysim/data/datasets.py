@@ -30,7 +30,8 @@ from raysim.data.statistics import completed, with_statistics
 from raysim.data.tables import read_tables
 from raysim.plugins.references import named
 
-Format = Literal["auto", "parquet", "torchvision", "folder"]
+Format = Literal["auto", "parquet", "torchvision", "idx", "folder"]
+_FORMATS = tuple(form for form in get_args(Format) if form != "auto")
 _PROBE_S = 5.0
 _STALL_S = 30.0
 
@@ -113,7 +114,7 @@ def load_dataset(
         return _load(spec, find_files(name, files), files, verify)
     if not spec.folders:
         return _digits(spec)
-    formats = ("parquet", "torchvision", "folder") if format == "auto" else (format,)
+    formats = _FORMATS if format == "auto" else (format,)
     for base in _bases(root):
         with sources.one_sentence(base):
             source = sources.find(spec, base, formats) if spec.train_size else leaf.find_leaf(spec, base)
@@ -152,7 +153,7 @@ def _of_function(load: Callable[[], Any], name: str, files: Files) -> Dataset:
 def missing(name: str, root: str | None = None, format: Format = "auto") -> bool:
     """Whether `load_dataset` would have to download a data set, because no folder that it searches contains it."""
     spec = spec_for(name)
-    formats = ("parquet", "torchvision", "folder") if format == "auto" else (format,)
+    formats = _FORMATS if format == "auto" else (format,)
     return bool(spec.folders and spec.train_size) and not any(
         sources.find(spec, base, formats) for base in _bases(root)
     )

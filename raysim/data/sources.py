@@ -1,4 +1,4 @@
-"""Find a data set in a folder and decode it: Parquet files, torchvision's files, or a tree of images.
+"""Find a data set in a folder and decode it: Parquet files, torchvision's files, IDX files, or a tree of images.
 
 Every problem with a file raises a ScenarioError of one sentence that names the file.
 
@@ -26,6 +26,7 @@ from PIL import Image
 from raysim.common.errors import ScenarioError
 from raysim.common.files import refuse_special
 from raysim.common.memory import available_memory
+from raysim.data.idx import find_idx, read_images, read_labels
 from raysim.data.specs import DatasetSpec
 
 IMAGE_SUFFIXES = {".jpeg", ".jpg", ".png"}
@@ -46,6 +47,7 @@ class Source:
         what = {
             "parquet": "Parquet",
             "torchvision": "torchvision's",
+            "idx": "IDX",
             "folder": "image",
             "images": "image",
             "csv": "CSV",
@@ -92,6 +94,7 @@ def looked_for(spec: DatasetSpec, formats: tuple[str, ...]) -> str:
     words = {
         "parquet": f"Parquet files (train-*.parquet and {spec.test_prefixes[0]}-*.parquet)",
         "torchvision": f"torchvision's folder {spec.torchvision_folder}" if spec.torchvision else "",
+        "idx": "IDX files (train-images-idx3-ubyte and the three others, maybe .gz)" if spec.idx else "",
         "folder": "an image tree (train/<class>/*.JPEG and val)" if spec.image_folder else "",
     }
     return " or ".join(words[form] for form in formats if words[form]) or "nothing: it is not published so"
@@ -146,8 +149,19 @@ def refuse_missing_shards(files: tuple[Path, ...]) -> None:
 def _find_torchvision(spec: DatasetSpec, folder: Path) -> Source | None:
     if spec.torchvision_folder is None or not (folder / spec.torchvision_folder).is_dir():
         return None
+    if spec.idx:
+        return _idx_source("torchvision", folder / spec.torchvision_folder)
     files = sorted(path for path in (folder / spec.torchvision_folder).iterdir() if path.is_file())
     return Source("torchvision", folder, tuple(files), ())
+
+
+def _find_idx(spec: DatasetSpec, folder: Path) -> Source | None:
+    return _idx_source("idx", folder) if spec.idx else None
+
+
+def _idx_source(form: str, folder: Path) -> Source | None:
+    files = find_idx(folder)
+    return Source(form, folder, files[:2], files[2:]) if files else None
 
 
 def _find_folder(spec: DatasetSpec, folder: Path) -> Source | None:
@@ -258,7 +272,30 @@ def open_image(encoded: bytes) -> Image.Image:
         return Image.open(io.BytesIO(encoded), formats=("PNG", "JPEG"))
 
 
+def _read_idx(spec: DatasetSpec, source: Source) -> Decoded:
+    from torchvision import datasets
+
+    parts = []
+    for (image_file, label_file), most in ((source.train, spec.train_size), (source.test, spec.test_size)):
+        image_MHWC, label_M = read_images(image_file, spec, most), read_labels(label_file, spec, most)
+        if len(image_MHWC) != len(label_M):
+            raise ScenarioError(
+                f"{image_file}: has {len(image_MHWC)} images, but {label_file.name} has {len(label_M)} labels"
+            )
+        parts.append((image_MHWC, label_M))
+    (train_MHWC, train_M), (test_MHWC, test_M) = parts
+    names = getattr(datasets, spec.torchvision or "").classes
+    return Decoded(
+        np.concatenate([train_MHWC, test_MHWC]),
+        np.concatenate([train_M, test_M]),
+        len(train_M),
+        tuple(map(str, names)),
+    )
+
+
 def _read_torchvision(spec: DatasetSpec, source: Source) -> Decoded:
+    if spec.idx:  # without torchvision's reader, which would load a file training.pt instead, if there is one
+        return _read_idx(spec, source)
     from torchvision import datasets
     from torchvision.datasets.utils import check_integrity
 
@@ -267,12 +304,11 @@ def _read_torchvision(spec: DatasetSpec, source: Source) -> Decoded:
     # torchvision unpickles CIFAR files, while raysim unpickles no other file from a disk. This exception is safe
     # because the bytes are the publisher's own: torchvision compares checksums before it unpickles. They are also
     # compared here, to name the file that differs.
-    if hasattr(cls, "train_list"):
-        published = [*cls.train_list, *cls.test_list, [cls.meta["filename"], cls.meta["md5"]]]
-        for name, md5 in published:
-            path = source.folder / spec.torchvision_folder / name
-            if not check_integrity(str(path), md5):
-                raise ScenarioError(f"{path}: is missing or damaged (its MD5 is not that of the published file)")
+    published = [*cls.train_list, *cls.test_list, [cls.meta["filename"], cls.meta["md5"]]]
+    for name, md5 in published:
+        path = source.folder / spec.torchvision_folder / name
+        if not check_integrity(str(path), md5):
+            raise ScenarioError(f"{path}: is missing or damaged (its MD5 is not that of the published file)")
     with one_sentence(source.folder / spec.torchvision_folder), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # NumPy warns about the age of CIFAR's own files
         parts = [cls(str(source.folder), train=train, download=False) for train in (True, False)]
@@ -282,8 +318,6 @@ def _read_torchvision(spec: DatasetSpec, source: Source) -> Decoded:
         for part, image in zip(parts, images, strict=True):
             if len(part.targets) != len(image):
                 raise ValueError(f"{len(image)} images but {len(part.targets)} labels")
-    if image_MHWC.ndim == 3:
-        image_MHWC = image_MHWC[..., None]
     return Decoded(image_MHWC, label_M, len(images[0]), tuple(map(str, parts[0].classes)))
 
 
@@ -343,5 +377,5 @@ def first_line(error: Exception) -> str:
     return lines[0].rstrip(".") if lines else type(error).__name__
 
 
-_FIND = {"parquet": _find_parquet, "torchvision": _find_torchvision, "folder": _find_folder}
-_READ = {"parquet": _read_parquet, "torchvision": _read_torchvision, "folder": _read_folder}
+_FIND = {"parquet": _find_parquet, "torchvision": _find_torchvision, "idx": _find_idx, "folder": _find_folder}
+_READ = {"parquet": _read_parquet, "torchvision": _read_torchvision, "idx": _read_idx, "folder": _read_folder}

@@ -45,6 +45,8 @@ class DatasetSpec:
     """Class in torchvision.datasets that can download and read the data set."""
     torchvision_folder: str | None = None
     """Folder of torchvision's files, below its root."""
+    idx: bool = False
+    """Whether the data set is published as IDX files, which torchvision downloads as they are."""
     image_folder: bool = False
     """Whether the data set is also published as a tree of image files, one folder per class."""
     keys: tuple[str, ...] = ()
@@ -93,6 +95,21 @@ _ALL = (
         augment=Augment(flip=False, crop_padding=1),  # a mirrored digit is not a digit
     ),
     DatasetSpec(
+        name="mnist",
+        summary="MNIST: 70,000 handwritten digits of 28 x 28 grey pixels.",
+        num_classes=10,
+        input_spec=image(1, 28, 28),
+        train_size=60_000,
+        test_size=10_000,
+        mean=(0.1307,),
+        std=(0.3081,),
+        augment=Augment(flip=False, crop_padding=2),  # a mirrored digit is not a digit
+        folders=("mnist", "mnist/mnist"),  # the second: in a copy of the hub's repository
+        torchvision="MNIST",
+        torchvision_folder="MNIST/raw",
+        idx=True,
+    ),
+    DatasetSpec(
         name="fashion_mnist",
         summary="Fashion-MNIST: 70,000 pieces of clothing of 28 x 28 grey pixels in 10 classes.",
         num_classes=10,
@@ -105,6 +122,7 @@ _ALL = (
         folders=("fashion_mnist", "fashion-mnist"),
         torchvision="FashionMNIST",
         torchvision_folder="FashionMNIST/raw",
+        idx=True,
     ),
     DatasetSpec(
         name="cifar10",

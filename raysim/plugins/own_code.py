@@ -44,15 +44,22 @@ class OwnCode:
     """The files that a scenario names, and the files beside them that they import. Unpickling makes them importable."""
 
     files: Mapping[str, SourceFile] = field(default_factory=dict)  # "mine.py" or "helpers/__init__.py" -> the file
+    observing: frozenset[str] = frozenset()  # names of the files that only trackers use: they decide no result
 
     @classmethod
     def merged(cls, codes: Iterable[OwnCode]) -> OwnCode:
         """Merge several. Raises `ScenarioError` if two have different files of the same name."""
         files: dict[str, SourceFile] = {}
+        decide: set[str] = set()
         for code in codes:
+            decide |= code.files.keys() - code.observing
             for name, file in code.files.items():
                 _add(files, name, file)
-        return cls(files)
+        return cls(files, frozenset(files.keys() - decide))
+
+    def deciding(self, code: OwnCode) -> OwnCode:
+        """Return the same files, of which only those of `code` decide a result."""
+        return OwnCode(self.files, frozenset(self.files.keys() - code.files.keys()))
 
     def write(self, folder: Path) -> None:
         """Write the files to a folder. Raises `OSError` if that fails."""
@@ -61,12 +68,12 @@ class OwnCode:
             (folder / name).write_bytes(file.text)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived, (dict(self.files),)
+        return _arrived, (dict(self.files), self.observing)
 
     @property
     def digests(self) -> dict[str, str]:
-        """SHA-256 of each file, by name."""
-        return {name: file.digest for name, file in self.files.items()}
+        """SHA-256 of each file that decides a result, by name."""
+        return {name: file.digest for name, file in self.files.items() if name not in self.observing}
 
     @property
     def paths(self) -> list[str]:
@@ -109,8 +116,8 @@ def _add(files: dict[str, SourceFile], name: str, file: SourceFile) -> None:
         raise ScenarioError(f"{file.path}: there is another {name}, {files[name].path}; rename one of them")
 
 
-def _arrived(files: Mapping[str, SourceFile]) -> OwnCode:
-    code = OwnCode(files)
+def _arrived(files: Mapping[str, SourceFile], observing: frozenset[str]) -> OwnCode:
+    code = OwnCode(files, observing)
     code.activate()
     return code
 

@@ -33,6 +33,7 @@ from raysim.runs.signals import sigterm_kept
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.rules import VALIDATED
 from raysim.scenario.scenario import Scenario
+from raysim.scenario.trackers import check_packages
 
 
 class Public(NamedTuple):
@@ -288,6 +289,7 @@ def check_local(scenario: Scenario) -> None:
             f"the current working directory {here} has a name that is not UTF-8; change to another directory"
         ) from None
     _ = scenario.algorithm  # raises if a user's own file cannot be imported
+    check_packages(scenario)
     has = psutil.virtual_memory().total
     with torch.device("meta"):  # shapes without memory
         size = {name: sum(p.nbytes for p in scenario.build(name).parameters()) for name in scenario.task.architectures}

@@ -140,9 +140,10 @@ class Execution:
             except (ValueError, TypeError, LookupError) as error:
                 raise self._incompatible(error) from error
             self.trackers.remove(self.display)
+            card = replace(self.card, first_round=int(summary["rounds"]) + 1)
             for tracker in self.trackers:
                 if tracker is not self.folder:
-                    tracker.open(self.card)
+                    tracker.open(card)
             self._close("finished", summary, contextlib.ExitStack())
 
     def _checkpoints(self) -> CheckpointManager | None:
@@ -181,6 +182,7 @@ class Execution:
         self.identity = self.identity.with_code(resumed.code, t)
         self.card = replace(
             self.card,
+            first_round=t + 1,
             tags={**self.card.tags, **resumed.code.tags()},
             facts={**self.card.facts, "code": self.identity.code_facts()},
         )

@@ -61,7 +61,7 @@ class OpenedRun:
         Raises `ScenarioError` when there is no such run, or its data is missing or has changed.
         """
         folder = find_run(str(run))
-        scenario = Scenario.of(run_scenario(folder, ["backend=in_process"]))
+        scenario = Scenario.of(run_scenario(folder, ["backend=in_process", "tracking.also=[]"]))
         identity = Identity.of(folder)
         assembly = assemble(scenario, rounds_left=False)
         identity.refuse_other_data(folder, assembly.digest, assembly.partition.digest)

@@ -10,14 +10,16 @@ from time import perf_counter
 import psutil
 import torch
 
-from raysim.common.errors import ScenarioError
+from raysim.common.errors import FAILURES, ScenarioError
 from raysim.core.data import Batch
 from raysim.core.fit import FitJob, LocalTraining, fit_one
 from raysim.core.ops import cross_entropy
 from raysim.core.torch_workarounds import set_training
 from raysim.data.datasets import load_dataset, missing
 from raysim.engine.policies.placement import ActorGroup, ClusterResources, Plan, check_fits, make_plan
+from raysim.models import MODELS
 from raysim.models.split import example
+from raysim.plugins.calling import where
 from raysim.runs.assembly import attach, check_local, find_machine, refuse_float16_on_cpu, run_schedule
 from raysim.runs.backend import Placement, placement
 from raysim.scenario.scenario import Scenario
@@ -123,6 +125,14 @@ def preview(scenario: Scenario) -> Preview:
     )
 
 
+def check_code(scenario: Scenario) -> None:
+    """Try the user's own code of a scenario as `preview` does, without planning a run. Raises `ScenarioError`."""
+    check_local(scenario)
+    for (name, local), clients in _kinds(scenario).items():
+        if name not in MODELS:
+            _measure(scenario, name, local, clients, 1)
+
+
 def _samples_tested(scenario: Scenario, own: float) -> float:
     """Return the number of samples that all tests of a run evaluate. own: test and validation samples of a client."""
     schedule = run_schedule(scenario)
@@ -188,9 +198,11 @@ def _measure(scenario: Scenario, name: str, local: LocalTraining, clients: int, 
                 start = perf_counter()
                 model(batch.x)
                 test_s = (perf_counter() - start) / size
-    except (MemoryError, RuntimeError) as error:
-        if "allocate memory" not in str(error):  # torch's message when the CPU's memory is full
-            raise
+    except FAILURES as error:
+        if not isinstance(error, MemoryError) and "allocate memory" not in str(error):  # torch's, if memory is full
+            if name in MODELS:
+                raise
+            raise ScenarioError(f"{name}: a training step fails: {where(error)}", key="clients.models") from error
         raise ScenarioError(
             f"{size} given, but a training step of {name} with so many samples of {scenario.dataset.name} does not fit "
             "into the memory that is available; give a smaller training.batch_size, or a smaller data.size of images",

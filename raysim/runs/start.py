@@ -29,6 +29,7 @@ from raysim.runs.resume import (
     run_scenario,
 )
 from raysim.scenario.scenario import Scenario
+from raysim.scenario.trackers import trackers_of
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.store import VARIABLE, check_recorded, check_uri
 
@@ -41,6 +42,7 @@ def begin(scenario: Scenario, options: Options) -> Path:
     """
     check_local(scenario)
     uri = check_uri(scenario.tracking.uri)
+    options = _with_trackers(options, scenario)
     assembly = assemble(scenario)
     run_id = f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     checkpoints = "checkpoints"
@@ -98,6 +100,7 @@ def resume(folder: Path, scenario: Scenario, options: Options, *, code_changed: 
         identity = replace(identity, tracking=check_recorded(identity.tracking))
     else:
         identity = replace(identity, tracking=check_uri(scenario.tracking.uri))
+    options = _with_trackers(options, scenario)
     assembly = assemble(scenario, rounds_left=not closing)
     identity.refuse_other_data(folder, assembly.digest, assembly.partition.digest)
     run_folder = RunFolder.reopen(folder)
@@ -113,6 +116,11 @@ def resume(folder: Path, scenario: Scenario, options: Options, *, code_changed: 
     identity = replace(identity, overrides={**identity.overrides, **scenario.overrides})
     _execution(assembly, identity, run_folder, options, resumed).run()
     return {}
+
+
+def _with_trackers(options: Options, scenario: Scenario) -> Options:
+    """Add the trackers that the scenario names. Raises `ScenarioError` if one cannot be created."""
+    return replace(options, trackers=[*options.trackers, *trackers_of(scenario)])
 
 
 def _execution(

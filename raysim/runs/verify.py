@@ -109,9 +109,9 @@ def difference(one: Trace, other: Trace) -> str | None:
 
 
 def _traced(given: ParsedScenario, variation: Variation, most: int, cleanup: contextlib.ExitStack) -> Trace:
-    sets = ["backend=in_process"]
+    sets = ["backend=in_process", "tracking.also=[]"]
     if variation.actors is not None:
-        sets = ["backend=ray", f"resources.actors={variation.actors}"]
+        sets = ["backend=ray", f"resources.actors={variation.actors}", "tracking.also=[]"]
     scenario = Scenario.of(parse_scenario(given.resolved, sets, folders=given.own_code.folders))
     machine = None if variation.actors is None else _start_ray(scenario, most, cleanup)
     assembly = assemble(scenario, machine)

@@ -264,6 +264,7 @@ def _written(source: Mapping[str, Any]) -> str:
 def _own_code(raw: dict[str, Any], origin: Origin, folders: Sequence[Path]) -> OwnCode:
     """Read the user's own files that a scenario names; in `raw`, replace their paths by the names that a run uses."""
     paths: dict[Path, Key] = {}
+    deciding: set[Path] = set()  # all files except those of trackers
     for holder, at, key in list(_names(raw, ())):
         reference = Reference.of(holder[at]) if isinstance(holder[at], str) else None
         if reference is None or not reference.is_file:
@@ -275,9 +276,12 @@ def _own_code(raw: dict[str, Any], origin: Origin, folders: Sequence[Path]) -> O
             looked = ", ".join(dict.fromkeys(str(folder.absolute()) for folder in folders))
             raise origin.error(key, f"{holder[at]} given, but there is no such file in {looked}")
         paths.setdefault(path.resolve(), key)
+        if key[:2] != ("tracking", "also"):
+            deciding.add(path.resolve())
         holder[at] = reference.name
     try:
-        return read_own_code(paths)
+        code = read_own_code(paths)
+        return code if len(deciding) == len(paths) else code.deciding(read_own_code(deciding))
     except ScenarioError as error:
         raise origin.error(next(iter(paths.values())), error.reason) from None
 
@@ -287,7 +291,7 @@ def _names(value: Any, key: Key) -> Iterator[tuple[Any, Any, Key]]:
     entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for at, inner in entries:
         path = (*key, str(at))
-        if (at == "name" and key) or key[-1:] == ("models",):
+        if (at == "name" and key) or (key[-1:] in (("models",), ("also",)) and isinstance(inner, str)):
             yield value, at, path
         else:
             yield from _names(inner, path)

@@ -14,6 +14,7 @@ from raysim.common.text import expanded, holds_secret
 from raysim.engine.checkpoint.storage import is_process_memory
 from raysim.plugins.calling import where
 from raysim.scenario.parse import ParsedScenario
+from raysim.scenario.trackers import check_trackers
 from raysim.tracking.store import PASSWORD, USER
 
 if TYPE_CHECKING:
@@ -198,4 +199,5 @@ AFTER: Sequence[Callable[[Scenario], None]] = (
     refuse_unusable_keep,
     refuse_unsuited_algorithm,
     ask_algorithm,
+    check_trackers,
 )

@@ -79,7 +79,7 @@ class Data(Section):
     root: str | None = None
     """Folder that contains the data set. Default: the folder in the environment variable RAYSIM_DATA, then the cache in
     the home folder."""
-    format: Literal["auto", "parquet", "torchvision", "folder"] = "auto"
+    format: Literal["auto", "parquet", "torchvision", "idx", "folder"] = "auto"
     """Layout of the files; `auto` tries all of them."""
     partition: Named = Field(default_factory=lambda: {"name": "iid"})
     """How samples are divided among clients: `name` and that partition's fields; see `raysim list partitions`."""
@@ -344,7 +344,7 @@ class Resources(Section):
 
 
 class Tracking(Section):
-    """MLflow: where a run is tracked, under which experiment and tags."""
+    """MLflow: where a run is tracked, under which experiment and tags; and other trackers."""
 
     uri: str | None = None
     """Tracking server or store. Default: the environment variable MLFLOW_TRACKING_URI, then sqlite:///mlflow.db in the
@@ -353,6 +353,11 @@ class Tracking(Section):
     """Name of the experiment. Default: the scenario's name."""
     tags: dict[str, str] = Field(default_factory=dict)
     """Tags of the run."""
+    also: Annotated[list[str | dict[str, Any]], "a list, each text or a mapping with a `name`"] = Field(
+        default_factory=list
+    )
+    """Trackers besides the run folder and MLflow: `tensorboard`, `wandb`, or your own, such as `./mine.py:JsonLines`. A
+    tracker with options is a mapping, such as `{name: wandb, project: mine}`. See `raysim list trackers`."""
 
 
 class Checkpoint(Section):

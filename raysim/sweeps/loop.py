@@ -22,6 +22,7 @@ from raysim.comparison.pictures import draw
 from raysim.comparison.tables import write_tables
 from raysim.engine.stop import Stop
 from raysim.runs.signals import interruptible, sigterm_kept
+from raysim.scenario.trackers import check_packages
 from raysim.sweeps.cells import Cell, Sweep, placed
 from raysim.sweeps.large import is_large
 from raysim.sweeps.only import chosen_cells
@@ -88,6 +89,8 @@ def run_sweep(
     """
     chosen = {cell.name for cell in chosen_cells(sweep, only)}
     uri = check_uri(sweep.cells[0].scenario.tracking.uri)
+    for cell in sweep.cells:
+        check_packages(cell.scenario)
     with contextlib.ExitStack() as cleanup:
         lock(sweep, cleanup)
         workers = cleanup.enter_context(_Workers(parallel))

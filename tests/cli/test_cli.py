@@ -35,7 +35,7 @@ OPTIONS = {
     "launch": {"scenario", "--set", "--dry-run", "--quiet", "--resume", "--address", "--code-changed"},
     "resume": {"run_", "--set", "--quiet", "--address", "--code-changed"},
     "verify": {"scenario", "--set", "--actors", "--kill"},
-    "validate": {"scenario", "--set"},
+    "validate": {"scenario", "--set", "--run-code"},
     "list": {"what"},
     "describe": {"name"},
     "schema": {"--output", "-o"},
@@ -198,7 +198,8 @@ def test_describe_a_section(capfd: pytest.CaptureFixture[str]):
 
 DESCRIBED = [
     ("training", ["optimizer sgd sgd, adam", "epochs 1 a whole number at least 1", "at least 0 and less than 1"]),
-    ("data", ["format auto auto, parquet, torchvision, folder", "partition {name: iid} a mapping", "true or false"]),
+    ("data", ["format auto auto, parquet, torchvision, idx, folder", "partition {name: iid} a mapping"]),
+    ("data", ["true or false"]),
     ("clients", ["models required a list of at least 1 entry, each text"]),
     ("resources", ["auto a whole number at least 1 and at most 1000000000 or auto", "each a mapping of models"]),
     ("checkpoint", ["every auto a whole number at least 0 or auto", "folder null text or null"]),

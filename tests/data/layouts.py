@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
@@ -53,14 +54,22 @@ def fashion_parquet(folder, train=9, test=5):
 
 def fashion_torchvision(folder, train=7, test=4):
     """A tiny Fashion-MNIST as torchvision stores it."""
-    raw = folder / "FashionMNIST" / "raw"
-    raw.mkdir(parents=True)
+    return idx(folder / "FashionMNIST" / "raw", train, test)
+
+
+def idx(folder, train=7, test=4, name="{part}-{what}-idx{rank}-ubyte"):
+    """A tiny MNIST or Fashion-MNIST in IDX files, compressed if `name` ends in .gz; returns pixels and labels."""
+    folder.mkdir(parents=True, exist_ok=True)
     image, label = pixels(train + test, (1, 28, 28)), (np.arange(train + test) % 10).astype(np.uint8)
     for part, rows in (("train", slice(0, train)), ("t10k", slice(train, None))):
         count = len(label[rows])
-        head = struct.pack(">4I", 0x803, count, 28, 28)
-        (raw / f"{part}-images-idx3-ubyte").write_bytes(head + image[rows].tobytes())
-        (raw / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">2I", 0x801, count) + label[rows].tobytes())
+        for what, rank, head, content in (
+            ("images", 3, struct.pack(">4I", 0x803, count, 28, 28), image[rows]),
+            ("labels", 1, struct.pack(">2I", 0x801, count), label[rows]),
+        ):
+            data = head + content.tobytes()
+            path = folder / name.format(part=part, what=what, rank=rank)
+            path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return image, label
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import os
+import struct
+import tracemalloc
 
 import layouts
 import numpy as np
@@ -97,6 +100,11 @@ def test_torchvision_folders(alone, monkeypatch):
     data = load_dataset("fashion_mnist", str(alone))
     assert np.array_equal(data.raw_M, image) and np.array_equal(data.label_M, label)
     assert data.num_train == 7 and data.class_names[0] == "T-shirt/top"
+    processed = alone / "FashionMNIST" / "processed"  # torchvision's own reader would prefer these files
+    processed.mkdir()
+    for name in ("training.pt", "test.pt"):
+        (processed / name).write_bytes(b"no tensor")
+    assert load_dataset("fashion_mnist", str(alone), "torchvision").digest == data.digest
     image, label = layouts.cifar_torchvision(alone, monkeypatch)
     data = load_dataset("cifar100", str(alone))
     assert np.array_equal(data.raw_M, image) and np.array_equal(data.label_M, label)
@@ -111,6 +119,74 @@ def test_torchvision_files_that_are_not_the_published_ones_are_never_unpickled(a
     with pytest.raises(ScenarioError) as error:
         load_dataset("cifar100", str(alone))
     assert str(path) in one_sentence(error) and "MD5" in one_sentence(error)
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
+@pytest.mark.parametrize("end", ["-idx{rank}-ubyte", "-idx{rank}-ubyte.gz", ".idx{rank}-ubyte"])
+def test_idx_files(alone, name, end):
+    image, label = layouts.idx(alone / "root" / name, name="{part}-{what}" + end)
+    data = load_dataset(name, str(alone / "root"))
+    assert np.array_equal(data.raw_M, image) and np.array_equal(data.label_M, label)
+    assert data.raw_M.shape == (11, 28, 28, 1) and data.num_train == 7 and "IDX files in" in data.source
+    assert load_dataset(name, str(alone / "root"), "idx").digest == data.digest
+
+
+@pytest.mark.parametrize("where", ["mnist", "mnist/mnist", ""])
+def test_mnist_in_the_layouts_of_the_hub_and_torchvision(alone, where):
+    image, label = layouts.fashion_parquet(alone / "root" / where)
+    parquet = load_dataset("mnist", str(alone / "root"))
+    assert np.array_equal(parquet.raw_M, image) and np.array_equal(parquet.label_M, label)
+    image, label = layouts.idx(alone / "other" / "MNIST" / "raw")
+    data = load_dataset("mnist", str(alone / "other"))
+    assert np.array_equal(data.raw_M, image) and data.class_names[3] == "3 - three"
+
+
+def test_malformed_idx_files_are_one_sentence(alone):
+    good = layouts.idx(alone)
+    whole = {path.name: path.read_bytes() for path in alone.glob("*-ubyte")}
+    images, labels = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+    huge = b"\xff\xff\xff\xff"
+    cases = [
+        (images, b"", "is not an IDX file of images"),
+        (images, whole[images][:10], "is not an IDX file of images"),
+        (images, whole[labels], "is not an IDX file of images"),
+        (labels, whole[images], "is not an IDX file of labels"),
+        (images, b"\0\0\x0d\x03" + whole[images][4:], "is not an IDX file of images"),  # floats
+        (images, whole[images][:4] + huge + whole[images][8:], "states 4294967295 images, but mnist has at most 60000"),
+        (images, whole[images][:8] + huge + whole[images][12:], "images are 4294967295x28, but mnist has 28x28"),
+        (images, whole[images][:-1], r"states 7 images \(5488 bytes\), but the file holds 5487 bytes"),
+        (images, whole[images] + b"x", "but the file holds more"),
+        (labels, b"\0\0\x08\x01\0\0\0\x06" + whole[labels][8:-1], "has 7 images, but train-labels-idx1-ubyte has 6"),
+        (labels, whole[labels][:-1] + b"\x0a", "labels run from 0 to 10"),
+    ]
+    for name, data, message in cases:
+        (alone / name).write_bytes(data)
+        with pytest.raises(ScenarioError, match=message) as error:
+            load_dataset("mnist", str(alone))
+        assert str(alone) in one_sentence(error)
+        (alone / name).write_bytes(whole[name])
+    (alone / labels).unlink()
+    with pytest.raises(ScenarioError, match="lacks train-labels-idx1-ubyte"):
+        load_dataset("mnist", str(alone))
+    packed = gzip.compress(whole[labels])
+    for data in (packed[:-9], packed[:12], b"\x1f\x8b" + packed[2:20] + b"xxxxxxxxxxxxxxxx", whole[labels]):
+        (alone / f"{labels}.gz").write_bytes(data)
+        with pytest.raises(ScenarioError, match=r"ubyte\.gz: ") as error:
+            load_dataset("mnist", str(alone))
+        one_sentence(error)
+    (alone / f"{labels}.gz").write_bytes(packed)
+    assert np.array_equal(load_dataset("mnist", str(alone)).raw_M, good[0])
+
+
+def test_a_compressed_idx_file_of_another_size_takes_no_memory(alone):
+    layouts.idx(alone, name="{part}-{what}-idx{rank}-ubyte.gz")
+    path = alone / "train-images-idx3-ubyte.gz"
+    path.write_bytes(gzip.compress(struct.pack(">4I", 0x803, 7, 28, 28) + bytes(100_000_000)))
+    tracemalloc.start()
+    with pytest.raises(ScenarioError, match="holds more"):
+        load_dataset("mnist", str(alone))
+    assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    tracemalloc.stop()
 
 
 def test_damaged_torchvision_files(alone):
@@ -286,8 +362,8 @@ def test_download_lands_in_the_cache_folder_and_is_found_again(alone, monkeypatc
 
 
 def test_unknown_names_and_formats(alone):
-    with pytest.raises(ScenarioError, match=r"data\.name: 'mnist' is not .* digits, fashion_mnist"):
-        load_dataset("mnist")
+    with pytest.raises(ScenarioError, match=r"data\.name: 'emnist' is not .* digits, mnist, fashion_mnist"):
+        load_dataset("emnist")
     with pytest.raises(ScenarioError, match=r"data\.format: 'csv'"):
         load_dataset("cifar10", format="csv")
 

@@ -452,6 +452,23 @@ class TestNothingRunsUnannounced:
         raysim.Scenario.load(folder / "s.yaml", words[2::2])
         assert mark.exists()
 
+    def test_validate_runs_it_when_asked_and_finds_what_a_dry_run_finds(
+        self, folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        words, mark = place(EVIL["in a default"], folder)
+        said = ran("validate", *words, "--run-code", capsys=capsys)
+        assert mark.exists()
+        assert "running code from" in said and said.endswith("s.yaml: valid")
+        hollow = (
+            "from nets import Small\n\nclass Hollow(Small):\n    def forward(self, x_B):\n        raise KeyError(1)\n"
+        )
+        (folder / "hollow.py").write_text(hollow)
+        sets = ["clients.models=['./hollow.py:Hollow']", "clients.feature_dim=16"]
+        words = [str(folder / "s.yaml"), *(word for one in sets for word in ("--set", one))]
+        for command in (["launch", "--dry-run"], ["validate", "--run-code"]):
+            said = ran(*command, *words, capsys=capsys, code=2)
+            assert "clients.models: hollow.py:Hollow: a training step fails: KeyError: 1 (hollow.py, line 5)" in said
+
     def test_a_run_whose_code_was_changed(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         result = raysim.run(folder / "s.yaml", quiet=True)
         mark = folder / "it_ran"

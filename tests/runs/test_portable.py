@@ -49,7 +49,7 @@ def test_a_run_in_this_process_imports_neither_ray_nor_posix(workplace: Path) ->
         [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    rounds = [json.loads(line) for line in Path("rounds.jsonl").read_text().splitlines()]
+    rounds = [json.loads(line) for line in next(Path("runs").rglob("rounds.jsonl")).read_text().splitlines()]
     assert [one["round"] for one in rounds] == [0, 1, 2] and "accuracy/all" in rounds[2]
 
     used = done.stdout.splitlines()[-1].split()

@@ -126,7 +126,7 @@ def test_another_data_set(own: Path) -> None:
             "digits given, which is the clients' own data set; give `share` instead, or another",
         ),
         ("{name: cifar101}", "name", "'cifar101' given; did you mean 'cifar10"),
-        ("{name: parquet}", "name", "'parquet' given; allowed: digits, fashion_mnist, cifar10"),
+        ("{name: parquet}", "name", "'parquet' given; allowed: digits, mnist, fashion_mnist, cifar10"),
         ("{name: cifar10}", "name", "cifar10 given, which has 3x32x32 images, but digits has 1x8x8 images; choose"),
         ("{shar: 0.1}", "shar", "unknown key; did you mean 'share'?"),
         ("0.1", "", "0.1 given; allowed: a mapping"),

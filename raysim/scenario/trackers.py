@@ -1,0 +1,145 @@
+"""The trackers of `tracking.also`: each entry is a name, or a mapping with a `name` and the tracker's options."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, is_dataclass
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+from raysim.common.errors import FAILURES, RaysimError, RunError, ScenarioError
+from raysim.common.results import ClientRow, RunCard, Status, Tracker
+from raysim.common.suggestions import suggest
+from raysim.common.text import cause
+from raysim.plugins.calling import where
+from raysim.plugins.references import named
+from raysim.scenario.declared import declaration_of
+from raysim.scenario.named import made, model_of, split_name
+from raysim.scenario.origin import Key
+from raysim.scenario.parse import ParsedScenario
+from raysim.scenario.sentences import validated
+from raysim.tracking.tensorboard import TensorBoard
+from raysim.tracking.wandb import Wandb
+
+TRACKERS: Mapping[str, type] = {"tensorboard": TensorBoard, "wandb": Wandb}
+"""raysim's own trackers; each needs the package, and raysim's extra, of the same name."""
+
+_HOOKS = ("open", "log", "close")
+
+
+def check_trackers(parsed: ParsedScenario) -> None:
+    """Raise `ScenarioError` if an entry names no tracker, or has options that the tracker does not have.
+
+    Imports custom trackers, but creates none.
+    """
+    _makers(parsed)
+
+
+def check_packages(parsed: ParsedScenario) -> None:
+    """Raise `ScenarioError` if a tracker's package is not installed here."""
+    for key, entry in _entries(parsed):
+        name = entry.get("name")
+        if name in TRACKERS and find_spec(str(name)) is None:
+            raise parsed.origin.error(
+                key, f"{name} needs the package {name}; install it with: pip install 'raysim[{name}]'"
+            )
+
+
+def trackers_of(parsed: ParsedScenario) -> list[Tracker]:
+    """Create the trackers of a scenario. Their exceptions become errors that name the tracker.
+
+    Raises `ScenarioError` if one cannot be created.
+    """
+    check_packages(parsed)
+    trackers: list[Tracker] = []
+    for (key, entry), make in zip(_entries(parsed), _makers(parsed), strict=True):
+        tracker = make()
+        if missing := [hook for hook in _HOOKS if not callable(getattr(tracker, hook, None))]:
+            raise parsed.origin.error(key, f"{entry['name']}: lacks the method {missing[0]!r} of a tracker; add it")
+        trackers.append(NamedTracker(str(entry["name"]), tracker))
+    return trackers
+
+
+def _entries(parsed: ParsedScenario) -> list[tuple[Key, Mapping[str, Any]]]:
+    given = parsed.tracking.also
+    entries = ({"name": one} if isinstance(one, str) else one for one in given)
+    return [(("tracking", "also", str(i)), entry) for i, entry in enumerate(entries)]
+
+
+def _makers(parsed: ParsedScenario) -> list[Callable[[], Any]]:
+    """Return a function for each entry that creates its tracker."""
+    return [_maker(parsed, key, entry) for key, entry in _entries(parsed)]
+
+
+def _maker(parsed: ParsedScenario, key: Key, entry: Mapping[str, Any]) -> Callable[[], Any]:
+    origin = parsed.origin
+    name, fields = split_name(entry, key, origin)
+    cls: Any = TRACKERS.get(name)
+    if cls is None:
+        reference = named("trackers", name)
+        if reference is None:
+            known = ", ".join(TRACKERS)
+            raise origin.error(
+                key, f"unknown tracker {name!r}{suggest(name, TRACKERS)} (available: {known}, or ./mine.py:Name)"
+            )
+        parsed.own_code.activate()
+        try:
+            cls = reference.get()
+        except ScenarioError as error:
+            raise origin.error(key, error.reason) from None
+    if isinstance(cls, type) and is_dataclass(cls):
+        try:
+            declaration = declaration_of(cls)
+        except FAILURES as error:
+            raise origin.error(key, f"{name}: its fields cannot be read: {cause(error)}") from error
+        settings = validated(model_of(declaration, name, key, origin), fields, origin, key)
+        fields = settings.model_dump()
+    return partial(made, cls, fields, key, origin)
+
+
+@dataclass
+class NamedTracker:
+    """A tracker that a scenario names; an exception in it becomes a `RunError` with the tracker's name."""
+
+    name: str
+    tracker: Tracker
+
+    def open(self, card: RunCard) -> None:
+        """See `Tracker.open`."""
+        with self._named("open"):
+            self.tracker.open(card)
+
+    def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
+        """See `Tracker.log`."""
+        with self._named("log"):
+            self.tracker.log(t, values, clients)
+
+    def close(self, status: Status, summary: Mapping[str, object]) -> None:
+        """See `Tracker.close`."""
+        with self._named("close"):
+            self.tracker.close(status, summary)
+
+    @contextmanager
+    def _named(self, hook: str) -> Iterator[None]:
+        try:
+            yield
+        except RaysimError:
+            raise
+        except FAILURES as error:
+            raise TrackerError(f"tracking.also: {self.name}: {hook} failed: {where(error)}", error) from error
+
+
+class TrackerError(RunError):
+    """An exception in a tracker that the scenario names.
+
+    Attributes:
+        trace: its traceback, for custom trackers; empty for raysim's own.
+    """
+
+    def __init__(self, text: str, error: BaseException) -> None:
+        super().__init__(text)
+        name = text.split(": ")[1]
+        self.trace = "" if name in TRACKERS else "".join(traceback.format_exception(error))

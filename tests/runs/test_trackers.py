@@ -1,0 +1,260 @@
+"""`tracking.also`: trackers that a scenario names receive every round of a run, of a resumed run and of each cell."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from raysim.common.errors import RunError, ScenarioError
+from raysim.runs.run import Run, run
+from raysim.scenario import trackers
+from raysim.scenario.scenario import Scenario
+from raysim.sweeps.definition import identity
+from raysim.sweeps.loop import run_sweep
+from tests.cli.command import run as command
+from tests.conftest import REPOSITORY
+from tests.engine.scenarios import loaded
+from tests.runs.test_resume import Cut
+from tests.sweeps.test_loop import sweep_of
+
+MINE = '''
+import json
+from dataclasses import dataclass
+
+
+class JsonLines:
+    """A line of JSON per round, in the run folder."""
+
+    def __init__(self, name="rounds.jsonl"):
+        self.name = name
+
+    def open(self, card):
+        self.file = (card.folder / self.name).open("a")
+        self.write({"first": card.first_round})
+
+    def log(self, t, values, clients):
+        self.write({"round": t, "accuracy": values.get("accuracy/all"), "clients": len(clients)})
+
+    def close(self, status, summary):
+        self.write({"status": status})
+        self.file.close()
+
+    def write(self, values):
+        self.file.write(json.dumps(values) + "\\n")
+        self.file.flush()
+
+
+@dataclass
+class Fails:
+    """Raises an exception in one round."""
+
+    at: int = 2
+
+    def open(self, card): pass
+
+    def log(self, t, values, clients):
+        if t == self.at:
+            raise ZeroDivisionError("of mine")
+
+    def close(self, status, summary): pass
+
+
+class NoTracker:
+    def open(self, card): pass
+    def close(self, status, summary): pass
+'''
+LINES = "tracking.also=[./mine.py:JsonLines]"
+
+
+@pytest.fixture
+def place(workplace: Path) -> Path:
+    (workplace / "mine.py").write_text(MINE)
+    return workplace
+
+
+def lines(folder: Path, name: str = "rounds.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def test_an_own_tracker_receives_every_round_and_changes_no_result(place: Path) -> None:
+    plain = run(loaded("rounds=2"), quiet=True)
+    also = "tracking.also=[./mine.py:JsonLines, {name: ./mine.py:JsonLines}]"
+    tracked = run(loaded("rounds=2", also), quiet=True)
+    assert tracked.state_digest == plain.state_digest
+    assert [line["round"] for line in lines(tracked.folder) if "round" in line] == [0, 0, 1, 1, 2, 2]
+    assert [line for line in lines(tracked.folder) if "status" in line] == [{"status": "finished"}] * 2
+    assert plain.summary["code"]["files"] == tracked.summary["code"]["files"]
+    assert identity(loaded("rounds=2")) == identity(loaded("rounds=2", LINES))
+
+
+def test_a_resumed_run_continues_its_trackers_and_says_from_which_round(place: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(loaded("rounds=4", "checkpoint.every=2", LINES), quiet=True, trackers=[Cut(3)])
+    (folder,) = (place / "runs" / "tiny").iterdir()
+    (place / "mine.py").unlink()  # the run folder has a copy
+    Run(folder).resume(quiet=True)
+    found = lines(folder)
+    assert [line["round"] for line in found if "round" in line] == [0, 1, 2, 3, 4]
+    assert [line["first"] for line in found if "first" in line] == [0, 3]
+    assert found[-1] == {"status": "finished"}
+
+
+def test_trackers_may_change_when_a_run_is_resumed(place: Path) -> None:
+    short = run(loaded("rounds=1", LINES), quiet=True)
+    (short.folder / "code" / "mine.py").write_text(MINE.replace("status", "how"))
+    Run(short.folder).resume(["rounds=2"], quiet=True)
+    assert lines(short.folder)[-1] == {"how": "finished"}
+    Run(short.folder).resume(["rounds=3", "tracking.also=[]"], quiet=True)
+    assert lines(short.folder)[-1] == {"how": "finished"}
+    assert run(loaded("rounds=3"), quiet=True).state_digest == Run(short.folder).state_digest
+
+
+def test_a_tracker_that_raises_ends_the_run_and_resume_continues(place: Path) -> None:
+    with pytest.raises(
+        RunError, match=r"tracking\.also: mine\.py:Fails: log failed: ZeroDivisionError: of mine \(mine"
+    ):
+        run(loaded("rounds=4", "checkpoint.every=1", "tracking.also=[./mine.py:Fails]"), quiet=True)
+    (folder,) = (place / "runs" / "tiny").iterdir()
+    assert Run(folder).status == "failed"
+    assert Run(folder).resume(["tracking.also=[{name: ./mine.py:Fails, at: 9}]"], quiet=True).status == "finished"
+    whole = run(loaded("rounds=4"), quiet=True)
+    assert whole.state_digest == Run(folder).state_digest
+
+
+@pytest.mark.parametrize(
+    ("also", "sentence"),
+    [
+        ("tensorboard", "tracking.also: 'tensorboard' given; allowed: a list"),
+        ("[3]", "tracking.also.0: 3 given; allowed: text or a mapping of keys and values"),
+        (
+            "[tensorbord]",
+            "unknown tracker 'tensorbord'; did you mean 'tensorboard'? (available: tensorboard, wandb, or",
+        ),
+        ("[{project: x}]", "tracking.also.0.name: it is missing; give a name"),
+        ("[wandb, {name: wandb, projekt: x}]", "tracking.also.1.projekt: unknown key; did you mean 'project'?"),
+        ("[{name: wandb, mode: later}]", "tracking.also.0.mode: 'later' given; allowed: 'online' or 'offline'"),
+        ("[./none.py:T]", "./none.py:T given, but there is no such file"),
+        ("[./mine.py:T]", "tracking.also.0: mine.py: has no class or function 'T'"),
+        ("[./mine.py]", "tracking.also.0: mine.py given; add the name of the class or function: mine.py:Name"),
+        ("[{name: ./mine.py:Fails, at: x}]", "tracking.also.0.at: 'x' given; allowed: a whole number"),
+    ],
+)
+def test_refused(place: Path, also: str, sentence: str) -> None:
+    with pytest.raises(ScenarioError) as raised:
+        Scenario.of(loaded(f"tracking.also={also}"))
+    assert sentence in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("also", "sentence"),
+    [
+        ("[./mine.py:NoTracker]", "tracking.also.0: mine.py:NoTracker: lacks the method 'log' of a tracker; add it"),
+        ("[{name: ./mine.py:JsonLines, file: x}]", "tracking.also.0: cannot create JsonLines: TypeError: "),
+        ("[tensorboard]", "tracking.also.0: tensorboard needs the package tensorboard; install it with: pip install"),
+        (
+            "[{name: wandb}]",
+            "tracking.also.0: wandb needs the package wandb; install it with: pip install 'raysim[wandb]'",
+        ),
+    ],
+)
+def test_refused_before_anything_is_written(
+    place: Path, also: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    with pytest.raises(ScenarioError) as raised:
+        run(loaded(f"tracking.also={also}"), quiet=True)
+    assert sentence in str(raised.value)
+    assert [path.name for path in place.iterdir()] == ["mine.py"]
+
+
+def test_a_sweep_refuses_a_missing_package_before_its_first_cell(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    sweep = sweep_of(place, "tracking.also=[wandb]")
+    with pytest.raises(ScenarioError, match="wandb needs the package wandb"):
+        run_sweep(sweep)
+    assert not (place / "runs").exists()
+
+
+@pytest.mark.ray
+def test_every_cell_of_a_sweep_has_its_trackers(place: Path, ray_session: None) -> None:
+    states = run_sweep(sweep_of(place, "rounds=1", LINES), parallel=2)
+    assert [state.state for state in states] == ["done", "done"]
+    for state in states:
+        assert state.folder is not None
+        assert [line["round"] for line in lines(state.folder) if "round" in line] == [0, 1]
+
+
+def steps(folder: Path) -> dict[str, list[int]]:
+    """The steps of each tag that TensorBoard shows."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    return {tag: [event.step for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def interrupted(place: Path, also: str) -> Path:
+    """The folder of a run that was cut off in round 3 of 4, after a checkpoint of round 2."""
+    with pytest.raises(KeyboardInterrupt):
+        # The cut comes last, so that round 3 reaches the trackers, and comes again after `resume`.
+        sets = ["rounds=4", "checkpoint.every=2", f"tracking.also=[{also}, {{name: ./cut.py:Cut}}]"]
+        (place / "cut.py").write_text(
+            "from tests.runs.test_resume import Cut as Real\nclass Cut(Real):\n    def __init__(self):\n"
+            "        super().__init__(3)\n"
+        )
+        run(loaded(*sets), quiet=True)
+    (folder,) = (place / "runs" / "tiny").iterdir()
+    return folder
+
+
+def test_tensorboard_shows_each_round_of_a_resumed_run_once(place: Path) -> None:
+    pytest.importorskip("tensorboard")
+    folder = interrupted(place, "tensorboard")
+    assert steps(folder)["accuracy/all"] == [0, 1, 2, 3]
+    done = Run(folder).resume(["tracking.also=[tensorboard]"], quiet=True)
+    found = steps(folder)
+    assert found["accuracy/all"] == [0, 1, 2, 3, 4]
+    assert found["comm/total_bytes"] == [1, 2, 3, 4]
+    assert found.keys() == {name for name in done.rounds.dropna(axis=1, how="all").columns if name != "round"}
+
+
+def test_wandb_continues_its_run_offline(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    ids: list[Any] = []
+    real: Callable[..., Any] = wandb.init
+    monkeypatch.setattr(wandb, "init", lambda **given: ids.append((given["id"], given["project"])) or real(**given))
+    folder = interrupted(place, "{name: wandb, project: mine}")
+    done = Run(folder).resume(["tracking.also=[{name: wandb, project: mine}]"], quiet=True)
+    assert done.status == "finished"
+    assert ids == [(folder.name, "mine")] * 2
+    kept = sorted((place / "wandb").glob(f"offline-run-*/run-{folder.name}.wandb"))
+    assert len(kept) == 2 and all(path.stat().st_size > 1000 for path in kept)
+
+
+def test_the_page(workplace: Path) -> None:
+    """The YAML of docs/trackers.md names the tracker of its Python."""
+    page = (REPOSITORY / "docs" / "trackers.md").read_text(encoding="utf-8")
+    (tracking,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (code,) = re.findall(r"^```python\n(.*?)^raysim.run", page, re.MULTILINE | re.DOTALL)
+    (workplace / "mine.py").write_text(code)
+    also = yaml.safe_load(tracking)["tracking"]["also"]
+    scenario = Scenario.of(loaded(f"tracking.also={json.dumps(also)}"))
+    assert [one if isinstance(one, str) else one["name"] for one in scenario.tracking.also] == [
+        "tensorboard",
+        "wandb",
+        "mine.py:JsonLines",
+    ]
+    done = run(loaded("rounds=1", f"tracking.also={json.dumps(also[2:])}"), quiet=True)
+    assert [line["round"] for line in lines(done.folder)] == [0, 1]
+
+
+def test_list_and_describe(capfd: pytest.CaptureFixture[str], workplace: Path) -> None:
+    assert "tensorboard" in command(capfd, "list", "trackers")[1]
+    assert "project" in command(capfd, "describe", "wandb")[1]
