@@ -85,8 +85,8 @@ class NamesAttack:
             stack.enter_context(patch("raysim.engine.ray.task_pool.task_pool", _pool))
             if rng.random() < 0.8:  # plots take longer than the run
                 stack.enter_context(patch("raysim.runs.execution.Execution._draw"))
-                stack.enter_context(patch("raysim.comparison.pictures.draw", lambda *rest: []))
-                stack.enter_context(patch("raysim.sweeps.loop.draw", lambda *rest: [], create=True))
+                stack.enter_context(patch("raysim.comparison.pictures.draw", lambda *rest, **options: []))
+                stack.enter_context(patch("raysim.sweeps.loop.draw", lambda *rest, **options: [], create=True))
             stack.enter_context(limited())
             for words in kind(rng):
                 run_command(outcome, f"{kind.__name__}: {words!r}"[:300], *words)

@@ -153,6 +153,7 @@ def test_commands_take_the_best_round(workplace: Path, capfd: pytest.CaptureFixt
     assert code == 2 and "'best' given; allowed: the number of a round, or best_val" in err
 
 
+@pytest.mark.large
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_on_ray_the_kept_state_has_the_same_bits_also_after_a_death(workplace: Path) -> None:

@@ -15,7 +15,7 @@ from raysim.common.errors import RunError, ScenarioError
 from raysim.runs.run import Run, run
 from raysim.scenario import trackers
 from raysim.scenario.scenario import Scenario
-from raysim.sweeps.definition import identity
+from raysim.sweeps.cells import identity
 from raysim.sweeps.loop import run_sweep
 from tests.cli.command import run as command
 from tests.conftest import REPOSITORY

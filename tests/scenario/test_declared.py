@@ -58,6 +58,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of a method called `mine`, and a cache that knows no method."""
     monkeypatch.setenv("RAYSIM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(algorithms, "__path__", [*algorithms.__path__, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "raysim.algorithms.mine", raising=False)  # of another test
     file = tmp_path / "mine.py"
     file.write_text(MINE)
     return file

@@ -207,6 +207,7 @@ def test_only_lists_what_it_chooses(capfd: pytest.CaptureFixture[str], workplace
     assert not sweep.output.exists()
 
 
+@pytest.mark.large
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_only_runs_what_it_chooses(capfd: pytest.CaptureFixture[str], workplace: Path) -> None:

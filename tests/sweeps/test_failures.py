@@ -86,6 +86,7 @@ with task_pool(work, 1) as pool:
     assert done.stdout == "its worker process died (its node ran out of memory; run fewer at a time)\n"
 
 
+@pytest.mark.large
 def test_a_full_disk(workplace: Path, small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
     names = ["fedgh", "standalone"]
     sets = ["rounds=30", "checkpoint.every=1", f"output={small_disk / 'runs'}"]

@@ -18,7 +18,7 @@ from raysim.runs.run import Run, run
 from raysim.tracking.in_memory import MemoryTracker
 from tests.engine.scenarios import loaded
 
-ON_RAY = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
+ON_RAY = [pytest.mark.ray, pytest.mark.large, pytest.mark.xdist_group("ray")]
 """In the process that has the Ray of all tests, which this file asks for late."""
 
 

@@ -69,6 +69,7 @@ def test_client_and_server_actors_are_killed(
     assert "going back to the checkpoint of round 2 and repeating 1 round" in notes[2]
 
 
+@pytest.mark.large
 def test_an_actor_is_killed_while_all_clients_are_tested(
     backend: RayBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +90,7 @@ def test_an_actor_is_killed_while_all_clients_are_tested(
     assert not left
 
 
+@pytest.mark.large
 def test_training_settings_have_the_same_bits_after_a_death(backend: RayBackend, tmp_path: Path) -> None:
     given = loaded(GIVEN, *(one for sets in SETTINGS.values() for one in sets), "training.together=2")
     checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 2, ROUNDS)
