@@ -49,6 +49,6 @@ def test_the_pages_commands(tmp_path: Path) -> None:
     for line in lines:
         words = line.split()
         raysim(*words, *(SHORT if words[0] in ("launch", "sweep") else ()))
-    assert len(list((empty / "runs").rglob("summary.json"))) == 1 + 1 + 9
+    assert len(list((empty / "runs").rglob("summary.json"))) == 1 + 1 + 1 + 9
     for scenario in ("my_net.yaml", "my_data.yaml"):
         raysim("launch", scenario, *SHORT)
