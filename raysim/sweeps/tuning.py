@@ -121,7 +121,7 @@ class Tuning:
         if self.settings.search == "grid":
             lists = {key: one for key, one in candidate.space.items() if isinstance(one, Values)}
             return grid(lists)[: candidate.trials]
-        return draws(candidate.space, self.settings.seed, candidate.name, candidate.trials)
+        return draws(candidate.space, self.settings.seed, candidate.trials)
 
     def cells(self, candidate: Candidate, number: int, values: Mapping[str, Any], until: int) -> tuple[Cell, ...]:
         """The cells of a trial, one per seed. Raises `ScenarioError` if a scenario with these values is invalid."""
