@@ -371,7 +371,7 @@ RANDOM: dict[str, Any] = {"search": "random", "halving": None, "trials": 2}
         ({"halving": {"rounds": [1, 5]}}, "tune.halving.rounds: 5 given, but FedGH has 4 rounds; give at most 4"),
         (
             {"halving": {"rounds": [1], "keep": "3/2"}},
-            "tune.halving.keep: '3/2' given; allowed: a share between 0 and 1",
+            "tune.halving.keep: '3/2' given; give a share between 0 and 1",
         ),
         ({"halving": {"round": [1]}}, "tune.halving.round: unknown key; allowed: rounds, keep"),
     ],
@@ -391,7 +391,7 @@ def test_wrong_tuning(workplace: Path, changes: dict[str, Any], sentence: str) -
             {"set": ["evaluation.clients=all", "evaluation.all_every=2"], "tune": tune(select="accuracy/val_current")},
             "tune.halving.rounds: 1 given, but FedGH measures accuracy/val_current every 2 rounds",
         ),
-        ({"set": ["checkpoint.every=0"]}, "tune.halving: trials go on from checkpoints, but FedGH has"),
+        ({"set": ["checkpoint.every=0"]}, "tune.halving: trials continue from checkpoints, but FedGH has"),
         ({"set": ["data.split=published"]}, "tune.select: accuracy/val given, but with data.split published"),
         ({"runs": {"a": ["training.lr=0.1"]}}, "tune: a sets training.lr, which is tuned; remove one of both"),
         ({"grid": {"training.lr": [0.1]}}, "tune: FedGH sets training.lr, which is tuned; remove one of both"),
