@@ -48,7 +48,7 @@ KINDS = {
     "partitions": "How data is dealt to clients, by the names that `data: {partition: {name: NAME}}` takes.",
     "selections": "How a round's participants are drawn, by the names that `clients: {selection: {name: NAME}}` takes.",
     "schedules": "The learning rate over the rounds, by the names that `training: {schedule: {name: NAME}}` takes.",
-    "trackers": "What receives the results of a run besides its folder and MLflow, by the names that "
+    "trackers": "Other receivers of a run's results, in addition to its folder and MLflow, by the names that "
     "`tracking: {also: [NAME]}` takes.",
     "scenarios": "The scenarios and sweeps that come with raysim, by the names that `raysim launch` and `raysim sweep` "
     "take; `raysim init` copies their files.",

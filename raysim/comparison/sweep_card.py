@@ -39,7 +39,7 @@ class SweepCard:
 
     @property
     def current(self) -> Mapping[str, CellCard]:
-        """The cells without those of an earlier choice of the tuning."""
+        """The cells whose values are those that the tuning chose last; without tuning, all cells."""
         if self.tuning is None:
             return self.cells
         return {name: cell for name, cell in self.cells.items() if name in self.tuning.cells}

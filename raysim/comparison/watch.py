@@ -59,14 +59,14 @@ def watch(
     sources: Sequence[Path],
     output: Path | str,
     baseline: str | None = None,
-    told: Callable[[str], None] = lambda line: None,
+    show: Callable[[str], None] = lambda line: None,
     sleep: Callable[[float], None] = time.sleep,
     select: str = "last",
 ) -> Path:
     """Write a report on runs every few seconds until they have ended, and return its path.
 
     A source may be missing, or have no run, at first. The page refreshes itself in the browser; the last page does not,
-    nor does the page after Ctrl-C. told: receives a line with the state of each source whenever it has changed.
+    nor does the page after Ctrl-C. show: receives a line with the state of each source whenever it has changed.
     Raises as `report`, and `KeyboardInterrupt` after Ctrl-C.
     """
     before: list[str] = []
@@ -78,7 +78,7 @@ def watch(
             lines = [one.line for one in watched.values()]
             for line in lines:
                 if line not in before:
-                    told(line)
+                    show(line)
             before = lines
             if all(one.begun and not one.running for one in watched.values()):
                 return _write(watched, output, baseline, select, None)

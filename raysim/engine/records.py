@@ -240,7 +240,7 @@ class RoundReport:
     files: Pending[SavedFiles] | None = None  # files of the round's checkpoint, if any
     timing: Timing | None = None  # in virtual time, if the scenario has `system`
     before: Mapping[ClientId, ClientEvaluation] = field(default_factory=dict)
-    """The same clients before they trained, if they are tested before and after."""
+    """The tests of the same clients before they trained; empty unless `evaluation.when` is both."""
     current: CurrentTests = field(default_factory=dict)
 
     @property

@@ -211,7 +211,7 @@ def _resolved(
     selection = {"name": parsed.clients.selection["name"], **asdict(settings.clients.selection)}
     schedule = {"name": parsed.training.schedule["name"], **asdict(settings.training.schedule)}
     if isinstance(settings.training.schedule, WarmsUp) and not settings.training.schedule.warmup:
-        del schedule["warmup"]  # so that runs from before this key have the same settings
+        del schedule["warmup"]  # a run that was made when this key did not exist has the same settings
     return {
         **resolved,
         "data": data,

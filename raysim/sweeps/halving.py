@@ -1,4 +1,4 @@
-"""Successive halving: the rounds after which trials are compared, how many go on, and the order of trials."""
+"""Successive halving: the rounds after which trials are compared, how many continue, and the order of trials."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from itertools import pairwise
 
 @dataclass(frozen=True)
 class Halving:
-    """After each number of rounds but the last, only the best trials go on."""
+    """After each number of rounds but the last, only the best trials continue."""
 
     rounds: tuple[int, ...]  # ascending
-    keep: Fraction = Fraction(1, 3)  # the share of the compared trials that goes on; at least one trial does
+    keep: Fraction = Fraction(1, 3)  # the share of the compared trials that continues; at least one trial does
 
 
 def kept(trials: int, keep: Fraction) -> int:
-    """The number of trials that go on, rounded up."""
+    """The number of trials that continue, rounded up."""
     return math.ceil(trials * keep)
 
 

@@ -130,17 +130,19 @@ def grid(space: Mapping[str, Values]) -> list[dict[str, Any]]:
     return [dict(zip(space, values, strict=True)) for values in itertools.product(*lists)]
 
 
-def draws(space: Space, seed: int, method: str, count: int) -> list[dict[str, Any]]:
+def draws(space: Space, seed: int, count: int) -> list[dict[str, Any]]:
     """Draw different points of a space, which must have as many.
 
-    Point i depends only on the seed, the method's name, the space and i, so a greater `count` adds points and keeps
-    the others.
+    The value of a key in point i depends only on the seed, the key, its domain and i, as long as no point is drawn
+    twice. So methods that share a range try the same numbers of it: none wins by a luckier draw. A greater `count` adds
+    points and keeps the others.
     """
     drawn: list[dict[str, Any]] = []
     for trial in range(count):
         for attempt in itertools.count():  # ends: the space has `count` points, each with a probability above 0
-            generator = random.Random(seed_for(seed, "tune", method, trial, attempt))
-            point = {key: one.draw(generator) for key, one in space.items()}
+            point = {
+                key: one.draw(random.Random(seed_for(seed, "tune", key, trial, attempt))) for key, one in space.items()
+            }
             if point not in drawn:
                 drawn.append(point)
                 break

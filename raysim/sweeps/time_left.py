@@ -29,7 +29,7 @@ class _Running:
 
 @dataclass
 class TimeLeft:
-    """Estimates the time left, and is told the progress often.
+    """Estimates the time left, from the progress that it receives often.
 
     A cell's seconds per round are those of the cells with its label; else the planned ones, corrected by the ratio of
     measured to planned seconds of other cells; else the mean of all measured cells.

@@ -25,7 +25,7 @@ KEYS: Mapping[str, type] = {
     "halving": dict,
     "select": str,
 }
-"""The keys of `tune` and the types of their values, after `seeds` was parsed."""
+"""The keys of `tune` and the types of their values. A range of seeds, such as 101..102, is a list by then."""
 
 SEARCHES = ("grid", "random", "tpe")
 
@@ -158,6 +158,6 @@ def _halving(raw: Mapping[str, Any], file: str) -> Halving:
     except (ValueError, ZeroDivisionError):
         keep = Fraction(0)
     if not 0 < keep < 1:
-        text = f"{shown(given)} given; allowed: a share between 0 and 1, such as 1/3"
+        text = f"{shown(given)} given; give a share between 0 and 1, such as 1/3"
         raise ScenarioError(text, key="tune.halving.keep", origin=file)
     return Halving(tuple(numbers), keep)

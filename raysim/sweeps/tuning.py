@@ -1,7 +1,7 @@
 """Tuning of a sweep's variants: trials are ordinary cells, beside those of the result, with other seeds.
 
-Only the run folders of the trials record what was done. `Tuning.standing` derives the trials that go on and the choice
-from them, so a tuning that was interrupted at any time makes the choice of one that was not.
+Only the run folders of the trials record what was done. `Tuning.standing` derives the choice and the trials that
+continue from them, so a tuning that was interrupted at any time makes the choice of one that was not.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ class Trial:
     number: int
     values: Mapping[str, Any]  # key -> value of the tuned keys
     states: tuple[CellState, ...]  # of its cells, until the last round that was asked of them
-    score: float | None = None  # mean of the metric over the seeds; NaN: it ranks last; None: it is not done
+    score: float | None = (
+        None  # mean of the metric over the seeds; NaN if the trial failed or diverged, None until it is done
+    )
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ class Tuning:
 
     @cached_property
     def keep(self) -> Fraction:
-        """The share of the compared trials that goes on."""
+        """The share of the compared trials that continues."""
         return self.settings.halving.keep if self.settings.halving is not None else Fraction(1)
 
     def points(self, candidate: Candidate) -> list[dict[str, Any]]:
@@ -121,7 +123,7 @@ class Tuning:
         if self.settings.search == "grid":
             lists = {key: one for key, one in candidate.space.items() if isinstance(one, Values)}
             return grid(lists)[: candidate.trials]
-        return draws(candidate.space, self.settings.seed, candidate.name, candidate.trials)
+        return draws(candidate.space, self.settings.seed, candidate.trials)
 
     def cells(self, candidate: Candidate, number: int, values: Mapping[str, Any], until: int) -> tuple[Cell, ...]:
         """The cells of a trial, one per seed. Raises `ScenarioError` if a scenario with these values is invalid."""
@@ -354,7 +356,7 @@ def _steps(settings: TuneSettings, cell: Cell, name: str, fast: bool) -> tuple[i
         )
         raise ScenarioError(text, key=key, origin=file)
     if scenario.checkpoint.every == 0:
-        text = f"trials go on from checkpoints, but {name} has checkpoint.every: 0; remove that key"
+        text = f"trials continue from checkpoints, but {name} has checkpoint.every: 0; remove that key"
         raise ScenarioError(text, key="tune.halving", origin=file)
     return halving.rounds
 

@@ -47,7 +47,7 @@ def test_a_run_until_it_ends(tmp_path: Path) -> None:
         pages.append(page.read_text())
         end(folder, handle)
 
-    assert watch([folder], page, told=told.append, sleep=sleep) == page
+    assert watch([folder], page, show=told.append, sleep=sleep) == page
     (during,) = pages
     assert REFRESH in during and "<li>run: running; 2 of 9 rounds</li>" in during and "30.00" in during
     assert "running after 2 of 2 rounds" not in during and during.count("<svg") >= 3

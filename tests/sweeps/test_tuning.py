@@ -257,13 +257,13 @@ def test_a_score_is_the_last_value_until_the_round_and_nan_after_a_loss_that_is_
     assert math.isnan(score(CellState(state.cell, "failed", state.folder), "accuracy/val"))
 
 
-def test_draws_follow_the_name_of_the_method_not_the_order(workplace: Path) -> None:
+def test_methods_draw_the_same_values_of_shared_keys_in_any_order(workplace: Path) -> None:
     tuned = tune(search="random", trials=3, halving=None, space={"training.lr": {"log": [0.01, 1]}})
     runs = {"FedGH": ["algorithm.name=fedgh"], "Alone": ["algorithm.name=standalone"]}
     one = tuning(load_sweep(write(workplace, tune=tuned, runs=runs)))
     two = tuning(load_sweep(write(workplace, tune=tuned, runs=dict(reversed(runs.items())))))
     assert {c.name: one.points(c) for c in one.candidates} == {c.name: two.points(c) for c in two.candidates}
-    assert one.points(one.candidates[0]) != one.points(one.candidates[1])
+    assert one.points(one.candidates[0]) == one.points(one.candidates[1])
 
 
 def test_each_variant_is_tuned_and_methods_have_keys_of_their_own(workplace: Path) -> None:
@@ -371,7 +371,7 @@ RANDOM: dict[str, Any] = {"search": "random", "halving": None, "trials": 2}
         ({"halving": {"rounds": [1, 5]}}, "tune.halving.rounds: 5 given, but FedGH has 4 rounds; give at most 4"),
         (
             {"halving": {"rounds": [1], "keep": "3/2"}},
-            "tune.halving.keep: '3/2' given; allowed: a share between 0 and 1",
+            "tune.halving.keep: '3/2' given; give a share between 0 and 1",
         ),
         ({"halving": {"round": [1]}}, "tune.halving.round: unknown key; allowed: rounds, keep"),
     ],
@@ -391,7 +391,7 @@ def test_wrong_tuning(workplace: Path, changes: dict[str, Any], sentence: str) -
             {"set": ["evaluation.clients=all", "evaluation.all_every=2"], "tune": tune(select="accuracy/val_current")},
             "tune.halving.rounds: 1 given, but FedGH measures accuracy/val_current every 2 rounds",
         ),
-        ({"set": ["checkpoint.every=0"]}, "tune.halving: trials go on from checkpoints, but FedGH has"),
+        ({"set": ["checkpoint.every=0"]}, "tune.halving: trials continue from checkpoints, but FedGH has"),
         ({"set": ["data.split=published"]}, "tune.select: accuracy/val given, but with data.split published"),
         ({"runs": {"a": ["training.lr=0.1"]}}, "tune: a sets training.lr, which is tuned; remove one of both"),
         ({"grid": {"training.lr": [0.1]}}, "tune: FedGH sets training.lr, which is tuned; remove one of both"),
