@@ -26,6 +26,7 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
 from raysim.common.errors import RunError, ScenarioError
 from raysim.common.files import reason
+from raysim.common.memory import without_collection
 from raysim.common.temporary import HELD, make_folder
 
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -130,7 +131,9 @@ def stop(remove_logs: bool = False) -> None:
     """
     global _folder, _held
     workers = _workers() if _folder is not None else []
-    with contextlib.suppress(Exception):
+    # Ray ends the whole process, with exit code 1, if another thread (MLflow's, for example) frees a reference to an
+    # actor or an object during the shutdown; such references are in cycles that only the garbage collection frees.
+    with without_collection(), contextlib.suppress(Exception):
         ray.shutdown()
     for process in workers:  # they outlive the raylet, with threads of user code for ever
         with contextlib.suppress(psutil.Error):

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.ray
 NETWORK = "ip link set lo up && ip addr add 192.0.2.1/24 dev lo"
 
 PROBE = """
-import json, os, stat, subprocess, sys, threading, time
+import gc, json, os, stat, subprocess, sys, threading, time
 from pathlib import Path
 import psutil, ray
 from ray._common.usage.usage_lib import usage_stats_enabled
@@ -61,7 +61,18 @@ for visitor, environ in (("owner", dict(os.environ)), ("stranger", clean), ("gue
     done = subprocess.run([sys.executable, "-c", join, address], env=environ, capture_output=True, text=True)
     found[visitor] = [done.returncode, done.stdout + done.stderr]
 folder = local_cluster._folder
+references, stopped = [ray.put(i) for i in range(10_000)], threading.Event()
+def leave_cycles():  # as any thread may: only the garbage collection frees these references
+    while not stopped.is_set():
+        cycle = [references.pop()]
+        cycle.append(cycle)
+        time.sleep(0.0001)
+thread = threading.Thread(target=leave_cycles)
+thread.start()
+gc.set_threshold(20)
 local_cluster.stop(remove_logs=True)
+stopped.set()
+thread.join()
 names = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", local_cluster.LOOPBACK
 found["left"] = [name for name in names if os.environ.get(name) != before.get(name)]
 found["removed"] = not folder.exists()
