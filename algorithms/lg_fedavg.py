@@ -29,6 +29,8 @@ class LGFedAvg(Algorithm[Header, Header, Header]):
     """How headers are averaged: by sample counts (the paper), or all alike (the released code)."""
 
     def server_start(self, server: Server[Header], registrations: Mapping[ClientId, Any]) -> Header:
+        if server.task.trained:  # the run begins with a model that FedAvg trained, for example
+            return Header(weights(server.task.model(server.task.trained[0]).header))
         return Header(weights(nn.Linear(server.task.feature_dim, server.task.num_classes)))
 
     def server_send(self, server: Server[Header], to: ClientId) -> Header:

@@ -76,6 +76,9 @@ class Task:
     is unknown, not available on this machine, or unsuitable for the samples."""
     public: Samples | None = None
     """Data that all clients and the server have (`data.public`), if any; labels outside the task's classes are -1."""
+    trained: tuple[str, ...] = ()
+    """At the server of a run that begins with another run's state (`init`): architectures of which `model` returns the
+    model that the other run's server had, instead of a fresh one."""
 
     def smallest(self) -> str:
         """Return the architecture with the fewest parameters, the first of equals: the default of `small_model`."""

@@ -19,6 +19,7 @@ from raysim.core.algorithm import AnyAlgorithm, ClientId, Task, only_pixels
 from raysim.core.data import Samples, Transform, shared
 from raysim.core.fit import LocalTraining
 from raysim.core.seeds import global_seed
+from raysim.engine.initial import Initial
 from raysim.engine.learning_rate import Constant, RateSchedule, factor_of
 from raysim.engine.stragglers import Stragglers
 from raysim.plugins.own_code import OwnCode
@@ -58,6 +59,7 @@ class RunSpec:
     public: tuple[NDArray[Any], NDArray[np.int64]] | None = None  # stored samples and labels of `Task.public`
     schedule: RateSchedule = field(default_factory=Constant)  # schedule of the learning rate
     own_local: Mapping[ClientId, LocalTraining] = field(default_factory=dict)  # of clients that an override selects
+    initial: Initial | None = None  # weights of another run to begin with
     stragglers: Stragglers | None = None  # which clients do not finish their epochs
     own_code: OwnCode = OwnCode()
 
@@ -68,6 +70,11 @@ class RunSpec:
     def num_clients(self) -> int:
         """Number of clients, N."""
         return len(self.train)
+
+    @property
+    def separate_init(self) -> bool:
+        """Whether clients of one architecture may begin with different weights."""
+        return self.independent_init or self.initial is not None
 
     @property
     def init_seed(self) -> int:

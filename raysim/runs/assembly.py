@@ -24,6 +24,7 @@ from raysim.data.partition import make_partition
 from raysim.data.shards import Partition
 from raysim.data.transform import transform_of
 from raysim.engine.checkpoint.storage import Storage, open_storage
+from raysim.engine.initial import Initial
 from raysim.engine.policies.placement import ClusterResources, Plan, make_plan
 from raysim.engine.policies.sampling import SELECTIONS
 from raysim.engine.policies.stopping import StoppingRule
@@ -54,6 +55,8 @@ class Assembly:
     data: Dataset  # without its samples after a call of `raw`
     partition: Partition
     public: Public | None = None
+    initial: Initial | None = None  # see `init` of the scenario
+    notes: tuple[str, ...] = ()  # warnings about the initial state
 
     @property
     def digest(self) -> str:
@@ -92,6 +95,7 @@ class Assembly:
             local=scenario.local,
             own_local=scenario.own_local,
             stragglers=scenario.stragglers,
+            initial=self.initial,
             schedule=scenario.training.schedule,
             train=partition.train,
             val=partition.val,

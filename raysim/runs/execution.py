@@ -36,6 +36,7 @@ from raysim.runs.assembly import Assembly, checkpoint_storage
 from raysim.runs.backend import make_backend, metrics_tracker
 from raysim.runs.code import Code
 from raysim.runs.identity import Identity
+from raysim.runs.initial import FILE as INITIAL
 from raysim.runs.signals import interruptible, sigterm_kept
 from raysim.scenario.parse import CODE
 from raysim.tracking.folder import RunFolder
@@ -195,6 +196,8 @@ class Execution:
             table = self.assembly.partition.table(self.assembly.data.label_M)
             pq.write_table(table, self.card.folder / "partition.parquet")
             del table
+            if self.assembly.initial is not None:
+                self.folder.write(INITIAL, self.assembly.initial.file())
             # The table of 100,000 clients takes 200 MB, which no round needs.
             pa.default_memory_pool().release_unused()
             return_freed_memory()
@@ -220,7 +223,7 @@ class Execution:
             metrics.open(self.card)
             self.trackers.append(metrics)
         self.facts["actors"] = assembly.plan.num_actors
-        for text in assembly.scenario.warnings:
+        for text in (*assembly.scenario.warnings, *assembly.notes):
             logger.warning(text)
         if idle := sum(not count for count in spec.num_samples.values()):
             logger.info(f"{idle} of {spec.num_clients} clients hold no training samples and never take part")

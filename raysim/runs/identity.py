@@ -33,6 +33,7 @@ class Identity:
     code: Code = field(default_factory=Code)
     code_changes: Sequence[Mapping[str, Any]] = ()  # for each --code-changed: last round before, changed files
     overrides: Mapping[str, Scalar] = field(default_factory=dict)  # dotted keys and values of all `--set` so far
+    init: Mapping[str, str | None] | None = None  # the run that it began with, as in the scenario, with its digest
 
     @classmethod
     def of(cls, folder: Path) -> Identity:

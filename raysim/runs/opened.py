@@ -21,6 +21,7 @@ from raysim.common.errors import RunError, ScenarioError
 from raysim.core.algorithm import ClientId
 from raysim.core.data import Samples
 from raysim.data.shards import PARTS
+from raysim.engine import initial
 from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.spec import RunSpec
@@ -28,6 +29,7 @@ from raysim.engine.workers.evaluation import EVALUATION_BATCH
 from raysim.report.load import read_summary
 from raysim.runs.assembly import Assembly, assemble, checkpoint_storage
 from raysim.runs.identity import Identity, label
+from raysim.runs.initial import initial_of
 from raysim.runs.resume import find_run, run_scenario
 from raysim.scenario.scenario import Scenario
 
@@ -63,7 +65,7 @@ class OpenedRun:
         folder = find_run(str(run))
         scenario = Scenario.of(run_scenario(folder, ["backend=in_process", "tracking.also=[]"]))
         identity = Identity.of(folder)
-        assembly = assemble(scenario, rounds_left=False)
+        assembly = replace(assemble(scenario, rounds_left=False), initial=initial_of(folder, scenario))
         identity.refuse_other_data(folder, assembly.digest, assembly.partition.digest)
         return cls(folder, assembly, checkpoints_of(folder))
 
@@ -236,11 +238,7 @@ def checkpoints_of(folder: Path) -> CheckpointStore:
 
 
 def own_model(net: nn.Module) -> Any:
-    """Return the model of the client's own architecture within the network that its method keeps.
-
-    A method that keeps several models holds this one first.
-    """
-    for module in (net, *net.children()):
-        if hasattr(module, "features"):
-            return module
+    """Return the model of the client's own architecture within the network that its method keeps."""
+    if (model := initial.own_model(net)) is not None:
+        return model
     raise ScenarioError(f"{type(net).__name__} has no features: its method keeps no model with an extractor")

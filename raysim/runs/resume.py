@@ -25,7 +25,8 @@ from raysim.scenario.schema import FREE, decides
 _FOLDERS = ("logs", "plots", "checkpoints", CODE)
 _FILES = (
     "run.json", "scenario.yaml", "resolved.yaml", "summary.json", "rounds.parquet", "clients.parquet", "clients.arrows",
-    "partition.parquet", "plots/partition.png", "plots/accuracy.png", "logs/.lock", "logs/error.txt",
+    "partition.parquet", "init.safetensors", "plots/partition.png", "plots/accuracy.png", "logs/.lock",
+    "logs/error.txt",
 )  # fmt: skip
 
 
@@ -153,6 +154,8 @@ def _free(key: str, before: ParsedScenario, now: Scenario) -> bool:
     if key.partition(".")[0] == "stop":
         had, has = stopping_rule(before), stopping_rule(now)
         return has is None or (had is not None and has.relaxes(had))
+    if key in ("init.run", "init.digest") and before.init and now.init:  # the run folder has the state
+        return now.init.digest in (None, before.init.digest)
     if key in ("data.path", "data.partition.path"):  # a file may be moved; its digest is compared
         return True
     return not decides(key)

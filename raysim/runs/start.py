@@ -21,6 +21,7 @@ from raysim.runs.assembly import Assembly, assemble, check_local, checkpoint_sto
 from raysim.runs.code import Code, versions
 from raysim.runs.execution import Execution, Options, Resumed, resume_line
 from raysim.runs.identity import Identity, label
+from raysim.runs.initial import initial_of
 from raysim.runs.resume import (
     how_to_continue,
     refuse_differences,
@@ -28,6 +29,7 @@ from raysim.runs.resume import (
     refuse_lost_checkpoints,
     run_scenario,
 )
+from raysim.runs.warm_start import warm_start
 from raysim.scenario.scenario import Scenario
 from raysim.scenario.trackers import trackers_of
 from raysim.tracking.folder import RunFolder
@@ -43,7 +45,8 @@ def begin(scenario: Scenario, options: Options) -> Path:
     check_local(scenario)
     uri = check_uri(scenario.tracking.uri)
     options = _with_trackers(options, scenario)
-    assembly = assemble(scenario)
+    assembly = warm_start(assemble(scenario))
+    scenario = assembly.scenario
     run_id = f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     checkpoints = "checkpoints"
     if folder := scenario.checkpoint.folder:
@@ -59,6 +62,7 @@ def begin(scenario: Scenario, options: Options) -> Path:
         versions(),
         Code.of(scenario.algorithm, scenario.own_code),
         overrides=scenario.overrides,
+        init=None if scenario.init is None else scenario.init.model_dump(mode="json"),
     )
     run_folder = RunFolder.create(scenario.settings.results_folder(), run_id)
     _execution(assembly, identity, run_folder, options).run()
@@ -101,7 +105,7 @@ def resume(folder: Path, scenario: Scenario, options: Options, *, code_changed: 
     else:
         identity = replace(identity, tracking=check_uri(scenario.tracking.uri))
     options = _with_trackers(options, scenario)
-    assembly = assemble(scenario, rounds_left=not closing)
+    assembly = replace(assemble(scenario, rounds_left=not closing), initial=initial_of(folder, before))
     identity.refuse_other_data(folder, assembly.digest, assembly.partition.digest)
     run_folder = RunFolder.reopen(folder)
     if closing:

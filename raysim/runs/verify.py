@@ -22,6 +22,7 @@ from raysim.engine.progress import Progress
 from raysim.engine.run import Observers, run_rounds, sample, state_digest
 from raysim.runs.assembly import assemble
 from raysim.runs.backend import state_limits
+from raysim.runs.warm_start import warm_start
 from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.scenario.scenario import Scenario
 from raysim.tracking.in_memory import MemoryTracker
@@ -114,7 +115,7 @@ def _traced(given: ParsedScenario, variation: Variation, most: int, cleanup: con
         sets = ["backend=ray", f"resources.actors={variation.actors}", "tracking.also=[]"]
     scenario = Scenario.of(parse_scenario(given.resolved, sets, folders=given.own_code.folders))
     machine = None if variation.actors is None else _start_ray(scenario, most, cleanup)
-    assembly = assemble(scenario, machine)
+    assembly = warm_start(assemble(scenario, machine))
     spec, schedule = assembly.spec, assembly.schedule
     trace = Trace(variation)
     began = perf_counter()

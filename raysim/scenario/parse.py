@@ -154,6 +154,10 @@ class ParsedScenario:
         return self.settings.stop
 
     @property
+    def init(self) -> schema.Init | None:
+        return self.settings.init
+
+    @property
     def resources(self) -> schema.Resources:
         return self.settings.resources
 

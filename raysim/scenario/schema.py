@@ -281,6 +281,24 @@ class Evaluation(Section):
     the first round."""
 
 
+class Init(Section):
+    """Another run whose state is the beginning of this one, in place of new weights.
+
+    Every client begins with its own network of that run, which must have as many clients with the same models. If both
+    runs have the same method, the server begins with that run's server state, too. Otherwise the server begins with its
+    model, if it has one as FedAvg's does and the method can use it, and else with new weights; then the parts that
+    clients receive in round 1 replace theirs. The run folder keeps a copy, so resuming does not need the other run.
+    """
+
+    run: str
+    """Folder of the other run, or its id below ./runs. Its data must be available."""
+    round: Literal["last", "best_val"] = "last"
+    """The state to begin with: `last`, that of the latest checkpoint, or `best_val`, that of the best round by
+    validation, which needs `checkpoint.keep: [last, best_val]` there."""
+    digest: str | None = None
+    """SHA-256 that the state must have. A run records it, so that `resolved.yaml` begins with the same state only."""
+
+
 class EarlyStop(Section):
     """Conditions under which a run ends before its last round.
 
@@ -408,6 +426,8 @@ class Settings(Section):
     """The clients' devices and connections, for virtual time; `null`: no virtual time. See `raysim describe system`."""
     training: Training = Training()
     evaluation: Evaluation = Evaluation()
+    init: Init | None = None
+    """Another run whose state is the beginning of this one; `null`: new weights. See `raysim describe init`."""
     stop: EarlyStop | None = None
     """Conditions under which the run ends before its last round; `null`: none. See `raysim describe stop`."""
     resources: Resources = Resources()

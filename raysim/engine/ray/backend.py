@@ -309,8 +309,8 @@ class RayBackend:
         which every worker can make.
         """
         initial_workers = self.pool.initial_workers
-        parts = self._spread(k for k in ids if k in self.owner or self.spec.independent_init)
-        rest = [k for k in ids if k not in self.owner and not self.spec.independent_init]
+        parts = self._spread(k for k in ids if k in self.owner or self.spec.separate_init)
+        rest = [k for k in ids if k not in self.owner and not self.spec.separate_init]
         for i, k in enumerate(rest):
             parts.setdefault(initial_workers[i % len(initial_workers)], []).append(k)
         return parts

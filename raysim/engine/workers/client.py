@@ -50,12 +50,13 @@ class ClientWorker:
             return new_network(spec, task, self.device, arch)
 
         def own(k: ClientId) -> nn.Module:
-            return new_network(spec, task, self.device, spec.arch(k), k)
+            net = new_network(spec, task, self.device, spec.arch(k), *((k,) if spec.independent_init else ()))
+            if spec.initial is not None:
+                spec.initial.load(k, net)
+            return net
 
         samples = ClientSamples(spec, raw_M, self.device)
-        self.states = ClientStates(
-            spec.models, spec.num_clients, initial, own if spec.independent_init else None, files
-        )
+        self.states = ClientStates(spec.models, spec.num_clients, initial, own if spec.separate_init else None, files)
         self.evaluation = Evaluation(spec, self.states, samples)
         self.training = Training(spec, task, self.states, samples, self.evaluation)
 

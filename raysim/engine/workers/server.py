@@ -16,7 +16,7 @@ from raysim.core.algorithm import Algorithm, ClientId, Server
 from raysim.core.messages import leaves, pack, unpack, wire_size
 from raysim.core.meter import flops_of
 from raysim.core.seeds import seeded
-from raysim.core.state import deserialize, digest, modules_of, serialize, state_tensors
+from raysim.core.state import Serialized, deserialize, digest, modules_of, serialize, state_tensors
 from raysim.engine.checkpoint.format import read_server, server_file
 from raysim.engine.records import Broadcast, CheckpointFile, ClientFailure, NonFiniteUpload, ServerReport
 from raysim.engine.spec import RunSpec
@@ -37,7 +37,8 @@ class ServerWorker:
         spec = self.spec
         rng = seeded(spec.seed, "server_start", 0)
         arch = {k: spec.arch(k) for k in spec.num_samples}
-        self.server = Server(spec.task, rng, spec.num_samples, local=spec.local_in(0), classes=spec.classes, arch=arch)
+        task = spec.task if spec.initial is None else spec.initial.server_task(spec.task)
+        self.server = Server(task, rng, spec.num_samples, local=spec.local_in(0), classes=spec.classes, arch=arch)
 
     def start(self, registrations: Sequence[Mapping[ClientId, Any]] = ()) -> None:
         """Create the state before round 1. registrations: parts of client -> packed message."""
@@ -48,6 +49,8 @@ class ServerWorker:
         with self._hook("server_start", 0):
             self.server.state = self.spec.algorithm.server_start(self.server, unpacked)
             state_tensors(self.server.state)  # raises if the hook made a state that cannot be saved
+        if self.spec.initial is not None and self.spec.initial.server is not None:
+            self._take(self.spec.initial.server)
         guard.check(
             f"{type(self.spec.algorithm).__name__}: server_start changed a registration in place; "
             "change a copy, such as tensor.clone()"
@@ -144,11 +147,14 @@ class ServerWorker:
     def restore(self, data: bytes) -> None:
         """Load a file of `save`; call it after `start`, which creates the modules. Raises `RunError` if that fails."""
         serialized, facts = read_server(data)
+        self._take(serialized)
+        self._flops = {_tuples(key): count for key, count in facts["flops"]}
+
+    def _take(self, serialized: Serialized) -> None:
         try:
             self.server.state = deserialize(serialized, self.server.state, modules_of(self.spec.algorithm))
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:  # RuntimeError: a module's parameters differ
             raise RunError(f"the server's state cannot be restored: {error}") from error
-        self._flops = {_tuples(key): count for key, count in facts["flops"]}
 
     def fingerprints(self) -> dict[str, str]:
         """Return the SHA-256 of each tensor of the server's state."""

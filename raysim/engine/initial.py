@@ -1,0 +1,123 @@
+"""The state of another run with which a run begins: see `Init` in `raysim/scenario/schema.py`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import nn
+
+from raysim.core.algorithm import ClientId, Task
+from raysim.core.messages import Weights
+from raysim.core.state import Serialized, digest
+
+Packed = NDArray[np.uint8]
+"""A state_dict in safetensors format. Ray shares such arrays between the processes of a node, unlike tensors."""
+
+
+@dataclass(frozen=True)
+class Initial:
+    """Initial weights of every client, and of the server where they fit. Picklable.
+
+    A worker reads the weights of a client when it creates the client, so the state before round 1 needs no checkpoint.
+    """
+
+    states: tuple[Packed, ...]  # the distinct states of clients
+    of: tuple[int, ...]  # client k begins with states[of[k]]
+    whole: bool  # True: a state is that of the client's whole network; False: that of its own model alone
+    models: Mapping[str, Packed] = field(default_factory=dict)  # architecture -> the model that the server had of it
+    tree: str | None = None  # of the server's `Serialized` state, as JSON; None: it begins as the method makes it
+    tensors: Packed | None = None  # of the server's state
+
+    def load(self, k: ClientId, net: nn.Module) -> None:
+        """Give client k's new network its initial weights."""
+        target = net if self.whole else own_model(net)
+        assert target is not None, f"{type(net).__name__} has no model of the client's architecture"
+        target.load_state_dict(unpacked(self.states[self.of[k]]))
+
+    def server_task(self, task: Task) -> Task:
+        """Return the task that the server sees: `model` returns the trained model of an architecture, if there is one.
+
+        Models with a purpose or a width of their own stay fresh.
+        """
+        return replace(task, model=partial(self._model, task.model), trained=tuple(self.models))
+
+    def _model(self, fresh: Any, name: str, *key: int | str, **width: int) -> Any:
+        model = fresh(name, *key, **width)
+        if name in self.models and not key and not width:
+            model.load_state_dict(unpacked(self.models[name]))
+        return model
+
+    @property
+    def server(self) -> Serialized | None:
+        """The server's state; None: it begins as the method makes it."""
+        if self.tree is None or self.tensors is None:
+            return None
+        return Serialized(json.loads(self.tree), unpacked(self.tensors))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex) over the initial state of every client and of the server, whatever wrote the checkpoint."""
+        each = [digest(unpacked(state)) for state in self.states]
+        parts: dict[str, Any] = {"clients": [each[i] for i in self.of], "whole": self.whole}
+        parts["models"] = {name: digest(unpacked(model)) for name, model in self.models.items()}
+        if self.server is not None:
+            parts["server"] = [digest(self.server.tensors), self.tree]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    def file(self) -> bytes:
+        """Return the content of a file from which `parse` makes this object."""
+        parts = {f"state/{i}": state for i, state in enumerate(self.states)}
+        parts |= {f"model/{name}": model for name, model in self.models.items()}
+        if self.tensors is not None:
+            parts["server"] = self.tensors
+        tensors = {name: torch.from_numpy(part.copy()) for name, part in parts.items()}
+        facts = {"of": self.of, "whole": self.whole, "tree": self.tree}
+        return save(tensors, {name: json.dumps(value) for name, value in facts.items()})
+
+    @classmethod
+    def parse(cls, data: bytes) -> Initial:
+        """Return the object of a file. Raises `ValueError` for any other file."""
+        try:
+            facts = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+            parts = {name: part.numpy() for name, part in load(data).items()}
+            count = sum(name.startswith("state/") for name in parts)
+            models = {name.removeprefix("model/"): part for name, part in parts.items() if name.startswith("model/")}
+            states = tuple(parts[f"state/{i}"] for i in range(count))
+            of = tuple(map(int, json.loads(facts["of"])))
+            whole, tree = (json.loads(facts[name]) for name in ("whole", "tree"))
+            return cls(states, of, whole, models, tree, parts.get("server"))
+        except (SafetensorError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def packed(state: Weights) -> Packed:
+    """Return a state_dict as bytes."""
+    # Copies, since safetensors refuses tensors that share memory, such as tied weights, or are not contiguous.
+    dense = {
+        name: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, value in state.items()
+    }
+    return np.frombuffer(save(dense), np.uint8)
+
+
+def unpacked(state: Packed) -> Weights:
+    """Return the state_dict that `packed` stored."""
+    return load(state.tobytes())
+
+
+def own_model(net: nn.Module) -> nn.Module | None:
+    """Return the model of the client's own architecture within the network that its method keeps, if there is one.
+
+    A method that keeps several models holds this one first.
+    """
+    return next((module for module in (net, *net.children()) if hasattr(module, "features")), None)

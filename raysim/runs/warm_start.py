@@ -1,0 +1,179 @@
+"""Take the clients' and the server's state of another run as the beginning of a run (`init`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raysim.common.errors import RunError, ScenarioError
+from raysim.core.messages import Weights
+from raysim.core.state import serialize, state_tensors
+from raysim.engine.checkpoint.store import Checkpoint
+from raysim.engine.initial import Initial, Packed, own_model, packed
+from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.spec import RunSpec
+from raysim.engine.workers.networks import new_network
+from raysim.engine.workers.server import receives
+from raysim.runs.assembly import Assembly
+from raysim.runs.opened import OpenedRun
+from raysim.runs.resume import find_run
+from raysim.scenario.schema import Init
+
+Form = Mapping[str, tuple[torch.Size, torch.dtype]]
+
+
+def warm_start(assembly: Assembly) -> Assembly:
+    """Return the assembly of a run with the initial state that its scenario names; without `init`, the same assembly.
+
+    The scenario then records the other run's folder and the state's digest. Raises `ScenarioError` if the other run has
+    no intact state, the state does not fit this run's clients, or its digest is not the one that the scenario gives.
+    """
+    scenario = assembly.scenario
+    if (init := scenario.init) is None:
+        return assembly
+    try:
+        folder = find_run(init.run)
+        initial, notes = _taken(folder, init, assembly)
+    except (ScenarioError, RunError) as error:
+        text = error.reason if isinstance(error, ScenarioError) else str(error)
+        raise scenario.origin.error(("init", "run"), text) from error
+    digest = initial.digest
+    if init.digest not in (None, digest):
+        raise scenario.origin.error(
+            ("init", "run"),
+            f"{folder} has changed: its state has the digest {digest[:12]}, but init.digest is {init.digest}; restore "
+            "the run, or remove init.digest to begin with the present state",
+        )
+    filled = init.model_copy(update={"run": str(folder), "digest": digest})
+    scenario = replace(
+        scenario,
+        settings=scenario.settings.model_copy(update={"init": filled}),
+        resolved={**scenario.resolved, "init": filled.model_dump(mode="json")},
+    )
+    return replace(assembly, scenario=scenario, initial=initial, notes=notes)
+
+
+def _taken(folder: Path, init: Init, assembly: Assembly) -> tuple[Initial, tuple[str, ...]]:
+    """Return the state of the other run in `folder`, and warnings about it."""
+    source, spec = OpenedRun.of(folder), assembly.spec
+    _refuse_other_clients(source, spec)
+    checkpoint = _checkpoint(source, init)
+    same_method = source.method == assembly.scenario.algorithm_name
+    with source.backend(range(spec.num_clients), checkpoint) as backend:
+        states, of, whole = _clients(source, backend, spec, same_method)
+        models = _models(backend, spec)
+        server = serialize(backend.server.server.state) if same_method else None
+    notes = []
+    if source.assembly.partition.digest != assembly.partition.digest:
+        notes.append(f"init: clients of {folder} have other samples than the clients of this run")
+    if server is None and not models and receives(spec.algorithm):
+        notes.append(
+            f"init: the server of {folder} ({source.method}) has no model for this method, so this run's "
+            "server begins with new weights, and the parts that clients receive in round 1 replace theirs"
+        )
+    if server is None:
+        return Initial(states, of, whole, models), tuple(notes)
+    return Initial(states, of, whole, {}, json.dumps(server.tree), packed(server.tensors)), tuple(notes)
+
+
+def _refuse_other_clients(source: OpenedRun, spec: RunSpec) -> None:
+    had, has = source.spec, spec
+    if had.num_clients != has.num_clients:
+        raise ScenarioError(
+            f"{source.folder} has {had.num_clients} clients, but this run has {has.num_clients}; "
+            f"set clients.count to {had.num_clients}"
+        )
+    for k in range(has.num_clients):
+        if had.arch(k) != has.arch(k):
+            raise ScenarioError(
+                f"client {k} has model {had.arch(k)} in {source.folder}, but {has.arch(k)} in this run; "
+                "give both runs the same clients.models"
+            )
+
+
+def _checkpoint(source: OpenedRun, init: Init) -> Checkpoint:
+    """Return the checkpoint to begin with. Raises `ScenarioError` if it is missing or damaged."""
+    checkpoint = source.checkpoint()  # drops damaged checkpoints, instead of which an earlier one must not be taken
+    if source.store.damage:
+        raise ScenarioError(f"{source.folder}: {source.store.damage[-1]}; restore that file")
+    return checkpoint if init.round == "last" else source.checkpoint(init.round)
+
+
+def _clients(
+    source: OpenedRun, backend: InProcessBackend, spec: RunSpec, same_method: bool
+) -> tuple[tuple[Packed, ...], tuple[int, ...], bool]:
+    """Return the distinct states of all clients, the position of each client's state, and whether they are whole.
+
+    They are if both runs have the same method; otherwise only the clients' own models can be taken.
+    """
+    nets = {arch: new_network(spec, spec.task, torch.device("cpu"), arch) for arch in spec.task.architectures}
+    wanted = {arch: _form(net if same_method else _own(net, "this run")) for arch, net in nets.items()}
+    states: list[Packed] = []
+    of: list[int] = []
+    untrained: dict[str, int] = {}  # architecture -> position of the state of clients that never took part
+    for k in range(spec.num_clients):
+        arch = spec.arch(k)
+        fresh = backend.worker.states.is_untrained(k)
+        if not (fresh and arch in untrained):
+            with backend.worker.states.reading(k) as net:
+                part = net if same_method else _own(net, str(source.folder))
+                _refuse_other_form(source, k, arch, _form(part), wanted[arch])
+                states.append(packed(part.state_dict()))
+            if fresh:
+                untrained[arch] = len(states) - 1
+        of.append(untrained[arch] if fresh else len(states) - 1)
+    return tuple(states), tuple(of), same_method
+
+
+def _models(backend: InProcessBackend, spec: RunSpec) -> dict[str, Packed]:
+    """Return the model in the server's state, by its architecture; empty if there is none, or several.
+
+    With several architectures, methods disagree about what their servers share. Buffers that the server does not have,
+    such as BatchNorm's, stay those of a new model.
+    """
+    if len(spec.task.architectures) > 1:
+        return {}
+    (arch,) = spec.task.architectures
+    held, model = state_tensors(backend.server.server.state), spec.fresh_model(arch)
+    needed = {name: value.shape for name, value in model.named_parameters()}
+    first = min(needed)
+    prefixes = [name.removesuffix(first) for name in held if name == first or name.endswith(f".{first}")]
+    whole = [at for at in prefixes if all(_shape(held, f"{at}{name}") == shape for name, shape in needed.items())]
+    if len(whole) != 1:
+        return {}
+    fresh: Weights = model.state_dict()
+    return {arch: packed({name: held.get(f"{whole[0]}{name}", value) for name, value in fresh.items()})}
+
+
+def _shape(held: Mapping[str, Tensor], name: str) -> torch.Size | None:
+    return held[name].shape if name in held else None
+
+
+def _own(net: nn.Module, where: str) -> nn.Module:
+    model = own_model(net)
+    if model is None:
+        raise ScenarioError(f"{type(net).__name__}, the network of the clients of {where}, has no model with features")
+    return model
+
+
+def _form(part: nn.Module) -> Form:
+    return {name: (value.shape, value.dtype) for name, value in part.state_dict().items()}
+
+
+def _refuse_other_form(source: OpenedRun, k: int, arch: str, had: Form, has: Form) -> None:
+    names: list[Any] = [name for name in dict.fromkeys([*has, *had]) if had.get(name) != has.get(name)]
+    if names:
+        raise ScenarioError(
+            f"client {k}'s model {arch} has {_shown(had, names[0])} in {source.folder}, but {_shown(has, names[0])} in "
+            "this run; choose a run with the same classes, clients.feature_dim and samples"
+        )
+
+
+def _shown(form: Form, name: str) -> str:
+    return f"{name} {list(form[name][0])}" if name in form else f"no {name}"

@@ -1,0 +1,179 @@
+"""`init: {run: ...}`: a run begins with the state of another run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import raysim
+from raysim.common.errors import ScenarioError
+from raysim.runs.run import Run, run
+from raysim.runs.verify import verify
+from tests.engine.scenarios import loaded
+from tests.runs.test_resume import Cut, of_results
+
+ONE = ("clients.models=[digits_cnn_s]", "rounds=2")
+"""One architecture, as FedAvg needs; half of the clients take part in a round, so some never do."""
+
+
+def source_of(method: str, *sets: str) -> Run:
+    return run(loaded(f"algorithm.name={method}", *ONE, *sets), quiet=True)
+
+
+def after(source: Run, method: str, *sets: str) -> Any:
+    return loaded(f"algorithm.name={method}", *ONE, f"init.run={source.folder}", *sets)
+
+
+def networks(of: Run) -> list[dict[str, torch.Tensor]]:
+    return [of.client(k).network.state_dict() for k in range(8)]
+
+
+def test_a_run_begins_with_the_accuracy_with_which_the_other_ended(workplace: Path) -> None:
+    source = source_of("standalone", "rounds=3", "clients.models=[digits_mlp64, digits_cnn_s, digits_resnet]")
+    sets = ["algorithm.name=standalone", f"init.run={source.folder.name}", "training.lr=0.01", "seeds.weights=9"]
+    warm = run(loaded(*sets), quiet=True)
+    assert source.rounds["accuracy/all"].iloc[-1] > 0.3
+    assert warm.rounds["accuracy/all"][0] == source.rounds["accuracy/all"].iloc[-1]
+    resolved = yaml.safe_load((warm.folder / "resolved.yaml").read_text())["init"]
+    assert resolved == json.loads((warm.folder / "run.json").read_text())["init"]
+    assert resolved["run"] == str(source.folder) and len(resolved["digest"]) == 64
+
+
+def test_a_run_of_the_same_method_continues_with_the_server(workplace: Path) -> None:
+    source = source_of("fedavg")
+    warm = run(after(source, "fedavg", "clients.participation=1", "rounds=1", "training.lr=1e-30"), quiet=True)
+    assert warm.rounds["accuracy/all"][0] == source.rounds["accuracy/all"].iloc[-1]
+    # With this learning rate, each client keeps the model that the server sent, which is the other run's.
+    first, *others = networks(warm)
+    assert all(torch.equal(one["header.weight"], first["header.weight"]) for one in others)
+    untrained = set(range(8)) - set(source.clients["client"][source.clients["round"] > 0])
+    assert untrained
+    fresh = source.client(int(min(untrained))).network.state_dict()
+    assert not torch.equal(first["header.weight"], fresh["header.weight"])
+
+
+def test_lg_fedavg_begins_with_the_clients_and_the_header_of_fedavg(workplace: Path) -> None:
+    source = source_of("fedavg", "clients.participation=1")
+    warm = run(after(source, "lg_fedavg", "clients.participation=1", "rounds=1", "training.lr=1e-30"), quiet=True)
+    assert warm.rounds["accuracy/all"][0] == source.rounds["accuracy/all"].iloc[-1]
+    average = run(after(source, "fedavg", "clients.participation=1", "rounds=1", "training.lr=1e-30"), quiet=True)
+    header = average.client(0).network.state_dict()["header.weight"]
+    for one, had in zip(networks(warm), networks(source), strict=True):
+        assert torch.equal(one["header.weight"], header)  # the server's, in round 1
+        extractor = [name for name in one if not name.startswith("header.")]
+        assert extractor and all(torch.equal(one[name], had[name]) for name in extractor)  # the client's own
+
+
+def test_a_server_without_a_model_begins_anew_with_a_warning(workplace: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run(after(source_of("lg_fedavg"), "fedavg"), quiet=True)
+    assert "the parts that clients receive in round 1 replace theirs" in caplog.text
+    assert "other samples" not in caplog.text
+    caplog.clear()
+    run(after(source_of("standalone"), "standalone", "seed=6"), quiet=True)
+    assert "other samples than the clients of this run" in caplog.text and "round 1" not in caplog.text
+
+
+def test_a_method_with_two_networks_takes_the_clients_own_model(workplace: Path) -> None:
+    source = source_of("fedavg")
+    warm = run(after(source, "ditto"), quiet=True)
+    assert warm.rounds["accuracy/all"][0] == source.rounds["accuracy/all"].iloc[-1]
+    back = run(after(warm, "standalone"), quiet=True)
+    assert back.rounds["accuracy/all"][0] == warm.rounds["accuracy/all"].iloc[-1]
+
+
+@pytest.mark.parametrize("method", [pytest.param("fedavg", marks=pytest.mark.large), "lg_fedavg"])
+def test_the_bits_are_those_of_any_number_of_actors_and_of_a_kill_before_the_first_checkpoint(
+    workplace: Path, ray_session: None, method: str
+) -> None:
+    traces = verify(after(source_of("fedavg"), method), [1, 2], kill=True)
+    assert [trace.difference for trace in traces] == [None] * 4
+    assert traces[-1].restarts == 1
+    assert run(loaded(f"algorithm.name={method}", *ONE), quiet=True).state_digest != traces[0].digest
+
+
+@pytest.mark.parametrize("cut", [0, 1, 3])
+def test_a_run_is_resumed_without_the_other_run(workplace: Path, cut: int) -> None:
+    source = source_of("fedavg")
+    scenario = after(source, "lg_fedavg", "rounds=4", "checkpoint.every=2")
+    whole = run(scenario, quiet=True)
+    with pytest.raises(KeyboardInterrupt):
+        run(scenario, quiet=True, trackers=[Cut(cut)])
+    (folder,) = set((workplace / "runs" / "tiny").iterdir()) - {whole.folder, source.folder}
+    shutil.rmtree(source.folder)
+    resumed = Run(folder).resume(quiet=True)
+    assert resumed.state_digest == whole.state_digest
+    assert of_results(folder)[0].equals(of_results(whole.folder)[0])
+    assert all(
+        torch.equal(one[name], other[name])
+        for one, other in zip(networks(resumed), networks(whole), strict=True)
+        for name in one
+    )
+
+
+def test_a_resumed_run_needs_its_initial_state(workplace: Path) -> None:
+    scenario = after(source_of("standalone"), "standalone")
+    folder = run(scenario, quiet=True).folder
+    file = folder / "init.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(ScenarioError, match="is damaged: it differs from the initial state that the run recorded"):
+        Run(folder).resume(["rounds=3"], quiet=True)
+    file.unlink()
+    with pytest.raises(ScenarioError, match="cannot be read"):
+        Run(folder).resume(["rounds=3"], quiet=True)
+
+
+def test_a_changed_source_is_refused(workplace: Path) -> None:
+    source = source_of("standalone")
+    warm = run(after(source, "standalone"), quiet=True)
+    again = raysim.run(warm.folder / "resolved.yaml", quiet=True)
+    assert again.state_digest == warm.state_digest
+    source.resume(["rounds=3"], quiet=True)
+    with pytest.raises(ScenarioError, match=r"init\.run: .* has changed: its state has the digest"):
+        raysim.run(warm.folder / "resolved.yaml", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("sets", "text"),
+    [
+        (["clients.count=7"], "has 8 clients, but this run has 7; set clients.count to 8"),
+        (["clients.models=[digits_mlp64]"], "client 0 has model digits_cnn_s in "),
+        (["clients.feature_dim=16"], "client 0's model digits_cnn_s has "),
+        (["init.run=nowhere"], "nowhere given, but there is no such run folder"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused(workplace: Path, sets: list[str], text: str) -> None:
+    with pytest.raises(ScenarioError, match=r"init\.run") as caught:
+        run(after(source_of("standalone"), "standalone", *sets), quiet=True)
+    assert text in str(caught.value) and "\n" not in str(caught.value)
+    assert len(list((workplace / "runs" / "tiny").iterdir())) == 1, "no run folder may be left"
+
+
+def test_a_source_without_an_intact_state_is_refused(workplace: Path) -> None:
+    without = source_of("standalone", "checkpoint.every=0")
+    with pytest.raises(ScenarioError, match=r"init\.run: .* has no checkpoint"):
+        run(after(without, "standalone"), quiet=True)
+    source = source_of("standalone", "checkpoint.every=1")
+    (file, *_) = sorted((source.folder / "checkpoints").glob("clients-000002-*"))
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(ScenarioError, match=r"init\.run: .* is damaged"):
+        run(after(source, "standalone"), quiet=True)
+    file.unlink()
+    with pytest.raises(ScenarioError, match=r"init\.run: .* cannot be read"):
+        run(after(source, "standalone"), quiet=True)
+
+
+def test_the_best_state_by_validation_is_taken(workplace: Path) -> None:
+    source = source_of("standalone", "rounds=4", "checkpoint={every: 1, keep: [last, best_val]}")
+    best = source.summary["best_val_round"]
+    warm = run(after(source, "standalone", "init.round=best_val", "rounds=1"), quiet=True)
+    assert warm.rounds["accuracy/all"][0] == source.rounds["accuracy/all"][best]
