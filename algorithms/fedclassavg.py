@@ -56,7 +56,7 @@ class FedClassAvg(Algorithm[Header, Header, Header]):
     """Scale representations to length 1 before their dot products; `false`: use them unscaled."""
 
     def server_start(self, server: Server[Header], registrations: Mapping[ClientId, Any]) -> Header:
-        return Header(weights(nn.Linear(server.task.feature_dim, server.task.num_classes)))
+        return Header(weights(server.task.new_header()))
 
     def server_send(self, server: Server[Header], to: ClientId) -> Header:
         return server.state

@@ -140,7 +140,7 @@ class FedGen(Algorithm[Broadcast, Upload, Broadcast]):
 
     def server_start(self, server: Server[Broadcast], registrations: Mapping[ClientId, Any]) -> Broadcast:
         num_classes = server.task.num_classes
-        header = weights(nn.Linear(server.task.feature_dim, num_classes))
+        header = weights(server.task.new_header())
         return Broadcast(header, weights(self.generator(server.task)), torch.full((num_classes,), 1 / num_classes))
 
     def server_send(self, server: Server[Broadcast], to: ClientId) -> Broadcast:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from raysim.core import Algorithm, Client, ClientId, Count, Header, OutputOf, Positive, Server, message, weights
 from raysim.core.ops import class_means, cross_entropy, header_step
@@ -52,7 +52,7 @@ class FedGH(Algorithm[Header, ClassMeans, Header]):
         return self.server_mode == "frozen_random"
 
     def server_start(self, server: Server[Header], registrations: Mapping[ClientId, Any]) -> Header:
-        return Header(weights(nn.Linear(server.task.feature_dim, server.task.num_classes)))
+        return Header(weights(server.task.new_header()))
 
     def server_send(self, server: Server[Header], to: ClientId) -> Header | None:
         return None if server.t == 1 and self.first == "local" else server.state

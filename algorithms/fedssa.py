@@ -70,7 +70,7 @@ class FedSSA(Algorithm[Rows, Rows, State]):
         return rows_of(client.net.header, client.data.y.unique()) if self.agg == "official" else None
 
     def server_start(self, server: Server[State], registrations: Mapping[ClientId, Rows | None]) -> State:
-        header = nn.Linear(server.task.feature_dim, server.task.num_classes)
+        header = server.task.new_header()
         initial = {k: rows for k, rows in registrations.items() if rows is not None}
         return State(header, dict(server.classes), initial)
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import nn
 
 from raysim.core import Algorithm, Client, ClientId, Header, Server, UpdateOf, weights
 from raysim.core.ops import cross_entropy, weighted_mean
@@ -29,9 +28,7 @@ class LGFedAvg(Algorithm[Header, Header, Header]):
     """How headers are averaged: by sample counts (the paper), or all alike (the released code)."""
 
     def server_start(self, server: Server[Header], registrations: Mapping[ClientId, Any]) -> Header:
-        if server.task.trained:  # the run begins with a model that FedAvg trained, for example
-            return Header(weights(server.task.model(server.task.trained[0]).header))
-        return Header(weights(nn.Linear(server.task.feature_dim, server.task.num_classes)))
+        return Header(weights(server.task.new_header()))
 
     def server_send(self, server: Server[Header], to: ClientId) -> Header:
         return server.state

@@ -80,6 +80,13 @@ class Task:
     """At the server of a run that begins with another run's state (`init`): architectures of which `model` returns the
     model that the other run's server had, instead of a fresh one."""
 
+    def new_header(self) -> nn.Linear:
+        """Return a header with new weights [C, D]; at the server of a run with `init`, that of the trained model."""
+        if self.trained:
+            header: nn.Linear = self.model(self.trained[0]).header
+            return header
+        return nn.Linear(self.feature_dim, self.num_classes)
+
     def smallest(self) -> str:
         """Return the architecture with the fewest parameters, the first of equals: the default of `small_model`."""
         return min(self.architectures, key=lambda name: sum(weight.numel() for weight in self.model(name).parameters()))

@@ -20,8 +20,9 @@ from raysim.engine.policies.placement import ActorGroup, ClusterResources, Plan,
 from raysim.models import MODELS
 from raysim.models.split import example
 from raysim.plugins.calling import where
-from raysim.runs.assembly import attach, check_local, find_machine, refuse_float16_on_cpu, run_schedule
+from raysim.runs.assembly import assemble, attach, check_local, find_machine, refuse_float16_on_cpu, run_schedule
 from raysim.runs.backend import Placement, placement
+from raysim.runs.warm_start import warm_start
 from raysim.scenario.scenario import Scenario
 
 SPLIT_TRAIN: Mapping[str, float] = {"pooled811": 0.8, "published": 1.0, "pfedhn": 0.8, "listed": 0.8}
@@ -68,7 +69,7 @@ class Preview:
 def preview(scenario: Scenario) -> Preview:
     """Plan the run and measure two training steps per architecture on this machine's CPU.
 
-    Raises `ScenarioError` when the plan does not fit.
+    Raises `ScenarioError` when the plan does not fit, or the run of `init` does not.
     """
     check_local(scenario)
     machine, nodes = find_machine(scenario), []
@@ -86,6 +87,8 @@ def preview(scenario: Scenario) -> Preview:
             load_dataset(data.name, data.root, data.format, download=False)  # raises the same error as a run
         text = f"{data.name} is not on this machine; a run tries to download it"
         plan = replace(plan, notes=(*plan.notes, text))
+    elif scenario.init is not None:
+        plan = replace(plan, notes=(*plan.notes, *warm_start(assemble(scenario, machine)).notes))
     early = () if scenario.stop is None else ("the run may end earlier (section `stop`); the times are for all rounds",)
     half = ("steps were measured in float32, as float16 is too slow on CPUs",)
     measured = half if scenario.training.precision == "float16" else ()

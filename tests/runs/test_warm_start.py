@@ -13,8 +13,15 @@ import yaml
 
 import raysim
 from raysim.common.errors import ScenarioError
+from raysim.core.state import state_tensors
+from raysim.engine.initial import unpacked
+from raysim.engine.inprocess import InProcessBackend
+from raysim.runs.assembly import assemble
+from raysim.runs.preview import preview
 from raysim.runs.run import Run, run
 from raysim.runs.verify import verify
+from raysim.runs.warm_start import warm_start
+from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import loaded
 from tests.runs.test_resume import Cut, of_results
 
@@ -87,7 +94,8 @@ def test_a_method_with_two_networks_takes_the_clients_own_model(workplace: Path)
     assert back.rounds["accuracy/all"][0] == warm.rounds["accuracy/all"].iloc[-1]
 
 
-@pytest.mark.parametrize("method", [pytest.param("fedavg", marks=pytest.mark.large), "lg_fedavg"])
+@pytest.mark.large
+@pytest.mark.parametrize("method", ["fedavg", "lg_fedavg"])
 def test_the_bits_are_those_of_any_number_of_actors_and_of_a_kill_before_the_first_checkpoint(
     workplace: Path, ray_session: None, method: str
 ) -> None:
@@ -150,9 +158,11 @@ def test_a_changed_source_is_refused(workplace: Path) -> None:
     ],
 )
 def test_a_state_that_does_not_fit_is_refused(workplace: Path, sets: list[str], text: str) -> None:
-    with pytest.raises(ScenarioError, match=r"init\.run") as caught:
-        run(after(source_of("standalone"), "standalone", *sets), quiet=True)
-    assert text in str(caught.value) and "\n" not in str(caught.value)
+    scenario = after(source_of("standalone"), "standalone", *sets)
+    for action in (lambda: preview(Scenario.of(scenario)), lambda: run(scenario, quiet=True)):
+        with pytest.raises(ScenarioError, match=r"init\.run") as caught:
+            action()
+        assert text in str(caught.value) and "\n" not in str(caught.value)
     assert len(list((workplace / "runs" / "tiny").iterdir())) == 1, "no run folder may be left"
 
 
@@ -170,6 +180,17 @@ def test_a_source_without_an_intact_state_is_refused(workplace: Path) -> None:
     file.unlink()
     with pytest.raises(ScenarioError, match=r"init\.run: .* cannot be read"):
         run(after(source, "standalone"), quiet=True)
+
+
+@pytest.mark.parametrize("method", ["fedgh", "fedclassavg", "fedssa", "fedgen"])
+def test_servers_that_begin_with_a_header_take_the_header_of_the_model(workplace: Path, method: str) -> None:
+    assembly = warm_start(assemble(Scenario.of(after(source_of("fedavg"), method))))
+    assert assembly.initial is not None
+    trained = unpacked(assembly.initial.models["digits_cnn_s"])["header.weight"]
+    backend = InProcessBackend("cpu")
+    backend.start(assembly.spec, assembly.raw)
+    assert any(torch.equal(value, trained) for value in state_tensors(backend.server.server.state).values())
+    backend.close()
 
 
 def test_the_best_state_by_validation_is_taken(workplace: Path) -> None:

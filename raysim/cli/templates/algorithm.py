@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import nn
-
 from raysim.core import Algorithm, Client, ClientId, Header, Server, UpdateOf, weights
 from raysim.core.fields import Fraction
 from raysim.core.ops import cross_entropy, weighted_mean
@@ -30,7 +28,7 @@ class NewMethod(Algorithm[Header, Header, Header]):
     """How far the server goes from the last header to the mean of the participants'."""
 
     def server_start(self, server: Server[Header], registrations: Mapping[ClientId, Any]) -> Header:
-        return Header(weights(nn.Linear(server.task.feature_dim, server.task.num_classes)))
+        return Header(weights(server.task.new_header()))
 
     def server_send(self, server: Server[Header], to: ClientId) -> Header:
         return server.state
