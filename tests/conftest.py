@@ -137,6 +137,7 @@ SLOW = (
 """Files without Ray whose tests train or wait for seconds: `make test-fast` leaves them out."""
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests that share one Ray in one process; those that start their own stay together by file."""
     for item in items:

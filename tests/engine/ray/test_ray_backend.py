@@ -79,6 +79,11 @@ def backends(ray_session: None) -> Iterator[dict[str, RayBackend]]:
         backend.close()
 
 
+def test_tests_that_share_one_ray_run_in_one_process(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("dist", "no") != "no" or hasattr(request.config, "workerinput"):
+        assert request.node.nodeid.endswith("@ray"), "pytest-xdist has not read the groups of tests/conftest.py"
+
+
 def rounds_on(backend: Backend, given: ParsedScenario) -> tuple[str, list[ClientRow], list[dict[str, Any]], int]:
     """Run three rounds: state digest, client rows and round values without timings, clients moved."""
     checked = Scenario.of(given)
