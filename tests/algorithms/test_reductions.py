@@ -1,6 +1,6 @@
 """Methods with what they add switched off are the methods they build on, bit for bit.
 
-On real CIFAR-100: 10 clients with 10 of the 100 classes each, five CNNs (or CNN-5, where a method needs one
+On real CIFAR-100: five clients with 10 of the 100 classes each, five CNNs (or CNN-5, where a method needs one
 architecture), all of them in every round; 24 training images per client keep it short.
 """
 
@@ -30,12 +30,14 @@ from raysim.scenario.parse import parse_scenario
 from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import states_of
 
-ROUNDS, PER_CLIENT = 2, 24
+pytestmark = pytest.mark.xdist_group("reductions")  # one process trains what several methods are compared with once
+
+ROUNDS, CLIENTS, PER_CLIENT = 2, 5, 24
 FIVE = ("cnn1", "cnn2", "cnn3", "cnn4", "cnn5")
 
 
 @cache
-def base(data_root: str, clients: int = 10, models: tuple[str, ...] = FIVE) -> tuple[RunSpec, NDArray[np.uint8]]:
+def base(data_root: str, clients: int = CLIENTS, models: tuple[str, ...] = FIVE) -> tuple[RunSpec, NDArray[np.uint8]]:
     """The task of Standalone, and the images."""
     checked = Scenario.of(
         parse_scenario(
@@ -78,7 +80,7 @@ def after(
     try:
         backend.start(replace(spec, algorithm=parse_scenario(scenario).algorithm), lambda: raw_M)
         for t in range(1, ROUNDS + 1):
-            report = run_round(backend, t, range(10))
+            report = run_round(backend, t, range(CLIENTS))
             assert not report.server.rejected
         return states_of(backend)[0]
     finally:
@@ -140,7 +142,7 @@ def test_what_was_switched_off_matters(
 def test_fd_runs_where_the_papers_print_a_dash(data_root: str) -> None:
     # 10 of 100 clients with 10 of 100 classes in each of 20 rounds: almost every round some class has one participant,
     # whose leave-one-out mean is 0/0 unless guarded. With 24 samples, some clients lack some of their classes, too.
-    spec, raw_M = base(data_root, 100)
+    spec, raw_M = base(data_root, 100, ("cnn5",))
     backend, lonely = InProcessBackend(), 0.0
     try:
         backend.start(replace(spec, algorithm=FD()), lambda: raw_M)

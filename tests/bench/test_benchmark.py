@@ -82,6 +82,7 @@ def test_pss_counts_descendants() -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.large
 def test_both_sides_run_the_same_rounds_alternately(
     workplace: Path, ray_session: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
