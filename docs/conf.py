@@ -1,0 +1,104 @@
+"""Sphinx's settings of the documentation site, which `make docs` builds."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import sys
+from pathlib import Path
+
+from docutils import nodes
+from latex2mathml.converter import convert
+from sphinx.application import Sphinx
+from sphinx.writers.html5 import HTML5Translator
+
+# Cells call `raysim` of the environment that builds the site, and print for a page, not for a terminal.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+os.environ |= {"NO_COLOR": "1", "COLUMNS": "120", "OMP_NUM_THREADS": "1"}
+
+DOCS = Path(__file__).parent
+REPOSITORY = DOCS.parent
+
+project = "raysim"
+release = importlib.metadata.version("raysim")
+html_title = f"raysim {release}"
+html_theme = "furo"
+html_show_copyright = False
+html_math_renderer = "mathml"
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.doctest", "sphinx_click", "sphinx_copybutton"]
+exclude_patterns = ["results/*.md"]
+
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 4
+nb_execution_mode = "cache"
+nb_execution_in_temp = True
+nb_execution_cache_path = str(REPOSITORY / "build" / "docs-cells")
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
+nb_merge_streams = True
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+
+PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
+    "algorithms/README.md": "methods/index.md",
+    "cluster/README.md": "cluster.md",
+    "raysim/README.md": "rooms.md",
+    "docs/methods": "methods/index.md",
+    "scenarios/papers": "papers.md",
+}
+"""Files outside this folder, and folders -> the pages that include them, or take their place."""
+
+LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
+
+
+def _relink(text: str, folder: Path, page: Path) -> str:
+    """Let the links of a text that is stored in `folder` lead to the same files from `page`, or to their pages."""
+
+    def replaced(match: re.Match[str]) -> str:
+        target = (folder / match[1]).resolve()
+        name = target.relative_to(REPOSITORY).as_posix()
+        target = DOCS / PAGES[name] if name in PAGES else target
+        return Path(os.path.relpath(target, page.parent)).as_posix()
+
+    return LINK.sub(replaced, text)
+
+
+def _inline(translator: HTML5Translator, node: nodes.math) -> None:
+    translator.body.append(_mathml(node.astext(), "inline"))
+    raise nodes.SkipNode
+
+
+def _block(translator: HTML5Translator, node: nodes.math_block) -> None:
+    translator.body.append(_mathml(node.astext(), "block"))
+    raise nodes.SkipNode
+
+
+def _mathml(latex: str, display: str) -> str:
+    """Return a formula as MathML, which browsers show without a script from another site."""
+    found = convert(latex, display=display)
+    if "\\" in found:
+        raise ValueError(f"latex2mathml does not know a command of {latex}")
+    return found
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
+
+    def read(app: Sphinx, page: str, content: list[str]) -> None:
+        path = Path(app.env.doc2path(page))
+        content[0] = _relink(content[0], path.parent, path)
+
+    def include(app: Sphinx, path: Path, page: str, content: list[str]) -> None:
+        # `page` lacks its folder (MyST-Parser 5.2).
+        file = (DOCS / path).resolve()
+        content[0] = _relink(content[0], file.parent, DOCS / PAGES[file.relative_to(REPOSITORY).as_posix()])
+
+    app.connect("source-read", read)
+    app.connect("include-read", include)
