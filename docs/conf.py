@@ -47,6 +47,7 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
     "algorithms/README.md": "methods/index.md",
+    "benchmarks/README.md": "benchmarks.md",
     "cluster/README.md": "cluster.md",
     "raysim/README.md": "rooms.md",
     "docs/methods": "methods/index.md",
