@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from pydantic.fields import FieldInfo
@@ -27,9 +28,11 @@ from raysim.plugins.references import Reference, named
 from raysim.plugins.registry import algorithm_names
 from raysim.report.units import human_seconds
 from raysim.scenario.bundled import bundled_names, scenario_file
-from raysim.scenario.declared import Declaration, declaration_of, declared
+from raysim.scenario.declaration import Declaration
+from raysim.scenario.declared import declaration_of, declared, read_own
 from raysim.scenario.json_schema import NAMED
 from raysim.scenario.schema import Data, Section, Settings
+from raysim.scenario.source import UnreadableError
 from raysim.scenario.trackers import TRACKERS
 from raysim.scenario.yaml_text import opening_comment, read_text
 
@@ -114,9 +117,11 @@ def show_description(name: str) -> None:
 
 def _show_algorithm(console: Console, name: str) -> None:
     reference = named("algorithms", name)
-    own_code = read_own_code([expanded(reference.place)] if reference is not None and reference.is_file else [])
-    method = declared(name if reference is None else reference.name, own_code)
-    file = f"algorithms/{name}.py" if reference is None else ", ".join(own_code.paths) or reference.name
+    if reference is not None and reference.is_file:
+        method, file = _read_method(name, reference)
+    else:
+        method = declared(name if reference is None else reference.name)
+        file = f"algorithms/{name}.py" if reference is None else reference.name
     console.print(_text(method.file_doc or method.doc, overflow="fold"))
     console.print(_text(f"\nPaper: {method.paper}"))
     console.print(_text(f"File:  {file}"))
@@ -130,6 +135,15 @@ def _show_algorithm(console: Console, name: str) -> None:
     for profile, preset in method.profiles.items():
         values = ", ".join(f"{field}: {_plain(value)}" for field, value in preset.items())
         console.print(_text(f"profile: {profile}  ({values})"))
+
+
+def _read_method(name: str, reference: Reference) -> tuple[Declaration, str]:
+    """Return the declaration of a method in the user's own files, which are not run, and the paths of these files."""
+    own_code = read_own_code([expanded(reference.place)])
+    try:
+        return read_own(Reference(Path(reference.place).name, reference.attribute), own_code), ", ".join(own_code.paths)
+    except UnreadableError as error:
+        raise ScenarioError(f"describe {name}: describe reads the file without running it, and {error}") from None
 
 
 def show_preview(found: Preview, scenario: Scenario) -> None:
