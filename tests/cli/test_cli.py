@@ -58,7 +58,7 @@ OPTIONS = {
     },
     "compare": {"runs", "--target", "--baseline", "--select", "--columns", "--siunitx", "--width", "--output", "-o"},
     "report": {"runs", "--baseline", "--select", "--watch", "--output", "-o"},
-    "plot": {"runs", "--kind", "--width", "--output", "-o"},
+    "plot": {"runs", "--kind", "--current", "--width", "--output", "-o"},
     "tsne": {"runs", "--clients", "--part", "--round", "--seed", "--output", "-o"},
     "attack": {"run", "--round", "--pairs", "--knowledge", "--psnr", "--seed", "--output", "-o"},
     "tree": {"run", "--sample", "--round", "--output", "-o"},
