@@ -18,7 +18,7 @@ from rich.text import Text
 from raysim.common.errors import ScenarioError
 from raysim.common.results import METRICS, ClientRow
 from raysim.common.suggestions import suggest
-from raysim.common.text import expanded, printable
+from raysim.common.text import expanded, printable, reflowed
 from raysim.core.fields import field_docs, in_words
 from raysim.data.partition import PARTITIONS
 from raysim.data.specs import DATASETS
@@ -81,11 +81,11 @@ def show_description(name: str) -> None:
     if name in settings:
         (section, kind), cls = settings[name]
         declaration = declaration_of(cls)
-        console.print(_text(f"{declaration.doc}\n"))
+        console.print(_text(f"{reflowed(declaration.doc)}\n"))
         _show_fields(console, declaration, f"{section}: {{{kind}: {{name: {name}}}}}")
     elif name in TRACKERS:
         declaration = declaration_of(TRACKERS[name])
-        console.print(_text(f"{declaration.doc}\n"))
+        console.print(_text(f"{reflowed(declaration.doc)}\n"))
         _show_fields(console, declaration, f"tracking: {{also: [{{name: {name}}}]}}")
     elif name in MODELS:
         spec = MODELS[name]
@@ -122,7 +122,7 @@ def _show_algorithm(console: Console, name: str) -> None:
     else:
         method = declared(name if reference is None else reference.name)
         file = f"algorithms/{name}.py" if reference is None else reference.name
-    console.print(_text(method.file_doc or method.doc, overflow="fold"))
+    console.print(_text(reflowed(method.file_doc or method.doc), overflow="fold"))
     console.print(_text(f"\nPaper: {method.paper}"))
     console.print(_text(f"File:  {file}"))
     console.print(_text(f"Architectures: {_architectures(method)}"))
@@ -302,7 +302,7 @@ def _show_section(console: Console, name: str) -> None:
             )
         )
         return
-    console.print(_text(inspect.cleandoc(section.__doc__ or "") + "\n"))
+    console.print(_text(reflowed(inspect.cleandoc(section.__doc__ or "")) + "\n"))
     hints = get_type_hints(section, include_extras=True)
     table = _table(None, "key", "default", "allowed", "meaning")
     for key, field in section.model_fields.items():

@@ -137,6 +137,7 @@ def test_what_cannot_be_is_one_sentence(runs: Runs, tmp_path: Path) -> None:
         (lambda: run.client(8), r"^client 8 given, but .* has clients 0 to 7$"),
         (lambda: run.client(-1), r"^client -1 given, "),
         (lambda: run.client(0).predictions("tests"), r"^part: 'tests' given; allowed: train, val, test$"),
+        (lambda: raysim.Run(""), r"^an empty name of a run given; give a run folder, or the id of a run below ./runs$"),
         (lambda: raysim.Run("nowhere"), r"^nowhere given, but there is no such run folder"),
         (lambda: raysim.Run(tmp_path).client(0), r"contains no run.json"),
         (lambda: runs("fedgh", "checkpoint.every=0").client(0).network, r"has no checkpoint; "),
