@@ -195,6 +195,14 @@ def test_bases_that_are_not_read(imports: str, base: str, why: str) -> None:
     assert str(told.value).startswith(why)
 
 
+@pytest.mark.parametrize(
+    "text", ["class A(B): pass\nclass B(A): pass", "from a import A\nclass A(A): pass", "class A(A.B): pass"]
+)
+def test_bases_in_a_circle_are_one_sentence(text: str) -> None:
+    with pytest.raises(UnreadableError, match=r"^(its text is too unusual \(RecursionError\)|the base class )"):
+        read(text.encode(), modules=lambda name: text.encode() if name == "a" else None)
+
+
 def test_one_of_several_algorithms_is_chosen_by_its_name() -> None:
     text = b"from raysim.core import Algorithm\nclass A(Algorithm): a: int = 1\nclass B(A): b: int = 2\n"
     assert [field.name for field in read(text, "B").fields] == ["a", "b"]
