@@ -68,9 +68,14 @@ PLOTS = ("curves", "bytes", "virtual-time", "boxes", "clients", "confusion")
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option("--kind", default="curves", show_default=True, type=click.Choice(PLOTS), help="What to draw, see above.")
+@click.option(
+    "--current",
+    is_flag=True,
+    help="For confusion: each network after it received the server's current message, as for accuracy/all_current.",
+)
 @WIDTH
 @_output("plot.pdf")
-def plot(runs: tuple[str, ...], kind: str, width: Width, output: str) -> None:
+def plot(runs: tuple[str, ...], kind: str, current: bool, width: Width, output: str) -> None:
     """Draw a figure of one or several RUNs, for a paper or the screen.
 
     A RUN is a run's folder, or its id below ./runs; it may still be running. Tables and figures of many runs with
@@ -92,7 +97,7 @@ def plot(runs: tuple[str, ...], kind: str, width: Width, output: str) -> None:
     """
     from raysim.inspection.run_plots import plot as draw
 
-    echo(draw(runs, kind, output, width))
+    echo(draw(runs, kind, output, width, current))
 
 
 @click.command()

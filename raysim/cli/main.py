@@ -280,7 +280,8 @@ def describe(name: str) -> None:
             show_description(name)
     except _WouldRunError as error:
         raise ScenarioError(
-            f"{name}: cannot be described without importing {error}, and describe runs no custom code; read the file"
+            f"describe {name}: the method cannot be described without running {error}; `raysim validate SCENARIO "
+            "--run-code` runs it and prints the method's fields"
         ) from None
 
 

@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from pydantic.fields import FieldInfo
@@ -17,7 +18,7 @@ from rich.text import Text
 from raysim.common.errors import ScenarioError
 from raysim.common.results import METRICS, ClientRow
 from raysim.common.suggestions import suggest
-from raysim.common.text import expanded, printable
+from raysim.common.text import expanded, printable, reflowed
 from raysim.core.fields import field_docs, in_words
 from raysim.data.partition import PARTITIONS
 from raysim.data.specs import DATASETS
@@ -27,9 +28,11 @@ from raysim.plugins.references import Reference, named
 from raysim.plugins.registry import algorithm_names
 from raysim.report.units import human_seconds
 from raysim.scenario.bundled import bundled_names, scenario_file
-from raysim.scenario.declared import Declaration, declaration_of, declared
+from raysim.scenario.declaration import Declaration
+from raysim.scenario.declared import declaration_of, declared, read_own
 from raysim.scenario.json_schema import NAMED
 from raysim.scenario.schema import Data, Section, Settings
+from raysim.scenario.source import UnreadableError
 from raysim.scenario.trackers import TRACKERS
 from raysim.scenario.yaml_text import opening_comment, read_text
 
@@ -78,11 +81,11 @@ def show_description(name: str) -> None:
     if name in settings:
         (section, kind), cls = settings[name]
         declaration = declaration_of(cls)
-        console.print(_text(f"{declaration.doc}\n"))
+        console.print(_text(f"{reflowed(declaration.doc)}\n"))
         _show_fields(console, declaration, f"{section}: {{{kind}: {{name: {name}}}}}")
     elif name in TRACKERS:
         declaration = declaration_of(TRACKERS[name])
-        console.print(_text(f"{declaration.doc}\n"))
+        console.print(_text(f"{reflowed(declaration.doc)}\n"))
         _show_fields(console, declaration, f"tracking: {{also: [{{name: {name}}}]}}")
     elif name in MODELS:
         spec = MODELS[name]
@@ -114,10 +117,12 @@ def show_description(name: str) -> None:
 
 def _show_algorithm(console: Console, name: str) -> None:
     reference = named("algorithms", name)
-    own_code = read_own_code([expanded(reference.place)] if reference is not None and reference.is_file else [])
-    method = declared(name if reference is None else reference.name, own_code)
-    file = f"algorithms/{name}.py" if reference is None else ", ".join(own_code.paths) or reference.name
-    console.print(_text(method.file_doc or method.doc, overflow="fold"))
+    if reference is not None and reference.is_file:
+        method, file = _read_method(name, reference)
+    else:
+        method = declared(name if reference is None else reference.name)
+        file = f"algorithms/{name}.py" if reference is None else reference.name
+    console.print(_text(reflowed(method.file_doc or method.doc), overflow="fold"))
     console.print(_text(f"\nPaper: {method.paper}"))
     console.print(_text(f"File:  {file}"))
     console.print(_text(f"Architectures: {_architectures(method)}"))
@@ -130,6 +135,15 @@ def _show_algorithm(console: Console, name: str) -> None:
     for profile, preset in method.profiles.items():
         values = ", ".join(f"{field}: {_plain(value)}" for field, value in preset.items())
         console.print(_text(f"profile: {profile}  ({values})"))
+
+
+def _read_method(name: str, reference: Reference) -> tuple[Declaration, str]:
+    """Return the declaration of a method in the user's own files, which are not run, and the paths of these files."""
+    own_code = read_own_code([expanded(reference.place)])
+    try:
+        return read_own(Reference(Path(reference.place).name, reference.attribute), own_code), ", ".join(own_code.paths)
+    except UnreadableError as error:
+        raise ScenarioError(f"describe {name}: describe reads the file without running it, and {error}") from None
 
 
 def show_preview(found: Preview, scenario: Scenario) -> None:
@@ -288,7 +302,7 @@ def _show_section(console: Console, name: str) -> None:
             )
         )
         return
-    console.print(_text(inspect.cleandoc(section.__doc__ or "") + "\n"))
+    console.print(_text(reflowed(inspect.cleandoc(section.__doc__ or "")) + "\n"))
     hints = get_type_hints(section, include_extras=True)
     table = _table(None, "key", "default", "allowed", "meaning")
     for key, field in section.model_fields.items():

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -107,7 +108,7 @@ class Variant:
         return next((run.cell.published for run in self.runs if run.cell), ())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Variants, in the order of their first runs, and notes on how fair and how certain the numbers are."""
 
@@ -117,6 +118,14 @@ class Comparison:
     notes: Sequence[str] = field(default_factory=list)
     targets_on: str = "all"  # the clients, one of `CURVES`, whose mean accuracy must reach a target; `val`: validation
     select: str = "last"  # what selects the round whose measures count, one of `SELECT`
+
+    def __repr__(self) -> str:
+        """Return the table, the legend and the notes, as `raysim compare` prints them."""
+        from raysim.comparison.tables import print_table
+
+        file = StringIO()
+        print_table(self, file)
+        return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
     @property
     def main(self) -> str:

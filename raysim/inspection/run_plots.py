@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,14 +145,18 @@ def _clients(runs: Runs, width: Width) -> Figure:
     return draw_clients(bars, width)
 
 
-def _confusion(runs: Runs, width: Width) -> Figure:
-    """Confusion matrices: networks of the last checkpoint, each client's own on its own test samples, pooled."""
+def _confusion(runs: Runs, width: Width, current: bool = False) -> Figure:
+    """Confusion matrices: networks of the last checkpoint, each client's own on its own test samples, pooled.
+
+    current: each network after it received the server's current message.
+    """
     counts = {}
     class_names: Sequence[str] = ()
     for name, run in runs.items():
         opened = OpenedRun.of(run.folder)
         checkpoint = opened.checkpoint()
-        counts[f"{name}, after round {checkpoint.round}"] = opened.confusion("test", checkpoint)
+        title = f"{name}, after round {checkpoint.round}{', current' if current else ''}"
+        counts[title] = opened.confusion("test", checkpoint, current)
         if class_names and list(opened.assembly.data.class_names) != list(class_names):
             raise ScenarioError(f"{run.folder}: its classes are not those of the first run; draw it on its own")
         class_names = opened.assembly.data.class_names
@@ -174,15 +178,21 @@ KINDS: Mapping[str, tuple[Callable[[Runs, Width], Figure], str]] = {
 """Kind of figure -> how it is drawn, and what it shows."""
 
 
-def plot(runs: Sequence[Path | str], kind: str, output: Path | str, width: Width = "one-column") -> Path:
+def plot(
+    runs: Sequence[Path | str], kind: str, output: Path | str, width: Width = "one-column", current: bool = False
+) -> Path:
     """Draw one figure of these runs, folders or ids below ./runs, and return the file: .png, .svg or .pdf.
 
-    kind: a key of `KINDS`. Raises `ScenarioError` if a run does not exist, is damaged or lacks the data, or the file
-    cannot be written.
+    kind: a key of `KINDS`. current: for confusion matrices, see `_confusion`. Raises `ScenarioError` if a run does not
+    exist, is damaged or lacks the data, or the file cannot be written.
     """
     file = picture_file(output)
     if len(runs) > MOST_RUNS:
         raise ScenarioError(f"{len(runs)} runs given; at most {MOST_RUNS} fit into one figure")
     plotted = [PlottedRun(find_run(str(run))) for run in runs]
     draw, _ = KINDS[kind]
+    if current:
+        if kind != "confusion":
+            raise ScenarioError(f"--current given for --kind {kind}; it is for --kind confusion")
+        draw = partial(_confusion, current=True)
     return save_picture(draw(dict(zip(labels(plotted), plotted, strict=True)), width), file)

@@ -5,7 +5,7 @@ Shapes: N samples, C classes, D representation width.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -165,11 +165,20 @@ class OpenedRun:
         finally:
             backend.close()
 
-    def nets(self, clients: Sequence[ClientId], t: Round = None) -> dict[ClientId, nn.Module]:
-        """Return the networks of these clients after round `t`, in eval mode; initial ones if they never took part."""
+    def nets(self, clients: Sequence[ClientId], t: Round = None, current: bool = False) -> dict[ClientId, nn.Module]:
+        """Return the networks of these clients after round `t`, in eval mode; initial ones if they never took part.
+
+        current: after they also received the message that the server would send next, as for `accuracy/all_current`.
+        """
         self.check_clients(clients)
-        with self.backend(clients, self.checkpoint(t)) as backend:
-            return {k: backend.worker.net(k).eval() for k in clients}
+        checkpoint = self.checkpoint(t)
+        with self.backend(clients, checkpoint) as backend:
+            receive = _receiver(backend, checkpoint, current)
+            nets = {}
+            for k in clients:
+                nets[k] = backend.worker.net(k)
+                receive(k)
+            return {k: net.eval() for k, net in nets.items()}
 
     def samples(self, k: ClientId, part: str) -> Samples:
         """Return a client's samples of one part, in the order of the data set."""
@@ -184,14 +193,17 @@ class OpenedRun:
         """Read the list of checkpoints again: a run in progress replaces them."""
         self.store = checkpoints_of(self.folder)
 
-    @torch.inference_mode()
-    def predictions(self, k: ClientId, part: str, t: Round = None) -> dict[str, NDArray[Any]]:
-        """Test a client on its samples of one part: columns `sample`, `label`, `predicted` and `probability`."""
+    def predictions(self, k: ClientId, part: str, t: Round = None, current: bool = False) -> dict[str, NDArray[Any]]:
+        """Test a client on its samples of one part: columns `sample`, `label`, `predicted` and `probability`.
+
+        current: as in `nets`.
+        """
         samples = self.samples(k, part)
-        net = self.nets([k], t)[k]
-        logits = [net(batch.x) for batch in samples.in_order(EVALUATION_BATCH)]
-        probability_NC = torch.cat(logits).softmax(1) if logits else torch.zeros(0, self.spec.num_classes)
-        probability_N, predicted_N = probability_NC.max(1)
+        net = self.nets([k], t, current)[k]
+        with torch.inference_mode():
+            logits = [net(batch.x) for batch in samples.in_order(EVALUATION_BATCH)]
+            probability_NC = torch.cat(logits).softmax(1) if logits else torch.zeros(0, self.spec.num_classes)
+            probability_N, predicted_N = probability_NC.max(1)
         return {
             "sample": self.assembly.partition.parts[part].of(k),
             "label": samples.y.numpy(),
@@ -199,22 +211,24 @@ class OpenedRun:
             "probability": probability_N.numpy(),
         }
 
-    @torch.inference_mode()
-    def confusion(self, part: str, checkpoint: Checkpoint) -> NDArray[np.int64]:
+    def confusion(self, part: str, checkpoint: Checkpoint, current: bool = False) -> NDArray[np.int64]:
         """Count samples by true class (row) and predicted class (column): [C, C], pooled over all clients.
 
         Each client's own network, as it was at the checkpoint, classifies the client's own samples of one part.
-        One network is in memory at a time.
+        One network is in memory at a time. current: as in `nets`.
         """
         classes = self.spec.num_classes
         count_CC = np.zeros((classes, classes), np.int64)
         clients = [k for k in range(self.spec.num_clients) if len(self.assembly.partition.parts[part].of(k))]
         with self.backend(clients, checkpoint) as backend:
+            receive = _receiver(backend, checkpoint, current)
             for k in clients:
                 with backend.worker.states.reading(k) as net:
+                    receive(k)  # outside of inference mode, since some methods train when they receive
                     net.eval()
-                    for batch in self.samples(k, part).in_order(EVALUATION_BATCH):
-                        np.add.at(count_CC, (batch.y.numpy(), net(batch.x).argmax(1).numpy()), 1)
+                    with torch.inference_mode():
+                        for batch in self.samples(k, part).in_order(EVALUATION_BATCH):
+                            np.add.at(count_CC, (batch.y.numpy(), net(batch.x).argmax(1).numpy()), 1)
         return count_CC
 
     @torch.inference_mode()
@@ -235,6 +249,14 @@ class OpenedRun:
 def checkpoints_of(folder: Path) -> CheckpointStore:
     """Open the checkpoints of the run in this folder."""
     return CheckpointStore.open(checkpoint_storage(Identity.of(folder).checkpoints_of(folder)))
+
+
+def _receiver(backend: InProcessBackend, checkpoint: Checkpoint, current: bool) -> Callable[[ClientId], None]:
+    """Return a function that lets a client receive the message after the checkpoint; not current: it does nothing."""
+    if not current:
+        return lambda k: None
+    t = checkpoint.round + 1
+    return backend.worker.receiver(t, backend.server.current(t))
 
 
 def own_model(net: nn.Module) -> Any:

@@ -32,6 +32,8 @@ _FILES = (
 
 def find_run(text: str, output: Path = Path("runs")) -> Path:
     """Return the run folder at this path, or with this run id below `output`. Raises `ScenarioError` if none exists."""
+    if not text.strip():
+        raise ScenarioError("an empty name of a run given; give a run folder, or the id of a run below ./runs")
     path = expanded(text)
     if path.is_dir():
         return path.absolute()

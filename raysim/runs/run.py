@@ -186,20 +186,31 @@ class RunClient:
         return self.run._open().nets([self.id], round)[self.id]
 
     @property
+    def current_network(self) -> nn.Module:
+        """The client's network after `round` and after it received the message that the server would send next.
+
+        It has the accuracy that `accuracy/all_current` counts for this client. For FedAvg and the like, this is the
+        global model; a method whose clients use the message only while they train has `network`. It can be opened
+        whether or not the run tests all clients.
+        """
+        return self.run._open().nets([self.id], self.round, current=True)[self.id]
+
+    @property
     def data(self) -> ClientData:
         """The client's training, validation and test samples."""
         opened = self.run._open()
         return ClientData(*(opened.samples(self.id, part) for part in ClientData._fields))
 
-    def predictions(self, part: str = "test") -> pd.DataFrame:
+    def predictions(self, part: str = "test", current: bool = False) -> pd.DataFrame:
         """Test the client's network on its own samples of one part: train, val or test.
 
+        current: test `current_network` instead of `network`.
         Returns one row per sample: `sample` (its place in the data set), `label`, `predicted`, and `probability` of the
         predicted class (softmax of the logits).
         """
         import pandas as pd
 
-        return pd.DataFrame(self.run._open().predictions(self.id, part, self.round))
+        return pd.DataFrame(self.run._open().predictions(self.id, part, self.round, current))
 
 
 def run(

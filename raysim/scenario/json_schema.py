@@ -13,7 +13,8 @@ from raysim.data.partition import PARTITIONS
 from raysim.engine.learning_rate import SCHEDULES
 from raysim.engine.policies.sampling import SELECTIONS
 from raysim.plugins.registry import algorithm_names
-from raysim.scenario.declared import Declaration, declaration_of, declared
+from raysim.scenario.declaration import Declaration
+from raysim.scenario.declared import declaration_of, declared
 from raysim.scenario.parse import PAPER
 from raysim.scenario.schema import Settings, settings_model
 

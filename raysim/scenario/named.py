@@ -14,7 +14,8 @@ from raysim.common.text import cause, quoted
 from raysim.plugins.calling import where
 from raysim.plugins.own_code import OwnCode
 from raysim.plugins.references import named
-from raysim.scenario.declared import Declaration, declaration_of
+from raysim.scenario.declaration import Declaration
+from raysim.scenario.declared import declaration_of
 from raysim.scenario.origin import Key, Origin
 from raysim.scenario.schema import settings_model
 from raysim.scenario.sentences import allowed_by, validated

@@ -23,7 +23,8 @@ from raysim.plugins.references import Reference
 from raysim.plugins.registry import algorithm_class
 from raysim.scenario import schema
 from raysim.scenario.bundled import scenario_file
-from raysim.scenario.declared import Declaration, declaration_of, declared
+from raysim.scenario.declaration import Declaration
+from raysim.scenario.declared import declaration_of, declared
 from raysim.scenario.named import made, model_of, split_name
 from raysim.scenario.origin import Key, Origin
 from raysim.scenario.schema import Settings

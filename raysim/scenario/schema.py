@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from raysim.common.text import expanded
 from raysim.core.fields import Fraction, NonNegative, Positive, Range, in_words
-from raysim.scenario.declared import Declaration
+from raysim.scenario.declaration import Declaration
 
 if TYPE_CHECKING:
     Named = Any

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ SHIPPED = sorted(path for path in SCENARIOS.rglob("*.yaml") if path.parent == SC
 
 OPTIONS = {
     "init": {"folder"},
-    "new": {"kind", "name"},
+    "new": {"kind", "name", "--from"},
     "launch": {"scenario", "--set", "--dry-run", "--quiet", "--resume", "--address", "--code-changed"},
     "resume": {"run_", "--set", "--quiet", "--address", "--code-changed"},
     "verify": {"scenario", "--set", "--actors", "--kill"},
@@ -58,7 +59,7 @@ OPTIONS = {
     },
     "compare": {"runs", "--target", "--baseline", "--select", "--columns", "--siunitx", "--width", "--output", "-o"},
     "report": {"runs", "--baseline", "--select", "--watch", "--output", "-o"},
-    "plot": {"runs", "--kind", "--width", "--output", "-o"},
+    "plot": {"runs", "--kind", "--current", "--width", "--output", "-o"},
     "tsne": {"runs", "--clients", "--part", "--round", "--seed", "--output", "-o"},
     "attack": {"run", "--round", "--pairs", "--knowledge", "--psnr", "--seed", "--output", "-o"},
     "tree": {"run", "--sample", "--round", "--output", "-o"},
@@ -189,6 +190,18 @@ def test_describe_an_algorithm_gives_paper_file_and_fields(capfd: pytest.Capture
     _, out, _ = run(capfd, "describe", "fedgh")
     for text in ("arxiv.org/abs/2303.13137", "algorithms/fedgh.py", "server_epochs", "per_lar", "0.01", "whole number"):
         assert text in " ".join(out.split())
+
+
+def test_describe_wraps_a_docstring_at_the_terminals_width(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    for columns in (80, 130):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        _, out, _ = run(capfd, "describe", "fedproto")
+        text = out.partition("\nPaper:")[0]
+        following = [(a, b) for a, b in pairwise(text.splitlines()) if b.strip() and a.strip()]
+        full = [len(a) + 1 + len(b.split()[0]) > columns for a, b in following if "https:" not in a]
+        assert len(full) > 2 and all(full)
 
 
 def test_describe_a_section(capfd: pytest.CaptureFixture[str]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raysim.common.errors import RunError, ScenarioError
-from raysim.common.text import QUOTED, cause, cut, quoted, sentence
+from raysim.common.text import QUOTED, cause, cut, quoted, reflowed, sentence
 from raysim.scenario.parse import parse_scenario
 
 LONG = "x" * 10_000
@@ -54,3 +54,23 @@ def test_an_override_of_any_length_is_a_short_sentence(item: str) -> None:
     with pytest.raises(ScenarioError) as caught:
         parse_scenario({"name": "x", "algorithm": {"name": "fedgh"}}, [item])
     assert len(str(caught.value)) < 5 * QUOTED
+
+
+@pytest.mark.parametrize(
+    ("text", "joined"),
+    [
+        ("", ""),
+        ("one line", "one line"),
+        ("The first line of a text\nand the second.\n\nAnother paragraph,\nwrapped.",
+         "The first line of a text and the second.\n\nAnother paragraph, wrapped."),
+        ("Authors. Venue, year.\nA participant trains its network and sends it.",
+         "Authors. Venue, year.\nA participant trains its network and sends it."),
+        ("Authors of a paper with a long title. In: Venue, year.\nhttps://arxiv.org/abs/1\nA participant",
+         "Authors of a paper with a long title. In: Venue, year. https://arxiv.org/abs/1\nA participant"),
+        ("A sentence that is full.\nUnquestionably another.", "A sentence that is full. Unquestionably another."),
+        ("Steps:\n- one\n- two\n  more\n>>> code()\n1. first", "Steps:\n- one\n- two\n  more\n>>> code()\n1. first"),
+        ("a\n    indented = 1\nb\nc", "a\n    indented = 1\nb c"),
+    ],
+)  # fmt: skip
+def test_a_docstring_is_wrapped_once(text: str, joined: str) -> None:
+    assert reflowed(text) == joined

@@ -55,6 +55,14 @@ def test_the_terminals_table(comparison: Comparison) -> None:
     assert "vs baseline: paired over seeds, less fd_x" in shown.getvalue()
 
 
+def test_python_shows_the_table(comparison: Comparison) -> None:
+    shown = io.StringIO()
+    print_table(comparison, shown)
+    assert f"{comparison}" == repr(comparison)
+    assert repr(comparison).split() == shown.getvalue().split()
+    assert repr(comparison).startswith("variant") and "RunRecord" not in repr(comparison)
+
+
 def test_virtual_time_where_runs_have_it(tmp_path: Path) -> None:
     """The faster rounds reach the target later in rounds, and earlier in virtual time."""
     make_run(tmp_path / "runs" / "a", accuracy=[0.1, 0.6, 0.7], virtual_s=9.0)

@@ -12,8 +12,9 @@ import torch
 
 import raysim
 from raysim.data.datasets import load_dataset
-from raysim.runs.opened import own_model
+from raysim.runs.opened import OpenedRun, own_model
 from raysim.runs.run import Run
+from tests.engine.scenarios import of_method
 
 Runs = Callable[..., Run]
 
@@ -32,6 +33,53 @@ def test_a_loaded_client_has_the_accuracy_that_the_run_measured(runs: Runs) -> N
         assert (predictions["predicted"] == predictions["label"]).sum() == row["correct"]
         probability_NC = net(test.x).softmax(1)
         assert np.allclose(predictions["probability"], probability_NC.max(1).values.detach())
+
+
+CURRENT = {
+    "fedavg": "averaged weights",
+    "lg_fedavg": "a header",
+    "fedproto": "prototypes, which are used only to train",
+    "fedmd": "logits",
+    "heterofl": "a part of the weights",
+    "fedkd": "changes that depend on the receiver, from a server that changes as it sends",
+    "fedapen": "a model; the client trains when it receives it",
+    "fedssa": "header rows, with a weight that depends on the round",
+}
+
+
+@pytest.mark.parametrize("method", CURRENT)
+def test_the_current_network_has_the_accuracy_that_the_run_measured(runs: Runs, method: str) -> None:
+    sets = [
+        *of_method(method)[1:],
+        "evaluation={clients: all}",
+        "checkpoint.every=1",
+        "training.schedule={name: cosine}",
+    ]
+    run = runs(method, *sets)
+    for t in (2, 3):
+        rows = run.clients.query("round == @t").set_index("client")
+        for k, row in rows.iterrows():
+            found = run.client(k, round=t).predictions(current=True)
+            right = int((found["predicted"] == found["label"]).sum())
+            assert (right, len(found)) == (row["current_correct"], row["current_total"])
+    mean = (rows["current_correct"] / rows["current_total"]).mean()
+    assert run.rounds["accuracy/all_current"].iloc[-1] == pytest.approx(mean)
+    test = run.client(0).data.test
+    current = run.client(0).current_network
+    assert not current.training
+    predicted = run.client(0).predictions(current=True)["predicted"].tolist()
+    assert current(test.x).argmax(1).tolist() == predicted
+    own, received = run.client(0).network.state_dict(), current.state_dict()
+    assert all(torch.equal(own[name], received[name]) for name in own) == (method in ("fedproto", "fedmd"))
+    count_CC = OpenedRun.of(run.folder).confusion("test", OpenedRun.of(run.folder).checkpoint(), current=True)
+    assert count_CC.trace() == rows["current_correct"].sum()
+
+
+def test_all_clients_of_fedavg_have_the_one_current_network_without_tests_of_all(runs: Runs) -> None:
+    run = runs("fedavg", "clients.models=[digits_cnn_s]")
+    assert run.rounds["accuracy/all_current"].isna().all()
+    first, second = (run.client(k).current_network.state_dict() for k in (0, 5))
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.parametrize("part", ["train", "val", "test"])
@@ -89,9 +137,12 @@ def test_what_cannot_be_is_one_sentence(runs: Runs, tmp_path: Path) -> None:
         (lambda: run.client(8), r"^client 8 given, but .* has clients 0 to 7$"),
         (lambda: run.client(-1), r"^client -1 given, "),
         (lambda: run.client(0).predictions("tests"), r"^part: 'tests' given; allowed: train, val, test$"),
+        (lambda: raysim.Run(""), r"^an empty name of a run given; give a run folder, or the id of a run below ./runs$"),
         (lambda: raysim.Run("nowhere"), r"^nowhere given, but there is no such run folder"),
         (lambda: raysim.Run(tmp_path).client(0), r"contains no run.json"),
         (lambda: runs("fedgh", "checkpoint.every=0").client(0).network, r"has no checkpoint; "),
+        (lambda: runs("fedgh", "checkpoint.every=0").client(0).current_network, r"has no checkpoint; "),
+        (lambda: run.client(0, round=1).predictions(current=True), r"^round 1 given, but .* keeps the state after "),
     ):
         with pytest.raises(raysim.ScenarioError, match=sentence):
             call()

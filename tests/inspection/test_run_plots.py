@@ -78,6 +78,17 @@ def test_the_confusion_matrix_pools_all_clients(runs: Runs) -> None:
     assert count_CC[3, 8] == wrong
 
 
+def test_the_confusion_matrix_of_the_current_networks(
+    capfd: pytest.CaptureFixture[str], runs: Runs, tmp_path: Path, figures: list[Figure]
+) -> None:
+    one, file = runs("fedavg", "clients.models=[digits_cnn_s]", "evaluation={clients: all}"), tmp_path / "a.png"
+    words = ["plot", str(one.folder), "-o", str(file), "--current"]
+    assert run(capfd, *words, "--kind", "confusion") == (0, f"{file}\n", "")
+    assert figures[-1].axes[0].get_title() == "fedavg, after round 3, current"
+    code, _, error = run(capfd, *words, "--kind", "boxes")
+    assert (code, error) == (2, "raysim: --current given for --kind boxes; it is for --kind confusion\n")
+
+
 def test_labels_have_only_what_differs(tmp_path: Path) -> None:
     def made(name: str, **summary: object) -> PlottedRun:
         folder = make_run(tmp_path / name)

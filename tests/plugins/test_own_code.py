@@ -410,9 +410,15 @@ class TestNothingRunsUnannounced:
         _, mark = place(EVIL["when imported"], folder)
         main(["describe", str(folder / "evil.py")])
         assert "header_lr" in capsys.readouterr().out
+        (folder / "evil.py").write_text(FEDPROX.replace("@", f"open({str(mark)!r}, 'w')\n\n@", 1))
+        main(["describe", str(folder / "evil.py")])
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "Paper: McMahan et al., AISTATS 2017" in shown and "Architectures: one for all clients" in shown
+        assert "avg_bn_buffers true" in shown and "mu 0.1 a number at least 0" in shown
         place(EVIL["in a default"], folder)
-        sentence = f"without importing {folder / 'evil.py'}, and describe runs no custom code; read the file"
-        assert sentence in ran("describe", str(folder / "evil.py"), capsys=capsys, code=2)
+        said = ran("describe", str(folder / "evil.py"), capsys=capsys, code=2)
+        assert "describe reads the file without running it, and the value of header_lr is computed (" in said
+        assert "`raysim validate SCENARIO --run-code` runs it and prints the fields" in said
         assert not mark.exists()
 
     @pytest.mark.parametrize(

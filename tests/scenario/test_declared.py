@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from raysim.algorithms.standalone import Standalone
 from raysim.common.errors import ScenarioError
 from raysim.plugins.registry import algorithm_class, algorithm_file, algorithm_names
 from raysim.scenario import declared as module
-from raysim.scenario.declared import declaration_of, declared, read
+from raysim.scenario.declared import declaration_of, declared
+from raysim.scenario.source import UnreadableError, bundled, read
 
 QUICKSTART = str(Path(__file__).resolve().parents[2] / "scenarios" / "quickstart.yaml")
 HEAVY = {"torch", "torchvision", "ray", "mlflow", "pyarrow", "matplotlib", "scipy", "sklearn"}
@@ -79,9 +81,135 @@ def imported(name: str = "mine") -> bool:
 def test_reading_a_file_says_what_importing_it_says(name: str) -> None:
     file = algorithm_file(name)
     assert file is not None
-    found = read(file.read_bytes())
-    assert found is not None, "write its fields in plain literals, or `raysim describe` has to import it"
+    found = read(file.read_bytes())  # raises unless its fields are plain literals
     assert vars(found) == vars(declaration_of(algorithm_class(name)))
+
+
+SUBCLASS = """
+from dataclasses import dataclass
+from typing import Any, ClassVar
+{imports}
+
+class Mixin:
+    def helper(self): return 1
+
+@dataclass(frozen=True)
+class Mine({base}):
+    \"\"\"Mine.\"\"\"
+
+    {line}
+
+    def client_update(self, client, down): return None
+"""
+
+
+def read_and_imported(folder: Path, imports: str, base: str, line: str = "extra: int = 3") -> list[module.Declaration]:
+    """The declaration of a subclass as it is read, and as importing the file gives it."""
+    file = folder / "mine.py"
+    file.write_text(SUBCLASS.format(imports=imports, base=base, line=line))
+    found = read(file.read_bytes(), "Mine", lambda name: read_in(folder, name))
+    place = spec_from_file_location("a_subclass", file)
+    assert place is not None and place.loader is not None
+    imported = module_from_spec(place)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.setitem(sys.modules, "a_subclass", imported)
+        patch.delitem(sys.modules, "a_base_in_a_file", raising=False)  # of another test
+        place.loader.exec_module(imported)
+        return [found, declaration_of(imported.Mine)]
+
+
+def read_in(folder: Path, name: str) -> bytes | None:
+    beside = folder / f"{name}.py"
+    return beside.read_bytes() if beside.is_file() else bundled(name)
+
+
+@pytest.mark.parametrize("name", algorithm_names())
+def test_a_subclass_of_a_bundled_method_is_read_with_what_it_inherits(name: str, tmp_path: Path) -> None:
+    cls = algorithm_class(name)
+    base = f"raysim.algorithms.{name} import {cls.__name__}"
+    found, imported = read_and_imported(tmp_path, f"from {base}", cls.__name__)
+    assert vars(found) == vars(imported)
+    assert (found.paper, len(found.fields)) == (cls.paper, len(declaration_of(cls).fields) + 1)
+
+
+WAYS = {
+    "a module with another name": ("import raysim.algorithms.fedprox as other", "other.FedProx"),
+    "a module of a package": ("from raysim.algorithms import fedprox", "fedprox.FedProx"),
+    "a full name": ("import raysim.algorithms.fedprox", "raysim.algorithms.fedprox.FedProx"),
+    "its own name": ("from raysim.algorithms.fedprox import FedProx as Mine", "Mine"),
+    "a file beside it": ("from a_base_in_a_file import Between", "Between"),
+    "a name that a file beside it imports": ("import a_base_in_a_file", "a_base_in_a_file.FedProx"),
+    "a class without fields": ("from raysim.algorithms.fedprox import FedProx", "Mixin, FedProx"),
+}
+LINES = [
+    "mu: float = 2.0",
+    "mu: ClassVar[float] = 2.0",
+    "one_architecture = False",
+    "paper: ClassVar[str] = 'mine, 2026'",
+    "def check(self, task): pass",
+]
+
+
+@pytest.mark.parametrize(
+    ("imports", "base", "line"),
+    [(*way, "extra: int = 3") for way in WAYS.values()] + [(*WAYS["a file beside it"], line) for line in LINES],
+)
+def test_ways_to_inherit(imports: str, base: str, line: str, tmp_path: Path) -> None:
+    (tmp_path / "a_base_in_a_file.py").write_text(
+        SUBCLASS.replace("class Mine", "class Between").format(
+            imports="from raysim.algorithms.fedprox import FedProx", base="FedProx", line="between: float = 1.0"
+        )
+    )
+    found, imported = read_and_imported(tmp_path, imports, base, line)
+    assert vars(found) == vars(imported)
+    assert found.one_architecture == (line != "one_architecture = False")
+
+
+@pytest.mark.parametrize(
+    ("imports", "base", "why"),
+    [
+        (
+            "Base = make()",
+            "Base",
+            "the base class Base of Mine is not a class in raysim.algorithms, in the file or in a ",
+        ),
+        ("from raysim.algorithms.fedavg import *", "FedAvg", "the base class FedAvg of Mine is not a class in raysim"),
+        ("from a import Base", "Base", "the base class Base of Mine is not a class in raysim.algorithms"),
+        (
+            "from raysim.core import Algorithm\nclass A(Algorithm):\n    a: int = 1 + 1",
+            "A",
+            "the value of a is computed",
+        ),
+        ("from raysim.core import Algorithm\nclass A:\n    a: int = 1", "A, Algorithm", "Mine inherits fields of A, "),
+        (
+            "from raysim.core import Algorithm\nclass A(Algorithm): pass\nclass B(A): pass",
+            "A, B",
+            "Mine inherits from s",
+        ),
+    ],
+)
+def test_bases_that_are_not_read(imports: str, base: str, why: str) -> None:
+    with pytest.raises(UnreadableError) as told:
+        read(SUBCLASS.format(imports=imports, base=base, line="extra: int = 3").encode(), "Mine")
+    assert str(told.value).startswith(why)
+
+
+@pytest.mark.parametrize(
+    "text", ["class A(B): pass\nclass B(A): pass", "from a import A\nclass A(A): pass", "class A(A.B): pass"]
+)
+def test_bases_in_a_circle_are_one_sentence(text: str) -> None:
+    with pytest.raises(UnreadableError, match=r"^(its text is too unusual \(RecursionError\)|the base class )"):
+        read(text.encode(), modules=lambda name: text.encode() if name == "a" else None)
+
+
+def test_one_of_several_algorithms_is_chosen_by_its_name() -> None:
+    text = b"from raysim.core import Algorithm\nclass A(Algorithm): a: int = 1\nclass B(A): b: int = 2\n"
+    assert [field.name for field in read(text, "B").fields] == ["a", "b"]
+    with pytest.raises(UnreadableError, match=r"^it contains 2 algorithms; add the name of one: FILE:A$"):
+        read(text)
+    with pytest.raises(UnreadableError, match=r"^it contains no algorithm called C; "):
+        read(text, "C")
 
 
 FACTS = {

@@ -6,7 +6,7 @@ A plain class: the in-process backend has one, and each client actor of the Ray 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -97,6 +97,13 @@ class ClientWorker:
         No client's state changes. A failed client is reported if the run tolerates failures.
         """
         return self.training.evaluate_current(t, ids, broadcast)
+
+    def receiver(self, t: int, broadcast: Broadcast) -> Callable[[ClientId], None]:
+        """Return a function that lets a client receive its message of round `t`, as `evaluate_current` does.
+
+        It changes the network that `net` returns for the client, or that `ClientStates.reading` yields.
+        """
+        return self.training.receiver(t, broadcast)
 
     def client(self, k: ClientId, t: int) -> Client:
         """Return client k as its algorithm sees it in round `t`."""

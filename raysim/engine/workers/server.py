@@ -79,9 +79,10 @@ class ServerWorker:
         with self._visible():
             copied = serialize(self.server.state)
         state = deserialize(copied, self.server.state, modules_of(self.spec.algorithm))
-        # `local` stays that of the round before, since the last round has none after it.
-        rng = seeded(self.spec.seed, "server_send", t)
-        broadcast = self._messages(t, replace(self.server, state=state, t=t, rng=rng, values={}), receivers)
+        # `local` is that of the round before, since the last round has none after it.
+        local, rng = self.spec.local_in(t - 1), seeded(self.spec.seed, "server_send", t)
+        server = replace(self.server, state=state, t=t, local=local, rng=rng, values={})
+        broadcast = self._messages(t, server, receivers)
         return replace(broadcast, of=of | dict(broadcast.of))
 
     def _messages(self, t: int, server: Server[Any], cohort: Iterable[ClientId]) -> Broadcast:

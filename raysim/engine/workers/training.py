@@ -6,7 +6,7 @@ affect it only by rounding, and only those of its group, which train by the same
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -111,24 +111,27 @@ class Training:
         self, t: int, ids: Iterable[ClientId], broadcast: Broadcast
     ) -> dict[ClientId, ClientEvaluation | ClientFailure]:
         """See `ClientWorker.evaluate_current`."""
-        received: dict[int | None, Received] = {None: NOTHING}
+        message_of = self._messages(broadcast)
         ids = list(ids)
         self.states.read_ahead(ids)
         evaluations: dict[ClientId, ClientEvaluation | ClientFailure] = {}
         for k in ids:
-            position = broadcast.of[k]
-            if position is not None and position not in received:
-                received[position] = self._received(broadcast.messages[position])
+            received = message_of(k)
             try:
-                evaluations[k] = self._evaluate_received(k, t, received[position])
+                evaluations[k] = self._evaluate_received(k, t, received)
             except ChangedMessageError:
                 raise
             except RunError as error:
                 if not self.spec.tolerates_failures:
                     raise
-                self._check_unchanged(received[position].guard, "a hook", k, t)
+                self._check_unchanged(received.guard, "a hook", k, t)
                 evaluations[k] = ClientFailure(str(error), getattr(error, "trace", ""))
         return evaluations
+
+    def receiver(self, t: int, broadcast: Broadcast) -> Callable[[ClientId], None]:
+        """See `ClientWorker.receiver`."""
+        message_of = self._messages(broadcast)
+        return lambda k: self._receive(k, t, message_of(k))
 
     def discard(self, ids: Iterable[ClientId]) -> None:
         """Restore clients to their state before the last call of `train`."""
@@ -157,18 +160,36 @@ class Training:
 
     def _evaluate_received(self, k: ClientId, t: int, received: Received) -> ClientEvaluation:
         """Test client k after it received a message, and drop what the message changed."""
-        down, _, guard = received
-        if down is None:
+        if received.message is None:
             return self.evaluation.evaluate_one(k, "own")
         start = perf_counter()
         with self.states.reading(k), self._time_limit(k, t):
-            # After the last round there are no training settings of the next one, so the client has the last ones.
-            client = self.client(k, t, local=self._local_in(t - 1, k))
-            with self._hook("client_receive", t, k, down):
-                self.spec.algorithm.client_receive(client, down)
-            self._check_unchanged(guard, "client_receive", k, t)
+            self._receive(k, t, received)
             evaluation = self.evaluation.evaluate_one(k, "own")
         return replace(evaluation, seconds=perf_counter() - start)
+
+    def _receive(self, k: ClientId, t: int, received: Received) -> None:
+        """Let client k receive a message of round `t` without a training that follows. It changes its open network."""
+        down, _, guard = received
+        if down is None:
+            return
+        # After the last round there are no training settings of the next one, so the client has the last ones.
+        client = self.client(k, t, local=self._local_in(t - 1, k))
+        with self._hook("client_receive", t, k, down):
+            self.spec.algorithm.client_receive(client, down)
+        self._check_unchanged(guard, "client_receive", k, t)
+
+    def _messages(self, broadcast: Broadcast) -> Callable[[ClientId], Received]:
+        """Return a function from a client to its message, which is unpacked once for all clients that receive it."""
+        received: dict[int | None, Received] = {None: NOTHING}
+
+        def message_of(k: ClientId) -> Received:
+            position = broadcast.of[k]
+            if position is not None and position not in received:
+                received[position] = self._received(broadcast.messages[position])
+            return received[position]
+
+        return message_of
 
     def _received(self, packed: Any) -> Received:
         down = unpack(packed, self.device)
