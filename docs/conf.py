@@ -19,6 +19,25 @@ os.environ |= {"NO_COLOR": "1", "COLUMNS": "120", "OMP_NUM_THREADS": "1"}
 
 DOCS = Path(__file__).parent
 REPOSITORY = DOCS.parent
+BUILD = REPOSITORY / "build"
+
+# IPython continues after a command that fails: `!false`. Here it ends the build.
+STARTUP = """
+shell, run = get_ipython(), get_ipython().system
+
+
+def checked(command):
+    run(command)
+    if shell.user_ns["_exit_code"]:
+        raise RuntimeError(f"{command} ended with exit code {shell.user_ns['_exit_code']}")
+
+
+shell.system = checked
+"""
+os.environ["IPYTHONDIR"] = str(BUILD / "ipython")
+startup = BUILD / "ipython" / "profile_default" / "startup"
+startup.mkdir(parents=True, exist_ok=True)
+(startup / "exit_code.py").write_text(STARTUP)
 
 project = "raysim"
 release = importlib.metadata.version("raysim")
@@ -26,14 +45,21 @@ html_title = f"raysim {release}"
 html_theme = "furo"
 html_show_copyright = False
 html_math_renderer = "mathml"
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.doctest", "sphinx_click", "sphinx_copybutton"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.doctest",
+    "sphinx_click",
+    "sphinx_copybutton",
+]
 exclude_patterns = ["results/*.md"]
 
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
 nb_execution_mode = "cache"
 nb_execution_in_temp = True
-nb_execution_cache_path = str(REPOSITORY / "build" / "docs-cells")
+nb_execution_cache_path = str(BUILD / "docs-cells")
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 nb_merge_streams = True
