@@ -23,6 +23,7 @@ from raysim.comparison.compare import compare
 from raysim.engine.ray import task_pool
 from raysim.engine.ray.task_pool import Ended
 from raysim.engine.stop import Stop
+from raysim.report.load import read_clients
 from raysim.runs.run import run
 from raysim.sweeps.cells import Sweep
 from raysim.sweeps.definition import load_sweep
@@ -255,6 +256,23 @@ def test_a_score_is_the_last_value_until_the_round_and_nan_after_a_loss_that_is_
     assert score(state, "accuracy/val") == rounds["accuracy/val"].iloc[-1]
     assert math.isnan(score(state, "accuracy/global"))
     assert math.isnan(score(CellState(state.cell, "failed", state.folder), "accuracy/val"))
+
+
+def test_halving_notes_decisions_between_trials_that_hardly_differ(workplace: Path, pool: Pool) -> None:
+    """Learning rates near 0 change nothing, so all trials have equal scores; the comparison says so."""
+    tuned = tune(space={"training.lr": [1e-9, 2e-9, 3e-9]}, halving={"rounds": [1, 2], "keep": 0.5})
+    path = write(workplace, seeds=[1], set=["rounds=2"], runs={"Alone": ["algorithm.name=standalone"]}, tune=tuned)
+    sweep = load_sweep(path)
+    run_sweep(sweep)
+    (standing,) = tuning(sweep).standings()
+    (decision,) = standing.close
+    assert (decision.round, decision.kept, decision.ended) == (1, 1, 2)
+    folder = standing.trials[0].states[0].folder
+    assert folder is not None
+    validated = [row["val_total"] for row in read_clients(folder).to_pylist() if row["round"] == 0]
+    assert decision.samples == f"{sum(validated)} validation samples"
+    notes = compare(sweep.output).notes
+    assert sum("decided between scores that hardly differ: Alone after round 1, trial 1" in note for note in notes) == 1
 
 
 def test_methods_draw_the_same_values_of_shared_keys_in_any_order(workplace: Path) -> None:
