@@ -143,19 +143,32 @@ class Tuning:
         """The cells of a trial, one per seed. Raises `ScenarioError` if a scenario with these values is invalid."""
         key = (candidate.name, number, written(dict(values)))
         if key not in self._made:
-            seeds = self.settings.seeds[:1] if self.maker.fast else self.settings.seeds
-            self._made[key] = tuple(self.maker.cell(candidate.variant, seed, values, number) for seed in seeds)
+            self._made[key] = tuple(self.maker.cell(candidate.variant, seed, values, number) for seed in self.seeds)
         return tuple(replace(cell, until=None if until == cell.scenario.rounds else until) for cell in self._made[key])
+
+    @property
+    def seeds(self) -> Sequence[int]:
+        """The seeds of every trial."""
+        return self.settings.seeds[:1] if self.maker.fast else self.settings.seeds
 
     def planned_rounds(self, candidate: Candidate) -> int:
         """The rounds of all cells of a candidate's trials, if none fails or ends early."""
-        seeds = 1 if self.maker.fast else len(self.settings.seeds)
-        return seeds * total_rounds(candidate.trials, candidate.steps, self.keep)
+        return len(self.seeds) * total_rounds(candidate.trials, candidate.steps, self.keep)
+
+    def later_rounds(self, standing: Standing) -> int:
+        """The rounds of a candidate's trials that follow those of the open cells, if none fails or ends early."""
+        if not standing.open:
+            return 0
+        candidate, seeds = standing.candidate, len(self.seeds)
+        if self.settings.search == "tpe":
+            return seeds * (candidate.trials - len(standing.trials)) * candidate.rounds
+        steps = candidate.steps[standing.step :]
+        compared = len(standing.open) // seeds
+        return seeds * (total_rounds(compared, [t - steps[0] for t in steps], self.keep))
 
     def full_rounds(self, candidate: Candidate) -> int:
         """The rounds of all cells of a candidate's trials if every trial had all rounds of the scenario."""
-        seeds = 1 if self.maker.fast else len(self.settings.seeds)
-        return seeds * candidate.trials * candidate.rounds
+        return len(self.seeds) * candidate.trials * candidate.rounds
 
     def standings(self, ended: HasEnded = has_ended) -> list[Standing]:
         """How far every candidate is, from the run folders."""
@@ -229,7 +242,7 @@ class Tuning:
             settings.search,
             settings.select,
             settings.select not in WITHOUT_TEST,
-            settings.seeds[:1] if self.maker.fast else settings.seeds,
+            self.seeds,
             tuple(map(self.tuned, standings)),
             self.untuned,
             [cell.folder_name for cell in cells if not cell.pending],

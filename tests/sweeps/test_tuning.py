@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import re
 import shutil
@@ -27,7 +28,8 @@ from raysim.report.load import read_clients
 from raysim.runs.run import run
 from raysim.sweeps.cells import Sweep
 from raysim.sweeps.definition import load_sweep
-from raysim.sweeps.loop import run_sweep
+from raysim.sweeps.display import PlainProgress
+from raysim.sweeps.loop import Progress, run_sweep
 from raysim.sweeps.state import CellState, counts, states_of
 from raysim.sweeps.tuning import Tuning, score, with_choices
 from raysim.sweeps.worker import Task, run_cell
@@ -115,7 +117,26 @@ def pool(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> Pool:
         yield pool
 
     monkeypatch.setattr(task_pool, "task_pool", in_process)
+    monkeypatch.setattr("raysim.sweeps.loop.draw", lambda comparison, folder: [])  # takes a second
     return pool
+
+
+@dataclass
+class Counted:
+    """Receives the progress, and counts the rounds of the whole sweep: (done, planned)."""
+
+    seen: list[tuple[int, int]] = field(default_factory=list)
+
+    def show(self, progress: Progress) -> None:
+        done = sum(one.cell.rounds if one.state == "done" else one.rounds for one in progress.states)
+        asked = sum(one.cell.rounds for one in progress.states) + sum(progress.later.values())
+        self.seen.append((progress.earlier + done, progress.earlier + asked))
+
+    def check(self, first: int, planned: int) -> None:
+        """The number of planned rounds never changes, and those that are done rise from `first` to it."""
+        done = [one for one, _ in self.seen]
+        assert {whole for _, whole in self.seen} == {planned}
+        assert (done[0], done[-1]) == (first, planned) and done == sorted(done)
 
 
 def tuning(sweep: Sweep) -> Tuning:
@@ -134,7 +155,9 @@ def test_a_sweep_is_tuned_and_a_kill_anywhere_changes_nothing(
     sweep = load_sweep(path)
     assert [cell.pending for cell in sweep.cells] == [True] * 4
     assert counts(states_of(sweep)) == "4 waiting"
-    states = run_sweep(sweep)
+    counted = Counted()
+    states = run_sweep(sweep, show=counted.show)
+    counted.check(0, 2 * 8 + 2 * 2 * 4)
     assert counts(states) == "4 done"
 
     # Four trials until round 1, two until round 2, one until round 4; then two seeds of four rounds. Nothing twice.
@@ -223,10 +246,14 @@ def test_methods_without_a_choice_wait_and_the_others_run(
 
 def test_only_the_chosen_methods_are_tuned(workplace: Path, pool: Pool) -> None:
     path = write(workplace, seeds=[1], set=["rounds=1"], tune=tune(halving=None, space={"training.lr": [0.05, 0.1]}))
-    states = run_sweep(load_sweep(path), only=["FedGH"])
+    counted = Counted()
+    states = run_sweep(load_sweep(path), only=["FedGH"], show=counted.show)
+    counted.check(0, 2 + 1)
     assert [(one.cell.label, one.state) for one in states] == [("FedGH", "done"), ("Alone", "waiting")]
     assert {name.split()[0] for name, _ in pool.rounds} == {"FedGH"}
-    assert counts(run_sweep(load_sweep(path))) == "2 done"
+    counted = Counted()
+    assert counts(run_sweep(load_sweep(path), show=counted.show)) == "2 done"
+    counted.check(3, 6)
     assert len(pool.done) == len(set(pool.done)) == 2 * 2 + 2
 
 
@@ -263,8 +290,14 @@ def test_halving_notes_decisions_between_trials_that_hardly_differ(workplace: Pa
     tuned = tune(space={"training.lr": [1e-9, 2e-9, 3e-9]}, halving={"rounds": [1, 2], "keep": 0.5})
     path = write(workplace, seeds=[1], set=["rounds=2"], runs={"Alone": ["algorithm.name=standalone"]}, tune=tuned)
     sweep = load_sweep(path)
-    run_sweep(sweep)
+    stream = io.StringIO()
+    run_sweep(sweep, show=PlainProgress(sweep, stream).show)
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "trials: 3 waiting; 0 of 7 rounds"  # 3 trials of a round, 2 of another, and the result
     (standing,) = tuning(sweep).standings()
+    after = [f"{trial.score:.4g} after round 1; training.lr={trial.number + 1}.0e-09" for trial in standing.trials]
+    done = [line for line in lines if line.startswith("done")]
+    assert done[:3] == [f"done        Alone trial {i} seed=101  accuracy/val {after[i]}" for i in range(3)]
     (decision,) = standing.close
     assert (decision.round, decision.kept, decision.ended) == (1, 1, 2)
     folder = standing.trials[0].states[0].folder
