@@ -224,7 +224,6 @@ class _Workers:
         from raysim.engine.ray.task_pool import task_pool  # importing Ray takes a second
 
         if self._pool is None:
-            logger.info("starting worker processes")
             self._stack.enter_context(sigterm_kept())
             self._pool = self._stack.enter_context(task_pool(run_cell, self.parallel))
         return self._pool
