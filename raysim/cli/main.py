@@ -266,12 +266,13 @@ def list_(what: str) -> None:
 @cli.command()
 @click.argument("name")
 def describe(name: str) -> None:
-    """Explain an algorithm, model, dataset, partition, metric, or a section of a scenario such as `clients`.
+    """Explain an algorithm, model, dataset, partition, metric, a section of a scenario such as `clients`, or a file.
 
     For an algorithm: its paper, whether clients' architectures may differ, its messages, and every field with default,
     range and meaning. The names `algorithms`, `models`, `datasets`, `partitions`, `selections`, `schedules`,
     `trackers` and `metrics` each explain all of a kind; `clients.parquet` and `rounds.parquet` explain a file's
-    columns.
+    columns; `sweep` and `tune` explain the keys of a sweep file. For a scenario or a sweep, a file or a bundled one
+    such as `quickstart`: its comment and its keys.
     """
     from raysim.cli.show import show_description
 

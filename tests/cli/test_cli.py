@@ -24,6 +24,8 @@ from raysim.scenario.parse import parse_scenario
 from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import Settings
 from raysim.scenario.sentences import NAMED_SECTIONS
+from raysim.sweeps import definition, tune_settings
+from raysim.sweeps.describe import SWEEP, TUNE
 from tests.cli.command import run
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
@@ -233,6 +235,51 @@ def test_describe_says_what_is_allowed(
     _, out, _ = run(capfd, "describe", name)
     words = " ".join(out.split())
     assert [line for line in lines if line not in words] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("sweep", ["runs name -> list of overrides", "see `raysim describe tune`"]),
+        (
+            "tune",
+            ["halving such as {rounds: [5, 20], keep: 1/3}; successive halving", "seeds the seeds of every trial"],
+        ),
+        (
+            "quickstart",
+            ["The first run: FedGH", "data.partition.classes_per_client 2", "`raysim launch quickstart` runs"],
+        ),
+        (QUICKSTART, [f"A scenario: `raysim launch {QUICKSTART}` runs it"]),
+        (
+            "sweeps/tuned",
+            ["runs.FedGH [algorithm.name=fedgh]", "tune.halving.rounds [5, 20]", "A sweep: `raysim sweep"],
+        ),
+        ("own.yaml", ["algorithm.name ./own.py", "A scenario: `raysim launch own.yaml` runs it"]),
+    ],
+)
+def test_describe_a_file_or_the_keys_of_a_sweep(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, workplace: Path, name: str, words: list[str]
+):
+    monkeypatch.setenv("COLUMNS", "300")
+    Path("own.yaml").write_text("name: own\nalgorithm: {name: ./own.py}\n")  # own.py does not exist: nothing runs it
+    code, out, err = run(capfd, "describe", name)
+    assert (code, err) == (0, "")
+    shown = " ".join(out.split())
+    assert [one for one in words if one not in shown] == []
+
+
+def test_every_key_of_a_sweep_file_is_described() -> None:
+    assert SWEEP.keys() == definition.KEYS.keys() and TUNE.keys() == tune_settings.KEYS.keys()
+    page = (SCENARIOS.parent / "docs" / "comparison.md").read_text(encoding="utf-8")
+    assert [key for key in SWEEP if f"\n| `{key}` |" not in page] == []
+    assert [key for key in TUNE if f"\n| `tune.{key}` |" not in page] == []
+
+
+def test_no_help_names_a_page_of_the_repository() -> None:
+    """A wheel has no docs."""
+    texts = [command.help or "" for command in cli.commands.values()]
+    texts += [getattr(one, "help", "") or "" for command in cli.commands.values() for one in command.params]
+    assert [text for text in texts if "docs/" in text] == []
 
 
 # -- what is refused ---------------------------------------------------------------------------------
