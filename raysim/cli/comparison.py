@@ -131,7 +131,7 @@ def sweep(
         with show_logs(partial(echo, err=True)):
             costs = estimator.of(states)
         print_plan(states, costs, parallel or os.cpu_count() or 1, every=every, before_s=before_s)
-        for note in estimator.notes:
+        for note in (*loaded.notes, *estimator.notes):
             echo(f"note: {note}")
         if refused := estimator.refused:
             (name, why), others = next(iter(refused.items())), len(refused) - 1

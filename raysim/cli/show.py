@@ -72,6 +72,12 @@ def show_list(what: str) -> None:
         _show_entries(console, kind.capitalize() if what == "all" else None, _entries(kind))
 
 
+def names_of(what: str) -> list[str]:
+    """The names of a kind, or of all kinds, each once."""
+    kinds = KINDS if what == "all" else (what,)
+    return list(dict.fromkeys(name for kind in kinds for name, _ in _entries(kind)))
+
+
 def show_description(name: str) -> None:
     """Print the description of a name. Raises `ScenarioError` if nothing has this name."""
     console = Console()

@@ -327,7 +327,7 @@ def lock(sweep: Sweep, cleanup: contextlib.ExitStack) -> None:
         sweep.output.mkdir(parents=True, exist_ok=True)
         handle = hold(sweep.output / ".lock")
     except BlockingIOError:
-        raise ScenarioError(f"{sweep.output}: another process runs this sweep") from None
+        raise ScenarioError(f"{sweep.output}: another process runs this sweep; --status shows its progress") from None
     except OSError as error:
         raise ScenarioError(f"{sweep.output} cannot be written ({reason(error)}); choose a writable folder") from None
     cleanup.callback(os.close, handle)

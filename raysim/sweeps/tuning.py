@@ -342,8 +342,18 @@ def tuning_of(
     for candidate in candidates:
         _check_trials(tuning, candidate)
     marked = tuple(replace(cell, pending=cell.id in pending) for cell in sweep.cells)
-    notes = (FAST_NOTE,) if maker.fast else ()
+    notes = (FAST_NOTE,) if maker.fast else _last_comparison(settings, candidates)
     return replace(sweep, cells=marked, tuning=tuning, notes=(*sweep.notes, *notes))
+
+
+def _last_comparison(settings: TuneSettings, candidates: Sequence[Candidate]) -> tuple[str, ...]:
+    """A note if trials are compared for the last time before the last round of the result, else nothing."""
+    early = next((one for one in candidates if one.steps[-1] < one.rounds), None)
+    if early is None:
+        return ()
+    chosen, rounds = early.steps[-1], early.rounds
+    how = f"set the last of tune.halving.rounds to {rounds}, if other values may be best then"
+    return (f"values are chosen after round {chosen} of {rounds}; {how}",)
 
 
 def _refuse_seeds(settings: TuneSettings, sweep: Sweep) -> None:

@@ -39,7 +39,7 @@ OPTIONS = {
     "resume": {"run_", "--set", "--quiet", "--address", "--code-changed"},
     "verify": {"scenario", "--set", "--actors", "--kill"},
     "validate": {"scenario", "--set", "--run-code"},
-    "list": {"what"},
+    "list": {"what", "--names"},
     "describe": {"name"},
     "schema": {"--output", "-o"},
     "ui": {"--uri", "--host", "--port"},
@@ -121,6 +121,13 @@ def test_list_has_every_name(capfd: pytest.CaptureFixture[str], what: str):
     words = set(out.split())
     assert [name for name in NAMES[what] if name not in words] == []
     assert len(out.splitlines()) >= len(NAMES[what]) + 2
+
+
+def test_list_names(capfd: pytest.CaptureFixture[str]):
+    assert run(capfd, "list", "models", "--names") == (0, "".join(f"{name}\n" for name in MODELS), "")
+    code, out, _ = run(capfd, "list", "--names")
+    names = out.splitlines()
+    assert code == 0 and len(names) == len(set(names)) and {"fedgh", "digits", "quickstart", *METRICS} <= set(names)
 
 
 def test_list_says_of_a_method_its_year_its_architectures_and_what_travels(
@@ -302,8 +309,29 @@ REFUSED = [
         for command in ("fetch", "status", "logs", "stop")
     ),
     (["fetch", "a/b"], "raysim: ID: 'a/b' given; give an id that `raysim submit` printed"),
+    (
+        ["validate", QUICKSTART, "--set", "clients.participation=5"],
+        "clients.participation: 5 given; allowed: a share of the clients, greater than 0 and at most 1; "
+        "5 of 20 clients is 0.25\n",
+    ),
     (["describe", "nonsense"], "raysim: describe nonsense: nothing has this name (`raysim list` shows all)"),
 ]
+
+
+@pytest.mark.parametrize("words", [["training.lr", "=", "0.1"], ["training.lr=", "0.1"], ["training.lr", "=0.1"]])
+def test_an_override_with_spaces(capfd: pytest.CaptureFixture[str], words: list[str]) -> None:
+    code, _, err = run(capfd, "validate", QUICKSTART, "--set", *words)
+    assert code == 2 and "; write the override without spaces: --set training.lr=VALUE\n" in err
+
+
+@pytest.mark.parametrize("command", ["launch", "validate", "sweep"])
+def test_a_method_is_no_scenario(capfd: pytest.CaptureFixture[str], workplace: Path, command: str) -> None:
+    Path("mine.py").write_text("import raysim\n")
+    code, _, err = run(capfd, command, "mine.py")
+    how = "or --set algorithm.name=./mine.py with a scenario"
+    assert (code, err) == (2, f"raysim: mine.py: is Python code; give a scenario file (.yaml), {how}\n")
+    Path("mine.yaml").write_text("name: mine\n")
+    assert f"is Python code; give its scenario, mine.yaml, {how}" in run(capfd, command, "mine.py")[2]
 
 
 @pytest.mark.parametrize(("args", "sentence"), REFUSED, ids=[" ".join(args)[-50:] for args, _ in REFUSED])

@@ -29,7 +29,7 @@ from raysim.runs.run import run
 from raysim.sweeps.cells import Sweep
 from raysim.sweeps.definition import load_sweep
 from raysim.sweeps.display import PlainProgress
-from raysim.sweeps.loop import Progress, run_sweep
+from raysim.sweeps.loop import Progress, lock, run_sweep
 from raysim.sweeps.state import CellState, counts, states_of
 from raysim.sweeps.tuning import Tuning, score, with_choices
 from raysim.sweeps.worker import Task, run_cell
@@ -413,7 +413,7 @@ RANDOM: dict[str, Any] = {"search": "random", "halving": None, "trials": 2}
         ({"search": "bayes"}, "tune.search: 'bayes' given; allowed: grid, random, tpe"),
         (
             {"select": "accuracy/vall"},
-            "tune.select: 'accuracy/vall' given; allowed: accuracy/val, accuracy/val_current",
+            "tune.select: 'accuracy/vall' given; did you mean 'accuracy/val'\\?; allowed: accuracy/val, accuracy/val_cu",
         ),
         ({"select": "accuracy/global"}, "tune.select: accuracy/global needs evaluation.global_test: true"),
         ({"select": "accuracy/all_current"}, "tune.select: accuracy/all_current needs evaluation.clients: all; set it"),
@@ -424,6 +424,17 @@ RANDOM: dict[str, Any] = {"search": "random", "halving": None, "trials": 2}
             {"halving": {"rounds": [1], "keep": "3/2"}},
             "tune.halving.keep: '3/2' given; give a share between 0 and 1",
         ),
+        ({"halving": [1, 4]}, r"tune.halving: \[1, 4\] given; give a mapping, such as {rounds: \[1, 4\]}"),
+        ({"halving": 3}, r"tune.halving: 3 given; give a mapping, such as {rounds: \[5, 20\]}"),
+        ({"space": [1]}, r"tune.space: \[1\] given; give a mapping, such as {training.lr: "),
+        ({"space": {"lr": [1]}}, r"tune.space.lr: unknown key; did you mean 'training.lr'\?$"),
+        ({"space": {"learning_rate": [1]}}, r"tune.space.learning_rate: unknown key; did you mean 'training.lr'\?$"),
+        (
+            {"space": {"training.lrr": [1]}},
+            r"tune.space.training.lrr: unknown key; did you mean 'lr'\? \(allowed: epochs",
+        ),
+        ({"space": {"foo": [1]}}, "tune.space.foo: unknown key; give the whole key of a scenario, such as training.lr"),
+        ({"methods": {"FedGH": {"lr": [1]}}}, "tune.methods.FedGH.lr: unknown key; did you mean 'training.lr'"),
         ({"halving": {"round": [1]}}, "tune.halving.round: unknown key; allowed: rounds, keep"),
     ],
 )
@@ -457,6 +468,27 @@ def test_sweeps_that_cannot_be_tuned(workplace: Path, content: dict[str, Any], s
         path.write_text(yaml.safe_dump(raw, sort_keys=False))
     with pytest.raises(ScenarioError, match=f"^{path}: {sentence}"):
         load_sweep(path)
+
+
+def test_a_choice_before_the_last_round_is_noted(workplace: Path) -> None:
+    sweep = load_sweep(write(workplace, tune=tune(halving={"rounds": [1, 3]})))
+    note = "values are chosen after round 3 of 4; set the last of tune.halving.rounds to 4, if other values may be best"
+    assert [one.startswith(note) for one in sweep.notes] == [True]
+    assert load_sweep(write(workplace)).notes == ()
+
+
+def test_other_processes_are_told_of_a_sweep_that_is_being_tuned(workplace: Path) -> None:
+    sweep = load_sweep(write(workplace))
+    with contextlib.ExitStack() as cleanup:
+        lock(sweep, cleanup)
+        with pytest.raises(ScenarioError, match="another process runs this sweep; --status shows its progress"):
+            lock(sweep, cleanup)
+        begun = "has begun none of its runs yet; `raysim sweep FILE --status` shows its progress"
+        with pytest.raises(ScenarioError, match=begun):
+            compare(sweep.output)
+    sweep.output.with_name("tuned-tuning").mkdir()
+    with pytest.raises(ScenarioError, match="this sweep has begun none of its runs; `raysim sweep FILE` runs it"):
+        compare(sweep.output)
 
 
 def test_a_metric_of_test_samples_is_called_optimistic(workplace: Path, pool: Pool) -> None:
