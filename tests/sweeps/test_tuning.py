@@ -413,7 +413,7 @@ RANDOM: dict[str, Any] = {"search": "random", "halving": None, "trials": 2}
         ({"search": "bayes"}, "tune.search: 'bayes' given; allowed: grid, random, tpe"),
         (
             {"select": "accuracy/vall"},
-            "tune.select: 'accuracy/vall' given; did you mean 'accuracy/val'\\?; allowed: accuracy/val, accuracy/val_cu",
+            "tune.select: 'accuracy/vall' given; did you mean 'accuracy/val'\\?; allowed: accuracy/val, ",
         ),
         ({"select": "accuracy/global"}, "tune.select: accuracy/global needs evaluation.global_test: true"),
         ({"select": "accuracy/all_current"}, "tune.select: accuracy/all_current needs evaluation.clients: all; set it"),
@@ -431,7 +431,7 @@ RANDOM: dict[str, Any] = {"search": "random", "halving": None, "trials": 2}
         ({"space": {"learning_rate": [1]}}, r"tune.space.learning_rate: unknown key; did you mean 'training.lr'\?$"),
         (
             {"space": {"training.lrr": [1]}},
-            r"tune.space.training.lrr: unknown key; did you mean 'lr'\? \(allowed: epochs",
+            r"tune.space.training.lrr: unknown key; did you mean 'lr'\? \(allowed: ep",
         ),
         ({"space": {"foo": [1]}}, "tune.space.foo: unknown key; give the whole key of a scenario, such as training.lr"),
         ({"methods": {"FedGH": {"lr": [1]}}}, "tune.methods.FedGH.lr: unknown key; did you mean 'training.lr'"),
