@@ -8,7 +8,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TextIO
 
 from raysim.common.logs import show_logs
@@ -20,7 +21,7 @@ from raysim.sweeps.estimate import Cost, Estimator
 from raysim.sweeps.listing import is_long, print_collapsed
 from raysim.sweeps.loop import ComparisonError, Progress, run_sweep
 from raysim.sweeps.only import chosen_cells
-from raysim.sweeps.state import CellState, counts
+from raysim.sweeps.state import CellState, State, counts
 from raysim.sweeps.time_left import TimeLeft
 from raysim.sweeps.tuning import score
 
@@ -74,7 +75,7 @@ class PlainProgress:
     def line(self, progress: Progress) -> str:
         """The number of cells in each state, the rounds done and planned of the whole sweep, and the time left."""
         running = dict(progress.running)
-        now = [CellState(s.cell, "running" if s.cell.name in running else s.state) for s in progress.states]
+        now = [replace(one, state=_shown_state(one, running)) for one in progress.states]
         done, total = progress.earlier, progress.earlier + sum(progress.later.values())
         for one in progress.states:
             asked = one.cell.rounds
@@ -127,6 +128,13 @@ def make_progress(sweep: Sweep, stream: TextIO | None = None) -> PlainProgress:
     stream = stream or sys.stderr
     live = stream.isatty() and os.environ.get("TERM") not in {"dumb", "unknown"}
     return LiveProgress(sweep, stream) if live else PlainProgress(sweep, stream)
+
+
+def _shown_state(state: CellState, running: Mapping[str, int]) -> State:
+    """A cell's state while the sweep runs: a trial that halving paused waits until it continues."""
+    if state.cell.name in running:
+        return "running"
+    return "waiting" if state.state == "interrupted" and state.cell.values else state.state
 
 
 def _accuracy(state: CellState) -> str:

@@ -162,6 +162,15 @@ def test_the_progress_line_counts_the_rounds_of_the_whole_sweep_and_says_when_it
     assert shown.line(replace(ending, running=[])).startswith("ending; 40 of 128")
 
 
+def test_a_trial_that_halving_paused_waits(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, "rounds=10", grid=METHODS)
+    states = [replace(one, state="interrupted", rounds=3) for one in waiting(sweep)]
+    trials = [replace(one, cell=replace(one.cell, values=(("training.lr", 0.1),))) for one in states]
+    shown = PlainProgress(sweep, io.StringIO())
+    assert shown.line(Progress(states, [])) == "3 interrupted; 9 of 30 rounds"
+    assert shown.line(Progress(trials, [("fd", 4)])) == "trials: 1 running, 2 waiting; 10 of 30 rounds"
+
+
 def test_a_cell_that_writes_its_results_is_closing(tmp_path: Path) -> None:
     """It was called interrupted between its last round and its end."""
     sweep = sweep_of(tmp_path, grid={})
