@@ -69,7 +69,7 @@ class PlainProgress:
             return _accuracy(state)
         values = ", ".join(f"{key}={written(value)}" for key, value in state.cell.values)
         reached = score(state, tuning.settings.select)
-        judged = f"{reached:.4g}" if math.isfinite(reached) else "not finite"
+        judged = f"{reached:.4g}" if math.isfinite(reached) else "is not finite, so the trial ranks last,"
         return f"  {tuning.settings.select} {judged} after round {state.cell.rounds}; {values}"
 
     def line(self, progress: Progress) -> str:
