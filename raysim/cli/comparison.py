@@ -87,14 +87,14 @@ def sweep(
     `resources`, or too large for a worker's share of the memory runs with client actors instead, one such cell at a
     time.
 
-    If the file has `tune`, trials on other seeds run first, then the cells with the values that they chose;
-    docs/comparison.md explains the keys.
+    If the file has `tune`, trials on other seeds run first, then the cells with the values that they chose.
+    `raysim describe sweep` and `raysim describe tune` explain the keys of a sweep file.
 
     \b
     Examples:
-        raysim sweep scenarios/sweeps/digits.yaml
+        raysim sweep sweeps/tuned
         raysim sweep quickstart --grid algorithm.name=fedgh,fedproto,standalone --seeds 1..5
-        raysim sweep scenarios/sweeps/digits.yaml --only fedgh
+        raysim sweep sweeps/digits --only fedgh
     """
     if address is not None:
         os.environ["RAY_ADDRESS"] = address
@@ -131,7 +131,7 @@ def sweep(
         with show_logs(partial(echo, err=True)):
             costs = estimator.of(states)
         print_plan(states, costs, parallel or os.cpu_count() or 1, every=every, before_s=before_s)
-        for note in estimator.notes:
+        for note in (*loaded.notes, *estimator.notes):
             echo(f"note: {note}")
         if refused := estimator.refused:
             (name, why), others = next(iter(refused.items())), len(refused) - 1
@@ -237,7 +237,7 @@ def report(runs: tuple[str, ...], baseline: str | None, select: str, output: str
     \b
     Example:
         raysim report runs/digits --baseline standalone -o digits.html
-        raysim report scenarios/sweeps/digits.yaml --watch -o digits.html
+        raysim report sweep.yaml --watch -o report.html
     """
     from raysim.common.errors import RunError
     from raysim.comparison.report import report as write

@@ -15,9 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raysim.common.errors import ScenarioError
+from raysim.common.files import is_locked
 from raysim.common.names import name as clean_name
 from raysim.comparison.measures import MIB, TARGETS
-from raysim.comparison.sweep_card import CellCard, SweepCard
+from raysim.comparison.sweep_card import SWEEP_CARD, CellCard, SweepCard
 from raysim.report.load import last_measured, read_clients, read_rounds, read_summary, rounds_done
 from raysim.scenario.parse import flatten
 from raysim.scenario.schema import Section, Settings, decides
@@ -243,11 +244,20 @@ def find_runs(paths: Sequence[Path | str]) -> list[RunRecord]:
     for path in map(Path, paths):
         folders = run_folders(path)
         if not folders:
-            raise ScenarioError(f"{path}: no run found; give a run folder, or a folder that contains run folders")
+            raise ScenarioError(f"{path}: {_why_empty(path)}")
         for folder in folders:
             place = folder.resolve()
             runs.setdefault(place, RunRecord.read(folder, sweep_of(place.parent.parent)))
     return list(runs.values())
+
+
+def _why_empty(folder: Path) -> str:
+    """Why a folder has no run, and what to do."""
+    if is_locked(folder / ".lock"):
+        return "this sweep has begun none of its runs yet; `raysim sweep FILE --status` shows its progress"
+    if (folder / SWEEP_CARD).exists() or folder.with_name(f"{folder.name}-tuning").is_dir():
+        return "this sweep has begun none of its runs; `raysim sweep FILE` runs it"
+    return "no run found; give a run folder, or a folder that contains run folders"
 
 
 def run_folders(path: Path) -> list[Path]:

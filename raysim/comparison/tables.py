@@ -128,7 +128,8 @@ def chosen_columns(comparison: Comparison, names: Sequence[str]) -> list[Column]
             measure, _, kind = name.rpartition(".")
             if measure in allowed and kind in ("difference", "p_holm"):
                 raise ScenarioError(f"--columns: {name} given, but there is no baseline; give one with --baseline")
-            near = suggest(name, list(allowed))
+            ends = [suffix for suffix in SUFFIXES if kind not in ("", suffix) and suffix.startswith(kind)]
+            near = f"; did you mean '{measure}.{ends[0]}'?" if measure in allowed and ends else suggest(name, allowed)
             listed = ", ".join(key for key in allowed if "." not in key)
             raise ScenarioError(
                 f"--columns: {name} given{near}; allowed: {listed}, and a measure with "

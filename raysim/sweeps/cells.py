@@ -42,6 +42,7 @@ class Cell:
     published: tuple[Published, ...] = ()  # published values for the label
     runs: tuple[str, ...] = ()  # the names in `runs` that define the cell
     until: int | None = None  # the round after which the run is interrupted; None: it has all its rounds
+    values: tuple[tuple[str, Any], ...] = ()  # of a trial: (key, value) of the keys that are tuned
     pending: bool = False  # whether tuning has not chosen its values yet, so that it cannot run
 
     @property
@@ -121,7 +122,8 @@ class CellMaker:
             how = self._runs_instead(error.key, dict(variant.assignments)) if "unknown key" in error.reason else ""
             raise ScenarioError(f"{self.file}: the cell {provisional!r}: {error}{how}") from None
         label, name = self._names(variant, of_seed, trial, scenario)
-        return Cell(name, label, changed, scenario, identity(scenario), runs=variant.runs)
+        values = () if trial is None else tuple((tuned or {}).items())
+        return Cell(name, label, changed, scenario, identity(scenario), runs=variant.runs, values=values)
 
     def _runs_instead(self, key: str, assignments: Mapping[str, Any]) -> str:
         """The remedy if the grid gave a method's key to a method without it: a grid of some methods only."""

@@ -129,7 +129,8 @@ def test_columns_are_chosen_by_name(capfd: pytest.CaptureFixture[str], tmp_path:
     assert r"variant & worst 10\% & vs baseline & p (Holm) & n & MiB \\" in text
     for name, sentence in (
         ("lasst", "--columns: lasst given; did you mean 'last'?; allowed: n, last, "),
-        ("last.published", "--columns: last.published given"),
+        ("last.published", "--columns: last.published given; allowed: n, last, "),
+        ("last.p", "--columns: last.p given; did you mean 'last.p_holm'?; allowed: n, last, "),
         ("", "--columns:  given; allowed: "),
     ):
         code, _, error = run(capfd, *words, "--columns", name)
