@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from raysim.cli.options import ADDRESS, SETS, WIDTH, ScenarioFile
+from raysim.cli.options import ADDRESS, SETS, WIDTH, ScenarioFile, metric
 from raysim.cli.output import echo
 from raysim.common.logs import show_logs
 
@@ -155,8 +156,9 @@ SELECT = click.option(
     "--select",
     default="last",
     show_default=True,
-    type=click.Choice(["last", "val"]),
-    help="Show each run in its last round, or in the round with the greatest validation accuracy.",
+    type=click.Choice(["last", "val", "val_current"]),
+    help="Show each run in its last round, or in the round with the greatest validation accuracy: of clients' own "
+    "networks (val), or of current networks (val_current).",
 )
 
 
@@ -171,6 +173,7 @@ SELECT = click.option(
 )
 @click.option("--baseline", metavar="METHOD", help="Also show paired differences to this method or run name.")
 @SELECT
+@metric("that of the first column of --columns, or else accuracy/all")
 @click.option(
     "-o",
     "--output",
@@ -190,6 +193,7 @@ def compare(
     targets: tuple[float, ...],
     baseline: str | None,
     select: str,
+    metric: str | None,
     output: str | None,
     columns: str | None,
     siunitx: bool,
@@ -205,23 +209,29 @@ def compare(
         raysim compare runs/quickstart --columns last,worst_decile,total_mib -o comparison --siunitx
     """
     from raysim.comparison.compare import compare as of
+    from raysim.comparison.main_measure import first_accuracy
     from raysim.comparison.tables import chosen_columns, print_table, write_tables
 
-    found = of(*_folders(runs), targets=targets or None, baseline=baseline, select=select)
+    found = of(*_folders(runs), targets=targets or None, baseline=baseline, select=select, metric=metric)
     shown = None if columns is None else chosen_columns(found, [name.strip() for name in columns.split(",")])
+    if shown is not None and metric is None:
+        found = replace(found, main=first_accuracy([column.measure for column in shown], select))
     print_table(found, shown=shown)
     if output is not None:
-        from raysim.comparison.pictures import draw
+        from raysim.comparison.pictures import draw, without_clients
 
         folder = Path(output)
         for path in [*write_tables(found, folder, shown, siunitx), *draw(found, folder, width=width)]:
             echo(path)
+        if missing := without_clients(found):
+            echo(f"note: {missing}")
 
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path())
 @click.option("--baseline", metavar="METHOD", help="Also show paired differences to this method or run name.")
 @SELECT
+@metric("accuracy/all")
 @click.option("-o", "--output", default="report.html", show_default=True, metavar="FILE", help="The HTML file.")
 @click.option(
     "--watch",
@@ -229,7 +239,9 @@ def compare(
     is_flag=True,
     help="Write the file again every few seconds until the runs have ended. The page refreshes itself in the browser.",
 )
-def report(runs: tuple[str, ...], baseline: str | None, select: str, output: str, watched: bool) -> None:
+def report(
+    runs: tuple[str, ...], baseline: str | None, select: str, metric: str | None, output: str, watched: bool
+) -> None:
     """Write a comparison of runs as one self-contained HTML file, with a part for each of RUNS.
 
     RUNS are run folders, folders that contain run folders, such as a sweep's, or sweep files.
@@ -250,9 +262,9 @@ def report(runs: tuple[str, ...], baseline: str | None, select: str, output: str
 
             # Only a sweep's folder, which its file names, may still be missing.
             find_runs([run for run in runs if Path(run).suffix not in SWEEP_FILES and not Path(run).is_dir()])
-            echo(watch(folders, output, baseline, partial(echo, err=True), select=select))
+            echo(watch(folders, output, baseline, partial(echo, err=True), select=select, metric=metric))
         else:
-            echo(write(*folders, output=output, baseline=baseline, select=select))
+            echo(write(*folders, output=output, baseline=baseline, select=select, metric=metric))
     except OSError as error:
         raise RunError(f"-o: {output} cannot be written: {(error.strerror or str(error)).lower()}") from None
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from raysim.cli.options import WIDTH
+from raysim.cli.options import METRICS, WIDTH, metric
 from raysim.cli.output import echo
 
 if TYPE_CHECKING:
@@ -68,14 +68,10 @@ PLOTS = ("curves", "bytes", "virtual-time", "boxes", "clients", "confusion")
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option("--kind", default="curves", show_default=True, type=click.Choice(PLOTS), help="What to draw, see above.")
-@click.option(
-    "--current",
-    is_flag=True,
-    help="For confusion: each network after it received the server's current message, as for accuracy/all_current.",
-)
+@metric("accuracy/all")
 @WIDTH
 @_output("plot.pdf")
-def plot(runs: tuple[str, ...], kind: str, current: bool, width: Width, output: str) -> None:
+def plot(runs: tuple[str, ...], kind: str, metric: str | None, width: Width, output: str) -> None:
     """Draw a figure of one or several RUNs, for a paper or the screen.
 
     A RUN is a run's folder, or its id below ./runs; it may still be running. Tables and figures of many runs with
@@ -97,7 +93,7 @@ def plot(runs: tuple[str, ...], kind: str, current: bool, width: Width, output: 
     """
     from raysim.inspection.run_plots import plot as draw
 
-    echo(draw(runs, kind, output, width, current))
+    echo(draw(runs, kind, output, width, metric or METRICS[0]))
 
 
 @click.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -45,3 +46,21 @@ WIDTH = click.option(
     type=click.Choice(["one-column", "two-columns"]),
     help="Width of figures for print: one column of a paper (3.5 in), or two (7.16 in).",
 )
+# The keys of `raysim.report.accuracies.DRAWABLE`, which would import Arrow: `raysim --help` takes no second.
+METRICS = (
+    "accuracy/all",
+    "accuracy/all_current",
+    "accuracy/participants",
+    "accuracy/global",
+    "accuracy/val",
+    "accuracy/val_current",
+)
+
+
+def metric(default: str) -> Callable[[Any], Any]:
+    """The option `--metric`. default: in words."""
+    return click.option(
+        "--metric",
+        type=click.Choice(METRICS),
+        help=f"The accuracy that figures show; docs/guide.md explains them. Default: {default}.",
+    )

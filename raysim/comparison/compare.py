@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from raysim.common.errors import ScenarioError
 from raysim.common.names import apart
 from raysim.common.names import name as clean_name
+from raysim.comparison.main_measure import ORIGINS, main_measure
 from raysim.comparison.measures import MEASURES, SELECT, TO_TARGET, is_cost_to_target
 from raysim.comparison.published import Published, by_measure
 from raysim.comparison.runs import RunRecord, find_runs
@@ -30,6 +31,7 @@ from raysim.comparison.sweep_card import SweepCard
 from raysim.comparison.tuned import TuningCard
 from raysim.comparison.tuned_runs import without_outdated
 from raysim.plugins.references import Reference
+from raysim.report.accuracies import DRAWABLE, Accuracy
 from raysim.report.units import plural
 
 if TYPE_CHECKING:
@@ -38,10 +40,13 @@ if TYPE_CHECKING:
 BUDGET = ("rounds", "clients.count", "clients.participation", "training.epochs", "training.batch_size")
 """Keys that decide how much work a run does. If they differ, the variant that does more work has an advantage."""
 
-SELECTED_BY_VAL = (
-    "selected by validation: accuracies are test accuracies in the round with the greatest mean validation accuracy of "
-    "all clients; a target counts as reached when that validation accuracy reaches it"
-)
+SELECTED_BY_VAL = {
+    "val": "selected by validation: accuracies are test accuracies in the round with the greatest mean validation "
+    "accuracy of all clients; a target counts as reached when that validation accuracy reaches it",
+    "val_current": "selected by validation: accuracies are test accuracies in the round with the greatest mean "
+    "validation accuracy of all clients with the server's current message; a target counts as reached when that "
+    "validation accuracy reaches it",
+}
 
 
 class Reached(NamedTuple):
@@ -116,8 +121,9 @@ class Comparison:
     targets: Sequence[float]
     baseline: str | None = None  # the name of the baseline
     notes: Sequence[str] = field(default_factory=list)
-    targets_on: str = "all"  # the clients, one of `CURVES`, whose mean accuracy must reach a target; `val`: validation
+    targets_on: str = "all"  # what must reach a target: the mean accuracy of clients, one of `CURVES`, or `select`
     select: str = "last"  # what selects the round whose measures count, one of `SELECT`
+    main: str = "last"  # the measure, one of `ORIGINS`, of differences, of figures, and of the summary over tasks
 
     def __repr__(self) -> str:
         """Return the table, the legend and the notes, as `raysim compare` prints them."""
@@ -128,9 +134,9 @@ class Comparison:
         return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
     @property
-    def main(self) -> str:
-        """The measure that tables show first, with differences, and that is summarised over tasks."""
-        return SELECT[self.select]
+    def accuracy(self) -> Accuracy:
+        """The accuracy that figures show."""
+        return ORIGINS[self.main].accuracy
 
     @cached_property
     def measured(self) -> Mapping[str, Mapping[str, Mapping[Any, float]]]:
@@ -305,6 +311,7 @@ def compare(
     targets: Iterable[float] | None = None,
     baseline: str | None = None,
     select: str = "last",
+    metric: str | None = None,
 ) -> Comparison:
     """Compare runs: group those that differ only in their seed, and give each measure a 95 % interval over seeds.
 
@@ -313,14 +320,18 @@ def compare(
     data. baseline: the method that others are compared with, on the same data and clients; default: the sweep's, or
     none. select: what selects the round of each run whose measures count: `last`, its last round, or `val`, the round
     with the greatest validation accuracy, whose mean test accuracy is `at_best_val`; a target then counts as reached
-    when the validation accuracy reaches it.
+    when the validation accuracy reaches it; `val_current` is the same for current networks (`at_best_val_current`).
+    metric: the accuracy that figures show, and that is tested and summarised
+    over tasks: one of `DRAWABLE`; default: accuracy/all.
 
     Raises:
-        ScenarioError: no run, a damaged run, a target out of range, an unknown baseline, or a run without validation
-            accuracy that `val` should select a round of.
+        ScenarioError: no run, a damaged run, a target out of range, an unknown baseline, a metric that no run measured
+            or that `select` selects no round for, or a run without the validation accuracy that should select its
+            round.
     """
     if select not in SELECT:
         raise ScenarioError(f"--select: {select} given; allowed: {', '.join(SELECT)}")
+    main = main_measure(metric, select)
     all_runs, outdated = without_outdated(find_runs(runs))
     all_runs = [replace(run, select=select) for run in all_runs]
     if not all_runs:
@@ -328,12 +339,15 @@ def compare(
     measured = sorted((run for run in all_runs if run.summary.get("rounds")), key=lambda run: run.place)
     if not measured:
         raise ScenarioError(f"compare: {all_runs[0].folder} has no finished round, and neither do the other runs")
-    if select == "val" and (without := [run for run in measured if not len(run.series("accuracy/val")[0])]):
+    if select != "last" and (without := [run for run in measured if not len(run.series(f"accuracy/{select}")[0])]):
         others = f" and {plural(len(without) - 1, 'other run')}" if len(without) > 1 else ""
+        what = "validation accuracy" if select == "val" else "accuracy/val_current, which needs evaluation.clients: all"
         raise ScenarioError(
-            f"--select: val given, but {without[0].folder}{others} measured no validation accuracy; "
+            f"--select: {select} given, but {without[0].folder}{others} measured no {what}; "
             "leave them out, or use --select last"
         )
+    if metric is not None and not any(len(run.series(metric)[0]) for run in measured):
+        raise ScenarioError(f"--metric: {metric} given, but no run has it; choose runs {DRAWABLE[metric].needs}")
     sweeps = [run.sweep for run in measured]
     sweep = sweeps[0] if all(one == sweeps[0] for one in sweeps) else None
     if targets is None and sweep is not None:
@@ -362,11 +376,23 @@ def compare(
             tunings.append(run.sweep.tuning)
     notes += [*outdated, *(note for tuning in tunings for note in tuning.notes)]
     targets_on = sweep.targets_on if sweep is not None else "all"
-    if select == "val":
-        targets_on = "val"
-        notes.insert(0, SELECTED_BY_VAL)
+    if select != "last":
+        targets_on = select
+        notes.insert(0, SELECTED_BY_VAL[select])
+        notes += _other_selection(tunings, select)
     tuned = frozenset(key for tuning in tunings for key in tuning.keys)
-    return Comparison(variants, chosen, baseline, [*notes, *_notes(variants, tuned)], targets_on, select)
+    return Comparison(variants, chosen, baseline, [*notes, *_notes(variants, tuned)], targets_on, select, main)
+
+
+def _other_selection(tunings: Iterable[TuningCard], select: str) -> list[str]:
+    """A sentence for each other validation accuracy that chose the values of these runs."""
+    metrics = dict.fromkeys(one.select for one in tunings if one.select.removeprefix("accuracy/") in SELECT)
+    return [
+        f"values were tuned by {metric}, but --select {select} selects rounds by accuracy/{select}; "
+        f"--select {metric.removeprefix('accuracy/')} uses the same accuracy for both"
+        for metric in metrics
+        if metric != f"accuracy/{select}"
+    ]
 
 
 def _variants(runs: Sequence[RunRecord]) -> list[Variant]:

@@ -12,7 +12,8 @@ from raysim.common.errors import ScenarioError
 from raysim.common.files import replace
 from raysim.common.suggestions import suggest
 from raysim.comparison.compare import Comparison, Variant
-from raysim.comparison.measures import ACCURACIES, SELECTED_ACCURACY, is_cost_to_target
+from raysim.comparison.main_measure import in_words
+from raysim.comparison.measures import ACCURACIES, is_cost_to_target
 from raysim.comparison.published import Published
 from raysim.comparison.statistics import SIGNIFICANT, Estimate
 from raysim.report.units import human_count
@@ -20,23 +21,26 @@ from raysim.report.units import human_count
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = (
-    "last", "last_current", "at_best_val", "best_participants", "worst_decile", "total_mib", "total_gflop", "virtual_s",
-    "dropped",
-)  # fmt: skip
+COSTS = ("total_mib", "total_gflop", "virtual_s", "dropped")
+COLUMNS = ("last", "last_current", "at_best_val", "best_participants", "worst_decile", *COSTS)
 """Measures of the terminal's table, besides rounds and virtual seconds to a target; files have all measures."""
 
-VAL_COLUMNS = (
-    "at_best_val", "best_val", "best_val_round", "worst_decile", "total_mib", "total_gflop", "virtual_s", "dropped",
-)  # fmt: skip
-"""The same if validation selects the round; no test sample chooses any of them."""
+VAL_COLUMNS = {
+    "val": ("at_best_val", "best_val", "best_val_round", "worst_decile"),
+    "val_current": ("at_best_val_current", "best_val_current", "best_val_current_round", "worst_decile_current"),
+}
+"""The same if validation selects the round, before costs; no test sample chooses any of them."""
 
 TITLES = {
     "last": "last", "at_best_val": "at best val.", "best": "best", "best_participants": "best part.",
-    "last_current": "last current", "best_current": "best current", "best_global": "best global",
-    "last_global": "last global", "worst_decile": "worst 10%", "std": "std clients",
+    "last_current": "last current", "at_best_val_current": "current at best val.", "best_current": "best current",
+    "best_global": "best global",
+    "last_global": "last global", "worst_decile": "worst 10%",
+    "worst_decile_current": "worst 10% current", "std": "std clients",
     "min": "min", "jain": "Jain", "macro_f1": "macro F1",
     "val": "val.", "best_val": "max val.", "best_val_round": "max val. round",
+    "val_current": "val. current", "best_val_current": "max val. current",
+    "best_val_current_round": "max val. current round",
     "up_mib": "MiB up", "down_mib": "MiB down", "both_mib": "MiB each", "total_mib": "MiB", "gflop": "GFLOP each",
     "total_gflop": "GFLOP", "virtual_s": "virtual s", "dropped": "dropped",
 }  # fmt: skip
@@ -212,10 +216,11 @@ def task_rows(comparison: Comparison) -> list[list[str]]:
     return table
 
 
-def tasks_legend(select: str) -> str:
-    """The explanation of the table of methods over all tasks. select: what selects a run's round."""
-    accuracy = SELECTED_ACCURACY[select]
-    return f"IQM is the interquartile mean of the {accuracy} over all seeds and tasks (data and clients), in %."
+def tasks_legend(measure: str) -> str:
+    """The explanation of the table of methods over all tasks. measure: the main one of the comparison."""
+    return (
+        f"IQM is the interquartile mean of the {in_words(measure)} over all seeds and tasks (data and clients), in %."
+    )
 
 
 def _published(measure: str, estimate: Estimate | None, paper: Published | None) -> str:
@@ -232,7 +237,7 @@ def short(comparison: Comparison) -> list[str]:
     """The measures of the short table."""
     printed = {measure for variant in comparison.variants for measure in comparison.published(variant.name)}
     costs = ("rounds_to_", "virtual_s_to_")
-    columns = VAL_COLUMNS if comparison.select == "val" else COLUMNS
+    columns = COLUMNS if comparison.select == "last" else (*VAL_COLUMNS[comparison.select], *COSTS)
     return [m for m in comparison.measures if m in columns or m in printed or m.startswith(costs)]
 
 
@@ -265,7 +270,7 @@ def print_table(comparison: Comparison, file: TextIO | None = None, shown: Seque
     show(rows_of(comparison, shown or short_columns(comparison)), f"Accuracies in %. {legend(comparison)}")
     if over := task_rows(comparison):
         console.print()
-        show(over, tasks_legend(comparison.select))
+        show(over, tasks_legend(comparison.main))
     for note in comparison.notes:
         console.print(Text(f"note: {names.plain(note)}"))
 
@@ -309,7 +314,7 @@ def markdown(comparison: Comparison) -> str:
         "",
     ]
     if over := task_rows(comparison):
-        lines += [*table(over), "", tasks_legend(comparison.select), ""]
+        lines += [*table(over), "", tasks_legend(comparison.main), ""]
     return "\n".join([*lines, *(f"- {names.markdown(note)}" for note in comparison.notes), ""])
 
 

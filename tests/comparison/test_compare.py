@@ -40,7 +40,7 @@ def test_the_measures_of_one_run(tmp_path: Path) -> None:
             "rounds_to_0.6": 2, "mib_to_0.6": 6, "up_mib_to_0.6": 2, "gflop_to_0.6": 3,
         }
     )  # fmt: skip
-    assert run.last_clients()["accuracy"].to_pylist() == pytest.approx([0.6, 0.4])
+    assert run.clients_of("last")["accuracy"].to_pylist() == pytest.approx([0.6, 0.4])
 
 
 def test_runs_that_differ_in_their_seed_are_one_variant(tmp_path: Path) -> None:
