@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from raysim.cli.options import ADDRESS, SETS, WIDTH, ScenarioFile, metric
+from raysim.cli.options import ADDRESS, SETS, SWEEP_FILES, WIDTH, ScenarioFile, folders_of, metric
 from raysim.cli.output import echo
 from raysim.common.logs import show_logs
 
@@ -142,16 +142,6 @@ def sweep(
     sys.exit(run_and_show(loaded, parallel, retry_failed, only, every))
 
 
-SWEEP_FILES = (".yaml", ".yml")
-
-
-def _folders(runs: tuple[str, ...]) -> list[Path]:
-    """The arguments as folders; a sweep file stands for its output folder."""
-    from raysim.sweeps.definition import load_sweep
-
-    return [load_sweep(run).output if Path(run).suffix in SWEEP_FILES else Path(run) for run in runs]
-
-
 SELECT = click.option(
     "--select",
     default="last",
@@ -212,7 +202,7 @@ def compare(
     from raysim.comparison.main_measure import first_accuracy
     from raysim.comparison.tables import chosen_columns, print_table, write_tables
 
-    found = of(*_folders(runs), targets=targets or None, baseline=baseline, select=select, metric=metric)
+    found = of(*folders_of(runs), targets=targets or None, baseline=baseline, select=select, metric=metric)
     shown = None if columns is None else chosen_columns(found, [name.strip() for name in columns.split(",")])
     if shown is not None and metric is None:
         found = replace(found, main=first_accuracy([column.measure for column in shown], select))
@@ -254,7 +244,7 @@ def report(
     from raysim.common.errors import RunError
     from raysim.comparison.report import report as write
 
-    folders = _folders(runs)
+    folders = folders_of(runs)
     try:
         if watched:
             from raysim.comparison.runs import find_runs

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -23,6 +24,16 @@ class ScenarioFile(click.Path):
         """Complete names of bundled scenarios, and files."""
         names = [CompletionItem(name) for name in bundled_names() if name.startswith(incomplete)]
         return [*names, *super().shell_complete(ctx, param, incomplete)]
+
+
+SWEEP_FILES = (".yaml", ".yml")
+
+
+def folders_of(runs: Iterable[str]) -> list[Path]:
+    """Arguments that are folders with runs; a sweep file stands for its output folder. Raises `ScenarioError`."""
+    from raysim.sweeps.definition import load_sweep
+
+    return [load_sweep(run).output if Path(run).suffix in SWEEP_FILES else Path(run) for run in runs]
 
 
 SCENARIO = click.argument("scenario", type=ScenarioFile())

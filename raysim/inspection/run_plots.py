@@ -47,11 +47,17 @@ class PlottedRun:
     """A run folder, read when it is drawn."""
 
     folder: Path
+    variant: str = ""  # the name of the run's variant in its sweep
 
     @cached_property
     def parts(self) -> dict[str, str]:
-        """Key -> part of the run's name: the method, the seed, and the overrides that affect the result."""
+        """Key -> part of the run's name: the method, the seed, and the overrides that affect the result.
+
+        The name of a variant stands for its method and overrides.
+        """
         summary = read_summary(self.folder)
+        if self.variant:
+            return {"": self.variant, "seed": f"seed={summary.get('seed')}"}
         overrides = {str(key): value for key, value in summary.get("overrides", {}).items()}
         parts = {"": str(summary.get("method") or summary.get("algorithm") or "run")}
         parts["seed"] = f"seed={summary.get('seed')}"
@@ -90,7 +96,10 @@ class PlottedRun:
 
 
 def labels(runs: Sequence[PlottedRun]) -> list[str]:
-    """Each run's method and the parts of its name in which the runs differ, such as "FedGH seed=2"; all distinct."""
+    """Each run's variant or method, and the parts of its name in which the runs differ, such as "FedGH seed=2".
+
+    All are distinct.
+    """
     keys = dict.fromkeys(key for run in runs for key in run.parts)
     differing = [key for key in keys if len({run.parts.get(key) for run in runs}) > 1 and key]
     texts = (" ".join(run.parts[key] for key in ["", *differing] if key in run.parts) for run in runs)
@@ -218,16 +227,19 @@ def plot(
     output: Path | str,
     width: Width = "one-column",
     metric: str = OWN.metric,
+    variants: Sequence[str] = (),
 ) -> Path:
     """Draw one figure of these runs, folders or ids below ./runs, and return the file: .png, .svg or .pdf.
 
-    kind: a key of `KINDS`. metric: the accuracy that it shows, a key of `DRAWABLE`. Raises `ScenarioError` if a run
-    does not exist, is damaged or lacks the data, this kind cannot show the metric, or the file cannot be written.
+    kind: a key of `KINDS`. metric: the accuracy that it shows, a key of `DRAWABLE`. variants: the name of each run's
+    variant in its sweep, or "", for the legend. Raises `ScenarioError` if a run does not exist, is damaged or lacks
+    the data, this kind cannot show the metric, or the file cannot be written.
     """
     file = picture_file(output)
     accuracy = _drawable(metric, kind)
     if len(runs) > MOST_RUNS:
         raise ScenarioError(f"{len(runs)} runs given; at most {MOST_RUNS} fit into one figure")
-    plotted = [PlottedRun(find_run(str(run))) for run in runs]
+    named = zip(runs, variants or [""] * len(runs), strict=True)
+    plotted = [PlottedRun(find_run(str(run)), variant) for run, variant in named]
     draw, _ = KINDS[kind]
     return save_picture(draw(dict(zip(labels(plotted), plotted, strict=True)), width, accuracy), file)

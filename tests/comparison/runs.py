@@ -95,6 +95,7 @@ def make_run(
     pq.write_table(pa.Table.from_pylist(clients), folder / "clients.parquet")
     summary = {
         **({"method": called} if called else {}),
+        "seed": seed,
         "status": "finished" if done is None else "interrupted",
         "rounds": rounds[-1] if done is None else done,
         "participants_per_round": 1,
