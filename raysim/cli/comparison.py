@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from raysim.cli.options import ADDRESS, SETS, SWEEP_FILES, WIDTH, ScenarioFile, folders_of, metric
 from raysim.cli.output import echo
@@ -142,6 +143,23 @@ def sweep(
     sys.exit(run_and_show(loaded, parallel, retry_failed, only, every))
 
 
+def _refuse_for_trials(folder: Path) -> None:
+    """Refuse options of `compare` that a table of trials does not have. Raises `ScenarioError`."""
+    from raysim.common.errors import ScenarioError
+
+    context = click.get_current_context()
+    given = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if options := [_option(context, name) for name in given if name != "runs"]:
+        text = (
+            f"given, but {folder} has the trials of a tuning, which are shown as a table without options; leave it out"
+        )
+        raise ScenarioError(f"{options[0]}: {text}")
+
+
+def _option(context: click.Context, name: str) -> str:
+    return next(one.opts[-1] for one in context.command.params if one.name == name)
+
+
 SELECT = click.option(
     "--select",
     default="last",
@@ -191,7 +209,8 @@ def compare(
 ) -> None:
     """Compare runs: group those that differ only in their seed, with 95% confidence intervals over seeds.
 
-    RUNS are run folders, folders that contain run folders, such as a sweep's, or sweep files.
+    RUNS are run folders, folders that contain run folders, such as a sweep's, or sweep files. The folder of a tuning,
+    such as runs/tuned-tuning, is shown as a table of its trials: values, rounds, score, and which one was chosen.
 
     \b
     Example:
@@ -199,10 +218,19 @@ def compare(
         raysim compare runs/quickstart --columns last,worst_decile,total_mib -o comparison --siunitx
     """
     from raysim.comparison.compare import compare as of
+    from raysim.comparison.sweep_card import SweepCard
+    from raysim.comparison.tables import print_trials
+
+    folders = folders_of(runs)
+    card = SweepCard.read(folders[0]) if len(folders) == 1 else None
+    if card is not None and card.trials is not None:
+        _refuse_for_trials(folders[0])
+        print_trials(card.trials)
+        return
     from raysim.comparison.main_measure import first_accuracy
     from raysim.comparison.tables import chosen_columns, print_table, write_tables
 
-    found = of(*folders_of(runs), targets=targets or None, baseline=baseline, select=select, metric=metric)
+    found = of(*folders, targets=targets or None, baseline=baseline, select=select, metric=metric)
     shown = None if columns is None else chosen_columns(found, [name.strip() for name in columns.split(",")])
     if shown is not None and metric is None:
         found = replace(found, main=first_accuracy([column.measure for column in shown], select))

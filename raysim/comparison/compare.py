@@ -520,9 +520,9 @@ def _notes(variants: Sequence[Variant], tuned: Collection[str] = ()) -> list[str
     notes += _unequal_settings(variants, tuned)
     notes += _same_results(variants)
     for variant in variants:
-        cut = [run for run in variant.runs if run.summary.get("rounds", 0) < run.keys.get("rounds", 0)]
+        cut = [run for run in variant.runs if run.summary.get("rounds", 0) < run.rounds_asked]
         for run in cut:
-            done, asked = run.summary.get("rounds"), run.keys.get("rounds")
+            done, asked = run.summary.get("rounds"), run.rounds_asked
             how = "ended early" if run.summary.get("ended_early") else run.summary.get("status")
             notes.append(f"{variant.name}, seed {run.seed}: {how} after {done} of {asked} rounds")
         for run in variant.runs:

@@ -73,6 +73,13 @@ class RunRecord:
         return list(self.sweep.cells).index(self.folder.resolve().parent.name) if self.sweep else 0
 
     @property
+    def rounds_asked(self) -> int:
+        """The rounds that the run should have; of a trial of a tuning, those until it was last compared."""
+        trials = self.sweep.trials if self.sweep else None
+        until = trials.rounds_of(self.folder.resolve().parent.name) if trials else None
+        return int(self.keys.get("rounds", 0)) if until is None else until
+
+    @property
     def seed(self) -> int:
         """The scenario's seed."""
         return int(self.keys["seed"])
