@@ -160,6 +160,14 @@ def _option(context: click.Context, name: str) -> str:
     return next(one.opts[-1] for one in context.command.params if one.name == name)
 
 
+def _heads(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    """Parse `--head NAME=LATEX`."""
+    parts = [text.partition("=") for text in given]
+    if wrong := [name for name, sign, title in parts if not (name and sign and title)]:
+        raise click.BadParameter(f"{wrong[0]!r} given; allowed: NAME=LATEX", context, parameter)
+    return {name.strip(): title for name, _, title in parts}
+
+
 SELECT = click.option(
     "--select",
     default="last",
@@ -191,8 +199,17 @@ SELECT = click.option(
 @click.option(
     "--columns",
     metavar="NAME,NAME",
-    help="Columns of the table here and in LaTeX: measures, such as last,rounds_to_0.5, and n, last.difference, "
-    "last.p_holm or last.published.",
+    help="Columns of the table here, in Markdown and in LaTeX: measures, such as last,rounds_to_0.5, and n, "
+    "last.difference, last.p_holm or last.published.",
+)
+@click.option(
+    "--head",
+    "heads",
+    multiple=True,
+    metavar="NAME=LATEX",
+    callback=_heads,
+    help="The title of a column, or of `variant`, in the LaTeX table, such as 'last=Accuracy (\\%)'; may be given "
+    "often.",
 )
 @click.option("--siunitx", is_flag=True, help="Write the LaTeX table with siunitx's columns S.")
 @WIDTH
@@ -204,6 +221,7 @@ def compare(
     metric: str | None,
     output: str | None,
     columns: str | None,
+    heads: dict[str, str],
     siunitx: bool,
     width: Width,
 ) -> None:
@@ -239,7 +257,7 @@ def compare(
         from raysim.comparison.pictures import draw, without_clients
 
         folder = Path(output)
-        for path in [*write_tables(found, folder, shown, siunitx), *draw(found, folder, width=width)]:
+        for path in [*write_tables(found, folder, shown, siunitx, heads), *draw(found, folder, width=width)]:
             echo(path)
         if missing := without_clients(found):
             echo(f"note: {missing}")

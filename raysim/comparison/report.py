@@ -20,7 +20,7 @@ from raysim.comparison.main_measure import ORIGINS, in_words
 from raysim.comparison.measures import ACCURACIES, MEASURES
 from raysim.comparison.pictures import pictures, without_clients
 from raysim.comparison.runs import RunRecord
-from raysim.comparison.tables import legend, short, task_rows, tasks_legend, title, variant_rows
+from raysim.comparison.tables import Column, columns, legend, rows_of, short_columns, task_rows, tasks_legend, title
 from raysim.report.figures import save
 from raysim.scenario.yaml_text import opening_comment, read_text, shown
 
@@ -46,12 +46,16 @@ class Part:
     @property
     def table(self) -> list[list[str]]:
         """The short table."""
-        return variant_rows(self.comparison, short(self.comparison), {self.comparison.main})
+        return rows_of(self.comparison, short_columns(self.comparison))
 
     @property
     def all_measures(self) -> list[list[str]]:
         """The table of every measure."""
-        return variant_rows(self.comparison, self.comparison.measures, ACCURACIES)
+        return rows_of(self.comparison, self._all_columns)
+
+    @property
+    def _all_columns(self) -> list[Column]:
+        return columns(self.comparison, self.comparison.measures, ACCURACIES)
 
     @property
     def settings(self) -> list[list[str]]:
@@ -83,8 +87,13 @@ class Part:
 
     @property
     def legend(self) -> str:
-        """The explanation of the tables' signs."""
-        return legend(self.comparison)
+        """The explanation of the short table's signs."""
+        return legend(self.comparison, short_columns(self.comparison))
+
+    @property
+    def all_legend(self) -> str:
+        """The explanation of the signs of the table of every measure."""
+        return legend(self.comparison, self._all_columns)
 
     @property
     def without_clients(self) -> str:

@@ -64,6 +64,7 @@ OPTIONS = {
         "--select",
         "--metric",
         "--columns",
+        "--head",
         "--siunitx",
         "--width",
         "--output",

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
+
+from raysim.comparison.compare import Comparison
+from raysim.comparison.tables import columns, rows_of
 
 SCENARIO: dict[str, Any] = {
     "name": "made",
@@ -106,3 +109,8 @@ def make_run(
     }
     (folder / "summary.json").write_text(json.dumps(summary))
     return folder
+
+
+def variant_rows(comparison: Comparison, measures: Sequence[str], differences: Collection[str]) -> list[list[str]]:
+    """The table of these measures, see `columns`."""
+    return rows_of(comparison, columns(comparison, measures, differences))

@@ -12,11 +12,11 @@ from raysim.comparison.latex import latex
 from raysim.comparison.report import report
 from raysim.comparison.runs import find_runs
 from raysim.comparison.sweep_card import CellCard, SweepCard
-from raysim.comparison.tables import legend, markdown, print_table, task_rows, tasks_legend, variant_rows
+from raysim.comparison.tables import legend, markdown, print_table, short_columns, task_rows, tasks_legend
 from raysim.comparison.tables import short as short_measures
 from raysim.comparison.tuned import ChosenValue, TunedVariant, TuningCard
 from tests.cli.command import run as command
-from tests.comparison.runs import make_run
+from tests.comparison.runs import make_run, variant_rows
 
 ACCURACY, VAL = (0.1, 0.3, 0.6, 0.5, 0.7), (0.9, 0.2, 0.3, 0.3, 0.1)
 """Round 2 is the first with the greatest validation accuracy; round 0 does not count."""
@@ -62,7 +62,7 @@ def test_tables_show_the_selected_round(tmp_path: Path) -> None:
     assert (mean(by_last, "fedgh", "last"), mean(by_val, "fedgh", "at_best_val")) == pytest.approx((0.68, 0.58))
     (head, *_) = variant_rows(by_val, short_measures(by_val), {by_val.main})
     assert head == [
-        "variant", "n", "at best val.", "vs baseline", "p (Holm)", "worst 10%", "max val.", "max val. round",
+        "variant", "n", "at best val.", "vs standalone", "p (Holm)", "worst 10%", "max val.", "max val. round",
         "MiB", "GFLOP", "rounds to 30%",
     ]  # fmt: skip
     assert mean(by_last, "standalone", "rounds_to_0.3") == mean(by_val, "standalone", "rounds_to_0.3") == 3
@@ -72,13 +72,15 @@ def test_tables_show_the_selected_round(tmp_path: Path) -> None:
     assert sentence in markdown(by_val) and sentence in latex(by_val)
     assert not any(sentence in note for note in by_last.notes)
     for comparison in (by_last, by_val):
-        assert "at best val.: test accuracy in the round with the greatest validation accuracy." in legend(comparison)
+        assert "at best val.: test accuracy in the round with the greatest validation accuracy." in legend(
+            comparison, short_columns(comparison)
+        )
 
 
 def test_what_is_chosen_without_the_option_stays(tmp_path: Path) -> None:
     comparison = compare(made(tmp_path), baseline="standalone")
     (head, *_) = variant_rows(comparison, short_measures(comparison), {comparison.main})
-    assert head[:6] == ["variant", "n", "last", "vs baseline", "p (Holm)", "at best val."]
+    assert head[:6] == ["variant", "n", "last", "vs standalone", "p (Holm)", "at best val."]
     assert not {"max val.", "val."} & set(head)
 
 
@@ -171,7 +173,7 @@ def test_the_validation_accuracy_of_current_networks_selects_the_round(
     assert {name: mean(comparison, "fedgh", name) for name in expected} == pytest.approx(expected)
     head, *_ = variant_rows(comparison, short_measures(comparison), {comparison.main})
     assert head[2:9] == [
-        "current at best val.", "vs baseline", "p (Holm)", "worst 10% current", "max val. current",
+        "current at best val.", "vs standalone", "p (Holm)", "worst 10% current", "max val. current",
         "max val. current round", "MiB",
     ]  # fmt: skip
     assert "validation accuracy of all clients with the server's current message" in comparison.notes[0]
