@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import StringIO
@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raysim.common.errors import ScenarioError
-from raysim.common.names import apart
-from raysim.common.names import name as clean_name
 from raysim.comparison.main_measure import ORIGINS, main_measure
 from raysim.comparison.measures import MEASURES, SELECT, TO_TARGET, is_cost_to_target
+from raysim.comparison.notes import SELECTED_BY_VAL, cells_without_runs, notes_on, other_selection
 from raysim.comparison.published import Published, by_measure
-from raysim.comparison.runs import RunRecord, find_runs
+from raysim.comparison.runs import find_runs
 from raysim.comparison.statistics import (
-    MIN_SEEDS,
     Estimate,
     estimate,
     holm,
@@ -27,26 +25,14 @@ from raysim.comparison.statistics import (
     paired_p_value,
     probability_of_improvement,
 )
-from raysim.comparison.sweep_card import SweepCard
 from raysim.comparison.tuned import TuningCard
 from raysim.comparison.tuned_runs import without_outdated
-from raysim.plugins.references import Reference
+from raysim.comparison.variants import Variant, baselines_of, group_runs, named_apart
 from raysim.report.accuracies import DRAWABLE, Accuracy
 from raysim.report.units import plural
 
 if TYPE_CHECKING:
     import pandas as pd
-
-BUDGET = ("rounds", "clients.count", "clients.participation", "training.epochs", "training.batch_size")
-"""Keys that decide how much work a run does. If they differ, the variant that does more work has an advantage."""
-
-SELECTED_BY_VAL = {
-    "val": "selected by validation: accuracies are test accuracies in the round with the greatest mean validation "
-    "accuracy of all clients; a target counts as reached when that validation accuracy reaches it",
-    "val_current": "selected by validation: accuracies are test accuracies in the round with the greatest mean "
-    "validation accuracy of all clients with the server's current message; a target counts as reached when that "
-    "validation accuracy reaches it",
-}
 
 
 class Reached(NamedTuple):
@@ -59,58 +45,6 @@ class Reached(NamedTuple):
     def all(self) -> bool:
         """Whether every run reaches the target."""
         return self.runs == self.of
-
-
-@dataclass(frozen=True)
-class Variant:
-    """Runs with the same settings, apart from their seeds and keys that cannot change a result."""
-
-    keys: Mapping[str, Any]  # the keys in which the variants of a comparison differ, and this variant's values
-    runs: Sequence[RunRecord]
-    called: str  # the algorithm's name in tables
-    label: str = ""  # the variant's name in the sweep file
-    is_baseline: bool = False
-
-    @property
-    def name(self) -> str:
-        """The variant's name in tables: its label, or the method followed by the differing keys and their values."""
-        if self.label:
-            return self.label
-        parts = [self.called] if "algorithm.name" in self.keys else []
-        parts += [f"{_short(key)}={value!s}" for key, value in self.keys.items() if key != "algorithm.name"]
-        return " ".join(parts) or self.called
-
-    @property
-    def task(self) -> tuple[str, ...]:
-        """The variant's data and client settings, `key=value`, in which the variants of the comparison differ."""
-        return tuple(f"{key}={value!s}" for key, value in self.keys.items() if _is_task(key))
-
-    @property
-    def method(self) -> str:
-        """The variant's name without its task."""
-        own = [f"{_short(key)}={v!s}" for key, v in self.keys.items() if key != "algorithm.name" and not _is_task(key)]
-        return clean_name(" ".join([self.called, *own]))
-
-    @property
-    def counted(self) -> Mapping[Any, RunRecord]:
-        """(seed, partition digest) -> the run that is compared: the last one."""
-        return {run.pair: run for run in self.runs}
-
-    @property
-    def algorithm(self) -> str:
-        """The algorithm's name in the scenario."""
-        return self.runs[0].algorithm
-
-    @property
-    def run_names(self) -> list[str]:
-        """The variant's names in the sweep file: its label, and the names in `runs` that define it."""
-        cells = [run.cell for run in self.runs if run.cell]
-        return list(dict.fromkeys(name for cell in cells for name in (cell.label, *cell.runs) if name))
-
-    @property
-    def published(self) -> Sequence[Published]:
-        """The values that a paper printed for this variant."""
-        return next((run.cell.published for run in self.runs if run.cell), ())
 
 
 @dataclass(frozen=True, repr=False)
@@ -165,7 +99,7 @@ class Comparison:
         variants_of: dict[str, list[Variant]] = {}
         for variant in self.variants:
             variants_of.setdefault(" ".join(variant.task), []).append(replace(variant, label=variant.method))
-        return {task: replace(self, variants=_named_apart(variants)) for task, variants in variants_of.items()}
+        return {task: replace(self, variants=named_apart(variants)) for task, variants in variants_of.items()}
 
     @property
     def measures(self) -> list[str]:
@@ -357,19 +291,19 @@ def compare(
     for target in chosen:
         if not 0 < target <= 1:
             raise ScenarioError(f"--target: {target:g} given; allowed: an accuracy greater than 0 and at most 1")
-    variants = _variants(measured)
+    variants = group_runs(measured)
     notes = [f"{run.folder}: no round is done yet; left out" for run in all_runs if run not in measured]
     baselines: list[Variant] = []
     if baseline is not None:
-        baseline, baselines = _baselines(variants, baseline)
+        baseline, baselines = baselines_of(variants, baseline)
     elif sweep is not None and sweep.baseline is not None:
         try:
-            baseline, baselines = _baselines(variants, sweep.baseline)
+            baseline, baselines = baselines_of(variants, sweep.baseline)
         except ScenarioError:
             notes.append(f"the sweep's baseline, {sweep.baseline}, is not among these runs: differences are not shown")
     variants = [replace(one, is_baseline=True) if one in baselines else one for one in variants]
     notes += list(dict.fromkeys(note for run in measured if run.sweep for note in run.sweep.notes))
-    notes += _cells_without_runs(measured)
+    notes += cells_without_runs(measured)
     tunings: list[TuningCard] = []
     for run in measured:
         if run.sweep is not None and run.sweep.tuning is not None and run.sweep.tuning not in tunings:
@@ -379,216 +313,6 @@ def compare(
     if select != "last":
         targets_on = select
         notes.insert(0, SELECTED_BY_VAL[select])
-        notes += _other_selection(tunings, select)
+        notes += other_selection(tunings, select)
     tuned = frozenset(key for tuning in tunings for key in tuning.keys)
-    return Comparison(variants, chosen, baseline, [*notes, *_notes(variants, tuned)], targets_on, select, main)
-
-
-def _other_selection(tunings: Iterable[TuningCard], select: str) -> list[str]:
-    """A sentence for each other validation accuracy that chose the values of these runs."""
-    metrics = dict.fromkeys(one.select for one in tunings if one.select.removeprefix("accuracy/") in SELECT)
-    return [
-        f"values were tuned by {metric}, but --select {select} selects rounds by accuracy/{select}; "
-        f"--select {metric.removeprefix('accuracy/')} uses the same accuracy for both"
-        for metric in metrics
-        if metric != f"accuracy/{select}"
-    ]
-
-
-def _variants(runs: Sequence[RunRecord]) -> list[Variant]:
-    by_settings: dict[tuple[Any, ...], list[RunRecord]] = {}
-    for run in runs:
-        by_settings.setdefault(tuple(sorted(run.deciding.items(), key=str)), []).append(run)
-    first = [repeats[0].deciding for repeats in by_settings.values()]
-    keys = dict.fromkeys(key for deciding in first for key in deciding)
-    differing = [key for key in keys if len({repr(deciding.get(key)) for deciding in first}) > 1]
-    # Omit a key that has one value per method: the method's name already implies that value.
-    by_method: dict[Any, list[dict[str, Any]]] = {}
-    for deciding in first:
-        by_method.setdefault(deciding.get("algorithm.name"), []).append(deciding)
-
-    def tells(key: str, deciding: Mapping[str, Any]) -> bool:
-        if key == "algorithm.name":
-            return True
-        if key.startswith("algorithm."):
-            return _differs(key, by_method[deciding.get("algorithm.name")])
-        return key in deciding and any(_differs(key, of_method) for of_method in by_method.values())
-
-    labels = [{run.cell.label for run in repeats if run.cell} for repeats in by_settings.values()]
-    labelled = all(len(own) == 1 and all(own) for own in labels) and len(set().union(*labels)) == len(labels)
-    called = _called(runs)
-    variants = [
-        Variant(
-            {key: deciding.get(key) for key in differing if tells(key, deciding)},
-            repeats,
-            called[repeats[0].algorithm],
-            *(label if labelled else ()),
-        )
-        for deciding, repeats, label in zip(first, by_settings.values(), labels, strict=True)
-    ]
-    return _named_apart(variants)
-
-
-def _called(runs: Sequence[RunRecord]) -> dict[str, str]:
-    """Algorithm -> its name in tables. Two classes with the same name also show the algorithm's name, with its file."""
-    method_of = {run.algorithm: run.method for run in runs}
-    methods = list(method_of.values())
-    return {name: clean_name(f"{of} ({name})") if methods.count(of) > 1 else of for name, of in method_of.items()}
-
-
-def _named_apart(variants: Sequence[Variant]) -> list[Variant]:
-    """The variants with clean, unique names."""
-    labels = apart((variant.name for variant in variants), clean_name)
-    return [replace(variant, label=label) for variant, label in zip(variants, labels, strict=True)]
-
-
-def _differs(key: str, scenarios: Iterable[Mapping[str, Any]]) -> bool:
-    return len({repr(deciding.get(key)) for deciding in scenarios}) > 1
-
-
-def _baselines(variants: Sequence[Variant], baseline: str) -> tuple[str, list[Variant]]:
-    """The baseline's name in tables, and its variants, at most one per task. Raises `ScenarioError`.
-
-    baseline: a name in the sweep's `runs`, or the name of a method, an algorithm or a variant; the last two stand for
-    their method.
-    """
-    named = [variant for variant in variants if baseline in variant.run_names]
-    if named and len({variant.task for variant in named}) == len(named):
-        return baseline, named
-    reference = Reference.of(baseline)
-    methods = dict.fromkeys(variant.method for variant in variants)
-    if baseline not in methods:
-        called = {
-            variant.method
-            for variant in variants
-            if baseline in (variant.name, variant.called, variant.algorithm)
-            or (reference is not None and reference.name == variant.algorithm)
-        }
-        if len(called) != 1:
-            allowed = dict.fromkeys([*methods, *(name for variant in variants for name in variant.run_names)])
-            raise ScenarioError(f"--baseline: {baseline} given; allowed: {', '.join(allowed)}")
-        baseline = called.pop()
-    return baseline, [variant for variant in variants if variant.method == baseline]
-
-
-def _cells_without_runs(runs: Sequence[RunRecord]) -> list[str]:
-    """One sentence for each sweep of these runs that has cells without a run."""
-    begun: dict[Path, set[str]] = {}
-    cards: dict[Path, SweepCard] = {}
-    for run in runs:
-        if run.sweep is not None:
-            cell = run.folder.resolve().parent
-            begun.setdefault(cell.parent, set()).add(cell.name)
-            cards[cell.parent] = run.sweep
-    notes = []
-    for folder, names in begun.items():
-        if missing := [card.label or name for name, card in cards[folder].current.items() if name not in names]:
-            labels = list(dict.fromkeys(missing))
-            rest = f" and {len(labels) - 10} more" if len(labels) > 10 else ""
-            what = f"{len(missing)} of {len(cards[folder].current)} cells of the sweep have no run"
-            notes.append(f"{folder.name}: {what}: {', '.join(labels[:10])}{rest}")
-    return notes
-
-
-def _same_results(variants: Sequence[Variant]) -> list[str]:
-    """A sentence for variants with identical final states, such as Standalone and a method still in its warm-up."""
-    of_digest: dict[tuple[int, object], list[str]] = {}
-    for variant in variants:
-        for run in variant.runs:
-            if digest := run.summary.get("state_digest"):
-                of_digest.setdefault((run.seed, digest), []).append(variant.name)
-    seeds: dict[tuple[str, ...], list[int]] = {}
-    for (seed, _), names in of_digest.items():
-        seeds.setdefault(tuple(dict.fromkeys(names)), []).append(seed)
-    return [
-        f"{' and '.join(names)} gave the same networks, bit for bit, with seed {', '.join(map(str, sorted(shared)))}"
-        for names, shared in seeds.items()
-        if len(names) > 1
-    ]
-
-
-def _notes(variants: Sequence[Variant], tuned: Collection[str] = ()) -> list[str]:
-    """One sentence for each reason why the comparison is less fair or less certain than it looks.
-
-    tuned: keys whose values tuning has chosen; they may differ.
-    """
-    notes = []
-    for key in BUDGET:
-        values = {str(run.keys.get(key)) for variant in variants for run in variant.runs}
-        if len(values) > 1:
-            notes.append(f"unequal budgets: {key} is {' or '.join(sorted(values))}")
-    notes += _unequal_settings(variants, tuned)
-    notes += _same_results(variants)
-    for variant in variants:
-        cut = [run for run in variant.runs if run.summary.get("rounds", 0) < run.rounds_asked]
-        for run in cut:
-            done, asked = run.summary.get("rounds"), run.rounds_asked
-            how = "ended early" if run.summary.get("ended_early") else run.summary.get("status")
-            notes.append(f"{variant.name}, seed {run.seed}: {how} after {done} of {asked} rounds")
-        for run in variant.runs:
-            notes += [f"{variant.name}, seed {run.seed}: {text}" for text in run.divergence]
-            notes += [f"{variant.name}, seed {run.seed}: its code changed after round {t}" for t in run.code_changes]
-        if changed := _unequal_code(list(variant.counted.values())):
-            notes.append(
-                f"{variant.name}: its runs have different code ({', '.join(changed)}); run the older ones again"
-            )
-        seeds = [run.seed for run in variant.runs]
-        for seed in sorted({seed for seed in seeds if seeds.count(seed) > 1}):
-            notes.append(f"{variant.name}, seed {seed}: {seeds.count(seed)} runs; the last one counts")
-    every = {run.seed for variant in variants for run in variant.runs}
-    for variant in variants:
-        if missing := every - {run.seed for run in variant.runs}:
-            notes.append(f"{variant.name}: no run with seed {', '.join(map(str, sorted(missing)))}")
-    if few := [variant.name for variant in variants if len({run.seed for run in variant.runs}) < MIN_SEEDS]:
-        count = "no variant has" if len(few) == len(variants) else f"{', '.join(few)}: fewer than"
-        notes.append(f"{count} {MIN_SEEDS} seeds{'' if len(few) < len(variants) else ' or more'}: no interval is given")
-    every_run = [run for variant in variants for run in variant.runs]
-    for package in ("raysim", "python", "torch", "numpy"):
-        versions = {str(run.summary.get("versions", {}).get(package)) for run in every_run}
-        if len(versions) > 1:
-            notes.append(f"unequal versions: {package} is {' or '.join(sorted(versions))}")
-    for seed in sorted(every):
-        partitions = {run.summary.get("partition_digest") for run in every_run if run.seed == seed}
-        tasks = {tuple(run.keys.get(key) for key in run.keys if _is_task(key)) for run in every_run if run.seed == seed}
-        if len(partitions) > len(tasks):
-            notes.append(f"seed {seed}: runs with the same settings have different partitions, so they are not paired")
-    return notes
-
-
-def _unequal_code(runs: Sequence[RunRecord]) -> list[str]:
-    """The method's files whose contents differ between runs."""
-    digests: dict[str, set[str]] = {}
-    for run in runs:
-        for name, digest in run.code_files.items():
-            digests.setdefault(name, set()).add(digest)
-    return sorted(name for name, of_file in digests.items() if len(of_file) > 1)
-
-
-def _unequal_settings(variants: Sequence[Variant], tuned: Collection[str]) -> list[str]:
-    """One sentence for every key in which methods differ, except the method's own keys and those in variants' names.
-
-    tuned: further keys to leave out.
-    """
-    scenarios = [variant.runs[0].deciding for variant in variants]
-    mentioned = {*BUDGET, *tuned, *(key for variant in variants for key in variant.keys)}
-    notes = []
-    for key in dict.fromkeys(key for scenario in scenarios for key in scenario):
-        if key in mentioned or key.startswith("algorithm.") or not _differs(key, scenarios):
-            continue
-        methods: dict[str, list[str]] = {}
-        for variant, scenario in zip(variants, scenarios, strict=True):
-            methods.setdefault(str(scenario.get(key)), []).append(variant.method)
-        values = (f"{value} ({', '.join(dict.fromkeys(names))})" for value, names in methods.items())
-        notes.append(f"unequal settings: {key} is {' or '.join(values)}")
-    return notes
-
-
-def _is_task(key: str) -> bool:
-    """Whether a key belongs to the task, the data and clients of a run."""
-    return key.startswith(("data.", "clients."))
-
-
-def _short(key: str) -> str:
-    """The last part of a dotted key, or the last two parts if the last is `name`."""
-    parts = key.split(".")
-    return ".".join(parts[-2:]) if parts[-1] == "name" else parts[-1]
+    return Comparison(variants, chosen, baseline, [*notes, *notes_on(variants, tuned)], targets_on, select, main)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from raysim.common import names
-from raysim.comparison.compare import Comparison, Variant
+from raysim.comparison.compare import Comparison
 from raysim.comparison.statistics import estimate
+from raysim.comparison.variants import Variant
 from raysim.report.figures import (
     COLOURS,
     INCHES,

@@ -15,12 +15,13 @@ from raysim.common import names
 from raysim.common.errors import ScenarioError
 from raysim.common.files import replace
 from raysim.common.suggestions import suggest
-from raysim.comparison.compare import Comparison, Variant
+from raysim.comparison.compare import Comparison
 from raysim.comparison.main_measure import in_words
 from raysim.comparison.measures import ACCURACIES, is_cost_to_target
 from raysim.comparison.published import Published
 from raysim.comparison.statistics import SIGNIFICANT, Estimate
 from raysim.comparison.trials import TrialsCard
+from raysim.comparison.variants import Variant
 from raysim.report.units import human_count, plural
 
 if TYPE_CHECKING:
