@@ -18,6 +18,7 @@ from raysim.common import names
 from raysim.common.errors import ScenarioError
 from raysim.comparison.published import Published
 from raysim.comparison.sweep_card import CellCard, SweepCard
+from raysim.comparison.trials import TrialsCard
 from raysim.comparison.tuned import TuningCard
 from raysim.engine.policies.sampling import cohort_size
 from raysim.plugins.references import Reference
@@ -72,12 +73,14 @@ class Sweep:
     targets_on: str = "all"  # the clients, one of `CURVES`, whose mean accuracy must reach a target
     tuning: Tuning | None = None  # how the values of pending cells are chosen
     tuned: TuningCard | None = None  # the values that were chosen so far
+    trials: TrialsCard | None = None  # of a sweep of trials
 
     def card(self) -> SweepCard:
         """The facts that the comparison of the cells needs, without pending cells."""
         known = [cell for cell in self.cells if not cell.pending]
         cells = {cell.folder_name: CellCard(cell.label, cell.published, cell.runs) for cell in known}
-        return SweepCard(self.about, cells, self.baseline, self.targets, self.notes, self.targets_on, self.tuned)
+        about, baseline, targets, notes = self.about, self.baseline, self.targets, self.notes
+        return SweepCard(about, cells, baseline, targets, notes, self.targets_on, self.tuned, self.trials)
 
 
 @dataclass(frozen=True)

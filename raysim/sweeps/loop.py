@@ -28,6 +28,7 @@ from raysim.sweeps.cells import Cell, Sweep, placed
 from raysim.sweeps.large import is_large
 from raysim.sweeps.only import chosen_cells
 from raysim.sweeps.state import CellState, note_failure, state_of, states_of
+from raysim.sweeps.trials_card import trials_card
 from raysim.sweeps.tuning import Standing, Tuning
 from raysim.sweeps.worker import Outcome, Task, run_cell
 from raysim.tracking.parent import ParentRun
@@ -187,7 +188,7 @@ def _tune(
         while True:
             standings = tuning.standings(ended)
             cells = {state.cell.name: state.cell for standing in standings for state in standing.open}
-            trials = replace(tuning.sweep, cells=tuple(cells.values()))
+            trials = replace(tuning.sweep, cells=tuple(cells.values()), trials=trials_card(tuning, standings))
             states = {one.cell.name: one for one in _when_abandoned_cells_have_ended(trials)}
             left = [one for one in states.values() if not ended(one)]
             left = [one for one in left if (one.cell.id, one.cell.rounds) not in tried]
@@ -207,7 +208,9 @@ def _tune(
         else:
             logger.info(tuning.tuned(standing).sentence)
     everything = sweep.tuning or tuning  # also of cells that are not to run now
-    return everything.resolved(sweep, everything.standings())
+    standings = everything.standings()
+    _write_card(replace(tuning.sweep, trials=trials_card(everything, standings)))
+    return everything.resolved(sweep, standings)
 
 
 class _Workers:

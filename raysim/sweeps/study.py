@@ -126,20 +126,27 @@ class Study:
         return self
 
     def compare(
-        self, *, targets: Iterable[float] | None = None, baseline: str | None = None, select: str = "last"
+        self,
+        *,
+        targets: Iterable[float] | None = None,
+        baseline: str | None = None,
+        select: str = "last",
+        metric: str | None = None,
     ) -> Comparison:
         """Compare the runs so far; the arguments are those of `raysim.compare`, the defaults those of the file."""
         from raysim.comparison.compare import compare
 
         self._check_begun()
-        return compare(self.folder, targets=targets, baseline=baseline, select=select)
+        return compare(self.folder, targets=targets, baseline=baseline, select=select, metric=metric)
 
-    def report(self, output: Path | str, *, baseline: str | None = None, select: str = "last") -> Path:
+    def report(
+        self, output: Path | str, *, baseline: str | None = None, select: str = "last", metric: str | None = None
+    ) -> Path:
         """Write the comparison of the runs so far as one HTML file and return its path."""
         from raysim.comparison.report import report
 
         self._check_begun()
-        return report(self.folder, output=output, baseline=baseline, select=select)
+        return report(self.folder, output=output, baseline=baseline, select=select, metric=metric)
 
     def _check_begun(self) -> None:
         if not self.runs:

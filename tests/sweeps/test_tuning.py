@@ -207,6 +207,14 @@ def test_a_sweep_is_tuned_and_a_kill_anywhere_changes_nothing(
     tuned, alone_tuned, *_ = capsys.readouterr().out.splitlines()
     assert tuned.startswith(f"tuned       FedGH: tuned to training.lr={best.values['training.lr']}")
     assert "1 trial failed or diverged" in tuned and alone_tuned.startswith("tuned       Alone: ")
+    main(["compare", str(workplace / "runs" / "tuned-tuning")])
+    table = [line.split() for line in capsys.readouterr().out.splitlines()]
+    chosen_rows = [row for row in table if row[-1:] == ["chosen"]]
+    assert len(chosen_rows) == 3 and table[0] == chosen_rows[0]
+    assert chosen_rows[1] == [
+        "FedGH", str(best.number), str(best.values["training.lr"]), "4", f"{100 * (best.score or 0):.4g}", "chosen"
+    ]  # fmt: skip
+    assert [row[4] for row in table if row[:2] in (["FedGH", "0"], ["Alone", "0"])] == ["failed"] * 2
     study = raysim.Study(path)
     trials = study.trials
     assert list(trials.columns) == ["method", "trial", "state", "rounds", "score", "chosen", "training.lr"]
